@@ -80,7 +80,7 @@ class ReleaseSubmitter:
 
     Args:
         api: of the release's namespace.
-        me: whose pod this is.
+        identity: the release and the pod of this submitter.
         spec: the job, under its own name; see ``Identity.job_name``.
         source: the file that it came from.
     """

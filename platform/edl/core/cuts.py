@@ -105,8 +105,8 @@ class PendingCut:
         it had and has lost, until a push of that lease has reached it.
 
         Args:
-            live: the leases that are held, and how many steps of each are known to be in.
-            born: by PS: it knows everything of leases from this number on.
+            done_steps: for each lease that is held, how many of its steps are known to be applied.
+            restore_lease: by PS, the lowest lease since its last restore: of this and later leases it knows every push.
         """
         found = {}
         for lease, known in done_steps.items():
@@ -123,7 +123,7 @@ class PendingCut:
         no other before all have answered. So those that lack it wait for it, and for nothing else.
 
         Args:
-            live: as above; none of them ``unmet``.
+            done_steps: as in ``find_unconfirmed_leases``; every lease is confirmed.
         """
         included_steps: dict[int, int] = {}
         for lease, known in done_steps.items():

@@ -219,8 +219,8 @@ class JobPod:
         """Update the pod from the cluster's report. A known cause is kept until the pod ends.
 
         Args:
-            what: it says.
-            over: the job has ended: every pod goes.
+            status: the pod as the cluster reports it.
+            job_ended: the job has ended, so that every pod is expected to leave.
         """
         self.cause = status.cause or self.cause
         leaving_expected = job_ended or self.role is not Role.WORKER or self.expected_to_leave

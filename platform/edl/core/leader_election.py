@@ -67,8 +67,8 @@ def may_acquire_lease(
     """Whether ``me`` may take over the lease now.
 
     Args:
-        lease: the right as it is; None: nobody has had it.
-        me: who asks; the same after a restart in the same pod, where the process before is gone for certain.
+        lease: the Lease as it is; None: nobody has held it yet.
+        identity: of the caller; a restart in the same pod keeps it, and then the earlier process is certainly gone.
         server_now: unix seconds of the server's clock; None if it does not say.
         holder_ended: somebody who saw it end says that no process of the holder runs any more.
 

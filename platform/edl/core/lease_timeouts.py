@@ -299,7 +299,7 @@ class CrashSuspects:
         """Record that a worker crashed or exited without a report.
 
         Args:
-            held: its training leases, oldest first, each with the steps of it that are in.
+            leases: its training leases, oldest first, each with the number of its steps that are applied.
 
         Returns:
             The minibatch that is guilty, if that is certain now, and how often workers ended with it.

@@ -115,8 +115,8 @@ def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_mi
 
     Args:
         ended: how it ended.
-        wanted: the cluster says why, the worker was told to go, or it said goodbye.
-        working: it had work, or had never been given any: it was starting.
+        is_explained: the cluster reports a cause, or the worker was told to leave or announced that it leaves.
+        is_working: it had work, or had never been given any: it was starting.
         in_minibatch: it had built its model, and was in a minibatch of training.
     """
     if is_explained or ended not in _UNEXPLAINED_STATES or not is_working:
@@ -145,8 +145,8 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
     """Seconds until a pod that ended while it was needed is replaced; None: the job fails.
 
     Args:
-        ended: how it ended. Whether the job can live with a lack of memory is decided before (module ``memory``).
-        crashes: of pods of its role, this one included, that no work has made good for.
+        ended: how it ended. ``decide_after_oom`` decides before whether the job can go on after a lack of memory.
+        crash_count: crashes of pods of its role since the last progress, this one included.
         crashed: whether this one counts as a crash; by default one that ended with an error.
     """
     if not (ended is PodState.CRASHED if crashed is None else crashed):
@@ -193,9 +193,9 @@ def decide_after_oom(
     Several that run out of it together raise it once: the index says what each of them had.
 
     Args:
-        next_index: of the worker that is asked for next.
-        each: ``workers.oom_memory_factor``.
-        size: what the spec asks for, for people.
+        next_worker_index: the index that the next new worker gets.
+        raise_factor: ``workers.oom_memory_factor``.
+        requested_memory: the memory that the spec requests, for messages.
     """
     message = f"worker-{worker_index} ran out of memory"
     if worker_index < memory.first_worker:

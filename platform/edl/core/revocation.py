@@ -59,9 +59,9 @@ def revoke_leases(
     """Revoke leases of a worker.
 
     Args:
-        in_flight: a minibatch may have been in the worker's hands.
+        in_flight: the worker may have been in the middle of a minibatch.
         crashed: the worker ended by an error of its own.
-        only: these leases; default: all.
+        only_leases: these leases; default: all.
     """
     training = []
     # Newest first: each range is put at the head of the queue, so the oldest is leased next.

@@ -226,9 +226,9 @@ def choose_window(requested: int | None, records: int, lease_records: int, block
     window reads its blocks once.
 
     Args:
-        wanted: ``train.shuffle.window``; None: as large as memory allows.
+        requested: ``train.shuffle.window``; None: as large as memory allows.
         records: of an epoch.
-        portion: records of a lease.
+        lease_records: records of a lease.
         blocks: of the data set; None: its reader has no random access.
 
     Raises:

@@ -135,7 +135,8 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
     Args:
         reason: for people.
         now: the time.
-        retry: seconds until then; long where what stopped it may last, because updates may be held in vain each time.
+        retry_seconds: seconds until the next attempt; long where the cause may last, because each attempt holds updates
+            back.
     """
     assert state.cut is not None
     state.record_entry(CutCalledOff(cut=state.cut.number, reason=reason))

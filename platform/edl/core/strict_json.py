@@ -22,7 +22,7 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
 
     Args:
         data: the text.
-        not_finite: take numbers that are not finite, as None; otherwise they are refused.
+        nonfinite_as_none: decode numbers that are not finite as None; otherwise they are refused.
 
     Raises:
         ValueError: it is not JSON, or has text that is no text, or a number or nesting out of bounds; says which.

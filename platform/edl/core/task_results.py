@@ -26,9 +26,9 @@ def find_result_error(
     Args:
         kind: of the task.
         lease: what was leased.
-        last: what the worker says of its steps, if it does.
+        last_progress: the steps of the lease that the worker reports, if it does.
         result: decoded JSON.
-        at: the evaluation in progress.
+        evaluation_round: the evaluation in progress.
     """
     if kind == "training":
         if last_progress is not None and last_progress.done_steps < lease.step_count:

@@ -60,8 +60,8 @@ class ReaderOptions:
     """What the user wrote under ``data.reader``, less ``format``.
 
     Args:
-        given: names and values.
-        allowed: every name that the format knows.
+        values_by_name: the options as the user wrote them.
+        allowed_names: every name that the format knows.
 
     Raises:
         BadInputError: a name is unknown.

@@ -49,8 +49,8 @@ def outputs_match(expected: Any, actual: Any, tolerance: float) -> bool:
 
     Args:
         expected: nested tensors, ragged or sparse ones too.
-        found: the same of the other model.
-        within: largest difference of floats, as part of the largest value of an output.
+        actual: the outputs of the other model.
+        tolerance: largest difference of floats, relative to the largest value of an output.
     """
     one, other = (tf.nest.flatten(each, expand_composites=True) for each in (expected, actual))
     return len(one) == len(other) and all(_tensors_match(*pair, tolerance) for pair in zip(one, other, strict=True))

@@ -174,7 +174,7 @@ class EvaluationMetrics:
 
     Args:
         entries: the user's metrics.
-        fresh: makes them anew.
+        make_entries: makes new ones.
         module: the user's.
     """
 

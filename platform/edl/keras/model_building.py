@@ -38,8 +38,8 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
         module: the user's.
         seed: of the initial values.
         sample: features of a minibatch, for a model that is built by its first call.
-        lean_from: bytes of an Embedding from which on it is served; see ``converting_large_embeddings``. None: every
-            table is made.
+        ps_embedding_bytes: size of an Embedding from which on PS hold it; see ``converting_large_embeddings``. None:
+            every table is built in the model.
 
     Raises:
         BadInputError: it can only be built by calling it, and there is no sample; or a large Embedding cannot be
@@ -70,9 +70,9 @@ def seed_worker_randomness(local_variables: Iterable[Any], seed: int, worker_ind
     """Seed this worker's random numbers: in the model's layers, NumPy, TensorFlow and Python.
 
     Args:
-        local: the model's variables that are not in the slab; those of random generators get a new state.
+        local_variables: the model's variables outside the flat buffer; those of random generators get a new state.
         seed: the job's.
-        worker: index.
+        worker_index: of this worker.
     """
     worker_seed = splitmix64(splitmix64(seed) ^ worker_index)
     for number, variable in enumerate(v for v in local_variables if is_seed_state(v)):
@@ -116,9 +116,9 @@ class ModelVariables:
 
         Args:
             model: the user's.
-            part: the index of the PS that owns a variable.
-            parts: number of PS.
-            served: whether PS train them; otherwise Keras' optimizer does, which applies constraints.
+            ps_of_variable: the index of the PS that owns a variable.
+            ps_count: number of PS.
+            trained_by_ps: whether PS train the variables; otherwise Keras' optimizer does, which applies constraints.
 
         Raises:
             BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
@@ -294,7 +294,7 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
 
     Args:
         trained: shapes of variables and tables by name.
-        made: the same of the new model.
+        rebuilt: the same of the new model.
 
     Raises:
         BadInputError: they differ; says in what.

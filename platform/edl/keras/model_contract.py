@@ -260,7 +260,7 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
 
     Args:
         choice: of the job.
-        evaluates: whether the job does: one that does not needs no ``eval_metrics_fn``.
+        needs_metrics: whether the job evaluates; without evaluation the module needs no ``eval_metrics_fn``.
 
     Raises:
         BadInputError: module or function not there, a function is missing or takes other arguments.

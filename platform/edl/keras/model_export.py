@@ -272,8 +272,8 @@ def export_model(
 
     Args:
         network: whose model it is.
-        slab: dense values.
-        tables: rows of served tables.
+        flat_values: dense values.
+        table_rows: rows of the tables that PS hold.
         keras_path: of the ``.keras`` file; its folder is made.
         saved_model_path: folder of the SavedModel.
 
@@ -318,8 +318,8 @@ def export_keras_file(
 
     Args:
         network: whose model it is.
-        slab: dense values.
-        tables: rows of served tables.
+        flat_values: dense values.
+        table_rows: rows of the tables that PS hold.
         path: of the file; its folder is made.
         weights_only: a ``.weights.h5`` file instead of the whole model.
 

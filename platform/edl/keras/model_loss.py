@@ -65,7 +65,7 @@ class ModelLoss:
             labels: as ``feed`` gave them.
             predictions: as the model gave them.
             weights: sample weights as ``feed`` gave them: ``(n,)`` or ``(n, 1)``, or one of these for each output.
-            own: the model's own losses, which are added.
+            model_losses: the model's own losses, which are added.
             training: whether ``class_weight`` counts; Keras uses it in training only.
 
         Raises:
@@ -298,7 +298,7 @@ def weighted_mean(values: Any, weights: Any, value_text: str, where: str | None 
     Args:
         values: any shape, records first; a scalar only without weights.
         weights: ``(n,)``, or as many dimensions as the values; None: each value counts once.
-        what: whose values, for people.
+        value_text: what the values are, for messages.
         where: the user's file.
 
     Raises:
@@ -476,7 +476,7 @@ def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -
     Args:
         model: the user's.
         optimizer: the user's.
-        local: whether the optimizer itself is used.
+        trains_locally: whether the optimizer itself is used.
     """
     if uses_dynamic_loss_scaling(optimizer) or getattr(optimizer, "loss_scale_factor", None):
         return

@@ -202,7 +202,7 @@ def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bo
 
     Args:
         callbacks: of Keras, and the user's.
-        local: whether the process that calls them trains the model itself.
+        trains_locally: whether the process that calls them trains the model itself.
 
     Raises:
         BadInputError: one of them could not do its work; why, and what to use instead.

@@ -135,8 +135,8 @@ class JobLearningRate:
 
     Args:
         optimizer: the Keras optimizer, which callbacks of the worker see.
-        own: the optimizer's rate at a step.
-        decided: what was decided for all workers; None: nothing yet, or not any more.
+        own_rate: the optimizer's rate at a step.
+        decided_rate: the rate that was set for all workers; None: none is set.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ def translate_optimizer(
 
     Args:
         optimizer: what the user's ``optimizer()`` returned.
-        names: of the trained variables and served tables: EDL's, and what Keras calls them (``keras_variable_name``),
-            which ``exclude_from_weight_decay`` goes by.
+        keras_names: for each trained variable and PS table, the name in Keras by the name in EDL
+            (``keras_variable_name``); ``exclude_from_weight_decay`` uses Keras' names.
         zoo: the model zoo, where the code of the user's own schedules is.
 
     Raises:

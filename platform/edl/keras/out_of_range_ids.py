@@ -36,7 +36,7 @@ def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> 
     """The error for an out-of-range id.
 
     Args:
-        wrong: the id.
+        wrong_id: the id.
         rows: of the table that was meant.
         dims: length of a row by name of the table: of the one that was meant, or of all that it may have been.
     """
@@ -162,8 +162,8 @@ def refuse_unsupported_uses(graph: Any, tensors_by_name: Mapping[str, Any], weig
 
     Args:
         graph: of the step.
-        given: the tensors of this step's values, by what they are called in a message.
-        held: the Keras variables that stand behind values, by the same.
+        tensors_by_name: the tensors of this step's values, by their name in messages.
+        weights_by_name: the Keras variables behind the values, by the same names.
 
     Raises:
         BadInputError: the model uses one of them in one of these ways; says which, and what to do instead.
@@ -244,11 +244,11 @@ def refuse_broadcast(
     alone, so that nothing of it is left in a traced step.
 
     Args:
-        what: what people call the function.
+        function_name: the function's name in messages.
         function: of labels and predictions, and of sample weights where there are some; the user's.
         labels: as ``feed`` gave them.
         predictions: as the model gave them.
-        found: what the function made of them.
+        result: the result of the function.
         weights: sample weights that the function was given.
         where: the user's file, for a function that does not say it itself.
 

@@ -162,7 +162,7 @@ class BoundRows:
     """Gives rows by the positions that a recording found, call by call in the same order.
 
     Args:
-        pulled: by layer, the positions of all look-ups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
+        pulled_rows: by layer, the positions of all lookups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
     """
 
     def __init__(self, pulled_rows: Mapping[Any, tuple[Any, Any]]) -> None:
@@ -201,7 +201,7 @@ class IdTracer:
     """See the module's docstring.
 
     Args:
-        calls: of features, for each table the ids of its calls, flat int64 tensors; traced.
+        trace_ids: for given features, the ids of each table's calls as flat int64 tensors; traced.
     """
 
     def __init__(self, trace_ids: Callable[[Any], Sequence[Sequence[Any]]]) -> None:

@@ -192,13 +192,13 @@ class KerasCallbacks:
         model: the Keras model that they see.
         optimizer: becomes ``model.optimizer``.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
-        local: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
-        worker: index of this worker among others, each of which gets files of its own; None: there are no others.
-        check: is given the callbacks that decide by evaluations.
+        trains_locally: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
+        worker_index: index of this worker among several, each of which gets files of its own; None: it is the only one.
+        check_monitors: called with the callbacks that decide by evaluations.
         params: what callbacks have as ``params``.
 
     Attributes:
-        declared: what the master is to decide; nothing if this process does.
+        master_callbacks: those for which the master decides; empty if this process does.
 
     Raises:
         BadInputError: one of the callbacks could not do its work.

@@ -66,8 +66,8 @@ def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = N
 
     Args:
         zoo: the model zoo: frames of files below it are the user's.
-        doing: what was going on, to stand before the error: ``custom_model()``.
-        of: a function of the user's, whose file is named where the error tells no line of the user's.
+        action: what is running, as the error begins: ``custom_model()``.
+        function: a function of the user's, whose file is named if no line of the traceback is the user's.
 
     Raises:
         UserCodeError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model

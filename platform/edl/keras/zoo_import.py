@@ -67,7 +67,7 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
 
     Args:
         zoo: the folder, resolved.
-        found: the module in it.
+        zoo_module: the module in it.
 
     Raises:
         BadInputError: the zoo is called like a package that every model needs, or another module answers for it.

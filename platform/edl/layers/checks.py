@@ -11,7 +11,7 @@ def check_rank(layer_name: str, ids: Any) -> None:
     """Refuse ragged and sparse ids that are not [records, columns].
 
     Args:
-        where: the layer, for people; without quotes, which TensorFlow would escape.
+        layer_name: the layer, for messages; without quotes, which TensorFlow would escape.
         ids: a tensor, or a KerasTensor.
     """
     kind = _tensor_kind(ids)

@@ -24,7 +24,7 @@ def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) ->
         combiner: one of :data:`COMBINERS`.
         rows: ``[..., dim]``.
         weights: of the rows, ``[...]``; zero leaves a row out.
-        total: sums what belongs to one record.
+        sum_rows: sums the rows of each record.
     """
     weights = tf.cast(weights, rows.dtype)[..., None]
     summed = sum_rows(rows * weights)

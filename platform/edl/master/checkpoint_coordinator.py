@@ -50,9 +50,9 @@ class CheckpointCoordinator:
         directory: ``<run>/checkpoints``.
         keep: newest ones that are kept.
         protected: cuts that must not be removed, asked each time.
-        await_right: called before a checkpoint is made real and before others are removed; returns when this master
-            may decide, raises RetryableError when it never will again: shards take minutes, and meanwhile another
-            master may have begun.
+        wait_for_fence: called before a checkpoint is committed and before others are removed; returns while this master
+            may decide, raises RetryableError once it never may again: writing shards takes minutes, and another master
+            may have begun meanwhile.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ def start_guarded_thread(name: str, run: Callable[[], None], on_failure: Failure
     Args:
         name: for logs and debuggers.
         run: returns when the thread is no longer needed.
-        failed: told what it raised.
+        on_failure: called with the exception.
     """
 
     def guarded() -> None:

@@ -162,7 +162,7 @@ def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[Cor
     """The events for each desired state; the core ignores what already holds.
 
     Args:
-        wishes: as they are pinned, one after the other.
+        desired_states: in the order in which they were pinned.
     """
     for wish in desired_states:
         if wish.stop:
@@ -269,7 +269,7 @@ class MasterProcess:
     Args:
         identity: of this process.
         spec: of the job.
-        around: where it is; it has the right to decide.
+        backend: the cluster or the machine that it runs on; it holds the fence.
 
     Raises:
         RefusedError: another master has the journal open.

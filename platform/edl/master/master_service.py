@@ -52,7 +52,7 @@ def parse_member_uid(member: pb.Member) -> str:
     """The sender of a message.
 
     Raises:
-        Refused: it does not say.
+        PeerRefusedError: it does not say.
     """
     if not member.uid:
         raise PeerRefusedError("the message names no sender", kind="bad")
@@ -65,7 +65,7 @@ def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgr
     A loss that is not finite is dropped: the journal cannot store it.
 
     Raises:
-        Refused: a count is negative.
+        PeerRefusedError: a count is negative.
     """
     for x in leases:
         if min(x.through, x.loss_steps, x.skipped_records) < 0:
@@ -88,7 +88,7 @@ def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
     """The callbacks that a worker declares.
 
     Raises:
-        Refused: they are not what a worker can mean.
+        PeerRefusedError: they are not what a worker can mean.
     """
     if not data:
         return ()
@@ -104,7 +104,7 @@ def parse_result(data: bytes) -> Any:
     """A task's result; numbers that are not finite become None.
 
     Raises:
-        Refused: it is not JSON.
+        PeerRefusedError: it is not JSON.
     """
     if not data:
         return None

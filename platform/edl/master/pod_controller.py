@@ -37,8 +37,9 @@ class PodController:
 
         Args:
             handle: gets what the cluster says.
-            failed: told when the cluster is gone for good.
-            leaves: whether the master is on its way out and leaves the job to another: nothing is started any more.
+            on_failure: called when the cluster is gone for good.
+            is_leaving: whether the master is shutting down and leaves the job to another one: no pod is started any
+                more.
         """
         self._is_leaving = is_leaving
         guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch_cluster(handle), on_failure)

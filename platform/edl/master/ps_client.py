@@ -218,7 +218,7 @@ class PsConnection:
         control_address: where it answers the master.
         bulk_address: where it answers workers.
         token: of the job.
-        patience: seconds without an answer after which ``silent`` is called, again and again.
+        answer_timeout: seconds without an answer after which ``on_silence`` of a request is called, again and again.
         clock: monotonic seconds.
 
     Raises:
@@ -267,11 +267,11 @@ class PsConnection:
         """Send a request and retry until it is answered, for as long as the pod is alive.
 
         Args:
-            question: what is asked.
-            silent: told the seconds for which there was no answer, each time that patience ends.
+            request: the request to the PS.
+            on_silence: called with the seconds without an answer, each time that ``answer_timeout`` has passed.
 
         Raises:
-            GoneError: the pod ended.
+            PsGoneError: the pod ended.
             RefusedError: the PS will not do it.
         """
         # Only the cluster decides that a PS is dead. Until then the request may be on its way or
@@ -309,7 +309,7 @@ class PsControlClient:
         incarnation: of this master; PS refuse lower ones.
         count: how many PS the job has.
         checkpoints: writes manifests.
-        patience: seconds without an answer after which the core is told.
+        answer_timeout: seconds without an answer after which the core is told.
     """
 
     def __init__(

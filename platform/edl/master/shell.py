@@ -70,8 +70,8 @@ class CommandOutbox:
     """A queue between deciding and executing.
 
     Args:
-        durable: waits until the journal is on disk up to a number.
-        do: carries a command out; must not wait for anybody.
+        wait_durable: waits until the journal is on disk up to a sequence number.
+        execute: executes a command; must not block.
     """
 
     def __init__(self, wait_durable: Callable[[int], None], execute: Callable[[CoreCommand], None]) -> None:
@@ -205,15 +205,15 @@ class MasterShell:
         state: replayed from the journal.
         journal: open, of this incarnation.
         pods: carries out StartPod and DeletePod.
-        ps: carries out what is meant for parameter servers.
-        tell: writes an event for people.
+        ps_client: carries out the commands for parameter servers.
+        emit_event: writes an event for people.
         fence: the right to decide; None where nobody else can have it.
         clock: monotonic seconds.
 
     Attributes:
-        time: the core's.
+        core_clock: the core's clock.
         lock: held while state is read or changed.
-        ended: how the job ended, once that is on disk.
+        job_end: how the job ended, once that is on disk.
         failure: why this master cannot go on; the first reason counts.
     """
 
@@ -463,8 +463,8 @@ class MasterShell:
         """Advance the core's time until the job ends, this master fails or ``is_stopped`` returns true.
 
         Args:
-            stopped: looked at every ``max_wait`` seconds, or more often.
-            longest: seconds that pass without a look.
+            is_stopped: called every ``max_wait`` seconds, or more often.
+            max_wait: the most seconds between two calls.
         """
         due = self.core_clock.now()
         while not (self._has_ended() or is_stopped()):

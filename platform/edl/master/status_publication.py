@@ -47,7 +47,7 @@ class RunPublisher:
     """Publishes a run. Thread-safe.
 
     Args:
-        board: where to.
+        status_publisher: publishes the pages.
         run: whose earlier events, summary and failure are shown.
     """
 

@@ -100,10 +100,10 @@ class StatusReporter:
     Args:
         run: where to.
         job: its name.
-        state: what is told; read with the shell's lock held.
-        failed: told when no more lines can be written for another reason than the disk.
-        heard: told of every event at once, however long the disk takes.
-        parameters: what the parameter servers did; None where there is nothing to train.
+        state: the job's state; read with the shell's lock held.
+        on_failure: called when no more lines can be written for another reason than the disk.
+        on_event: called with every event at once, however long the disk takes.
+        parameters_status: the statistics of the parameter servers; None where nothing is trained.
         now: the core's time.
     """
 

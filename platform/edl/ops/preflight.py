@@ -105,8 +105,8 @@ def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) 
     """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these.
 
     Args:
-        fits: of all pods of the job.
-        quotas: those that the fits were made with.
+        placements: of all pods of the job.
+        quotas: those that the placements were computed with.
     """
     works = any(fit.allowed_pods for fit in placements if fit.group.role is Role.WORKER)
     refused = [(fit.group, fit.refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
@@ -155,7 +155,7 @@ def check_pod_references(
     """What a pod names and the cluster does not have; admission stops at the first of these, and a user should not.
 
     Args:
-        crowd: the pod is as rendered.
+        group: the pods as they are rendered.
         classes: the PriorityClasses that there are; empty if they are not known.
         accounts: the namespace's ServiceAccounts; None if they are not known.
     """

@@ -33,7 +33,7 @@ class LogFile:
     """Writes on a thread of its own. No method but ``close`` waits, and that one not for long.
 
     Args:
-        notice: told once, in a sentence, when the file cannot be written; nothing is written any more then.
+        on_failure: called once, with a sentence, when the file cannot be written; nothing is written after that.
         limit: bytes that may wait.
     """
 
@@ -119,8 +119,8 @@ class InitProcess:
     """One child and its output.
 
     Args:
-        become: what the child does: prepares, tells where its log goes, and becomes the role by ``exec``. A SystemExit
-            that it raises is the end of the child.
+        exec_child: runs in the child: prepares it, announces where its log goes, and becomes the role by ``exec``. A
+            SystemExit that it raises is the end of the child.
     """
 
     def __init__(self, exec_child: Callable[[AnnounceLog], None]) -> None:

@@ -48,7 +48,7 @@ class BodyReader:
         data: valid while the request is handled.
 
     Raises:
-        Refused: kind ``bad``, when it is shorter or longer than the head says.
+        PeerRefusedError: kind ``bad``, when it is shorter or longer than the head says.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -88,7 +88,7 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
     """Parse a worker's declaration and the initial parameters.
 
     Raises:
-        Refused: sizes do not agree.
+        PeerRefusedError: sizes do not agree.
         BadInputError: a variable, table or optimizer that cannot be.
     """
     model_declaration = ModelDeclaration(
@@ -109,7 +109,7 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
     """Parse a push's gradients as views of the body; None for an empty push.
 
     Raises:
-        Refused: sizes, tables or ids do not fit what was declared.
+        PeerRefusedError: sizes, tables or ids do not fit what was declared.
     """
     reader = BodyReader(body)
     if head.empty:
@@ -137,7 +137,7 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
     """The requested row ids by table, in the order of the request.
 
     Raises:
-        Refused: sizes, tables or ids do not fit what was declared.
+        PeerRefusedError: sizes, tables or ids do not fit what was declared.
     """
     reader = BodyReader(body)
     ids: dict[str, Ids] = {}

@@ -129,7 +129,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         """The directory of a checkpoint of this run; None if none is named.
 
         Raises:
-            Refused: it is another folder.
+            PeerRefusedError: it is another folder.
         """
         if not path:
             return None
@@ -147,7 +147,7 @@ def _check_lowest_open_lease(lowest_open_lease: int, incarnation: int) -> None:
     """Refuse a floor above every lease of the master: it would also close the leases of the next masters.
 
     Raises:
-        Refused: it is one.
+        PeerRefusedError: it is one.
     """
     if lowest_open_lease >> INCARNATION_BITS > incarnation:
         raise PeerRefusedError(

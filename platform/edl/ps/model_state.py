@@ -101,7 +101,7 @@ class StoreFactory:
         """A store with these initial values and empty tables.
 
         Raises:
-            Refused: kind ``model``, if the job insists on native tables and they cannot be had.
+            PeerRefusedError: kind ``model``, if the job insists on native tables and they cannot be had.
         """
         decision = self.choose_store_kind(declaration.optimizer)
         if decision.value != self.choose_store_kind().value:
@@ -172,7 +172,7 @@ class ModelState:
         """Create the parameters unless they exist; returns whether they were created.
 
         Raises:
-            Refused: kind ``model``, if another model or optimizer is here, or no store may hold this one.
+            PeerRefusedError: kind ``model``, if another model or optimizer is here, or no store may hold this one.
             OutOfMemoryError: for this one; nothing is held.
         """
         if self._store is None:
@@ -193,7 +193,7 @@ class ModelState:
         """The parameters, for reading and writing.
 
         Raises:
-            Refused: kind ``uninitialized``, until a worker has said in which order they are.
+            PeerRefusedError: kind ``uninitialized``, until a worker has said in which order they are.
             PartialUpdateError: a push is in them in part; until they are restored.
         """
         if self._partial_update_error is not None:
@@ -206,7 +206,7 @@ class ModelState:
         """The parameters, if they are still the ones that a request was checked against.
 
         Raises:
-            Refused: kind ``busy`` if they were replaced since then.
+            PeerRefusedError: kind ``busy`` if they were replaced since then.
         """
         store = self.require_store()
         if store.declaration is not declaration:

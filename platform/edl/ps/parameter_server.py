@@ -90,7 +90,7 @@ class ParameterServer:
             The version, and whether this declaration was the first one.
 
         Raises:
-            Refused: kind ``busy`` before a master has attached; ``bad`` if another model or optimizer is here.
+            PeerRefusedError: kind ``busy`` before a master has attached; ``bad`` if another model or optimizer is here.
         """
         with self._condition:
             if not self._applied_steps.has_master:
@@ -148,8 +148,8 @@ class ParameterServer:
             What became of it, and the version.
 
         Raises:
-            Refused: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters were
-                replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
+            PeerRefusedError: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters
+                were replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
             TableFullError, OutOfMemoryError: nothing was changed, and the step has not entered.
         """
         deadline = self._clock() + self._push_timeout
@@ -263,7 +263,7 @@ class ParameterServer:
             ``through`` of the leases that pushes have come of since this server began, or went back to a checkpoint.
 
         Raises:
-            Refused: the master is stale, or the cut is over.
+            RefusedError: the master is stale, or the cut is over.
         """
         with self._condition:
             self._applied_steps.check_master(incarnation)
@@ -299,7 +299,7 @@ class ParameterServer:
             None if such a step has not come yet: to be asked again.
 
         Raises:
-            Refused: the master is stale, nothing is declared, or the cut is over.
+            RefusedError: the master is stale, nothing is declared, or the cut is over.
         """
         steps = included_steps or {}
         with self._condition:
@@ -383,7 +383,7 @@ class ParameterServer:
         """Admit the steps below ``included_steps`` of each lease; returns whether all arrived in time.
 
         Raises:
-            Refused: kind ``busy``: the process ends.
+            PeerRefusedError: kind ``busy``: the process ends.
         """
         self._cut_state.include_steps(cut, included_steps)
         self._reevaluate_pushes()

@@ -90,7 +90,7 @@ def keep_registered(
         clock: monotonic seconds.
 
     Raises:
-        Refused: the master does not take the token or speaks another version.
+        PeerRefusedError: the master does not take the token or speaks another version.
         JobFailedError: the master was away for longer than ``lost_timeout``.
     """
     logged_problem: object = ()

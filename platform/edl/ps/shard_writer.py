@@ -139,7 +139,7 @@ class ShardWriter:
         """Wait until the shard is on disk or has failed.
 
         Raises:
-            Refused: no shard of that cut was ever begun here (kind ``cut``).
+            PeerRefusedError: no shard of that cut was ever begun here (kind ``cut``).
             RetryableError: it takes longer than ``timeout`` seconds.
         """
         with self._lock:

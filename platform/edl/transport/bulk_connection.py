@@ -116,7 +116,7 @@ def encode_frame_head(kind: FrameKind, meta_size: int, body_size: int) -> bytes:
     """Return the head of a frame.
 
     Raises:
-        Refused: the meta message is larger than any receiver takes.
+        PeerRefusedError: the meta message is larger than any receiver takes.
     """
     if meta_size > MAX_META_BYTES:
         raise PeerRefusedError(f"A bulk head of {meta_size} bytes is larger than {MAX_META_BYTES}", kind="bad")
@@ -127,7 +127,7 @@ def decode_frame_head(data: Buffer, limits: FrameLimits) -> FrameHead:
     """Read and check the ``HEAD_SIZE`` bytes of a head.
 
     Raises:
-        Refused: another version of the protocol, no frame at all, or one larger than the limits.
+        PeerRefusedError: another version of the protocol, no frame at all, or one larger than the limits.
     """
     magic, version, number, meta_size, body_size = _HEAD.unpack(data)
     if magic != FRAME_MAGIC:

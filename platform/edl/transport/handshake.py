@@ -21,7 +21,7 @@ def check_protocol_version(peer_version: object) -> None:
     """Refuse a peer that speaks another version, naming both.
 
     Raises:
-        Refused: with kind ``version``.
+        PeerRefusedError: with kind ``version``.
     """
     if peer_version != PROTOCOL_VERSION:
         raise PeerRefusedError(
@@ -35,7 +35,7 @@ def check_job_token(peer_token: bytes, expected: bytes) -> None:
     """Refuse a peer that does not know the job's token; takes the same time wherever the two differ.
 
     Raises:
-        Refused: with kind ``token``.
+        PeerRefusedError: with kind ``token``.
     """
     if not hmac.compare_digest(peer_token, expected):
         raise PeerRefusedError("The job's token is wrong or missing", kind="token")

@@ -69,7 +69,7 @@ def parse_message(message: type[_MessageT], data: bytes) -> _MessageT:
     """Read a message that came from another process.
 
     Raises:
-        Refused: with kind ``bad``: it is not one, or holds what it may not; names the field.
+        PeerRefusedError: with kind ``bad``: it is not one, or holds what it may not; names the field.
     """
     try:
         return check_message(message.FromString(data))
@@ -81,7 +81,7 @@ def check_message(message: _MessageT) -> _MessageT:
     """Return a message whose every field holds what it may.
 
     Raises:
-        Refused: with kind ``bad``; names the first field that does not.
+        PeerRefusedError: with kind ``bad``; names the first field that does not.
     """
     descriptor: Any = message.DESCRIPTOR  # one of the C library's, which the types tell apart
     wrong = _find_invalid_field(message, descriptor)

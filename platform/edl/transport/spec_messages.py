@@ -32,7 +32,7 @@ def table_from_message(message: pb.Table) -> TableSpec:
     """What :func:`table_to_message` was given.
 
     Raises:
-        Refused: the initializer is not a JSON object.
+        PeerRefusedError: the initializer is not a JSON object.
     """
     initializer = json_object(message.initializer, f"the initializer of table '{message.name}'")
     return TableSpec(message.name, message.rows, message.dim, initializer, message.seed)
@@ -46,7 +46,7 @@ def json_object(text: str, what: str) -> dict[str, Any]:
         what: names it in errors.
 
     Raises:
-        Refused: kind ``bad``, it is not one.
+        PeerRefusedError: kind ``bad``, it is not one.
     """
     try:
         value = decode_json(text)

@@ -92,8 +92,8 @@ class ParameterClient:
         pause: waits that many seconds.
 
     Attributes:
-        version: the highest that a PS last spoke of: the global step.
-        versions: by PS, of the values that ``latest_values`` gives, with this worker's own steps since.
+        global_step: the highest version that a PS has reported.
+        value_versions: by PS, of the values that ``latest_values`` returns, this worker's own steps since included.
     """
 
     def __init__(

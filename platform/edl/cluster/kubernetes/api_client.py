@@ -73,7 +73,7 @@ class ResponseStream:
         """Yield type and object of each change.
 
         Raises:
-            GoneError: the server cannot go on from there: list again.
+            ResourceExpiredError: the server cannot continue from that version: list again.
             NoResponseError: as ``lines``; also for a line that cannot be read.
         """
         for line in self.lines():
@@ -199,10 +199,10 @@ class KubeClient:
 
     Args:
         connection: from ``edl.cluster.kubernetes.kubeconfig.load_connection``.
-        pace: called before each request; may wait, so that a thousand lost pods do not flood the server.
+        rate_limiter: called before each request; may wait, so that a thousand lost pods do not flood the server.
         retries: of urllib3; see the module's docstring.
-        may: asked right before each request that changes something; one that may not be sent raises NoResponseError.
-        meanwhile: entered for each request, left when its answer begins, with the error if there is none.
+        may_write: called before each request that changes something; False: the request raises NoResponseError instead.
+        request_hook: a context manager around each request, left when the response begins or with the error.
     """
 
     def __init__(

@@ -77,8 +77,8 @@ class PodGarbageCollector:
     """Looks at the pods every few seconds, on a thread of its own, and carries out deletions that were put off.
 
     Args:
-        register: of the pods.
-        remove: deletes a pod by uid with a grace in seconds; raises EdlError when that did not work.
+        pod_cache: the pods of the job.
+        delete_pod: deletes a pod by uid with a grace period in seconds; raises EdlError if that fails.
     """
 
     def __init__(
@@ -164,8 +164,8 @@ class KubeCluster:
         job_uid: of its ``batch/v1`` Job, the owner of every pod of this job.
         namespace: of the job.
         render: the manifest of a pod.
-        manners: of the watches.
-        round_seconds: between two looks of the undertaker.
+        watch_settings: timeouts and delays of the watch.
+        gc_interval: seconds between two rounds of the garbage collector.
     """
 
     def __init__(

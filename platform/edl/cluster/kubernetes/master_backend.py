@@ -203,8 +203,8 @@ class KubeMasterBackend:
 
     Args:
         spec: the job's spec, from which its pods are rendered.
-        place: the job, namespace and pod of the master.
-        connect: makes an API client. Requests that may block (the watch, the Lease) get clients of their own.
+        pod_info: the pod in which the master runs.
+        make_client: makes an API client with or without a rate limiter; the fence has a client without one.
     """
 
     def __init__(

@@ -214,7 +214,7 @@ def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodSt
 
     Args:
         pod: of a job, with EDL's labels.
-        asked: its master asked for its deletion.
+        deletion_requested: the master has asked for the deletion of the pod.
 
     Raises:
         ValueError: the labels do not say what it is in its job.

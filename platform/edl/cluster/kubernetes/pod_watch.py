@@ -194,8 +194,8 @@ class PodWatch:
         api: of the cluster.
         namespace: of the job.
         selector: of labels; whose pod it is, the register decides.
-        register: notes every object.
-        manners: see there.
+        pod_cache: gets every object.
+        settings: timeouts and delays; see ``WatchSettings``.
     """
 
     def __init__(
