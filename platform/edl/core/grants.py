@@ -331,7 +331,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     training, order = parts.get("training"), None
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
-        # A data set without records is left to ``phases``, which says so.
+        # A data set without records is left to ``job``, which says so.
         if records and (why := minibatch_size_error(s.minibatch, records)) is not None:
             state.end_job("Failed", why, kind="input")
             return

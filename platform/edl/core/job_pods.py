@@ -356,7 +356,7 @@ class JobPods:
         by_role: the pods that have not ended, by what they are.
         restore_lease: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What
             it says of older leases may be older than what they reached.
-        update_offsets: by uid of a PS, what ``balance`` adds to the steps done; survives the master.
+        update_offsets: by uid of a PS, what ``update_accounting`` adds to the steps done; survives the master.
         measured_ps: uid of the PS of each index that the newest cut was measured with; survives the master.
     """
 

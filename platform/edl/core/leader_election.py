@@ -64,7 +64,7 @@ class LeaseSnapshot:
 def may_acquire_lease(
     lease: LeaseSnapshot | None, identity: str, server_now: float | None, *, holder_ended: bool
 ) -> Decision[bool]:
-    """Whether ``me`` may take over the lease now.
+    """Whether ``identity`` may take over the lease now.
 
     Args:
         lease: the Lease as it is; None: nobody has held it yet.

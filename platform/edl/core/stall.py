@@ -3,7 +3,7 @@
 Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
 whose checkpoints cannot be written hands out no step after a while (``snapshots``). The status says either at
 once (``find_missing_ps``, ``unsaved_checkpoint_reason``); an event tells of its beginning, of its end, and of a PS
-that turns out to be missing too, or to be on a lost node (``advance``).
+that turns out to be missing too, or to be on a lost node (``update_stall``).
 """
 
 from __future__ import annotations

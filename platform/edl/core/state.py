@@ -102,7 +102,7 @@ class JobSettings:
         shuffle: window of training records that are mixed; 0 shuffles ranges only, None as far as the reader can.
         max_corrupt: corrupt records that one pass over a data set may skip, by all workers together.
         skip_crashing: a range that makes workers crash is skipped instead of failing the job.
-        workers, workers_min: as the spec says; somebody may want others (``State.workers_max``).
+        workers, workers_min: as the spec says; somebody may want others (``JobState.workers_max``).
         elevated_share: of the workers that get the higher class of a divided priority; 0: it is not divided.
         oom_memory_factor: what the memory of workers is multiplied with after one ran out of it; 1: the job ends then.
         worker_memory, ps_memory: what the spec asks for, for people.
@@ -143,7 +143,7 @@ class JobCounters:
     Attributes:
         updates_of: of ``updates_rolled_back``, those of each PS, by its index in decimal: JSON has no other keys.
         steps_not_applied: steps that workers reported as done and that a PS that lost nothing did not apply, or the
-            other way round: see ``balance``.
+            other way round: see ``update_accounting``.
         skipped: corrupt records that were left out, counted every time.
         loading: Python that loads the export, where it takes more than Keras.
         corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.

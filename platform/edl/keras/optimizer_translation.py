@@ -220,7 +220,7 @@ class TranslatedOptimizer:
     Attributes:
         spec: what the PS apply.
         learning_rate: of a global step, counted from 0 as Keras' ``optimizer.iterations``.
-        clip: applied to gradients in place; None when the optimizer does not clip. ``Network.train`` does it.
+        clip: applied to gradients in place; None when the optimizer does not clip. ``KerasNetwork.train`` does it.
     """
 
     spec: OptimizerSpec

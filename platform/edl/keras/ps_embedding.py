@@ -89,6 +89,8 @@ _MAX_EXACT_INTEGER = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24
 class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     """An Embedding without a table.
 
+    ``convert_to_ps_embedding`` makes one of an Embedding, or of an instance of a user's subclass.
+
     Such a subclass comes before this class in the order of resolution: its ``call`` runs as the user wrote it, and
     finds this ``call`` behind ``super()``.
     """

@@ -117,7 +117,7 @@ class LookupRecording:
         self._graph = tf.compat.v1.get_default_graph()
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
-        """As :class:`Source`.
+        """As :class:`RowProvider`.
 
         Raises:
             UnsupportedEmbeddingError: what the layer is called with cannot be known outside of the call, or is not
@@ -170,7 +170,7 @@ class BoundRows:
         self._next_position: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
-        """As :class:`Source`; of the ids only the number counts.
+        """As :class:`RowProvider`; of the ids only the number counts.
 
         Raises:
             UnsupportedEmbeddingError: the layer was not recorded.

@@ -1,17 +1,11 @@
 """The shell around the core: feeds events in and executes the commands.
 
 One lock serializes events. Decisions are journaled in order, and neither an answer nor a command
-leaves before its journal entries are on disk. Anything that may block (a PS, the cluster, a disk)
-runs on its own thread and returns its result as an event.
+leaves before its journal entries are on disk (``CommandOutbox``). Anything that may block (a PS, the
+cluster, a disk) runs on its own thread and returns its result as an event.
 
 After an internal failure, memory and journal may differ. So the first failure ends this master, and
 the next one starts from the journal.
-
-One lock makes events come one at a time. Decisions are journaled in the order in which they are made, and nothing
-leaves before what it rests on is on disk: no answer, and no command either (module ``outbox``). Everything that can
-wait for somebody else (a PS, the cluster, a disk) is done by a thread of its own, which puts what came of it back in as
-an event. When something fails in here, memory and journal may differ: the first failure ends this master, and the next
-one begins with what the journal says.
 """
 
 from __future__ import annotations

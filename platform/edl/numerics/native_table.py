@@ -31,7 +31,7 @@ from edl.numerics.parameter_snapshot import PinError, RowArrays
 
 
 CHUNK_BYTES = 8 << 20
-"""Of what :meth:`NativeTableSnapshot.pieces` gives at once; the table's lock is taken for smaller parts of it."""
+"""Of what :meth:`NativeTableSnapshot.iter_chunks` yields at once; the table's lock is taken for smaller parts of it."""
 
 
 class NativeTableSnapshot:

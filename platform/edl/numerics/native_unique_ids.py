@@ -1,4 +1,4 @@
-"""The ids of a minibatch, each once, in native code: what ``numpy_distinct`` finds, in .10 to .41 of the time.
+"""The unique ids of a minibatch in native code, in .10 to .41 of the time of ``NumpyUniqueFinder``.
 
 The extension is built by ``make native``; importing this module without it is an ImportError.
 """

@@ -1,7 +1,7 @@
 """Snapshots of a store, for writing checkpoints and reading pinned versions.
 
-Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``StoredRows`` can
-because it is arrays that nobody changes, ``edl.numerics.native_table`` because the table keeps what it changes.
+Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``numpy_table``
+uses arrays that nobody changes, and in ``native_table`` the table itself keeps the rows that it changes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TableSnapshot(Protocol):
         """
 
     def scan(self, start: int, limit: int) -> RowArrays:
-        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan_rows`."""
 
     def iter_chunks(self) -> Iterator[RowArrays]:
         """All rows with slot variables, in chunks; only a sole holder may do this, and only once.
@@ -201,11 +201,11 @@ class ParameterSnapshot:
         return self.tables[table].read(ids, self.declaration.get_table(table))
 
     def position_limit(self, table: str) -> int:
-        """As :meth:`edl.numerics.parameter_store.ParameterStore.extent`."""
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.position_limit`."""
         return self.tables[table].position_limit
 
     def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
-        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan`."""
+        """As :meth:`edl.numerics.parameter_store.ParameterStore.scan_rows`."""
         return self.tables[table].scan(start, limit)
 
     def rearrange(self, variables: Sequence[VariableSpec]) -> ParameterSnapshot:

@@ -79,7 +79,7 @@ class ParameterStore(Protocol):
         """Rows of a table are at positions below this; some of them may be free."""
 
     def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
-        """The stored rows at positions ``start`` to ``start + limit``; see ``embedding_table.Table.scan``."""
+        """The stored rows at positions ``start`` to ``start + limit``; see ``EmbeddingTable.scan``."""
 
     def preallocate_copy(self) -> None:
         """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.

@@ -46,7 +46,7 @@ class QuotaRefusal:
 
 
 class NamespaceQuotas:
-    """The quotas of a namespace with what they leave; ``admit`` takes from it."""
+    """The quotas of a namespace with what they leave; ``admit_pod`` takes from it."""
 
     def __init__(self, quotas: Iterable[Manifest]) -> None:
         self._quotas = list(quotas)

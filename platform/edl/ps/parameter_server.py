@@ -242,7 +242,7 @@ class ParameterServer:
     def revoke_leases(
         self, incarnation: int, leases: Sequence[int], lowest_open_lease: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Close leases; returns ``steps_by_lease`` of each, and what ``applied_steps.Leases.first`` says of them."""
+        """Close leases; returns ``steps_by_lease`` of each, and what ``AppliedSteps.first_steps`` says of them."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
             first_steps = self._applied_steps.first_steps(leases)
@@ -333,7 +333,7 @@ class ParameterServer:
         _release_copy(pinned_copy)
 
     def wait_until_saved(self, incarnation: int, cut: int, timeout: float) -> SavedShard:
-        """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait`."""
+        """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait_until_saved`."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
         return self._shard_writer.wait_until_saved(cut, timeout)

@@ -1,8 +1,8 @@
 """Checkpoints: one folder per cut, one safetensors file per parameter server, and a manifest that makes the cut real.
 
 ``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. The manifest is written last: a
-folder without one is a cut that never happened. This module and the two
-about arrays need NumPy; what a master needs is in ``commits``, and ``integrity`` tells intact cuts from others.
+folder without one is a cut that never happened. This module and the two about arrays need NumPy; what a master needs
+is in ``checkpoint_manifest``, which also tells intact cuts from others.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ControlChannel:
         """Call a method of the peer.
 
         Args:
-            method: one of ``methods.Master`` or ``methods.PsControlMethods``.
+            method: one of ``MasterMethods`` or ``PsControlMethods``.
             request: its request.
             timeout: seconds for each attempt.
             retry: how long to retry when the peer is unreachable, silent or busy; ``None``: one attempt.

@@ -355,9 +355,9 @@ class KubeClient:
     ) -> ResponseStream:
         """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``timeout_seconds``.
 
-        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; ``Stream.events``
-        turns an ERROR into the error that it means. A stream that is silent for ``idle_timeout`` seconds raises
-        NoResponseError.
+        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; an ERROR
+        makes ``ResponseStream.events`` raise the error that it stands for. A stream that is silent for ``idle_timeout``
+        seconds raises NoResponseError.
         """
         query = {
             "watch": "true",

@@ -201,7 +201,7 @@ class KubeCluster:
         return self._resolve_existing(manifest)
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell a pod to go; see ``Cluster.delete``. What the server cannot do now is done later."""
+        """Tell a pod to go; see ``JobCluster.delete``. What the server cannot do now is done later."""
         self._require_open()
         self._pod_cache.mark_deletion_requested(uid)
         seconds = math.ceil(max(grace, 0.0))

@@ -1,7 +1,7 @@
-"""What a master in a pod stands on: the cluster, the fence and the board of its job, and how it ends it.
+"""What a master in a pod uses: the cluster, the fence and the status publisher of its job, and how it ends the job.
 
-Nothing is asked of the API server before ``Platform.acquire``; nothing else is asked before that has succeeded: until
-then another master decides.
+``KubeMasterBackend.acquire`` makes the first request to the API server. No other request is sent before it has
+succeeded: until then another master decides.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A release has submitter Jobs (one; two for a moment during an upgrade; one a date with ``schedule``). Each submits one
 job, follows it to its end, and ends as it ended. The master Job is owned by the submitter Job, so that whatever removes
 the latter (uninstall, upgrade, the history of a CronJob) removes the job. Every step may be broken off at any moment,
-and two pods of one submitter Job may run at once; so nothing is remembered in a process: ``observation`` looks,
-``decision`` decides, and what is then done may be done twice.
+and two pods of one submitter Job may run at once; so nothing is remembered in a process: ``release_view`` looks,
+``submitter_decision`` decides, and what is then done may be done twice.
 
 What the chart gives (``edl-role submit SPEC`` in the image ``edl/submitter``):
 
