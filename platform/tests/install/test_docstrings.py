@@ -1,0 +1,243 @@
+"""Docstrings of the package name what is in the code: parameters, fields, exceptions, classes and modules."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.install
+
+PACKAGE = Path(__file__).resolve().parents[2] / "edl"
+SECTION = re.compile(r"(?P<indent> *)(?P<title>Args|Attributes|Raises|Returns|Yields|Example|Examples|Note|Notes):")
+ENTRY = re.compile(r"(?P<indent> *)(?P<names>\**[\w.]+(?:, \**[\w.]+)*): ")
+REFERENCE = re.compile(
+    r"(?::(?:class|func|meth|mod|attr|data):`~?|``)(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(?:\(\))?``?"
+)
+CLASS_NAME = re.compile(r"(?:[A-Z][a-z0-9]+){2,}")
+FOREIGN = {"FailJob", "FailedScheduling", "OutOfcpu", "SeedGenerator", "on_epoch_end"}
+"""Names of Keras and Kubernetes that the package's code does not use."""
+
+Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One file of the package."""
+
+    name: str
+    tree: ast.Module
+
+    def documented(self) -> Iterator[tuple[Documented, str]]:
+        """Functions and classes that have a docstring."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                text = ast.get_docstring(node)
+                if text is not None:
+                    yield node, text
+
+
+@cache
+def modules() -> list[Module]:
+    """Every file of the package."""
+    return [
+        Module(path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    ]
+
+
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """Classes of the package by name."""
+    found: dict[str, list[ast.ClassDef]] = {}
+    for module in modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def read_section(text: str, title: str) -> list[str]:
+    """The names that a section of a docstring lists."""
+    names: list[str] = []
+    inside = False
+    entry_indent: int | None = None
+    for line in text.splitlines():
+        heading = SECTION.fullmatch(line)
+        if heading is not None:
+            inside, entry_indent = heading["title"] == title, None
+            continue
+        entry = ENTRY.match(line + " ") if inside else None
+        if entry is None:
+            continue
+        entry_indent = len(entry["indent"]) if entry_indent is None else entry_indent
+        if len(entry["indent"]) == entry_indent:
+            names.extend(name.strip("* ") for name in entry["names"].split(","))
+    return names
+
+
+def parameters(node: Documented) -> set[str]:
+    """Parameters of a function, or those with which a class is made: its constructor's or a dataclass's fields."""
+    if isinstance(node, ast.ClassDef):
+        constructors = [
+            item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in {"__init__", "__new__"}
+        ]
+        return set().union(*map(parameters, constructors)) if constructors else members(node)
+    arguments = node.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    return {argument.arg for argument in every if argument is not None}
+
+
+@cache
+def members(node: ast.ClassDef) -> set[str]:
+    """Fields, properties and methods of a class and of its bases in the package."""
+    found: set[str] = set()
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(item.name)
+        elif isinstance(item, ast.Assign | ast.AnnAssign):
+            targets = item.targets if isinstance(item, ast.Assign) else [item.target]
+            found |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                found.add(name)
+    for base in node.bases:
+        name = _last_name(base)
+        for parent in classes().get(name, []):
+            if parent is not node:
+                found |= members(parent)
+    return found
+
+
+def _last_name(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=value):
+            return _last_name(value)
+    return ""
+
+
+def imported_names(module: Module) -> set[str]:
+    """Names that a module imports."""
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    return found
+
+
+def _docstrings(module: Module) -> Iterator[ast.Constant]:
+    """Strings that stand alone: docstrings, also those below an assignment."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str()) as constant):
+                yield constant
+
+
+@cache
+def code_words() -> set[str]:
+    """Every identifier of the package's code, and every word of its strings that are no docstrings."""
+    found: set[str] = set()
+    for module in modules():
+        documentation = {id(constant) for constant in _docstrings(module)}
+        found |= set(re.findall(r"\w+", module.name))
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                    found.add(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.keyword(arg=str(name)):
+                    found.add(name)
+                case ast.alias(name=name):
+                    found |= set(name.split("."))
+                case ast.Constant(value=str(text)) if id(node) not in documentation:
+                    found |= set(re.findall(r"\w+", text))
+    return found
+
+
+@cache
+def module_names() -> dict[str, set[str]]:
+    """What modules of one name define, by that name."""
+    found: dict[str, set[str]] = {}
+    for module in modules():
+        parts = module.name.removesuffix(".py").split("/")
+        stem = parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
+        defined = found.setdefault(stem, set())
+        defined |= imported_names(module)
+        if parts[-1] == "__init__":
+            folder = PACKAGE / Path(module.name).parent
+            defined |= {path.stem for path in folder.iterdir()}
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    defined.add(inner.id)
+    return found
+
+
+def is_unresolved(name: str) -> bool:
+    """Whether a class, or a member of a class or module of the package, is nowhere in the code."""
+    parts = name.split(".")
+    for owner, member in pairwise(parts):
+        if owner in classes():
+            if not any(member in FOREIGN | members(node) for node in classes()[owner]):
+                return True
+        elif "_" in owner and owner in module_names() and member not in module_names()[owner]:
+            return True
+    return any(CLASS_NAME.fullmatch(part) and part not in code_words() | FOREIGN for part in parts)
+
+
+def test_args_are_parameters() -> None:
+    wrong = [
+        f"{module.name}:{node.lineno} {node.name}: {name}"
+        for module in modules()
+        for node, text in module.documented()
+        for name in read_section(text, "Args")
+        if name not in parameters(node)
+    ]
+    assert wrong == []
+
+
+def test_attributes_are_members() -> None:
+    wrong = [
+        f"{module.name}:{node.lineno} {node.name}: {name}"
+        for module in modules()
+        for node, text in module.documented()
+        if isinstance(node, ast.ClassDef)
+        for name in read_section(text, "Attributes")
+        if name not in members(node)
+    ]
+    assert wrong == []
+
+
+def test_raised_exceptions_exist() -> None:
+    wrong = [
+        f"{module.name}:{node.lineno} {node.name}: {name}"
+        for module in modules()
+        for node, text in module.documented()
+        for name in read_section(text, "Raises")
+        if name.split(".")[0] not in {*classes(), *dir(builtins), *imported_names(module)}
+    ]
+    assert wrong == []
+
+
+def test_quoted_names_are_in_the_code() -> None:
+    wrong = [
+        f"{module.name}:{constant.lineno}: {found['name']}"
+        for module in modules()
+        for constant in _docstrings(module)
+        for found in REFERENCE.finditer(str(constant.value))
+        if is_unresolved(found["name"])
+    ]
+    assert wrong == []
