@@ -131,7 +131,8 @@ def _job_row(job: JobView, now: float) -> list[str]:
 
 
 def _display_name(job: JobView) -> str:
-    return f"{job.name}/{job.uid}" if job.is_local else job.name
+    kind = " (prediction)" if job.is_prediction else ""
+    return f"{job.name}/{job.uid}{kind}" if job.is_local else job.name
 
 
 def job_json(job: JobView) -> dict[str, Any]:

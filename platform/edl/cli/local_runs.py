@@ -29,6 +29,7 @@ from edl.jobfile.event_json import event_from_json
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.ops.job_view import JobView, UnknownJobError
+from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.storage.run_directory import (
     LOCAL_NAMESPACE,
     RunDirectory,
@@ -64,6 +65,16 @@ class LocalRun(JobView):
     def is_local(self) -> bool:
         """It is."""
         return True
+
+    @property
+    def has_logs(self) -> bool:
+        """Not one of strategy Local, which prints to its terminal."""
+        return any(self.run_dir.logs.glob("*.log"))
+
+    @property
+    def is_prediction(self) -> bool:
+        """Whether its directory has what a prediction starts from."""
+        return (self.run_dir.path / PREDICT_FILE).exists()
 
     @property
     def location_text(self) -> str:

@@ -39,7 +39,8 @@ def status_lines(job: JobView, now: float, width: int) -> list[str]:
 
 def _title_line(job: JobView, now: float) -> str:
     starved = " (starved)" if job.status and job.status.starved and not job.has_ended else ""
-    return f"{job.name}  {job.phase}{starved}  {job.location_text} {format_age(now - job.created_at)} ago"
+    kind = ", prediction" if job.is_prediction else ""
+    return f"{job.name}  {job.phase}{starved}{kind}  {job.location_text} {format_age(now - job.created_at)} ago"
 
 
 def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
@@ -176,5 +177,7 @@ def _suggest_local_step(job: JobView, job_arguments: str) -> str:
     if not job.has_ended:
         return f"Follow it with: edl status {job_arguments} --watch"
     if job.phase == "Done":
-        return f"`edl logs {job_arguments}` shows what its roles printed; `edl clean {job.name}/{job.uid}` removes it."
-    return f"`edl logs {job_arguments}` says more; continue with: edl run JOB.yaml --resume {job.uid}"
+        shows = f"`edl logs {job_arguments}` shows what its roles printed; " if job.has_logs else ""
+        return f"{shows}`edl clean {job.name}/{job.uid}` removes it."
+    says = f"`edl logs {job_arguments}` says more; continue" if job.has_logs else "Continue"
+    return f"{says} with: edl run JOB.yaml --resume {job.uid}"

@@ -32,7 +32,7 @@ def stop(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Stop a job: it takes a checkpoint and its pods are removed. Its run is kept and can be resumed.
+    """Stop a job on a cluster: it takes a checkpoint and its pods are removed. Its run is kept and can be resumed.
 
     Exit codes: 0 stop requested, or with --wait ended; 1 it was deleted meanwhile, 124 timeout.
     """

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.ops.job_checks import check_job, check_model, missing_inputs
+from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -37,6 +38,11 @@ def validate(
     """
     spec = load_job_file(job, settings or ())
     local_spec = resolve_local_paths(spec, job.parent)
+    try:
+        check_reader_options(local_spec)
+    except BadInputError as error:
+        field = error.where or "data.reader"
+        raise BadInputError(error.message, where=locate_field(field, job, settings or ()), hint=error.hint) from error
     model_lines: list[str] = []
     if model:
         check_job(local_spec, predict=not local_spec.data.training)

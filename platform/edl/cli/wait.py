@@ -58,7 +58,7 @@ def wait(
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Wait until a job is done, has completed its first step, or has exactly N workers that have started.
+    """Wait until a job on a cluster is done, has completed its first step, or has exactly N workers that have started.
 
     Exit codes: 0 reached, 1 it ended otherwise or was deleted, 124 timeout.
     """

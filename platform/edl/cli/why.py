@@ -32,7 +32,7 @@ def why(
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Explain why a job waits, is slower than it could be, or has failed, and what you can do."""
+    """Explain why a job on a cluster waits, is slower than it could be, or has failed, and what you can do."""
     from edl.ops.diagnosis import diagnose_job
 
     evidence = gather_evidence(connect_api(context, namespace, job), job, command_arguments(job, context, namespace))

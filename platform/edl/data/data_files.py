@@ -187,9 +187,14 @@ def detect_format(files: Sequence[Path]) -> str:
     return formats.pop() if formats else "recordio"
 
 
+def format_of_name(file: Path) -> str | None:
+    """The format that a file's suffix stands for; None if it says nothing."""
+    return _FORMAT_BY_SUFFIX.get(file.suffix.lower())
+
+
 def _detect_file_format(file: Path) -> str | None:
     """The file's format, or None for an empty file whose name says nothing."""
-    by_name = _FORMAT_BY_SUFFIX.get(file.suffix.lower())
+    by_name = format_of_name(file)
     if by_name:
         return by_name
     try:

@@ -6,12 +6,13 @@ Formats are imported on use, so that counting records loads neither TensorFlow n
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
-from edl.api.errors import BadInputError
+from edl.api.errors import BadInputError, EdlError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
-from edl.data.data_files import PathOrPaths, detect_format, list_data_files
+from edl.data.data_files import PathOrPaths, detect_format, format_of_name, list_data_files
 from edl.data.reader import Reader
 
 
@@ -31,6 +32,21 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     chosen = format_options.pop("format", None)
     name = detect_format(files) if chosen is None else str(chosen)
     return _create_format_reader(name, files, format_options)
+
+
+def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) -> None:
+    """Refuse options that the format of the data does not know; its files need not be there, and are not opened.
+
+    Raises:
+        BadInputError: the format, an option or its value is unknown. Not for files whose format cannot be told.
+    """
+    format_options = dict(options)
+    name = format_options.pop("format", None) or format_of_name(Path(paths[0]))
+    if name is None:
+        with suppress(EdlError):  # they are not here, or of no format: whoever opens them says so
+            name = detect_format(list_data_files(tuple(paths)))
+    if name is not None:
+        _create_format_reader(str(name), [Path(path) for path in paths], format_options)
 
 
 def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:

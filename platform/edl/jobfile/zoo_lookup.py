@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,19 +135,49 @@ _EXPECTED_NAMES = {
     "weighted_metrics": "weighted_metrics_fn",
 }
 """Names that people give to what the contract calls otherwise."""
+_FIELD_OF_FIT_ARGUMENT = {
+    "batch_size": "train.minibatch_size",
+    "epochs": "train.epochs",
+    "initial_epoch": "edl run --resume, which goes on where a run ended",
+    "shuffle": "train.shuffle",
+    "steps_per_epoch": "train.max_steps",
+    "validation_batch_size": "train.minibatch_size",
+    "validation_data": "data.validation",
+    "validation_freq": "train.evaluation_steps",
+    "validation_split": "data.validation, which names other records than data.training",
+    "validation_steps": "data.validation, all records of which are used",
+}
+"""Arguments of Keras' ``fit`` that a module may hold as constants, and what has their place here."""
 
 
 def find_misnamed(path: Path) -> Iterator[tuple[str, str]]:
     """Names that a model module defines for nobody, and what was meant.
 
-    A lost ``class_weights`` or ``callback`` would be invisible: the job trains without it. What the module itself uses
-    is a helper of its own.
+    A lost ``class_weights``, ``callback`` or ``epochs = 3`` would be invisible: the job trains without it. What the
+    module itself uses is a helper of its own.
     """
     tree = _parse_module(path)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imports = (ast.Import, ast.ImportFrom)
     own = dict.fromkeys(_bound_names([statement for statement in tree.body if not isinstance(statement, imports)]))
-    yield from ((name, _EXPECTED_NAMES[name]) for name in own if name in _EXPECTED_NAMES and name not in used)
+    constants = set(_assigned_constants(tree.body))
+    for name in own:
+        if name in used:
+            continue
+        if name in _EXPECTED_NAMES:
+            yield name, _EXPECTED_NAMES[name]
+        elif name in constants and name in _FIELD_OF_FIT_ARGUMENT:
+            yield name, _FIELD_OF_FIT_ARGUMENT[name]
+
+
+def _assigned_constants(statements: Sequence[ast.stmt]) -> Iterator[str]:
+    """Names that the top level of a module assigns numbers, texts and the like to; None is no setting."""
+    for statement in statements:
+        value = getattr(statement, "value", None)
+        if isinstance(value, ast.expr) and not (isinstance(value, ast.Constant) and value.value is None):
+            with suppress(ValueError, TypeError):  # calls, names and so on: the module's own affair
+                ast.literal_eval(value)
+                yield from _assigned_names(statement)
 
 
 def check_misnamed(path: Path) -> None:
@@ -156,10 +187,12 @@ def check_misnamed(path: Path) -> None:
         BadInputError: it has one.
     """
     for name, meant in find_misnamed(path):
+        is_field = name in _FIELD_OF_FIT_ARGUMENT
+        remedy = f"in its place there is {meant}." if is_field else f"did you mean {meant}?"
         raise BadInputError(
             f"the model module defines '{name}', which nothing uses",
             where=str(path),
-            hint=f"did you mean {meant}? Else call it _{name}, or remove it",
+            hint=f"{remedy} Else call it _{name}, or remove it",
         )
 
 

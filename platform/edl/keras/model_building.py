@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
-from edl.keras.model_contract import ModelModule
+from edl.keras.model_contract import ModelModule, refuse_metrics_in_layers
 from edl.keras.ps_embedding import converting_large_embeddings
 from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import user_code
@@ -58,6 +58,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
                 model(sample, training=False)
     if not model.built:
         raise BadInputError("the model is built by its first call, and there are no records to call it on")
+    refuse_metrics_in_layers(model)  # again: layers may make them when they are built
     return model
 
 

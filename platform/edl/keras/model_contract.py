@@ -154,6 +154,24 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
             hint="leave compile() out; load a saved model with load_model(..., compile=False); of a model that a "
             "library compiles, return keras.Model(model.inputs, model.outputs)",
         )
+    refuse_metrics_in_layers(model, where)
+
+
+def refuse_metrics_in_layers(model: Any, where: str = "the model") -> None:
+    """Refuse metrics that a layer updates in ``call()``: a step of EDL neither sums them up nor shows them.
+
+    Raises:
+        BadInputError: there is one; it is named with its layer.
+    """
+    for layer in model._flatten_layers():
+        for metric in getattr(layer, "_metrics", ()):
+            owner = "the model" if layer is model else f"the layer '{layer.name}'"
+            raise BadInputError(
+                f"{owner} ({type(layer).__name__}) has a metric '{metric.name}' ({type(metric).__name__}) of its own, "
+                "which EDL does not read",
+                where=where,
+                hint="return metrics from eval_metrics_fn(); what they need of the model's inside can be an output",
+            )
 
 
 def refuse_stateful_layers(model: Any) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -104,6 +105,27 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
         for path in paths:
             problems += _missing_data(f"data.{name}", path) if _is_local_path(path, spec) else ()
     return problems
+
+
+def check_reader_options(spec: JobSpec) -> None:
+    """Refuse a ``data.reader`` that a run would refuse, as far as names or files tell the format of the data.
+
+    Args:
+        spec: with the paths of this machine.
+
+    Raises:
+        BadInputError: the format has no such option, or the option no such value.
+    """
+    from edl.data import reader_factory
+
+    defined_names: Sequence[str] = ()
+    with suppress(BadInputError):  # a module that is not here may have a reader of its own, with options of its own
+        defined_names = find_model_function(Path(spec.model.zoo), spec.model.definition).names
+    if not defined_names or _READER_FUNCTION in defined_names or STAR_IMPORT in defined_names:
+        return
+    for paths in (spec.data.training, spec.data.validation, spec.data.prediction):
+        if paths:
+            reader_factory.check_reader_options(paths, spec.data.reader)
 
 
 _UNKNOWN_COUNTS = RecordCounts(training=None, validation=None, prediction=None)

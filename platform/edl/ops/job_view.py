@@ -79,6 +79,16 @@ class JobView:
         return False
 
     @property
+    def has_logs(self) -> bool:
+        """Whether `edl logs` has something to show."""
+        return True
+
+    @property
+    def is_prediction(self) -> bool:
+        """Whether it is a run of `edl predict`, as far as is known."""
+        return False
+
+    @property
     def location_text(self) -> str:
         """Where it is, and the event from which its age counts; for messages."""
         return f"namespace {self.namespace}, submitted"

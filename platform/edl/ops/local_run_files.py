@@ -33,7 +33,10 @@ def local_run_hint(job: str | None) -> str:
         and _JOB_NAME.fullmatch(job)
         and (run := newest_run(locate_job_dir(Path(DEFAULT_STORAGE_DIR), job)))
     ):
-        return f"{job} ran on this machine, its newest run is {run.path}{_files_text(run, job)}."
+        return (
+            f"{job} ran on this machine, its newest run is {run.path}{_files_text(run, job)}."
+            f" `edl status {job}` and `edl logs {job}` are about it."
+        )
     if names := local_job_names():
         return (
             f"Jobs that edl run started here: {', '.join(names)}; {_RUN_FILES} of each run are in"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -22,13 +22,14 @@ from edl.data.reader import Reader, Record
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.worker.lease_client import LeasedTask
-from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
+from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
 _EMPTY_DATASET_MESSAGE = "Dataset was empty"  # what get_single_element says
+_SEVERAL_BATCHES_MESSAGE = "Dataset had more than one element"  # and this, where the batch below does not hold all
 _CLOSE_POLL_SECONDS = 0.1
 """Interval in seconds at which a thread that waits for space checks whether the consumer is gone."""
 _MAX_FEED_GROWTH = 64
-"""Maximum number of records that ``feed`` may make of one."""
+"""Maximum number of elements for each record that an error about too many of them can count."""
 _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
                        "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
 _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
@@ -156,7 +157,7 @@ class FeedFunction:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
 
         Raises:
-            FeedError: ``feed`` raised, or yields the wrong structure.
+            FeedError: ``feed`` raised, yields the wrong structure, or more elements than there are records.
         """
         if not len(window.records):
             return None
@@ -164,6 +165,8 @@ class FeedFunction:
             outputs = self._call_feed(window.records)
         except FeedError as error:
             error.tag = tag
+            if _SEVERAL_BATCHES_MESSAGE in error.detail:
+                self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
             # Tracing succeeded, so the error is about these records.
             if self._traced_feed is not None:  # it was traced: this is about these records
                 error.message = (
@@ -172,7 +175,19 @@ class FeedFunction:
             raise
         if outputs is None:
             return None
-        return Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
+        minibatch = Minibatch(tag, outputs, None) if self.mode == "prediction" else Minibatch(tag, *outputs)
+        if (elements := count_records(minibatch.features)) > len(window.records):
+            self._raise_too_many(tag, window, f"{elements}")
+        return minibatch
+
+    def _raise_too_many(self, tag: int, window: RecordWindow, elements: str) -> NoReturn:
+        error = FeedError(
+            f"feed gave {elements} elements for {len(window.records)} records: {window.describe_location()}",
+            where=inspect.getfile(inspect.unwrap(self._feed)),
+            hint="feed may filter records, not repeat them; train.epochs says how often each is used",
+        )
+        error.tag = tag
+        raise error
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
         """The first record for which ``feed`` raises on its own; None: only a combination fails."""

@@ -59,7 +59,7 @@ def test_where_a_run_of_that_name_left_its_files(command: str, runs: Path, capsy
     assert not missing_keys(reason, "kubeconfig", "/nowhere/config", "KUBECONFIG")
     assert not missing_keys(remedy, "KUBECONFIG", "kubectl cluster-info")
     assert not missing_keys(run, "mnist", ".edl/local/mnist/r2", "status.json", "failure.txt", "logs/", "checkpoints/")
-    assert not missing_keys(run, "edl checkpoint ls mnist")
+    assert not missing_keys(run, "edl checkpoint ls mnist", "edl status mnist", "edl logs mnist")
 
 
 def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,28 @@ def test_without_a_kubeconfig_only_local_runs_are_listed(alone: Desk, here: Make
     ]
 
 
+def test_a_prediction_is_marked(alone: Desk, here: Make) -> None:
+    (here("r1", phase="Done") / "predict.json").write_text("{}")
+    here("r2", phase="Done")
+    assert alone.edl("list") == 0
+    assert ["prediction" in line for line in alone.out.splitlines()] == [False, True, False]
+    for run, marked in (("r1", True), ("r2", False)):
+        assert alone.edl("status", f"digits/{run}") == 0
+        assert ("prediction" in alone.out.splitlines()[0]) == marked
+
+
+@pytest.mark.parametrize("phase", ["Done", "Interrupted"])
+def test_logs_that_a_run_does_not_have_are_not_offered(alone: Desk, here: Make, phase: str) -> None:
+    folder = here(phase=phase)
+    assert alone.edl("status", "digits") == 0
+    assert not missing_keys(alone.out.splitlines()[-1], "edl logs digits")
+    for log in (folder / "logs").iterdir():
+        log.unlink()
+    assert alone.edl("status", "digits") == 0
+    assert not missing_keys(alone.out.splitlines()[-1], "digits/r1" if phase == "Done" else "--resume r1")
+    assert "edl logs" not in alone.out
+
+
 def test_both_are_listed_and_marked(desk: Desk, here: Make) -> None:
     here("r2", alive=True)
     assert desk.edl("list") == 0

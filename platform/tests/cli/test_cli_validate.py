@@ -281,3 +281,28 @@ def test_validate_model_needs_data_and_module(small: Path, capsys: pytest.Captur
     Path("data.csv").unlink()
     assert edl("validate", "job.yaml", "--model") == 2
     assert "data.training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", ["data.csv", "absent.csv", "folder", "plain"])
+def test_an_option_that_the_reader_does_not_know_is_refused(
+    job: Path, data: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("zoo").mkdir()
+    Path("zoo", "small.py").write_text(SMALL)
+    Path("folder").mkdir()
+    for name in ("data.csv", "folder/data.csv"):
+        Path(name).write_text("a,b\n1,2\n")
+    settings = [
+        "model.zoo=zoo",
+        "model.definition=small.custom_model",
+        f"data.training={data}",
+        f"data.validation={data}",
+    ]
+    known = [argument for setting in settings for argument in ("--set", setting)]
+    assert edl("validate", str(job), *known, "--set", "data.reader.sep=;") == 0
+    capsys.readouterr()
+    unknown = edl("validate", str(job), *known, "--set", "data.reader.seperator=;")
+    assert unknown == (0 if data == "plain" else 2), "nobody knows the format of a file without suffix that is not here"
+    assert data == "plain" or not missing_keys(capsys.readouterr().err, "seperator", "data.reader", "sep")
+    Path("zoo", "small.py").write_text(SMALL + "def custom_data_reader(path, **options): ...\n")
+    assert edl("validate", str(job), *known, "--set", "data.reader.seperator=;") == 0

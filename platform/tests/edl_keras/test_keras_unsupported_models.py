@@ -100,6 +100,46 @@ def test_so_is_a_method_of_its_own_that_people_call(tmp_path: Path, method: str)
     assert error.hint
 
 
+IN_LAYERS = {
+    "model": "    def __init__(self):\n        super().__init__()\n        self.m = keras.metrics.Mean(name='act')",
+    "build": "    def build(self, shape):\n        self.m = keras.metrics.Mean(name='act')\n        self.built = True",
+}
+
+
+@pytest.mark.parametrize("place", IN_LAYERS)
+def test_a_metric_that_call_updates_is_refused(tmp_path: Path, place: str) -> None:
+    call = "    def call(self, x):\n        self.m.update_state(x)\n        return super().call(x)\n"
+    source = f"class Mine(Own):\n{IN_LAYERS[place]}\n{call}\ndef custom_model():\n    return Mine()\n"
+    with pytest.raises(BadInputError) as error:
+        LocalModel(module(tmp_path, source), seed=1, sample=FEATURES)
+    assert not missing_keys(error.value.message, "Mine", "'act'", "Mean")
+    assert "eval_metrics_fn()" in str(error.value.hint)
+
+
+def test_a_metric_of_a_layer_is_refused_with_the_layer(tmp_path: Path) -> None:
+    source = """
+class Tracked(keras.layers.Dense):
+    def __init__(self, units, **more):
+        super().__init__(units, **more)
+        self.tracker = keras.metrics.Mean(name="act")
+
+def custom_model():
+    return keras.Sequential([keras.Input((2,)), Tracked(1, name="inner")])
+"""
+    assert not missing_keys(refused(tmp_path, source).message, "'inner'", "Tracked", "'act'")
+
+
+def test_a_compiled_model_within_another_has_none_that_count(tmp_path: Path) -> None:
+    source = """
+def custom_model():
+    inner = network()
+    inner.compile("sgd", "mse", metrics=["mae"])
+    inputs = keras.Input((2,))
+    return keras.Model(inputs, inner(inputs))
+"""
+    assert module(tmp_path, source).make_model().built
+
+
 def test_metrics_of_its_own_are_refused(tmp_path: Path) -> None:
     source = """
 class Tracked(keras.Model):

@@ -91,6 +91,16 @@ def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> N
         ("class_weights = {0: 2.0}", [("class_weights", "class_weight")]),
         ("def callback(): ...\nloss_weight = 1", [("callback", "callbacks"), ("loss_weight", "loss_weights")]),
         ("metrics = ['auc']\ndef eval_metrics_fn(): return metrics", []),
+        ("epochs = 3\nbatch_size: int = 8", [("epochs", "train.epochs"), ("batch_size", "train.minibatch_size")]),
+        (
+            "validation_data = 'x.csv', 'y.csv'\nsteps_per_epoch = -1",
+            [
+                ("validation_data", "data.validation"),
+                ("steps_per_epoch", "train.max_steps"),
+            ],
+        ),
+        ("batch_size = 8\ndef feed(d, m, i): return d.shuffle(batch_size)", []),
+        ("from other import epochs\nshuffle = None\nvalidation_split = some()\ndef batch_size(): ...", []),
         ("from other import callback\ncallbacks = 1\nEPOCHS = 7", []),
     ],
 )

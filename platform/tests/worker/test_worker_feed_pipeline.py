@@ -133,6 +133,20 @@ def test_batches_that_are_unbatched_again_are_fine() -> None:
     assert [minibatch.features.shape for minibatch in found] == [(4, 2)] * 5
 
 
+@pytest.mark.parametrize("mode", ["training", "evaluation", "prediction"])
+@pytest.mark.parametrize(("times", "elements"), [(3, "12"), (65, "more than 256")])
+def test_a_feed_with_more_elements_than_records_is_refused(mode: str, times: int, elements: str) -> None:
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        pairs = dataset.map(pair)
+        return (pairs.map(lambda x, y: x) if mode == "prediction" else pairs).shuffle(100).prefetch(2).repeat(times)
+
+    with pytest.raises(FeedError) as caught:
+        list(feed_minibatches(feed, mode, None, windows()))
+    assert f"{elements} elements for 4 records" in caught.value.message
+    assert "records 0 to 3 of x.recordio" in caught.value.message
+    assert caught.value.tag == 0
+
+
 def test_errors_of_the_windows_come_out_as_they_are_after_what_was_before() -> None:
     def broken() -> Iterator[tuple[int, RecordWindow]]:
         yield 0, window(0, 2)

@@ -137,6 +137,16 @@ def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
     assert not newest_intact_checkpoint(run.checkpoints)
 
 
+@pytest.mark.parametrize(("condition", "code"), [("tf.math.is_nan(x[0])", 2), ("x[0] > 0.0", 0)])
+def test_a_feed_that_drops_every_record_is_refused(
+    local: Callable[..., Local], capsys: pytest.CaptureFixture[str], condition: str, code: int
+) -> None:
+    filtered = f"(row[:2], row[2:])).filter(lambda x, y: {condition})"
+    _, found = local(MODEL.replace("(row[:2], row[2:]))", filtered)).run()
+    assert found == code
+    assert bool(missing_keys(capsys.readouterr().err, "feed", "50 records")) == (not code)
+
+
 def test_a_job_that_evaluates_nothing_needs_no_metrics(local: Callable[..., Local]) -> None:
     silent = MODEL.replace("def eval_metrics_fn", "def not_needed")
     job = local(silent)
@@ -163,7 +173,9 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not missing_keys(summary["reason"], "13 steps", "max_steps")
     assert (summary["records_done"], summary["records_total"]) == (50, 52), "an epoch ends with a short step"
-    assert summary["logs"] == str(run.logs)
+    assert summary["logs"] is None, "it prints to its terminal"
+    kept = json.loads((run.path / "summary.json").read_text())
+    assert kept == {name: summary[name] for name in kept}
     run, _ = local().run(max_steps=1000)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["reason"], summary["records_total"]) == ("every record is done", 100)
@@ -172,14 +184,13 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
 def test_people_read_the_same_end_as_of_a_distributed_run(
     local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, _ = local().run(plain=True)
+    local().run(plain=True)
     told = capsys.readouterr().out.splitlines()
     assert not [line for line in told if "epoch 0" in line]
-    heading, records, metrics, logs = told[-4:]
+    heading, records, metrics = told[-3:]
     assert re.match(r"Done after \d+ s: 100 of 100 records", heading)
     assert records == "  records   0 lost, 0 repeated, 0 rolled back"
     assert re.match(r"  evaluated .*mae [0-9.]+", metrics)
-    assert logs == f"  logs      {run.logs}"
 
 
 def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., Local]) -> None:
@@ -297,6 +308,7 @@ def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.
     run, code = local(model).run()
     assert code == 130
     assert [e.phase for e in events(run) if e.kind == "job_ended"] == ["Interrupted"]
+    assert [e.reason for e in events(run) if e.kind == "role_ended"] == ["Completed"], "as a stopped distributed run"
 
 
 def test_callbacks_see_the_trained_model_and_may_stop_the_run(

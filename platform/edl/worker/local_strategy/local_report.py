@@ -16,15 +16,17 @@ from edl.jobfile.section_type import to_json
 from edl.reporting import event_text
 from edl.reporting.event_text import describe_event, format_local_time
 from edl.reporting.terminal_text import strip_control_characters
+from edl.storage.durable_files import translate_os_errors
 from edl.storage.run_directory import RunDirectory, append_json_line, write_json
 from edl.storage.training_history import TrainingHistory
 
+SUMMARY_FILE = "summary.json"
 STATUS_SECONDS = 0.5
 LINE_SECONDS = 2.0
 
 
 class LocalReport:
-    """Writes ``events.jsonl`` and ``status.json``, and lines for people or programs on standard output.
+    """Writes ``events.jsonl``, ``status.json``, ``summary.json``, and lines for people or programs on standard output.
 
     Args:
         run: the run directory.
@@ -37,13 +39,16 @@ class LocalReport:
         self._run = run
         self._as_json = as_json
         self._history = TrainingHistory(run)
+        self._summary_file = run.path / SUMMARY_FILE
         self._began = time.time()
         self._shown = 0.0
         self._written = 0.0
         self._first: tuple[float, int] | None = None
 
     def started(self) -> None:
-        """Report this process as the run's only worker."""
+        """Report this process as the run's only worker; the summary of an earlier start no longer holds."""
+        with translate_os_errors(self._summary_file, "remove"):
+            self._summary_file.unlink(missing_ok=True)
         self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
 
     def event(self, event: JobEvent) -> None:
@@ -95,7 +100,8 @@ class LocalReport:
         """Report the end; the summary comes last."""
         summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
-        why = "Error" if exit_code else "Completed"
+        write_json(self._summary_file, to_json(summary))
+        why = "Error" if phase == "Failed" else "Completed"
         self.event(RoleEnded("worker", 0, os.getpid(), why, exit_code, time=time.time()))
         self.event(JobEnded(phase, reason, summary, time=time.time()))
         if self._as_json:
@@ -124,7 +130,7 @@ class LocalReport:
             samples_per_second=status.samples_per_second,
             seconds=time.time() - self._began,
             metrics=status.metrics,
-            logs=str(logs) if logs.is_dir() else None,
+            logs=str(logs) if any(logs.glob("*.log")) else None,
             **fields,
         )
 

@@ -127,6 +127,9 @@ class LocalTraining:
         self._done = 0
         self._skipped = 0
         self._not_finite = 0
+        self._passed_over = self._dropped = 0
+        """Records since the last one that was trained with, and how many of them ``feed`` dropped."""
+        self._epoch_records = 0
         self._saved = 0
         self._evaluated = -1
         self._evaluation_due = False
@@ -177,7 +180,7 @@ class LocalTraining:
 
         Raises:
             StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
-            BadInputError: an epoch has fewer records than a minibatch.
+            BadInputError: an epoch has fewer records than a minibatch, or ``feed`` drops every record of one.
         """
         reader = self._readers("training")
         sources = [shuffle.RecordSource(s.name, s.records) for s in reader.sources()]
@@ -185,6 +188,7 @@ class LocalTraining:
         if not self._step and (why := shuffle.minibatch_size_error(self._spec.train.minibatch_size, records)):
             raise BadInputError(why)
         self._choose_order(reader, records)
+        self._epoch_records = records
         total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
             total = min(total, limit * self._spec.train.minibatch_size)
@@ -193,6 +197,7 @@ class LocalTraining:
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
+            self._refuse_untrained(self._done)
             if self._model.finalize():
                 # The last checkpoint has different values.
                 self._saved = self._evaluated = -1  # the last checkpoint has other values
@@ -280,12 +285,25 @@ class LocalTraining:
         self._step += 1
         self._done += records
         self._skipped += skipped
+        self._passed_over, self._dropped = (
+            (self._passed_over + records, self._dropped + records - skipped) if minibatch.features is None else (0, 0)
+        )
+        self._refuse_untrained(self._epoch_records)
         self._report.changed(
             step=self._step,
             records_done=self._done,
             epoch=plan.epoch + 1,
             loss=self._report.status.loss if loss is None else loss,
         )
+
+    def _refuse_untrained(self, records: int) -> None:
+        """Raise if ``feed`` kept none of the last ``records`` records: a run would end well with an untrained model."""
+        if self._dropped and self._passed_over >= records:
+            raise BadInputError(
+                f"feed kept none of {self._dropped:,} records: there is nothing to train with",
+                where=f"{self._spec.model.definition}, feed()",
+                hint="it filters all of them out: see what its filter asks for",
+            )
 
     def _evaluate(self, *, final: bool) -> None:
         if not self._spec.data.validation or self._evaluated == self._step:
