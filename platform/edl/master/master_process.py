@@ -68,6 +68,7 @@ from edl.storage.journal_truncation import check_not_truncated, explain_journal_
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2_grpc
 from edl.transport.control_client import start_control_server
+from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 
 # --------------------------------------------------------------------------------------------------
@@ -212,6 +213,7 @@ Threads are started on demand.
 def main() -> int:
     """Run the master; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    raise_open_files_limit()
     tune_interpreter()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())

@@ -8,12 +8,14 @@ import sys
 from edl.api.errors import EdlError
 from edl.jobfile.loader import load_job_file
 from edl.ps.server_process import run_server, stop_on_signals
+from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 
 
 def main() -> int:
     """Run until told to go; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    raise_open_files_limit()
     stopping = stop_on_signals()
     try:
         identity = ProcessIdentity.from_environment()

@@ -5,31 +5,30 @@ come; then all of them are one update. Only *expected* workers are waited for. A
 from its first push on, with the lease of its next push, until
 
 - it says that no minibatch follows (it waits for work, evaluates, or has finished),
-- its connection closes (its process ended), or
-- that lease is refused here (the master revoked it).
+- its connection closes (its process ended),
+- that lease is refused here (the master revoked it), or
+- another worker pushes a step of that lease: a lease has one holder.
 
 A worker whose push was refused as stale is *guaranteed* the next round: no round closes before its
-next push has joined. So a minibatch is refused at most once. docs/design/0008-modes.md shows why no
-round waits forever.
+next push has joined. So a minibatch is refused at most once.
 
-A push takes a *seat* and waits. The round closes when ``wanted`` seats are taken, or as many as can be: then all that
-sit are one update. Nobody is waited for who may not come. A worker is *expected* from its first push on, with the lease
-that its next push will be of, and not any more when
-
-- it said that no minibatch follows (it waits for work, evaluates, has finished),
-- its connection is closed (its process ended), or
-- that lease is refused here (the master gave the worker up).
-
-A worker whose push was refused as stale is *owed* a round: none closes before its next push is in. So a minibatch is
-refused once at most. docs/design/0008-modes.md says why nothing here can wait for ever.
+Names of workers are not proved. So a round waits for a limited time, counted from its first push:
+less for workers that no round has had yet, and nobody can extend it. docs/design/0008-modes.md
+shows why no round waits forever.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from edl.ps.applied_steps import PushId
+
+MAX_WAIT_SECONDS = 600.0
+"""Seconds that a round waits for workers that were in a round before; the master revokes their leases earlier."""
+NEWCOMER_WAIT_SECONDS = 60.0
+"""Seconds that a round waits for other workers: a retry of a stale push, or an invented name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,18 @@ class SyncRounds:
 
     Args:
         required_pushes: pushes that an update waits for, if so many can come.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, required_pushes: int) -> None:
+    def __init__(self, required_pushes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._required_pushes = required_pushes
+        self._clock = clock
+        self._round_started = 0.0
         self._waiting_pushes: dict[int, WaitingPush] = {}
         self._expected_leases: dict[int, int] = {}
         self._guaranteed_workers: set[int] = set()
+        self._known_workers: set[int] = set()  # that were in a round
+        self._withdrawn_workers: set[int] = set()  # that will send a push of this round again
         self._connections: dict[int, Hashable] = {}
 
     @property
@@ -100,11 +104,16 @@ class SyncRounds:
         """A connection closed: a worker without another connection sends nothing more."""
         if self._connections.get(worker) == connection:
             del self._connections[worker]
+            self._known_workers.discard(worker)
             self.stop_expecting(worker)
 
     def join(self, push: WaitingPush) -> WaitingPush | None:
         """Add a push; returns the worker's older push that it replaces, if there is one."""
+        if not self._waiting_pushes and not self._withdrawn_workers:
+            self._round_started = self._clock()
+        self._withdrawn_workers.discard(push.worker)
         self._expected_leases.pop(push.worker, None)
+        self._stop_expecting_others(push.worker, push.push_id.lease)
         previous_push = self._waiting_pushes.get(push.worker)
         self._waiting_pushes[push.worker] = push
         return previous_push
@@ -113,25 +122,29 @@ class SyncRounds:
         """Take a push out; the worker will send it again."""
         push = self._waiting_pushes.pop(worker, None)
         # The worker stays expected, so the round keeps waiting for it.
-        if push is not None:  # the round goes on waiting for it
+        if push is not None:
             self._expected_leases[worker] = push.push_id.lease
+            self._withdrawn_workers.add(worker)
 
     def expect_push(self, worker: int, lease: int) -> None:
         """Expect a worker's next push with this lease; 0: no push will come."""
-        if lease:
-            self._expected_leases[worker] = lease
-        else:
+        if not lease:
             self.stop_expecting(worker)
+        elif not self._is_held_by_other(worker, lease):
+            self._stop_expecting_others(worker, lease)
+            self._expected_leases[worker] = lease
 
     def guarantee_next_round(self, worker: int, lease: int) -> None:
         """A push was stale: the next round waits for the worker's retry."""
-        self._expected_leases[worker] = lease
-        self._guaranteed_workers.add(worker)
+        self.expect_push(worker, lease)
+        if self._expected_leases.get(worker) == lease:
+            self._guaranteed_workers.add(worker)
 
     def stop_expecting(self, worker: int) -> None:
         """Expect nothing more from a worker, except a push that has already joined."""
         self._expected_leases.pop(worker, None)
         self._guaranteed_workers.discard(worker)
+        self._withdrawn_workers.discard(worker)
 
     def stop_expecting_refused(self, is_refused: Callable[[int], bool]) -> None:
         """Stop expecting workers whose lease is refused."""
@@ -150,6 +163,7 @@ class SyncRounds:
 
         The next round starts with the workers that announced a next push.
         """
+        self._stop_waiting_too_long()
         # Complete means: as many pushes as the job wants, or as many as can come, because fewer
         # workers may train. A worker whose push was stale is always waited for; otherwise it might
         # be refused again and again.
@@ -161,20 +175,43 @@ class SyncRounds:
         ):
             return ()
         pushes, self._waiting_pushes = self.waiting_pushes, {}
+        self._withdrawn_workers.clear()
         for seat in pushes:
+            self._known_workers.add(seat.worker)
             self._guaranteed_workers.discard(seat.worker)
             self.expect_push(seat.worker, seat.next_lease)
         return pushes
+
+    def _is_held_by_other(self, worker: int, lease: int) -> bool:
+        """Whether a worker that was in a round, or whose push waits, has this lease: then nobody else has it."""
+        expected_of_known = any(
+            self._expected_leases.get(known) == lease for known in self._known_workers if known != worker
+        )
+        return expected_of_known or any(
+            lease in (seat.push_id.lease, seat.next_lease)
+            for seat in self._waiting_pushes.values()
+            if seat.worker != worker
+        )
+
+    def _stop_expecting_others(self, worker: int, lease: int) -> None:
+        for other, expected in list(self._expected_leases.items()):
+            if expected == lease and other != worker:
+                self.stop_expecting(other)
+
+    def _stop_waiting_too_long(self) -> None:
+        if not self._waiting_pushes:
+            return
+        waited = self._clock() - self._round_started
+        for worker in list(self._expected_leases):
+            limit = MAX_WAIT_SECONDS if worker in self._known_workers else NEWCOMER_WAIT_SECONDS
+            if waited >= limit:
+                self.stop_expecting(worker)
 
 
 # --------------------------------------------------------------------------------------------------
 # Rounds on the other parameter servers. The first PS decides the rounds (``edl.ps.sync_rounds``)
 # and tells each worker in its answer which pushes its round contains; the worker passes this on. So
 # the same pushes form one update on every PS.
-#
-# The first parameter server puts pushes together to rounds (``edl.ps.sync_rounds``) and tells each worker with its
-# answer
-# which pushes its round has; the worker passes that on. So the same pushes make one update on all of them.
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,11 @@
 A waiting push has changed nothing: no snapshot contains part of a round, and a push whose lease is
 revoked in the meantime leaves no trace. While updates are paused for a cut, the first parameter
 server makes no update; the others make those that the first one has made.
-
-A push that waits has changed nothing: no snapshot holds a part of a round, and one whose lease is revoked meanwhile was
-never there. While a cut is held, the first parameter server makes no update; the others make those that it has made.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable, Iterable
 
 from edl.api.errors import RefusedError
@@ -35,6 +33,7 @@ class SyncUpdater:
         required_pushes: pushes of an update, if so many can come.
         version_tolerance: versions that the values of a gradient may lag behind.
         is_paused: whether a cut keeps further steps out.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -44,12 +43,13 @@ class SyncUpdater:
         required_pushes: int,
         version_tolerance: int,
         is_paused: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._applied_steps = applied_steps
         self._model_state = model_state
         self._version_tolerance = version_tolerance
         self._is_paused = is_paused
-        self._sync_rounds = SyncRounds(required_pushes)
+        self._sync_rounds = SyncRounds(required_pushes, clock)
         self._follower_rounds = FollowerRounds()
         self._pending_pushes: dict[PushId, PendingPush] = {}
         self._last_rounds: dict[int, tuple[PushId, ...]] = {}
@@ -59,7 +59,7 @@ class SyncUpdater:
         """Decide a push at once only if it changes nothing or completes its round."""
         push.outcome = self._applied_steps.decide_push(*push.push_id)
         # This is the first PS, which forms the rounds.
-        is_leader = not push.leader_round  # this is the first PS, which puts rounds together
+        is_leader = not push.leader_round
         if is_leader:
             self._sync_rounds.bind_connection(push.worker, push.connection)
 

@@ -28,6 +28,7 @@ from edl.api.errors import RefusedError, RetryableError
 from edl.transport.handshake import SERVER_OPTIONS, TOKEN_KEY, VERSION_KEY, check_job_token, check_protocol_version
 from edl.transport.listener import TcpAddress, UnixAddress, check_socket_unused, parse_address
 from edl.transport.message_validation import check_message
+from edl.transport.open_files import control_connection_limit
 from edl.transport.peer_errors import KIND_KEY, PeerRefusedError, refusal_kind, to_sendable_text
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,8 @@ def start_control_server(
 async def _start_grpc_server(
     guard: AuthenticatingHandler, address: UnixAddress | TcpAddress
 ) -> tuple[grpc.aio.Server, str]:
-    server = grpc.aio.server(handlers=[guard], options=SERVER_OPTIONS)
+    options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", control_connection_limit()))
+    server = grpc.aio.server(handlers=[guard], options=options)
     bound = _bind_address(server, address)
     await server.start()
     return server, bound

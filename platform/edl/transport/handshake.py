@@ -77,6 +77,10 @@ MAX_CONCURRENT_STREAMS = 100
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZE_OPTIONS,
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
+    # A peer without the token can only hold connections: the first if it is silent, the second if it speaks HTTP/2.
+    # A client whose connection was idle connects again with its next call.
+    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.so_reuseport", 0),  # two servers must not share a port by accident
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),  # else clients' keepalives look like abuse
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),

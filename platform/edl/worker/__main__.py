@@ -41,9 +41,11 @@ def _run_worker() -> int:
     shutdown = GracefulShutdown(ShutdownGate(), end_process)
     on_sigterm(shutdown.shut_down)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    from edl.transport.open_files import raise_open_files_limit
     from edl.transport.process_identity import ProcessIdentity
     from edl.worker.worker_process import run_worker
 
+    raise_open_files_limit()
     return run_worker(ProcessIdentity.from_environment(), shutdown)
 
 

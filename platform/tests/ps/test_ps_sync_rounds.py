@@ -9,7 +9,14 @@ from ps.rounds_simulator import RoundsSimulator
 from support.examples import examples
 
 from edl.ps.applied_steps import PushId
-from edl.ps.sync_rounds import FollowerPush, FollowerRounds, SyncRounds, WaitingPush
+from edl.ps.sync_rounds import (
+    MAX_WAIT_SECONDS,
+    NEWCOMER_WAIT_SECONDS,
+    FollowerPush,
+    FollowerRounds,
+    SyncRounds,
+    WaitingPush,
+)
 
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(150))
 
@@ -90,6 +97,95 @@ def test_one_that_is_taken_back_is_waited_for() -> None:
     rounds.withdraw_push(1)
     assert rounds.expected_leases == {1: 1, 2: 2}
     assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
+
+
+# ------------------------------------------------------------ names that nobody proves
+
+INVENTED = 4242
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def in_training(wanted: int, *workers: int, clock: Clock) -> SyncRounds:
+    """Rounds that have had a push of each of these workers, whose leases have their numbers."""
+    rounds = SyncRounds(wanted, clock)
+    for worker in workers:
+        rounds.join(seat(worker))
+    while rounds.waiting_pushes:
+        assert rounds.close_round()
+    return rounds
+
+
+@pytest.mark.parametrize("when", ["before", "while it waits"])
+def test_an_invented_worker_gets_no_guarantee_for_a_lease_of_another(when: str) -> None:
+    rounds = in_training(2, 1, 2, clock=Clock())
+    if when == "before":
+        rounds.guarantee_next_round(INVENTED, 1)
+    assert sit(rounds, seat(1, 1)) == [[]]
+    if when != "before":
+        rounds.guarantee_next_round(INVENTED, 1)
+    assert sit(rounds, seat(2, 1)) == [[1, 2]]
+
+
+def test_an_invented_worker_is_not_expected_with_a_lease_of_another() -> None:
+    rounds = in_training(3, 1, 2, clock=Clock())
+    for lease in (1, 2):
+        rounds.expect_push(INVENTED, lease)
+    assert sit(rounds, seat(1, 1), seat(2, 1)) == [[], [1, 2]]
+
+
+def test_a_lease_has_one_guarantee_and_a_push_of_it_ends_those_of_others() -> None:
+    rounds = in_training(1, 1, clock=Clock())
+    for worker in (INVENTED, INVENTED + 1, 2):
+        rounds.guarantee_next_round(worker, 2)
+    assert rounds.expected_leases == {1: 1, 2: 2}
+    assert sit(rounds, seat(1, 1), seat(2)) == [[], [1, 2]]
+    rounds.guarantee_next_round(INVENTED, 3)
+    assert sit(rounds, seat(1, 2), seat(3)) == [[], [1, 3]]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_round_waits_for_a_newcomer_for_a_limited_time_however_often_it_announces_itself(busy: bool) -> None:
+    clock = Clock()
+    rounds = in_training(1, 1, clock=clock)
+    rounds.guarantee_next_round(INVENTED, 9)
+    assert sit(rounds, seat(1, 1)) == [[]]
+    for number in range(1, 3):
+        clock.now += NEWCOMER_WAIT_SECONDS / 3
+        if busy:
+            rounds.withdraw_push(1)
+        rounds.guarantee_next_round(INVENTED + number, 9 + number)
+        assert sit(rounds, seat(1, 1)) == [[]]
+    clock.now += NEWCOMER_WAIT_SECONDS / 3
+    assert [one.worker for one in rounds.close_round()] == [1]
+
+
+def test_the_retry_of_a_stale_push_is_in_the_next_round_within_that_time() -> None:
+    clock = Clock()
+    rounds = in_training(1, 1, clock=clock)
+    rounds.guarantee_next_round(2, 2)
+    clock.now += 10 * NEWCOMER_WAIT_SECONDS
+    assert sit(rounds, seat(1, 1)) == [[]], "the time counts from the round's first push"
+    clock.now += NEWCOMER_WAIT_SECONDS - 1
+    assert sit(rounds, seat(2)) == [[1, 2]]
+
+
+def test_a_worker_of_earlier_rounds_is_waited_for_longer_but_not_for_ever() -> None:
+    clock = Clock()
+    rounds = in_training(2, 1, 2, clock=clock)
+    assert sit(rounds, seat(1, 1)) == [[]]
+    clock.now += MAX_WAIT_SECONDS - 1
+    assert rounds.close_round() == ()
+    clock.now += 1
+    assert [one.worker for one in rounds.close_round()] == [1]
 
 
 ONE, TWO, THREE = PushId(1, 0), PushId(2, 0), PushId(3, 0)

@@ -104,6 +104,18 @@ def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_
     np.testing.assert_array_equal(slab, [-1.5, -2, -2])
 
 
+def test_a_stale_push_in_the_name_of_an_invented_worker_holds_up_nobody(serve) -> None:
+    ps = serve()
+    one, two, stranger = *joined(ps, LEASE, OTHER), ps.worker()
+    for lease in (LEASE, OTHER):
+        assert stranger.push(lease, 1, [0, 0, 0], worker=4242, next=lease, version=0)[0].outcome == STALE
+        assert stranger.push(lease, 0, (), worker=4243, next=lease, empty=True)[0].outcome == DUPLICATE
+    one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
+    sits(ps)
+    assert two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)[0].outcome == APPLIED
+    assert one.receive_push()[0].outcome == APPLIED
+
+
 @pytest.mark.parametrize(("tolerance", "outcome"), [(1, APPLIED), (0, STALE)])
 def test_a_push_may_miss_as_many_updates_as_tolerated(serve, tolerance: int, outcome: int) -> None:
     ps = serve(wanted=1, tolerance=tolerance)

@@ -17,6 +17,7 @@ from edl.cluster.local.parent_death import die_with_parent
 from edl.cluster.local.role_process import RoleCommand, role_command
 from edl.cluster.local.supervisor import RuntimeDirectory, Supervisor
 from edl.cluster.local.supervisor_server import EventLoop
+from edl.transport.open_files import raise_open_files_limit
 
 
 def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:
@@ -27,6 +28,7 @@ def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:
         return 2
     if options.parent is not None:
         die_with_parent(options.parent)
+    raise_open_files_limit()
     run_dir = options.run_dir.resolve()
     loop = EventLoop()
     runtime = RuntimeDirectory()

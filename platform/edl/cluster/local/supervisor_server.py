@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import hmac
 import itertools
+import logging
 import selectors
 import signal
 import socket
@@ -23,6 +24,8 @@ from edl.cluster.local import supervisor_protocol
 #
 # One thread because children are tied to the thread that forked them (``edl.cluster.local.parent_death``).
 
+
+log = logging.getLogger(__name__)
 
 ReadyCallback = Callable[[int], None]
 """Called with the selector's event mask."""
@@ -105,6 +108,9 @@ AUTHENTICATION_SECONDS = 5.0
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
 """Bytes that may wait for a slow reader before its connection is closed; it connects again and lists."""
 
+EXHAUSTED_PAUSE_SECONDS = 0.2
+"""Seconds without further connections after one could not be accepted."""
+
 MAX_INDEX = 2**31 - 1
 MAX_GRACE_SECONDS = 86_400.0
 
@@ -138,7 +144,7 @@ class SupervisorServer:
         path.chmod(0o600)
         self._listener.listen()
         self._listener.setblocking(False)
-        loop.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept())
+        self._watch_listener()
 
     def publish(self, pod: PodStatus) -> None:
         """Tell every watch about a change."""
@@ -147,15 +153,28 @@ class SupervisorServer:
 
     def close(self) -> None:
         """End every connection."""
-        self._loop.unwatch(self._listener)
+        if self._accepting:
+            self._loop.unwatch(self._listener)
         self._listener.close()
         for connection in list(self._connections):
             connection.close()
+
+    def _watch_listener(self) -> None:
+        if self._listener.fileno() >= 0:  # not closed meanwhile
+            self._accepting = True
+            self._loop.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 
     def _accept(self) -> None:
         try:
             peer, _ = self._listener.accept()
         except BlockingIOError:
+            return
+        except OSError as error:
+            # The client is gone already, or this process has no file descriptor left: then the listener stays ready.
+            log.warning("a connection to the supervisor could not be accepted: %s", error)
+            self._loop.unwatch(self._listener)
+            self._accepting = False
+            self._loop.call_later(EXHAUSTED_PAUSE_SECONDS, self._watch_listener)
             return
         if len(self._connections) >= MAX_CONNECTIONS:
             peer.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import resource
 import socket
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -141,3 +143,47 @@ def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch
     lines = desk.drain(client).splitlines()
     assert json.loads(lines[2]) == {"synced": True}
     assert 3 < len(lines) < 10_000
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED])
+def test_a_connection_that_cannot_be_accepted_does_not_end_the_supervisor(
+    desk: Desk, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "EXHAUSTED_PAUSE_SECONDS", 0.05)
+    listener, failures = desk.server._listener, iter([OSError(number, "no"), OSError(number, "no")])
+
+    class Exhausted:
+        """The listener, whose first connections fail."""
+
+        def accept(self) -> tuple[socket.socket, object]:
+            for failure in failures:
+                raise failure
+            return listener.accept()
+
+        def fileno(self) -> int:
+            return listener.fileno()
+
+        def close(self) -> None:
+            listener.close()
+
+    monkeypatch.setattr(desk.server, "_listener", Exhausted())
+    client = desk.connect()
+    client.sendall(b'{"edl": 1, "token": "secret"}\n')
+    assert json.loads(desk.read(client)) == {"edl": 1}
+
+
+def test_a_server_that_pauses_for_lack_of_descriptors_can_be_closed(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "EXHAUSTED_PAUSE_SECONDS", 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    desk.clients.append(client)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        client.connect(str(desk.path))
+        desk.loop.run_once()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    desk.server.close()
+    desk.loop.run_once()
