@@ -32,7 +32,7 @@ class TextForm:
 
 ANY_TEXT = TextForm("text", r"^[\s\S]*$")
 NAME = TextForm("a name")
-PATH = TextForm("a path")
+PATH = TextForm("a path without control characters", r"^[^\x00-\x1f\x7f]+$")
 
 
 class Quantity(Enum):

@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 from edl.jobfile.published_status import PublishedStatus, extend_timeline
+from edl.jobfile.scalar_types import to_finite_float
 from edl.ops.job_view import JobView, UnknownJobError
 from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.storage.run_directory import (
@@ -236,13 +237,22 @@ def _read_optional(path: Path, kind: type[RunFile]) -> RunFile | None:
     return section_type.from_json(kind, read_json(path), str(path)) if path.exists() else None
 
 
+_LAST_TIME = 253402300800.0  # the year 10000, which no calendar here can write
+
+
 def read_events(run: RunDirectory) -> Iterator[JobEvent]:
     """All events of a run; one of another version of EDL is told as a warning."""
     for value in follow_json_lines(run.events).poll():
         try:
             yield event_from_json(value)
         except SpecError as error:
-            yield WarningRaised(f"an event cannot be read: {error}", time=float(value.get("time") or time.time()))
+            yield WarningRaised(f"an event cannot be read: {error}", time=_event_time(value))
+
+
+def _event_time(value: Mapping[str, object]) -> float:
+    """When an event that cannot be read was; now, if it does not say."""
+    moment = to_finite_float(value.get("time"))
+    return moment if moment and 0 < moment < _LAST_TIME else time.time()
 
 
 def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:

@@ -34,6 +34,32 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
     return _check_value(value, MAX_DEPTH, nonfinite_as_none)
 
 
+def decode_json_file(data: bytes | str) -> Any:
+    """Decode a JSON text that is from a file of this system: any JSON, except nesting that nothing here writes.
+
+    Args:
+        data: the text.
+
+    Raises:
+        ValueError: it is not JSON, or is nested deeper than MAX_DEPTH; says which.
+    """
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    _check_depth(value, MAX_DEPTH)
+    return value
+
+
+def _check_depth(value: Any, depth: int) -> None:
+    if isinstance(value, list | dict):
+        if not depth:
+            raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+        for inner in value if isinstance(value, list) else value.values():
+            if isinstance(inner, list | dict):
+                _check_depth(inner, depth - 1)
+
+
 def check_text(text: str) -> str:
     """Return the text if it can be encoded as UTF-8.
 

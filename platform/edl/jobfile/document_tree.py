@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,6 +11,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue, ScalarValue
+from edl.core.strict_json import MAX_DEPTH, MAX_INTEGER
 
 # --------------------------------------------------------------------------------------------------
 # What is wrong with a document: where, at which path, what was found, what is allowed.
@@ -36,12 +38,38 @@ class SpecProblem:
         return f"{place}: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
 
 
+_SHOWN_PROBLEMS = 50
+
+
 class SpecError(BadInputError):
     """A document that cannot be used; ``problems`` holds every mistake that was found in it, in its order."""
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in self.problems))
+        shown = [str(problem) for problem in self.problems[:_SHOWN_PROBLEMS]]
+        more = len(self.problems) - len(shown)
+        super().__init__("\n".join([*shown, f"  and {more:,} more problems"] if more else shown))
+
+
+TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels"
+
+
+def find_text_fault(text: str) -> str | None:
+    """What makes a text unusable anywhere, to follow 'a text that'; None for a usable one."""
+    if "\0" in text:
+        return "has a NUL character"
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair"
+    return None
+
+
+def find_number_fault(number: float) -> str | None:
+    """What makes a number unusable anywhere, to follow 'a number that'; None for a usable one."""
+    if isinstance(number, int):
+        return None if -MAX_INTEGER - 1 <= number <= 2 * MAX_INTEGER + 1 else "has more than 64 bits"
+    return None if math.isfinite(number) else "is not finite, which JSON cannot hold"
 
 
 def closest_match(name: str, valid: Iterable[str]) -> str | None:
@@ -93,9 +121,20 @@ def parse_json_tree(text: str, where: str) -> DocumentNode | None:
     """
     try:
         value = json.loads(text, object_pairs_hook=_reject_duplicate_names)
+        _check_plain_value(value, MAX_DEPTH)
         return build_tree(value, where) if isinstance(value, dict) else None
     except (ValueError, RecursionError):
         return None
+
+
+def _check_plain_value(value: object, depth: int) -> None:
+    if isinstance(value, str) and find_text_fault(value):
+        raise ValueError("a text that is none")
+    if isinstance(value, dict | list):
+        if not depth:
+            raise ValueError(TOO_DEEP)
+        for member in (*value, *value.values()) if isinstance(value, dict) else value:
+            _check_plain_value(member, depth - 1)
 
 
 def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

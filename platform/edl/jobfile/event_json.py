@@ -6,6 +6,7 @@ import json
 
 from edl.api.events import EVENTS, JobEvent
 from edl.api.fields import JsonValue
+from edl.core.strict_json import decode_json_file
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError, SpecProblem
 
@@ -18,7 +19,7 @@ def line(event: JobEvent) -> str:
 def parse_event_line(line: str, where: str = "event") -> JobEvent:
     """The event of a line; raises SpecError for anything that ``line`` did not write."""
     try:
-        value = json.loads(line)
+        value = decode_json_file(line)
     except ValueError as error:
         raise SpecError([SpecProblem(where, "", f"not JSON: {error}")]) from error
     return event_from_json(value, where)

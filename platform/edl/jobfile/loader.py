@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edl.api.fields import JsonValue
@@ -193,8 +193,7 @@ def load_job_file(
     text = _read_text_file(Path(path))
     root = parse_json_tree(text, source) if source.endswith(".json") else None
     use = _LoadRequest(tuple(overrides), tuple(number_options), tuple(required_datasets), extra_rules)
-    spec = None if root is None else _read_job_spec(root, use, [])
-    return spec or _load_yaml_text(text, source, use)
+    return _load_json_tree(root, text, source, use)
 
 
 def load_job_text(text: str, source: str) -> JobSpec:
@@ -207,8 +206,7 @@ def load_job_text(text: str, source: str) -> JobSpec:
         SpecError: it is no such text.
     """
     root = parse_json_tree(text, source)
-    spec = None if root is None else _read_job_spec(root, _LoadRequest(), [])
-    return spec or _load_yaml_text(text, source, _LoadRequest())
+    return _load_json_tree(root, text, source, _LoadRequest())
 
 
 def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
@@ -237,6 +235,26 @@ def dump_job_spec(spec: JobSpec) -> dict[str, JsonValue]:
 def diff_job_specs(old: JobSpec, new: JobSpec) -> list[tuple[str, JsonValue, JsonValue]]:
     """The fields in which two specs differ: path, old value, new value; in the order of the fields."""
     return list(_diff_values("", dump_job_spec(old), dump_job_spec(new)))
+
+
+def _load_json_tree(root: DocumentNode | None, text: str, source: str, use: _LoadRequest) -> JobSpec:
+    """The job of a tree of JSON; without one, or for the lines of its mistakes, that of the text as YAML."""
+    problems: list[SpecProblem] = []
+    spec = None if root is None else _read_job_spec(root, use, problems)
+    if spec is None:
+        spec = _load_yaml_text(text, source, use)
+        if problems:  # such as NaN, which is a text in YAML
+            from edl.jobfile.yaml_parser import parse_yaml
+
+            lines = parse_yaml(text, source, []) or root
+            raise SpecError([_move_to_line(problem, lines) for problem in problems])
+    return spec
+
+
+def _move_to_line(problem: SpecProblem, root: DocumentNode | None) -> SpecProblem:
+    if root is None or problem.source_location.startswith("--"):
+        return problem
+    return replace(problem, source_location=_find_nearest_node(root, problem.field_path).source_location)
 
 
 def _load_yaml_text(text: str, source: str, use: _LoadRequest) -> JobSpec:

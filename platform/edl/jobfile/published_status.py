@@ -14,6 +14,7 @@ from typing import Self
 
 from edl.api.events import JobEvent
 from edl.api.status import DisruptionReport, JobFailure, Status, Summary, TimelinePoint
+from edl.core.strict_json import decode_json_file
 from edl.jobfile import event_json
 from edl.jobfile.document_tree import SpecError, SpecProblem
 from edl.jobfile.section_type import from_json, to_json
@@ -145,7 +146,7 @@ def _read_page(pages: Mapping[str, str], name: str) -> object:
     if name not in pages:
         return None
     try:
-        value: object = json.loads(pages[name])
+        value: object = decode_json_file(pages[name])
     except ValueError as error:
         raise SpecError([SpecProblem(name, "", f"not JSON: {error}")]) from error
     return value

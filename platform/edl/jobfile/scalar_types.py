@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edl.api.fields import PATH, JsonValue, ScalarValue, TextForm
-from edl.jobfile.document_tree import DocumentNode, ReadContext, closest_match
+from edl.core.strict_json import MAX_INTEGER
+from edl.jobfile.document_tree import DocumentNode, ReadContext, closest_match, find_number_fault
 
 
 class FieldType(Protocol):
@@ -51,7 +52,7 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class IntegerType(ScalarType):
-    """A whole number of at least ``minimum`` and at most ``maximum``."""
+    """A whole number of at least ``minimum`` and at most ``maximum``; without one, as much as 64 bits hold."""
 
     minimum: int | None = 0
     maximum: int | None = None
@@ -69,6 +70,9 @@ class IntegerType(ScalarType):
             or (self.maximum is not None and number > self.maximum)
         ):
             return self.report_invalid_value(node, place, _suggest_removing_quotes(node.value))
+        if abs(number) > MAX_INTEGER:
+            most = f"a whole number of at most {MAX_INTEGER}"
+            return place.report_problem(node, f"found {describe_value(node)}, must be {most}")
         return number
 
     def schema(self) -> dict[str, JsonValue]:
@@ -132,6 +136,10 @@ class TextType(ScalarType):
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         # fullmatch, because $ of a Python pattern also matches before a last line feed
         if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
+            if self.form == PATH and _is_path_too_long(node.value):
+                return place.report_problem(
+                    node, f"found a path that is too long, must be {_MAX_NAME_BYTES} bytes at most from / to /"
+                )
             return node.value
         quoted = None if isinstance(node.value, str | dict | list | None) else "put it in quotes to make it text"
         return self.report_invalid_value(node, place, quoted)
@@ -177,9 +185,26 @@ def describe_value(node: DocumentNode) -> str:
         case bool():
             return "true" if node.value else "false"
         case str():
-            return f"'{node.value}'"
+            return f"'{_shorten(node.value)}'"
+        case int() if abs(node.value) > 10**_SHOWN_CHARACTERS:
+            return f"a number of {node.value.bit_length():,} bits"
         case number:
             return f"{number}"
+
+
+_SHOWN_CHARACTERS = 200
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095  # of Linux
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    return f"{text[:_SHOWN_CHARACTERS]}…, {len(text):,} characters"
+
+
+def _is_path_too_long(path: str) -> bool:
+    plain = path.encode("utf-8", "replace")
+    return len(plain) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in plain.split(b"/"))
 
 
 def join_alternatives(names: tuple[str, ...]) -> str:
@@ -306,7 +331,8 @@ class PathListType:
         if isinstance(node.value, list):
             return ListType(_PATH_TYPE).read(node, place)
         if isinstance(node.value, str) and node.value:
-            return (node.value,)
+            path = _PATH_TYPE.read(node, place)
+            return None if path is None else (path,)
         return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}")
 
     def write(self, value: Any) -> JsonValue:
@@ -359,7 +385,19 @@ class AnyJsonType:
         return "any value"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        return node.to_plain_value()
+        return node.to_plain_value() if self._is_json(node, place) else None
+
+    def _is_json(self, node: DocumentNode, place: ReadContext) -> bool:
+        if isinstance(node.value, dict):
+            members = [self._is_json(member, place.enter_member(name)) for name, member in node.value.items()]
+            return all(members)
+        if isinstance(node.value, list):
+            items = [self._is_json(member, inner) for member, inner in place.enter_items(node.value)]
+            return all(items)
+        if isinstance(node.value, int | float) and (fault := find_number_fault(node.value)):
+            place.report_problem(node, f"found a number that {fault}")
+            return False
+        return True
 
     def write(self, value: Any) -> JsonValue:
         plain: JsonValue = value

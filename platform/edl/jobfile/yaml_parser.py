@@ -6,16 +6,20 @@ is wrong with the text itself is reported to the caller's list of problems, as f
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.scanner import Scanner, ScannerError
 
 from edl.api.fields import ScalarValue
-from edl.jobfile.document_tree import DocumentNode, ReadContext, SpecProblem
+from edl.core.strict_json import MAX_DEPTH, escape_surrogates
+from edl.jobfile.document_tree import TOO_DEEP, DocumentNode, ReadContext, SpecProblem, find_text_fault
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _TRUE_WORDS = frozenset({"true", "yes", "on", "y"})
@@ -23,24 +27,49 @@ _TRUE_WORDS = frozenset({"true", "yes", "on", "y"})
 _TEXT_TAGS = frozenset(f"{_YAML_TAG_PREFIX}{name}" for name in ("str", "timestamp", "merge", "value"))
 
 
+_MAX_NODES = 100_000
+"""Values of a document, each counted as often as aliases repeat it."""
+
+
 def parse_yaml(text: str, source: str, problems: list[SpecProblem]) -> DocumentNode | None:
     """The tree of a YAML text, None when there is none; ``source`` is the file's name for messages."""
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        parser = YAML(typ="safe", pure=True)
+        parser.Scanner = _BoundedScanner
+        parser.max_depth = MAX_DEPTH
+        root = parser.compose(text)
         return None if root is None else _NodeConverter(source, problems).convert_node(root, ReadContext("", problems))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        problems.append(
-            SpecProblem(where, "", f"cannot be parsed: {error.problem or error.context}", _yaml_error_hint(error))
-        )
+        reason = TOO_DEEP if isinstance(error, MaxDepthExceededError) else error.problem or error.context
+        problems.append(SpecProblem(where, "", f"cannot be parsed: {reason}", _yaml_error_hint(error)))
     except YAMLError as error:
         position = getattr(error, "position", 0)
         where = f"{source}:{text.count(chr(10), 0, position) + 1}"
         problems.append(SpecProblem(where, "", f"cannot be parsed: {str(error).splitlines()[0]}"))
     except RecursionError:
-        problems.append(SpecProblem(source, "", "nested too deeply"))
+        problems.append(SpecProblem(source, "", TOO_DEEP))
+    except ValueError:  # a number in a directive that is longer than Python reads
+        problems.append(SpecProblem(f"{source}:1", "", "cannot be parsed: a directive is malformed"))
     return None
+
+
+class _BoundedScanner(Scanner):
+    """A scanner that refuses what costs without bound, or fails without a line, in ruamel's."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803
+        if len(self.flow_context) >= MAX_DEPTH:
+            raise ScannerError(None, None, TOO_DEEP, self.reader.get_mark())
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+    def scan_flow_scalar(self, style: Any) -> Any:
+        mark = self.reader.get_mark()
+        try:
+            return super().scan_flow_scalar(style)
+        except (ValueError, OverflowError):
+            problem = "a text has an escape that stands for no character"
+            raise ScannerError(None, None, problem, mark) from None
 
 
 class _NodeConverter:
@@ -50,9 +79,16 @@ class _NodeConverter:
         self._source = source
         self._problems = problems
         self._open_node_ids: set[int] = set()
+        self._node_count = 0
 
     def convert_node(self, raw: Any, place: ReadContext, line: int | None = None) -> DocumentNode:
         where = f"{self._source}:{(raw.start_mark.line if line is None else line) + 1}"
+        self._node_count += 1
+        if self._node_count > _MAX_NODES:
+            problem = f"it has more than {_MAX_NODES:,} values, with those that its aliases repeat"
+            raise MarkedYAMLError(None, None, problem, raw.start_mark)
+        if len(self._open_node_ids) >= MAX_DEPTH:
+            raise MarkedYAMLError(None, None, TOO_DEEP, raw.start_mark)
         if id(raw) in self._open_node_ids:
             place.report_problem(DocumentNode(None, where), "an alias that contains itself")
             return DocumentNode(None, where)
@@ -80,6 +116,8 @@ class _NodeConverter:
             at = DocumentNode(None, f"{self._source}:{line + 1}")
             if not isinstance(key, ScalarNode):
                 place.report_problem(at, "found a list or mapping as the name of a field, must be text")
+            elif fault := find_text_fault(key.value):
+                place.report_problem(at, f"found a name that {fault}")
             elif key.value in members:
                 place.enter_member(key.value).report_problem(
                     at, f"is given twice, first at {members[key.value].source_location}"
@@ -91,6 +129,9 @@ class _NodeConverter:
     def _convert_scalar(self, raw: ScalarNode, place: ReadContext, where: str) -> DocumentNode:
         name = str(raw.tag).removeprefix(_YAML_TAG_PREFIX)
         if str(raw.tag) in _TEXT_TAGS:
+            if fault := find_text_fault(raw.value):
+                place.report_problem(DocumentNode(None, where), f"found a text that {fault}")
+                return DocumentNode(escape_surrogates(raw.value).replace("\0", "\\0"), where)
             return DocumentNode(raw.value, where)
         if name in ("null", "bool", "int", "float"):
             return DocumentNode(_convert_scalar_text(name, raw.value), where)
@@ -108,13 +149,25 @@ def _convert_scalar_text(name: str, text: str) -> ScalarValue:
         case "int":
             return _parse_whole_number(plain, text)
         case _:
-            return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+            return _parse_float(plain, text)
 
 
-def _parse_whole_number(plain: str, text: str) -> int | str:
+_MAX_DIGITS = 4000  # somewhat less than Python reads
+
+
+def _parse_whole_number(plain: str, text: str) -> float | str:
+    if len(plain) > _MAX_DIGITS:
+        return -math.inf if plain.startswith("-") else math.inf
     try:
         return int(plain, 0) if plain.lstrip("+-")[:2] in ("0x", "0o", "0b") else int(plain)
-    except ValueError:  # longer than Python reads: no field admits it, and the message quotes it
+    except ValueError:  # tagged as a number and none
+        return text
+
+
+def _parse_float(plain: str, text: str) -> float | str:
+    try:
+        return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:  # tagged as a number and none, or in the sixties of YAML 1.1
         return text
 
 
@@ -133,6 +186,7 @@ def _yaml_error_hint(error: MarkedYAMLError) -> str | None:
 # ``--set train.epochs=3``: values from the command line, put into the tree before it is checked.
 
 
+_SHOWN_CHARACTERS = 200
 _PATH_STEP = re.compile(r"[^.\[\]=]+")
 
 
@@ -142,9 +196,15 @@ def apply_override(root: DocumentNode, assignment: str, problems: list[SpecProbl
     Mappings on the way are made where they are absent or null. Whether such fields exist is checked with the rest of
     the tree, with ``--set a.b=value`` in the place of file and line.
     """
-    where = f"--set {assignment}"
+    where = f"--set {assignment[:_SHOWN_CHARACTERS]}{'…' * (len(assignment) > _SHOWN_CHARACTERS)}"
     path, equals, text = assignment.partition("=")
     steps = _PATH_STEP.findall(path)
+    if fault := find_text_fault(assignment):
+        problems.append(SpecProblem(escape_surrogates(where).replace("\0", "\\0"), "", f"is a text that {fault}"))
+        return root
+    if len(steps) > MAX_DEPTH:
+        problems.append(SpecProblem(where, "", TOO_DEEP))
+        return root
     if not equals or not steps:
         problems.append(SpecProblem(where, "", "must be FIELD=VALUE, such as train.epochs=3"))
         return root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
@@ -24,6 +23,7 @@ from edl.core.ledger import Ledger
 from edl.core.scaling import is_starved
 from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_reason
 from edl.core.state import TRAINING
+from edl.core.strict_json import decode_json_file
 from edl.jobfile.section_type import from_json, to_json
 from edl.master import guarded_threads, progress_log
 from edl.reporting.unit_formats import format_utc
@@ -345,8 +345,7 @@ def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
 
 def _parse_start_time(line: bytes) -> float | None:
     try:
-        event = json.loads(line)
-    # Truncated by a crash.
+        event = decode_json_file(line)
     except ValueError:  # cut off by a crash
         return None
     return float(event["time"]) if event.get("event") == "run_started" else None

@@ -5,7 +5,6 @@ Variables lie whole in one shard; a table's rows are spread over all of them, ho
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +14,7 @@ from typing import Any
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
+from edl.core.strict_json import decode_json_file
 from edl.storage.safetensors_header import SafetensorsHeader, StoredArray, read_safetensors_header
 
 
@@ -153,7 +153,7 @@ class _Declared:
     @classmethod
     def of(cls, header: SafetensorsHeader) -> _Declared:
         try:
-            value = json.loads(header.metadata.get("declaration", "{}"))
+            value = decode_json_file(header.metadata.get("declaration", "{}"))
             return cls(
                 tuple(VariableSpec.from_json(fields) for fields in value.get("dense", [])),
                 tuple(TableSpec.from_json(fields) for fields in value.get("tables", [])),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
+from edl.core.strict_json import decode_json_file
 from edl.numerics.checksum import crc32
 from edl.storage.durable_files import sync_directory, translate_os_errors, write_json
 
@@ -123,7 +124,7 @@ def load_manifest(directory: Path) -> CheckpointManifest | SkippedCheckpoint:
             cut, directory, f"its manifest is damaged: it has more than {_MAX_MANIFEST_BYTES >> 20} MiB"
         )
     try:
-        return _parse_manifest(json.loads(data), path)
+        return _parse_manifest(decode_json_file(data), path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return SkippedCheckpoint(cut, directory, f"its manifest is damaged: {error}")
 

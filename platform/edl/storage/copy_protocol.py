@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
 from edl.api.errors import RefusedError, StorageError
+from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import remove_on_error, rename_durably, translate_os_errors
 
 REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME = b"Q", b"A", b"D", b"X", b"K"
@@ -44,7 +45,7 @@ class CopyFrame(NamedTuple):
     def json_payload(self) -> dict[str, Any]:
         """The payload as a JSON object; raises RefusedError if it is none."""
         try:
-            value = json.loads(self.payload)
+            value = decode_json_file(self.payload)
         except ValueError as error:
             raise RefusedError("The other end sends what is no JSON") from error
         if not isinstance(value, dict):

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from edl.api.errors import BadInputError, RefusedError, StorageError
+from edl.core.strict_json import decode_json_file
 
 _ERRNO_HINTS = {
     errno.ENOSPC: "The disk is full: free some space, or set storage.path to a larger volume.",
@@ -144,7 +145,7 @@ def read_json(path: Path) -> Any:
     with translate_os_errors(path, "read"):
         data = path.read_bytes()
     try:
-        return json.loads(data)
+        return decode_json_file(data)
     except ValueError as error:
         raise StorageError(f"is not JSON: {error}", where=str(path)) from error
 
@@ -212,7 +213,7 @@ def follow_json_lines(path: Path) -> JsonLinesTail:
 
 def _parse_object(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = decode_json_file(line)
     except ValueError:
         return None
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None

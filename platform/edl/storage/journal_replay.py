@@ -8,18 +8,19 @@ newest segment may end in a torn record; a bad record anywhere else is damage.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from edl.api.errors import StorageError
+from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import to_storage_error
 from edl.storage.segment_chain import (
     GROUP_START_FLAG,
     HEADER_STRUCT,
     RECORD_STRUCT,
+    BadHeaderError,
     BadRecordError,
     SegmentId,
     check_segment_header,
@@ -145,7 +146,10 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
     path = directory / segment.file_name
     data = _read_segment_bytes(path)
     view = memoryview(data)
-    check_segment_header(view, segment, path)
+    try:
+        check_segment_header(view, segment, path)
+    except BadHeaderError as bad:
+        raise JournalDamagedError(bad.message, where=str(path), hint=_DAMAGED_HINT) from None
     limit = len(data) if fenced_length is None else fenced_length
     if limit > len(data):
         raise _damaged_error(path, BadRecordError(len(data), f"the file ends; it was {limit} bytes long"))
@@ -182,7 +186,7 @@ def _scan_intact_records(view: memoryview, offset: int, limit: int) -> tuple[int
 
 def _decode_record(view: memoryview, offset: int, end: int, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(bytes(view[offset + RECORD_STRUCT.size : end]))
+        value = decode_json_file(bytes(view[offset + RECORD_STRUCT.size : end]))
     except ValueError as error:
         raise _damaged_error(path, BadRecordError(offset, f"a record is not JSON ({error})")) from None
     if not isinstance(value, dict):

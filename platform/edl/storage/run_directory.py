@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
+from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import (
     FileLock,
     JsonLinesTail,
@@ -152,8 +152,8 @@ def _last_start_time(run: RunDirectory) -> float:
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
             if b'"run_started"' in line:
-                with suppress(ValueError, KeyError, TypeError):  # a crash cut it off
-                    starts.append(float(json.loads(line)["time"]))
+                with suppress(ValueError, KeyError, TypeError, OverflowError):  # a crash cut it off
+                    starts.append(float(decode_json_file(line)["time"]))
     return max(starts) or run.path.stat().st_mtime
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
+from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import translate_os_errors
 
 MAX_HEADER_BYTES = 100 << 20
@@ -114,7 +115,7 @@ def encode_safetensors_header(
 
 
 def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
-    fields: dict[str, Any] = json.loads(text)
+    fields: dict[str, Any] = decode_json_file(text)
     strings = fields.pop("__metadata__", {})
     if not all(isinstance(value, str) for value in strings.values()):
         raise ValueError("its metadata are not strings")

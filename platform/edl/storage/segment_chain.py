@@ -110,17 +110,22 @@ def encode_segment_header(segment: SegmentId) -> bytes:
     return fields + struct.pack("<I", zlib.crc32(fields))
 
 
+class BadHeaderError(StorageError):
+    """The first bytes of a segment are not as they were written."""
+
+
 def check_segment_header(data: memoryview, segment: SegmentId, path: Path) -> None:
     """Make sure that ``data`` begins as ``segment`` must.
 
     Raises:
-        StorageError: damaged, of another format version (both are named), or a file under a wrong name.
+        BadHeaderError: it is damaged.
+        StorageError: of another format version (both are named), or a file under a wrong name.
     """
     if len(data) < HEADER_STRUCT.size or bytes(data[: len(SEGMENT_MAGIC)]) != SEGMENT_MAGIC:
-        raise StorageError("is not a journal segment: its first bytes are damaged", where=str(path))
+        raise BadHeaderError("is not a journal segment: its first bytes are damaged", where=str(path))
     _, version, incarnation, number, checksum = HEADER_STRUCT.unpack_from(data)
     if zlib.crc32(data[: HEADER_STRUCT.size - 4]) != checksum:
-        raise StorageError("the header of this journal segment is damaged", where=str(path))
+        raise BadHeaderError("the header of this journal segment is damaged", where=str(path))
     if version != JOURNAL_FORMAT_VERSION:
         raise StorageError(
             f"this journal has format version {version}; this EDL reads version {JOURNAL_FORMAT_VERSION}",

@@ -256,3 +256,14 @@ def test_clean_of_one_run(alone: Desk, here: Make) -> None:
     assert alone.edl("clean", "digits/r1", "--yes") == 0
     assert (done.exists(), alive.exists()) == (False, True)
     assert alone.edl("clean", "digits/r1", "--yes") == 2
+
+
+@pytest.mark.parametrize(
+    "line", [b"[" * 100_000, b'{"event": "run_started", "time": "x"}', b'{"event": "run_started", "time": 1e999}']
+)
+def test_a_damaged_run_does_not_hide_the_others(alone: Desk, here: Make, line: bytes) -> None:
+    bad, _ = here("r1"), here("r2")
+    for name in ("status.json", "summary.json", "events.jsonl", "history.jsonl", "spec.json"):
+        (bad / name).write_bytes(line + b"\n")
+    assert alone.edl("list") == 0
+    assert "digits/r2" in alone.out

@@ -95,7 +95,7 @@ def test_one_that_cannot_be_understood_is_rebuilt(file: Path, damage: Callable[[
     assert json.loads(side(file).read_text())["version"] == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"null", b'{"version": 1'])
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"null", b'{"version": 1', b"[" * 100_000])
 def test_one_that_is_no_index_is_rebuilt(file: Path, content: bytes) -> None:
     side(file).write_bytes(content)
     assert load_index(file).record_count == 10

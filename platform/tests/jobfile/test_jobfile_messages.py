@@ -107,3 +107,70 @@ def test_problems_are_structured(tmp_path: Path) -> None:
         ("--set workers.min=-1", "workers.min"),
         (f"{file}:4", "train.epochs"),
     ]
+
+
+_JOB = "name: a\nmodel: {definition: a.b, params: {p: PARAM}}\ndata: {training: x}\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["[" * 100 + "]" * 100, "{a: " * 100 + "1" + "}" * 100, "[" * 20_000, "9" * 5_000, "0x" + "f" * 5_000, "[.inf]"],
+)
+def test_values_without_measure_are_refused_with_their_line(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(_JOB.replace("PARAM", value))
+    with pytest.raises(SpecError, match=r"job.yaml:2: ") as caught:
+        load_job_file(file)
+    assert len(str(caught.value)) < 1_000
+
+
+def test_aliases_that_multiply_are_refused_with_a_line(tmp_path: Path) -> None:
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 9)]
+    file = tmp_path / "job.yaml"
+    file.write_text("l0: &l0 [x]\n" + "".join(levels) + _JOB)
+    with pytest.raises(SpecError, match=r"job.yaml:\d+: .*aliases"):
+        load_job_file(file)
+
+
+def test_of_many_problems_the_first_are_shown_and_all_counted(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(_JOB + "name: b\n" * 2_000)
+    with pytest.raises(SpecError, match="more problems") as caught:
+        load_job_file(file)
+    assert len(caught.value.problems) == 2_000
+    assert len(str(caught.value).splitlines()) < 100
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "Infinity", "1e999", "9" * 5_000, '"\\ud800"', '{"\\ud800": 1}', '"\\u0000"', "[" * 900 + "]" * 900],
+)
+def test_json_that_is_none_is_refused_with_its_line(value: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(
+        f'{{"name": "a", "data": {{"training": "x"}},\n"model": {{"definition": "a.b",\n"params": {value}}}}}'
+    )
+    with pytest.raises(SpecError, match=r"job.json:3: "):
+        load_job_file(file)
+    file.write_text(file.read_text().replace('"params": ', '"params": {"p": ').replace("}}", "}}}"))
+    with pytest.raises(SpecError, match=r"job.json:3: "):
+        load_job_file(file)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "train.epochs=!!float abc",
+        "train.epochs=0x" + "f" * 5_000,
+        "train.epochs=\ud800",
+        "model.params." + "a." * 2_000 + "a=1",
+        "model.zoo=/" + "a" * 5_000,
+        'model.zoo="\\UFFFFFFFF"',
+    ],
+)
+def test_overrides_without_measure_are_refused(assignment: str, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(_JOB.replace("PARAM", "1"))
+    with pytest.raises(SpecError, match=r"^--set ") as caught:
+        load_job_file(file, [assignment])
+    assert len(str(caught.value).encode()) < 1_000

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.journal import Journal
-from edl.storage.journal_replay import replay_journal
+from edl.storage.journal_replay import JournalDamagedError, replay_journal
 from edl.storage.segment_chain import HEADER_STRUCT, SegmentId, encode_record, encode_segment_header, find_record_end
 
 Entry = dict[str, Any]
@@ -168,6 +168,19 @@ def test_another_format_version_is_refused_with_both_versions(tmp_path: Path) ->
 
     with pytest.raises(StorageError, match=r"version 7\b.*version 1\b"):
         replay_journal(tmp_path)
+
+
+@pytest.mark.parametrize("byte", [2, 9, 20])
+def test_a_damaged_header_gets_the_hint_of_other_damage(tmp_path: Path, byte: int) -> None:
+    path = write(tmp_path, [[{"a": 1}]])
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 8
+    path.write_bytes(data)
+
+    with pytest.raises(JournalDamagedError) as caught:
+        replay_journal(tmp_path)
+    assert "--from-checkpoint" in (caught.value.hint or "")
+    assert caught.value.where == str(path)
 
 
 def test_a_segment_under_another_name_is_refused(tmp_path: Path) -> None:

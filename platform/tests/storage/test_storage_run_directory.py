@@ -102,6 +102,19 @@ def test_json_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == ["status.json"]
 
 
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_nesting_without_end_is_damage(tmp_path: Path, depth: int) -> None:
+    path = tmp_path / "status.json"
+    text = b'{"a": ' + b"[" * depth + b"]" * depth + b"}"
+    path.write_bytes(text)
+    with pytest.raises(StorageError, match=r"status\.json: .*nested"):
+        read_json(path)
+    path.write_bytes(text + b'\n{"n": 1}\n')
+    follower = follow_json_lines(path)
+    assert follower.poll() == [{"n": 1}]
+    assert follower.damaged_lines == 1
+
+
 def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text("{")
     for name in ("status.json", "missing.json"):

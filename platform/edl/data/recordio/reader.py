@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
+from edl.core.strict_json import decode_json_file
 from edl.data.data_files import INDEX_SUFFIX, read_error, temporary_path
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
@@ -129,7 +130,7 @@ def _is_plausible(header: ChunkHeader) -> bool:
 
 def _load_saved_index(file: Path, stat: os.stat_result) -> ChunkIndex | None:
     try:
-        saved = json.loads(_index_path(file).read_bytes())
+        saved = decode_json_file(_index_path(file).read_bytes())
         if [saved["version"], saved["size"], saved["mtime_ns"]] != [_INDEX_VERSION, stat.st_size, stat.st_mtime_ns]:
             return None
         return ChunkIndex.from_headers([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
