@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import json
 import logging
 import os
@@ -77,12 +78,16 @@ class CustomObject:
 def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     """Python code that loads a model's file; empty if ``keras.models.load_model(path)`` is enough.
 
+    If no code loads it, because a class does not take what its ``get_config()`` gives, a comment that says so.
+
     Args:
         model: that Keras can describe.
         path: of its ``.keras`` file.
         zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
     """
     model_config = keras.saving.serialize_keras_object(model)
+    if why := _find_unloadable(model_config, model):
+        return f"# {why}"
     custom_objects = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
     sorted_objects = sorted(custom_objects, key=lambda each: (each.module, each.name))
     unsafe = any(node.get("class_name") == _LAMBDA_CLASS for node in _iter_class_nodes(model_config))
@@ -103,6 +108,34 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     if unsafe:  # a Lambda layer of a Python lambda is code in the file
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
+
+
+def _find_unloadable(model_config: Any, model: Any) -> str:
+    """Why Keras cannot make a layer or the model again from its config; empty if nothing is known against it."""
+    kinds: dict[tuple[str, str], Any] = {
+        (kind.__module__, kind.__name__): kind for kind in map(type, model._flatten_layers())
+    }
+    inherited = {kind.from_config.__func__ for kind in (keras.Model, keras.layers.Layer, keras.Operation)}
+    for node in _iter_class_nodes(model_config):
+        kind, config = kinds.get((str(node.get("module")), str(node["class_name"]))), node.get("config")
+        if kind is None or not isinstance(config, dict) or kind.__module__.split(".")[0] == "keras":
+            continue
+        if kind.from_config.__func__ not in inherited or _is_functional_config(config):
+            continue
+        try:
+            inspect.signature(kind.__init__).bind(None, **config)
+        except TypeError as error:
+            return (
+                f"load_model cannot make {kind.__name__} again: {kind.__name__}.__init__(): {error}. It must take what"
+                " get_config() gives: add **kwargs and pass them to super().__init__(**kwargs), or define get_config()."
+                " The SavedModel loads without it"
+            )
+    return ""
+
+
+def _is_functional_config(config: Mapping[str, Any]) -> bool:
+    """Whether it holds the layers of a model of inputs and outputs, which Keras may connect without ``__init__``."""
+    return {"name", "layers", "input_layers", "output_layers"} <= config.keys()
 
 
 def _is_in_zoo(zoo: Path, module: str) -> bool:
@@ -302,7 +335,9 @@ def export_model(
         with _replacing_atomically(keras_path) as temporary_path:
             _write_keras(loadable_model, temporary_path)
         loading = format_loading_code(loadable_model, keras_path, network.module.zoo)
-        if loading:
+        if loading.startswith("#"):
+            _LOG.warning("the .keras file: %s", loading.removeprefix("# "))
+        elif loading:
             _LOG.info("the .keras file has classes or functions that Keras does not know; this loads it: %s", loading)
     return {
         "keras": str(keras_path) if serializable else None,

@@ -140,7 +140,7 @@ def _describe_event(event: JobEvent) -> str:
         case CallbackDecided():
             return f"step {event.step:,}: {event.decision}"
         case ModelExported():
-            return f"model exported to {event.path}" + (f"; load it with {event.loading}" if event.loading else "")
+            return f"model exported to {event.path}{_loading_suffix(event.loading or '')}"
     return _describe_record_event(event) or _describe_parameter_event(event) or event.kind.replace("_", " ")
 
 
@@ -254,6 +254,13 @@ def _describe_exit(event: RoleEnded) -> str:
     reason = event.reason or "no reason known"
     own = event.exit_code is not None and 0 < event.exit_code <= _LARGEST_OWN_EXIT_CODE and event.reason != "Deleted"
     return f"{reason}, exit code {event.exit_code}" if own else reason
+
+
+def _loading_suffix(loading: str) -> str:
+    """How the export is loaded; a comment says why its .keras file cannot be."""
+    if loading.startswith("#"):
+        return f"; {loading.removeprefix('#').strip()}"
+    return f"; load it with {loading}" if loading else ""
 
 
 def _reason_suffix(reason: str) -> str:

@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
 
 from edl.jobfile.zoo_lookup import find_model_function  # noqa: E402
 from edl.keras.model_export import format_loading_code  # noqa: E402
@@ -44,6 +45,34 @@ class Own(keras.Model):
 
     def call(self, x):
         return self.head(x)
+
+class Strict(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.head(x)
+
+class Configured(Strict):
+    def get_config(self):
+        return {}
+
+class Made(Strict):
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+
+class StrictLayer(keras.layers.Layer):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+    def call(self, x):
+        return x * self.factor
 """
 X = np.ones((3, 2), np.float32)
 
@@ -68,6 +97,8 @@ MODELS = {
     "function": lambda m: sequential(keras.layers.Dense(2, activation=m.halve)),
     "both": lambda m: sequential(m.Double(), m.Known(), keras.layers.Dense(2, activation=m.halve)),
     "model": lambda m: m.Own(),
+    "get_config": lambda m: m.Configured(),
+    "from_config": lambda m: m.Made(),
     "lambda": lambda m: sequential(keras.layers.Lambda(lambda x: x + 1.0, output_shape=(2,))),
 }
 
@@ -84,6 +115,19 @@ def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> No
     scope: dict[str, Any] = {"keras": keras}
     exec("\n".join([*imports, f"loaded = {load}"]), scope)
     np.testing.assert_allclose(scope["loaded"](X), expected)
+
+
+@pytest.mark.parametrize("kind", ["Strict", "StrictLayer"])
+def test_what_no_code_loads_is_told_by_what_is_missing(kind: str, mine: Any, tmp_path: Path) -> None:
+    model = mine.Strict() if kind == "Strict" else sequential(mine.StrictLayer(2.0))
+    model(X)
+    path = tmp_path / "model.keras"
+    model.save(path)
+    with pytest.raises(TypeError):
+        keras.models.load_model(path, custom_objects={kind: getattr(mine, kind)})
+    said = format_loading_code(model, path, tmp_path / "zoo")
+    assert said.startswith("# ")
+    assert not missing_keys(said, f"{kind}.__init__()", "**kwargs", "get_config()", "SavedModel")
 
 
 def test_what_is_registered_needs_its_module(mine: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from edl.api.events import (
     EvaluationEnded,
     JobEnded,
     JobEvent,
+    ModelExported,
     RangeQuarantined,
     RecordsRequeued,
     RequeuedRecordsLeased,
@@ -243,3 +244,9 @@ def test_tables_that_are_served_are_told_once() -> None:
         face.refresh(RunProgress(0.0).with_status(status(at, 5, parameters=parameters)), at)
     said = [line for line in out.getvalue().splitlines() if "served" in line]
     assert [line.partition("  ")[2] for line in said] == ["2 tables served by the parameter servers: users, items"]
+
+
+def test_an_export_that_no_code_loads_is_not_told_to_be_loaded_with_a_comment() -> None:
+    told = describe_event(ModelExported("/somewhere", "# load_model cannot make Mine again", time=0.0))
+    assert told.endswith("; load_model cannot make Mine again")
+    assert describe_event(ModelExported("/somewhere", "import mine; load()", time=0.0)).endswith(" import mine; load()")
