@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import resource
+import sys
 
 MAX_CONTROL_CONNECTIONS = 4096
 """Connections of the control plane that a role keeps; those of the bulk plane are counted by ``BulkServer``."""
 _MAX_OPEN_FILES = 1 << 20  # where the hard limit is infinite: some programs close every number up to the limit
 _FEW_OPEN_FILES = 4096
-
-log = logging.getLogger(__name__)
 
 
 def raise_open_files_limit() -> None:
@@ -24,10 +22,12 @@ def raise_open_files_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     if wanted < _FEW_OPEN_FILES:
-        log.warning(
-            "this process may have only %d files and connections open (hard limit, ulimit -Hn); %d or more are better",
-            wanted,
-            _FEW_OPEN_FILES,
+        # Not by `logging`: the supervisor runs without it, and stderr is every role's log.
+        print(
+            f"this process may have only {wanted} files and connections open (hard limit, ulimit -Hn); "
+            f"{_FEW_OPEN_FILES} or more are better",
+            file=sys.stderr,
+            flush=True,
         )
 
 

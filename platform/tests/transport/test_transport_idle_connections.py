@@ -157,11 +157,11 @@ def test_a_role_may_open_as_many_files_as_the_hard_limit_allows(
     raised: int | None,
     warned: bool,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     limits = []
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, both: limits.append(both))
     open_files.raise_open_files_limit()
     assert limits == ([] if raised is None else [(raised, hard)])
-    assert bool(caplog.records) == warned
+    assert bool(capsys.readouterr().err) == warned

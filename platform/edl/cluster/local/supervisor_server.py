@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import hmac
 import itertools
-import logging
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,8 +24,6 @@ from edl.cluster.local import supervisor_protocol
 #
 # One thread because children are tied to the thread that forked them (``edl.cluster.local.parent_death``).
 
-
-log = logging.getLogger(__name__)
 
 ReadyCallback = Callable[[int], None]
 """Called with the selector's event mask."""
@@ -171,7 +169,7 @@ class SupervisorServer:
             return
         except OSError as error:
             # The client is gone already, or this process has no file descriptor left: then the listener stays ready.
-            log.warning("a connection to the supervisor could not be accepted: %s", error)
+            print(f"a connection to the supervisor could not be accepted: {error}", file=sys.stderr, flush=True)
             self._loop.unwatch(self._listener)
             self._accepting = False
             self._loop.call_later(EXHAUSTED_PAUSE_SECONDS, self._watch_listener)

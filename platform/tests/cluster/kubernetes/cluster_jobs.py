@@ -29,7 +29,7 @@ MNIST = JobSpec(
 _WORDS = st.from_regex(r"\A[a-z]([-a-z0-9]{0,10}[a-z0-9])?\Z")
 _KEYS = st.from_regex(r"\A(example\.org/)?[A-Za-z0-9]([-._A-Za-z0-9]{0,20}[A-Za-z0-9])?\Z")
 _LABELS = st.dictionaries(_KEYS, st.from_regex(r"\A([A-Za-z0-9]([-._A-Za-z0-9]{0,20}[A-Za-z0-9])?)?\Z"), max_size=2)
-_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _CLAIMS = st.sampled_from(["datasets", "runs", "models"])
 _MOUNTS = st.sampled_from(["/data", "/data/inner", "/zoo", "/mnt/runs", "/home/edl/data"])
 _CPU = st.floats(0.001, 256)
