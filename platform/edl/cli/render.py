@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import io
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import SafeRepresenter
 
 from edl.cluster.kubernetes.job_manifests import find_spec_problems, find_spec_warnings, render_job
 from edl.cluster.kubernetes.resource_kinds import SECRETS
 from edl.jobfile.loader import load_job_file
-from edl.reporting.manifest_yaml import manifests_yaml
+
+_PLAIN_SCALAR = re.compile(r"[A-Za-z/][-A-Za-z0-9./_]*(:[A-Za-z0-9][-A-Za-z0-9./_:]*)*|[0-9]+([KMGT]i|m)")
+# YAML 1.1, which kubectl reads, has more words for true, false and null than YAML 1.2
+_YAML_KEYWORDS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
+
+
+class _ManifestRepresenter(SafeRepresenter):
+    """Writes text such that YAML 1.1 and 1.2 both read it as text, and repeats values in place of anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        del data
+        return True
+
+    def represent_text(self, text: str) -> ScalarNode:
+        plain = _PLAIN_SCALAR.fullmatch(text) and text.lower() not in _YAML_KEYWORDS
+        lines = text.endswith("\n") and text.replace("\n", "").isprintable()
+        style = None if plain else "|" if lines else '"'
+        node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+        return node
+
+
+_ManifestRepresenter.add_representer(str, _ManifestRepresenter.represent_text)
+
+
+def manifests_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
+    """One document each, in the order of the manifests, their fields in the order of the mappings."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Representer = _ManifestRepresenter
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 2**16  # a folded line is harder to search
+    out = io.StringIO()
+    yaml.explicit_start = True
+    yaml.dump_all(manifests, out)
+    return out.getvalue()
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

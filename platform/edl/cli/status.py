@@ -6,14 +6,259 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 import typer
 
+from edl.api.events import EvaluationEnded
+from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus, TimelinePoint
 from edl.cli.list import job_json
 from edl.cli.local_runs import JobLookup, LocalOption
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption
 from edl.ops.followup_command import command_arguments
+from edl.ops.job_findings import format_short_list
+from edl.ops.job_view import JobView
+from edl.ops.pod_problems import parse_scheduler_message
+from edl.reporting import ps_statistics_text
+from edl.reporting.event_text import (
+    describe_event,
+    format_block,
+    format_earlier_evaluations,
+    format_local_time,
+    format_measurements,
+    format_worker_count,
+    summary_heading,
+    summary_rows,
+)
+from edl.reporting.terminal_text import to_single_line
+from edl.reporting.text_table import align_columns
+from edl.reporting.unit_formats import format_age, format_bytes, format_duration, format_percent
+
+_EIGHTHS = " ▁▂▃▄▅▆▇█"
+_WAITING_CELL = "░"
+MAX_HEIGHT = 6
+
+
+def plot_workers(moments: Sequence[TimelinePoint], wanted: int, width: int, now: float | None = None) -> list[str]:
+    """Lines of at most ``width`` characters; empty when there is nothing to draw yet.
+
+    Args:
+        moments: of the job's life, oldest first; each holds until the next.
+        wanted: workers that are wanted now: the plot is at least so high.
+        width: of the terminal.
+        now: unix seconds until which the last moment holds; its own time by default.
+    """
+    if len(moments) < 2:
+        return []
+    begin, end = moments[0].time, max(now or 0.0, moments[-1].time)
+    top = max(wanted, *(moment.workers + moment.pending for moment in moments), 1)
+    label = len(str(top)) + 2
+    columns = max(8, min(width - label, 72))
+    running = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
+    asked = column_averages(moments, begin, end, columns, lambda moment: moment.workers + moment.pending)
+    height = min(top, MAX_HEIGHT)
+    lines = [
+        "".join(
+            _plot_cell(height * run / top - row, height * ask / top - row)
+            for run, ask in zip(running, asked, strict=True)
+        )
+        for row in reversed(range(height))
+    ]
+    marks = [str(top), *[""] * (height - 1)]
+    drawn = [f"{mark:>{label - 2}} ┤{line}".rstrip() for mark, line in zip(marks, lines, strict=True)]
+    return [*drawn, f"{0:>{label - 2}} └{'─' * columns}", f"{'':{label}}{_time_axis(end - begin, columns)}"]
+
+
+def column_averages(
+    moments: Sequence[TimelinePoint], begin: float, end: float, columns: int, value: Callable[[TimelinePoint], int]
+) -> list[float]:
+    """The value of each column: how much it was on average in that part of the time."""
+    step = (end - begin) / columns or 1.0
+    sums = [0.0] * columns
+    borders = [*(moment.time for moment in moments[1:]), end]
+    for moment, until in zip(moments, borders, strict=True):
+        at = moment.time
+        column = min(columns - 1, int((at - begin) / step))
+        while at < until and column < columns:
+            border = begin + (column + 1) * step if column < columns - 1 else end
+            sums[column] += (min(until, border) - at) * value(moment)
+            at, column = max(at, min(until, border)), column + 1
+    return [each / step for each in sums]
+
+
+def _plot_cell(running: float, asked: float) -> str:
+    """One character: what of it is filled, 1 being all of it."""
+    if running >= 1:
+        return "█"
+    if running > 1 / 16:
+        return _EIGHTHS[min(8, max(1, round(8 * running)))]
+    return _WAITING_CELL if asked >= 0.5 else " "
+
+
+def _time_axis(seconds: float, columns: int) -> str:
+    """Under the plot: how long ago it begins, and where it ends."""
+    left = f"{format_duration(seconds)} ago"
+    return f"{left}{'now':>{max(4, columns - len(left))}}"
+
+
+RECENT_EVENTS = 5
+_EVALUATIONS = 6
+_ROLES_SHOWN = 24
+_STALE_STATUS_SECONDS = 30.0
+_LONG_WAIT_SECONDS = 1.0
+
+
+def status_lines(job: JobView, now: float, width: int) -> list[str]:
+    """The lines of a job at ``now``; the drawn ones fit ``width`` characters, paths and reasons may be longer."""
+    return [to_single_line(line) for line in [_title_line(job, now), *_body_lines(job, now, width)]]
+
+
+def _title_line(job: JobView, now: float) -> str:
+    starved = " (starved)" if job.status and job.status.starved and not job.has_ended else ""
+    kind = ", prediction" if job.is_prediction else ""
+    return f"{job.name}  {job.phase}{starved}{kind}  {job.location_text} {format_age(now - job.created_at)} ago"
+
+
+def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
+    status = job.status
+    if job.unreadable_reason:
+        yield f"The master's status cannot be read: {job.unreadable_reason}"
+        return
+    if status is None:
+        yield "The master has not reported yet."
+        return
+    evaluations = [event for event in job.publication.events if isinstance(event, EvaluationEnded)]
+    yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
+    if status.parameters is not None and not job.has_ended:
+        yield from _push_lines(status.parameters)
+    yield from _desired_lines(job)
+    plot_lines = plot_workers(job.publication.timeline, status.workers_wanted, width, None if job.has_ended else now)
+    if plot_lines:
+        yield from ("", "workers", *plot_lines)
+    if not job.has_ended:
+        yield from _role_lines(status)
+        yield from _table_lines(status.parameters)
+    yield from _event_lines(job)
+    if job.publication.summary is not None and job.has_ended:
+        yield ""
+        yield from format_block(
+            summary_heading(job.phase, job.publication.summary), summary_rows(job.publication.summary)
+        )
+    if not job.has_ended and now - status.updated > _STALE_STATUS_SECONDS:
+        yield f"The master reported this {format_age(now - status.updated)} ago: {job.master_silence or 'no answer'}."
+
+
+def _progress_lines(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
+    total, done = status.records_total, status.records_done
+    share = 100 * done // total if total else 0
+    epoch = f", epoch {status.epoch} of {status.epochs}" if status.epochs > 1 and status.epoch else ""
+    text = f" {share} %  {done:,} of {total:,} records{epoch}"
+    size = max(10, min(60, width - len(text)))
+    full = size * done // total if total else 0
+    yield f"{'█' * full}{'░' * (size - full)}{text}"
+    yield "   ".join([f"step {status.step:,}", *format_measurements(status)])
+    if earlier := format_earlier_evaluations(evaluations):
+        yield earlier[:width]
+    yield f"run {status.run}"
+    if status.reason and status.phase not in ("Done",):
+        yield status.reason.splitlines()[0]
+
+
+def _desired_lines(job: JobView) -> Iterator[str]:
+    status, wanted = job.status, job.desired
+    assert status is not None
+    if wanted.stop and not job.has_ended:
+        yield "A stop was requested."
+    if not job.has_ended:
+        starting = f" and {job.starting_workers} starting" if job.starting_workers else ""
+        yield (
+            f"{format_worker_count(job.ready_workers)}{starting} of {status.workers_wanted} wanted, at least"
+            f" {status.workers_min}"
+        )
+
+
+def _push_lines(parameters_status: ParametersStatus) -> Iterator[str]:
+    """How pushes become updates, and an update that waits for more of them."""
+    yield from (f"{name} {text}" for name, text in ps_statistics_text.push_rows(parameters_status))
+    waits = parameters_status.round
+    if waits is not None and waits.seconds >= _LONG_WAIT_SECONDS:
+        who = format_short_list([f"worker-{index}" for index in waits.awaited])
+        come = f"{waits.arrived} of {waits.wanted} gradients"
+        yield f"an update with {come} has been waiting for {who} for {waits.seconds:.0f} s"
+
+
+def _table_lines(parameters_status: ParametersStatus | None) -> Iterator[str]:
+    if parameters_status is None or not parameters_status.tables:
+        return
+    yield ""
+    head = ["TABLE", "ROWS", "MEMORY", "EVICTED", "OF ps.max_rows"]
+    yield from align_columns([head, *map(_table_row, parameters_status.tables)], right=(1, 2, 3, 4))
+    if parameters_status.tables_total > len(parameters_status.tables):
+        yield f"and {parameters_status.tables_total - len(parameters_status.tables)} more"
+
+
+def _table_row(table: TableStatus) -> list[str]:
+    share = "-" if table.full is None else format_percent(table.full)
+    return [table.name, f"{table.rows:,}", format_bytes(table.bytes), f"{table.evicted:,}", share]
+
+
+def _role_lines(status: Status) -> Iterator[str]:
+    members = [*(("ps", each) for each in status.ps), *(("worker", each) for each in status.workers)]
+    shown = members[:_ROLES_SHOWN]
+    if shown:
+        yield ""
+        head = ["POD", "STATE", "SAMPLES/S", "NODE", "WHY"]
+        table = [head, *(_role_row(name, each) for name, each in shown)]
+        if not any(each.samples_per_second for _, each in shown):
+            table = [[*row[:2], *row[3:]] for row in table]
+        yield from align_columns(table, right=(2,) if len(table[0]) == len(head) else ())
+    if len(members) > len(shown):
+        yield f"and {len(members) - len(shown)} more"
+    for text in dict.fromkeys(status.refusals.values()):
+        yield f"refused: {format_short_list([who for who, said in status.refusals.items() if said == text])}: {text}"
+
+
+def _role_row(name: str, member: RoleStatus) -> list[str]:
+    why = parse_scheduler_message(member.reason).text if member.state == "pending" and member.reason else member.reason
+    pace = f"{member.samples_per_second:,.0f}" if member.samples_per_second else "-"
+    return [f"{name}-{member.index}", member.state, pace, member.node or "-", why]
+
+
+def _event_lines(job: JobView) -> Iterator[str]:
+    newest = job.publication.events[-RECENT_EVENTS:]
+    if newest:
+        yield ""
+    for event in newest:
+        yield f"{format_local_time(event.time)}  {describe_event(event)}"
+
+
+def suggest_next_step(job: JobView, job_arguments: str) -> str:
+    """What to call next; ``job_arguments`` is the job as commands name it."""
+    if job.is_local:
+        return _suggest_local_step(job, job_arguments)
+    if job.phase == "Done":
+        return f"`edl logs {job_arguments}` shows what it printed; `edl delete {job_arguments}` removes it."
+    if job.has_ended:
+        run = f" {job.status.run}" if job.status else ""
+        return f"`edl why {job_arguments}` says more; continue with: edl submit JOB.yaml --resume{run}"
+    waiting = job.status is None or job.status.starved or job.running_workers < job.status.workers_wanted
+    return (
+        f"`edl why {job_arguments}` says what it waits for."
+        if waiting
+        else f"Follow it with: edl status {job_arguments} --watch"
+    )
+
+
+def _suggest_local_step(job: JobView, job_arguments: str) -> str:
+    if not job.has_ended:
+        return f"Follow it with: edl status {job_arguments} --watch"
+    if job.phase == "Done":
+        shows = f"`edl logs {job_arguments}` shows what its roles printed; " if job.has_logs else ""
+        return f"{shows}`edl clean {job.name}/{job.uid}` removes it."
+    says = f"`edl logs {job_arguments}` says more; continue" if job.has_logs else "Continue"
+    return f"{says} with: edl run JOB.yaml --resume {job.uid}"
+
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -32,7 +277,6 @@ def status(
     If both exist, the job on the cluster is shown. --local selects runs of this machine; -n and --context a cluster.
     """
     from edl.cli.local_runs import job_lookup
-    from edl.cli.status_view import status_lines, suggest_next_step
 
     look = job_lookup(job, local=local, context=context, namespace=namespace)
     if watch:
@@ -59,7 +303,6 @@ def _watch_live(look: JobLookup, name: str) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    from edl.cli.status_view import status_lines, suggest_next_step
     from edl.ops.job_following import poll_repeatedly
     from edl.reporting.rich_console import make_console
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edl.api.errors import BadInputError, EdlError, JobFailedError
+from edl.api.errors import INTERRUPTED_EXIT, BadInputError, EdlError, JobFailedError
 from edl.api.events import RunStarted
-from edl.api.exit_codes import INTERRUPTED_EXIT
 from edl.api.job_spec import JobSpec
 from edl.cli.options import confirm_action, connect_api
 from edl.cli.submission_plan import SubmissionPlan, SubmissionReporter

@@ -8,21 +8,240 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from edl.api.errors import EdlError, RetryableError
-from edl.api.exit_codes import SIGTERM_EXIT
+from edl.api.errors import SIGTERM_EXIT, EdlError, JobFailedError, RetryableError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import connect_api
-from edl.cluster.kubernetes.api_errors import ApiError
+from edl.cli.submission_plan import TextReporter
+from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
+from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
 from edl.cluster.kubernetes.job_manifests import find_spec_problems
+from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.jobfile.loader import load_job_file
-from edl.ops.job_deletion import DeletionTimeoutError
-from edl.ops.release.release_view import SubmitterIdentity, read_identity
+from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
+from edl.ops.job_following import WatchedJob, follow_job
+from edl.ops.job_submission import (
+    MasterStatusReader,
+    SubmittedJob,
+    create_dependents,
+    create_suspended_job,
+    roll_back_submission,
+    unsuspend_job,
+)
+from edl.ops.job_view import job_conditions
+from edl.ops.preflight import PreflightError
+from edl.ops.release.release_view import (
+    ReleaseCleanup,
+    SubmitterIdentity,
+    add_release_labels,
+    mark_submitted,
+    read_identity,
+    read_release_view,
+)
+from edl.ops.release.submitter_decision import (
+    CLEANUP_TIMEOUT_SECONDS,
+    CleanupTimeout,
+    MasterJob,
+    RetryDeadline,
+    StartTimeout,
+    SubmitterDecision,
+    SubmitterStep,
+    decide_step,
+)
+from edl.ops.removal_progress import leftovers_text
+from edl.ops.submission_request import SubmissionRequest, build_request
 from edl.reporting.terminal_text import sanitize_standard_streams
+from edl.reporting.text_table import StatusLine
+
+if TYPE_CHECKING:
+    from edl.cluster.kubernetes.api_client import KubeClient
+    from edl.ops.job_view import JobView
+
+
+POLL_SECONDS = 1.0
+MASTER_END_SECONDS = 30.0
+"""That a master may need, once its job is over, to put its last logs away and end."""
+_FAILED, _REFUSED = 1, 2
+
+
+class JobVanishedError(JobFailedError):
+    """The job is there no more; whose doing that was is another question."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitterClock:
+    """Monotonic seconds, and how to let them pass."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class ReleaseSubmitter:
+    """One submitter.
+
+    Args:
+        api: of the release's namespace.
+        identity: the release and the pod of this submitter.
+        spec: the job, under its own name; see ``Identity.job_name``.
+        source: the file that it came from.
+    """
+
+    def __init__(
+        self,
+        api: KubeClient,
+        identity: SubmitterIdentity,
+        spec: JobSpec,
+        source: Path,
+        time: SubmitterClock | None = None,
+    ) -> None:
+        self._api, self._identity, self._spec, self._clock = api, identity, spec, time or SubmitterClock()
+        self._options = SubmitOptions(source, resume=identity.resume_run, namespace=api.namespace, yes=True, watch=True)
+        self._cleanup = ReleaseCleanup(api, spec.name)
+        self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
+        self._reporter, self._decision_line, self._progress_line = (
+            TextReporter(),
+            StatusLine(sys.stdout),
+            StatusLine(sys.stdout),
+        )
+
+    def run(self) -> int:
+        """The exit code, once there is one.
+
+        Raises:
+            RetryableError: the API server is away for too long.
+            DeletionTimeoutError: an earlier job does not go.
+            EdlError: refused, or failed.
+        """
+        while True:
+            try:
+                decision = decide_step(read_release_view(self._api, self._identity))
+                if decision.step is SubmitterStep.DELETED:
+                    raise JobFailedError(decision.reason, where=f"release {self._identity.release}")
+                self._decision_line.show_text(f"release {self._identity.release}: {decision.reason}")
+                if decision.step is SubmitterStep.REPLACED:
+                    return 0
+                if decision.step is SubmitterStep.FOLLOW:
+                    return self._follow_job(decision.master_jobs[0])
+                self._take_step(decision)
+                self._failure_timeout.reset()
+            except JobVanishedError:
+                continue  # the next decision says why
+            except (ApiError, PreflightError, RetryableError) as error:
+                self._wait_or_raise(error)
+
+    def _wait_or_raise(self, error: EdlError) -> None:
+        """Wait a little before the next look; raises the error when it has lasted."""
+        if self._failure_timeout.may_retry(error, self._clock.clock()):
+            self._progress_line.show_text(f"{error.message.splitlines()[0]}; retrying")
+            self._clock.sleep(POLL_SECONDS)
+            return
+        if not isinstance(error, RetryableError):
+            self._roll_back_job(error)
+        raise error
+
+    def _roll_back_job(self, cause: EdlError) -> None:
+        """Remove the Job of a job that cannot be completed."""
+        name = names.master_name(self._spec.name)
+        try:
+            roll_back_submission(self._api, name, self._identity.submission_id)
+        except ApiError as error:
+            cause.hint = f"The suspended Job {name} may be left ({error.message}); it is deleted with the release."
+
+    def _take_step(self, decision: SubmitterDecision) -> None:
+        """One step towards a job that runs."""
+        if decision.step is SubmitterStep.FINISH:
+            self._complete_job(decision.master_jobs[0])
+        elif self._is_cleanup_pending(self._cleanup.delete_round(decision.master_jobs)):
+            self._clock.sleep(POLL_SECONDS)
+        elif decision.step is SubmitterStep.SUBMIT:
+            self._reserve_job()
+
+    def _is_cleanup_pending(self, left: JobObjects) -> bool:
+        """Whether something of an earlier job is still there; raises DeletionTimeoutError if it does not go."""
+        if self._cleanup_timeout.has_expired(left=bool(left), now=self._clock.clock()):
+            raise DeletionTimeoutError(
+                f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s these objects still exist: {format_object_list(left.objects)}",
+                where=f"release {self._identity.release}",
+                hint="A new pod will try again. `kubectl describe pod` says why an old pod is not deleted.",
+            )
+        if left:
+            self._progress_line.show_text(f"an earlier job is {leftovers_text(left)}")
+        return bool(left)
+
+    def _build_request(self) -> SubmissionRequest:
+        request = build_request(
+            self._spec, namespace=self._api.namespace, token=new_job_token(), run=self._identity.resume_run
+        )
+        return replace(request, manifests=add_release_labels(request.manifests, self._identity), replaces_ended=False)
+
+    def _reserve_job(self) -> None:
+        """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
+        request = self._build_request()
+        plan = plan_submission(self._api, self._spec, self._options, request)
+        self._reporter.report_plan(plan)
+        create_suspended_job(self._api, request.job_name, request.manifests[-1], self._identity.submission_id)
+
+    def _complete_job(self, own: MasterJob) -> None:
+        *parts, job = self._build_request().manifests
+        made = SubmittedJob(own.job_name, job["metadata"]["name"], own.uid, self._api.namespace)
+        create_dependents(self._api, made, parts)
+        mark_submitted(self._api, self._identity, own.uid)
+        unsuspend_job(self._api, made)
+        self._reporter.report_note(f"Job {made.name} submitted to namespace {made.namespace}.")
+
+    def _follow_job(self, own: MasterJob) -> int:
+        """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
+        release, where = self._identity.release, f"-n {self._api.namespace}"
+        resume_command = f"helm upgrade {release} … {where} --set resume=latest"
+        watched = WatchedJob(
+            own.job_name, self._identity.resume_run or own.uid, resume_command, f"helm uninstall {release} {where}"
+        )
+        code = follow_job(self._api, watched, own.uid, as_json=False, observe=self._start_observer(own))
+        self._wait_for_master_end(own)
+        return code if code in (0, _REFUSED) else _FAILED
+
+    def _wait_for_master_end(self, own: MasterJob) -> None:
+        """Wait for the master's own end: a CronJob that keeps no history removes it with this submitter."""
+        end = self._clock.clock() + MASTER_END_SECONDS
+        while self._clock.clock() < end:
+            with suppress(ApiError, RetryableError):
+                if self._has_master_ended(own):
+                    return
+            self._clock.sleep(POLL_SECONDS)
+
+    def _has_master_ended(self, own: MasterJob) -> bool:
+        try:
+            job = self._api.get(JOBS, names.master_name(own.job_name))
+        except NotFoundError:
+            return True
+        return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(job_conditions(job)))
+
+    def _start_observer(self, own: MasterJob) -> Callable[[JobView | None], None]:
+        """Ends the watch of a job that is gone, or whose master will not start."""
+        lookout, patience = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
+
+        def check(seen: JobView | None) -> None:
+            self._failure_timeout.reset()
+            if seen is None:
+                raise JobVanishedError(f"the job {own.job_name} is gone")
+            if seen.status is not None or seen.has_ended:
+                return
+            sight = lookout.read_status()
+            self._progress_line.show_text(master_status_text(sight))
+            if patience.has_expired(sight, self._clock.clock()):
+                self._cleanup.delete_round([own])
+                raise start_error(own.job_name, sight, "Its objects are being removed.")
+
+        return check
+
 
 REFUSED_EXIT, TRY_AGAIN_EXIT = 2, 75
 _RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
@@ -57,8 +276,6 @@ def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
 
         app.main(["submit", str(source), "--yes", "--watch"])
         raise AssertionError("unreachable")
-    from edl.cli.submitter_loop import ReleaseSubmitter
-
     return ReleaseSubmitter(connect_api(None, None), identity, _load_spec(source, identity), source).run()
 
 

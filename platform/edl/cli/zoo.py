@@ -4,16 +4,63 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.zoo_lookup import defined_names
+
+if TYPE_CHECKING:
+    from edl.ops.image_push import PushProgress
+
+
+def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
+    """Show the states of a push as they come: a bar on a terminal, a line per layer elsewhere. The last state."""
+    from edl.ops.image_push import PushProgress
+
+    last = PushProgress()
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("Pushing", total=None)
+        for state in states:
+            if not console.is_terminal:
+                _print_finished_layers(state, last, console)
+            _update_bar(state, progress, task)
+            last = state
+    return last
+
+
+def _update_bar(state: PushProgress, progress: Progress, task: TaskID) -> None:
+    layers = (
+        len(state.finished_layers) + len(state.waiting_layers) + len(state.total_bytes.keys() - state.finished_layers)
+    )
+    progress.update(
+        task,
+        description=f"Pushing, {len(state.finished_layers)} of {layers} layers there",
+        completed=sum(state.sent_bytes.values()),
+        total=sum(state.total_bytes.values()) or None,
+    )
+
+
+def _print_finished_layers(state: PushProgress, before: PushProgress, console: Console) -> None:
+    for layer in sorted(state.finished_layers - before.finished_layers):
+        console.print(f"{layer}: there", highlight=False)
+
 
 app = typer.Typer(help="Create a model zoo; build and push its image.", no_args_is_help=True, add_completion=False)
 
@@ -25,7 +72,6 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the new zoo.")] = Path(),
 ) -> None:
     """Create a model zoo: a sample model, its job file, a Dockerfile and a README."""
-    from edl.cli.zoo import write_zoo
     from edl.ops.image_build import default_base_image
 
     written = write_zoo(directory, base=default_base_image())
@@ -72,7 +118,6 @@ def build(
 @app.command()
 def push(image: ImageName) -> None:
     """Push an image to its registry, with the credentials of ``docker login``."""
-    from edl.cli.image_push_progress import show_push
     from edl.ops.docker_engine import connect_engine
     from edl.ops.image_build import require_image_name
     from edl.ops.image_push import push_image as pushed
@@ -85,8 +130,6 @@ def push(image: ImageName) -> None:
 
 
 def _job_file_hint(zoo: Path, image: str) -> str:
-    from edl.cli.zoo import model_definitions
-
     found = model_definitions(zoo)
     lines = [
         "In job.yaml (where a relative zoo is /model_zoo in the image):",

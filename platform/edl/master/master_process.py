@@ -27,9 +27,8 @@ from functools import partial
 from pathlib import Path
 
 from edl.api.cluster_port import Role
-from edl.api.errors import BadInputError, EdlError, StorageError
+from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, WarningRaised
-from edl.api.exit_codes import SIGTERM_EXIT
 from edl.api.job_spec import CheckpointSpec, JobSpec
 from edl.cluster.status_port import DesiredState
 from edl.core import worker_priority
@@ -55,13 +54,12 @@ from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.final_report import write_end, write_summary
 from edl.master.master_service import MasterService
 from edl.master.pod_controller import PodController, live_pods, terminate_pods
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
-from edl.master.status_publication import PeriodicReports, RunPublisher
+from edl.master.status_publication import PeriodicReports, RunPublisher, write_end, write_summary
 from edl.master.status_reporter import StatusReporter
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage

@@ -1,16 +1,15 @@
 """Publishes the status, events and files of a run to the status ConfigMap.
 
 While the job runs, only data in memory is published: a hanging volume must not hide from users that
-it hangs. Files are read only before the first and for the last publication.
-
-While the job runs nothing is read or written for them but memory: a volume that hangs must not hide from people that it
-does. Files are read before the first page and for the last.
+it hangs. Files are read only before the first and for the last publication. The final report of a
+run (its last event, summary and failure) is written here too.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,21 +17,76 @@ from functools import partial
 from pathlib import Path
 
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import JobEvent
+from edl.api.events import JobEnded, JobEvent, RunStarted
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import StatusPublisher
+from edl.core.events import EndJob
 from edl.jobfile import section_type
 from edl.jobfile.disruptions import DisruptionCounter
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
 from edl.jobfile.published_status import MAX_EVENTS, TIMELINE_KEY, PublishedStatus, extend_timeline
-from edl.master import guarded_threads, progress_log, status_reporter
-from edl.master.final_report import FAILURE_FILE, SUMMARY_FILE
-from edl.master.progress_log import ProgressLogger
+from edl.jobfile.section_type import to_json
+from edl.master import guarded_threads, status_reporter
 from edl.master.shell import MasterShell
-from edl.master.status_reporter import StatusReporter
+from edl.master.status_reporter import ProgressLogger, StatusReporter
 from edl.storage import training_history
+from edl.storage.durable_files import translate_os_errors
 from edl.storage.run_directory import RunDirectory, follow_json_lines, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+_START_AND_END = (RunStarted.kind, JobEnded.kind)
+SUMMARY_FILE, FAILURE_FILE, DETAIL_FILE = "summary.json", "failure.json", "failure.txt"
+
+
+def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
+    """Write how the job ended.
+
+    It is told once, though a master that is started again after the end reads that in its journal and comes here too.
+    A file that cannot be written does not keep the others from being written: on a full disk, some are small enough.
+    """
+    reporter.write_status(status)
+    if ended.phase == "Failed":
+        _log_storage_errors(partial(_write_failure, run, ended))
+    write_summary(run, summary)
+    if not _is_end_written(run):
+        reporter.emit_event(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
+
+
+def _is_end_written(run: RunDirectory) -> bool:
+    """Whether the final event of this start of the run has been written."""
+    try:
+        marks = [
+            event["event"] for event in follow_json_lines(run.events).poll() if event.get("event") in _START_AND_END
+        ]
+    except StorageError as error:
+        log.error("%s", error)
+        return False
+    return marks[-1:] == [JobEnded.kind]
+
+
+def write_summary(run: RunDirectory, summary: Summary) -> None:
+    """Write the run's summary."""
+    _log_storage_errors(lambda: write_json(run.path / SUMMARY_FILE, to_json(summary)))
+
+
+def _write_failure(run: RunDirectory, ended: EndJob) -> None:
+    """Write the failure, once per run: an earlier master's report says more than the journal does."""
+    path = run.path / FAILURE_FILE
+    if path.exists():
+        return
+    with translate_os_errors(run.path / DETAIL_FILE, "write"):
+        (run.path / DETAIL_FILE).write_text(ended.detail, encoding="utf-8")
+    write_json(path, {"kind": ended.failure_kind, "reason": ended.reason, "detail": ended.detail})
+
+
+def _log_storage_errors(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except StorageError as error:
+        log.error("%s", error)
+
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +223,7 @@ class PeriodicReports:
     def start(self) -> None:
         """Start reporting."""
         self._start_loop("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
-        self._start_loop("progress", progress_log.PERIOD_SECONDS, ProgressLogger().log_status)
+        self._start_loop("progress", status_reporter.LOG_PERIOD_SECONDS, ProgressLogger().log_status)
         self._start_loop(
             "history",
             training_history.HISTORY_PERIOD_SECONDS,

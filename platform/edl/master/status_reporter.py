@@ -1,4 +1,7 @@
-"""What users read: events as they happen, the status several times a second, and the final summary."""
+"""What users read of a running job: events, the status, the final summary, and progress in the log.
+
+Events are written as they happen, the status several times a second.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import EdlError, StorageError
-from edl.api.events import JobEvent, StallBegan
+from edl.api.events import EvaluationEnded, JobEvent, StallBegan
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
 from edl.core.job import JobStateMachine
@@ -25,11 +28,40 @@ from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_r
 from edl.core.state import TRAINING
 from edl.core.strict_json import decode_json_file
 from edl.jobfile.section_type import from_json, to_json
-from edl.master import guarded_threads, progress_log
+from edl.master import guarded_threads
+from edl.reporting.event_text import format_metrics
 from edl.reporting.unit_formats import format_utc
 from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.run_directory import RunDirectory, append_json_line, read_json, write_json
+
+log = logging.getLogger(__name__)
+
+LOG_PERIOD_SECONDS = 5.0
+"""Between two lines of the log about progress."""
+
+
+class ProgressLogger:
+    """Logs each training step count once: a waiting job logs nothing."""
+
+    def __init__(self) -> None:
+        self._logged_step = -1
+
+    def log_status(self, status: Status) -> None:
+        """Log the newest loss if a step was completed since; call every ``LOG_PERIOD_SECONDS``."""
+        if status.loss is None or status.step == self._logged_step:
+            return
+        self._logged_step = status.step
+        epoch = f", epoch {status.epoch}/{status.epochs}" if status.epochs > 1 and status.epoch else ""
+        records = f"{status.records_done:,} of {status.records_total:,} records"
+        log.info("Loss %.4g at step %s%s, %s", status.loss, f"{status.step:,}", epoch, records)
+
+
+def log_event(event: JobEvent) -> None:
+    """Log the result of an evaluation."""
+    if isinstance(event, EvaluationEnded):
+        log.info("Evaluation of step %s: %s", f"{event.step:,}", format_metrics(event.metrics) or "done")
+
 
 # --------------------------------------------------------------------------------------------------
 # Throughput.
@@ -141,7 +173,7 @@ class StatusReporter:
     def emit_event(self, event: JobEvent) -> None:
         """Queue an event of the master itself."""
         self._on_event(event)
-        progress_log.log_event(event)
+        log_event(event)
         self._lines.put(to_json(event))
 
     def close(self) -> None:

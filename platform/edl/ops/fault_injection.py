@@ -26,8 +26,48 @@ from typing import Any
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.ops.role_pids import Roster, is_alive
 from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
+
+
+class Roster:
+    """Pids of live roles, from the lines of ``--json`` or ``events.jsonl``.
+
+    Args:
+        since: unix seconds; older lines are of an earlier life of the run and their pids may be anybody's.
+    """
+
+    def __init__(self, since: float = 0.0) -> None:
+        self._since = since
+        self._pids: dict[tuple[str, int], int] = {}
+
+    def see(self, event: Mapping[str, Any]) -> None:
+        """Enter a line; those that start or end no process change nothing."""
+        if event.get("time", 0.0) < self._since or not event.get("pid"):
+            return
+        key = (event["role"], event["index"])
+        if event["event"] == "role_started":
+            self._pids[key] = event["pid"]
+        elif event["event"] == "role_ended" and self._pids.get(key) == event["pid"]:
+            del self._pids[key]
+
+    def of(self, role: str) -> dict[int, int]:
+        """Pid by index of the live processes of a role."""
+        return {index: pid for (name, index), pid in sorted(self._pids.items()) if name == role}
+
+    def __contains__(self, pid: object) -> bool:
+        return pid in self._pids.values()
+
+
+def is_alive(pid: int, since: float) -> bool:
+    """Whether the pid is a process that was started after ``since`` and has not ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return bool(process.create_time() > since - 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
 
 POLL_SECONDS = 0.02
 _ON_PODS = "kubectl delete pod takes a pod away; on this machine: edl inject ... -- edl run job.yaml"

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from edl.api.errors import BadInputError, EdlError, RetryableError, StorageError
-from edl.api.exit_codes import SIGTERM_EXIT
+from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, RetryableError, StorageError
 from edl.core.backoff import ExponentialBackoff
 from edl.storage.copy_protocol import (
     BUSY_FRAME,

@@ -108,7 +108,7 @@ class StoreFactory:
             log.info("tables are %s (%s)", decision.value, decision.reason)
         if decision.value == NATIVE_STORE:
             # Raises ImportError without the extension.
-            from edl.numerics.native_store import NativeParameterStore  # an ImportError where there is no extension
+            from edl.numerics.native_table import NativeParameterStore  # an ImportError where there is no extension
 
             return NativeParameterStore(declaration, initial_values, self.retention, threads=self.table_threads)
         if self.requested_store == NATIVE_STORE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from edl.api.errors import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
 from edl.api.events import (
     EvaluationEnded,
     JobEnded,
@@ -15,7 +16,6 @@ from edl.api.events import (
     RollbackDone,
     RunStarted,
 )
-from edl.api.exit_codes import INTERRUPTED_EXIT, OUTPUT_CLOSED_EXIT, SIGTERM_EXIT
 from edl.api.status import Status, Summary
 from edl.reporting.event_text import EXPORT_SOURCE
 

@@ -14,7 +14,7 @@ from support.in_memory_cluster import InMemoryCluster, when
 
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import JobFailure, Status, Summary
-from edl.cli import submitter, submitter_loop
+from edl.cli import submitter
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import JOBS, Manifest
 from edl.jobfile.published_status import PublishedStatus
@@ -148,7 +148,7 @@ def submitter_desk_at(
 
     monkeypatch.setattr(cluster, "request", ask)
     monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", lambda context, namespace, **_: cluster)
-    monkeypatch.setattr(submitter_loop, "SubmitterClock", lambda: time)
+    monkeypatch.setattr(submitter, "SubmitterClock", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "80")
     return desk

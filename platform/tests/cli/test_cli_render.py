@@ -14,8 +14,7 @@ from support.text_keys import missing_keys
 from typer.testing import CliRunner
 
 from edl.api.errors import BadInputError
-from edl.cli.render import app
-from edl.reporting.manifest_yaml import manifests_yaml
+from edl.cli.render import app, manifests_yaml
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["yes", "No", "on", "y", "~", "null", "0777", "1:30", "1e3", "0x1f", "2Gi", "500m", ".5", "2001-01-01", "<<", "=",

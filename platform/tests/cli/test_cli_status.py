@@ -16,10 +16,9 @@ from support.text_keys import missing_keys
 
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus, TimelinePoint
 from edl.api.strategy import Strategy
-from edl.cli.status_view import status_lines
+from edl.cli.status import column_averages, plot_workers, status_lines
 from edl.jobfile.published_status import PublishedStatus
 from edl.jobfile.section_type import to_json
-from edl.reporting.worker_plot import column_averages, plot_workers
 
 PICTURE = """\
 mnist  Training  namespace team, submitted 3m ago

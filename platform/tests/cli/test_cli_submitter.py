@@ -21,7 +21,7 @@ from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded, RunStarted
 from edl.api.status import Status
-from edl.cli.submitter_loop import MASTER_END_SECONDS
+from edl.cli.submitter import MASTER_END_SECONDS
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import NoResponseError, QuotaExceededError, ServerBusyError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, VOLUME_CLAIMS
@@ -515,7 +515,7 @@ def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:
 
 def test_the_submitter_is_light() -> None:
     code = (
-        "import sys, edl.cli.submitter, edl.cli.submitter_loop, edl.cluster.kubernetes.kubeconfig\n"
+        "import sys, edl.cli.submitter, edl.cli.submitter, edl.cluster.kubernetes.kubeconfig\n"
         "print([name for name in ('grpc', 'numpy', 'tensorflow', 'keras') if name in sys.modules])"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

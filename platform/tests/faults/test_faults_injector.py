@@ -14,8 +14,7 @@ import pytest
 from support.noise import Noise
 
 from edl.api.errors import BadInputError
-from edl.ops.fault_injection import Fault, Injector, Watched, runs_of
-from edl.ops.role_pids import Roster
+from edl.ops.fault_injection import Fault, Injector, Roster, Watched, runs_of
 
 FAKE_EDL = """
 import json, subprocess, sys, time

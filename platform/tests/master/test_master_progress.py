@@ -10,14 +10,14 @@ from support.job_objects import STATUS
 from support.text_keys import missing_keys
 
 from edl.api.events import EvaluationEnded, EvaluationStarted
-from edl.master.progress_log import ProgressLogger, log_event
+from edl.master.status_reporter import ProgressLogger, log_event
 
 MIDST = replace(STATUS, loss=0.18684, step=7021, epoch=3, epochs=5, records_done=402112, records_total=600000)
 
 
 @pytest.fixture(autouse=True)
 def _level(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "edl.master.progress_log")
+    caplog.set_level(logging.INFO, "edl.master.status_reporter")
 
 
 def test_the_loss_once_for_each_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from edl.numerics.parameter_store import NumpyParameterStore
 from edl.ps.model_state import StoreFactory
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
-    from edl.numerics.native_store import NativeParameterStore
+    from edl.numerics.native_table import NativeParameterStore
 
 pytestmark = pytest.mark.native
 

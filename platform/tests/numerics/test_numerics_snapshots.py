@@ -26,8 +26,7 @@ from edl.storage.safetensors_writer import read_array_file
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
     from edl.numerics import native_table
-    from edl.numerics.native_store import NativeParameterStore
-    from edl.numerics.native_table import NativeTable
+    from edl.numerics.native_table import NativeParameterStore, NativeTable
 
 pytestmark = pytest.mark.native
 ADAGRAD = OptimizerSpec("adagrad")

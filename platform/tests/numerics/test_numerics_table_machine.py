@@ -273,6 +273,6 @@ def test_a_native_table_is_a_dictionary(threads: int, spec: OptimizerSpec) -> No
 @pytest.mark.native
 @pytest.mark.parametrize("spec", OPTIMIZERS, ids=lambda spec: spec.name)
 def test_a_native_store_is_a_dictionary(spec: OptimizerSpec) -> None:
-    from edl.numerics.native_store import NativeParameterStore
+    from edl.numerics.native_table import NativeParameterStore
 
     check(partial(store, NativeParameterStore), spec)

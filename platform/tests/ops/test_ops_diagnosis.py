@@ -27,11 +27,10 @@ from edl.api.status import JobFailure, ParametersStatus, TableStatus, TimelinePo
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import PublishedStatus
-from edl.ops.diagnosis import JobEvidence, diagnose_job
+from edl.ops.diagnosis import JobEvidence, average_workers, diagnose_job, diagnose_slowdown
 from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView, KubernetesEvent, select_job_events
 from edl.ops.pod_problems import refusal_remedy
-from edl.ops.push_diagnosis import average_workers, diagnose_slowdown
 
 NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
 CALM = PublishedStatus(replace(STATUS, workers_wanted=2))

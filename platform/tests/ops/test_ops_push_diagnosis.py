@@ -20,7 +20,7 @@ from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, TableStatu
 from edl.api.strategy import Strategy
 from edl.cli.why import finding_lines
 from edl.jobfile.published_status import PublishedStatus
-from edl.ops.push_diagnosis import diagnose_pushes
+from edl.ops.diagnosis import diagnose_pushes
 
 SCENARIOS = sorted((Path(__file__).parent / "exchange").glob("*.txt"))
 UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")

@@ -19,7 +19,6 @@ from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics import numpy_table
 from edl.numerics.array_types import RowBatch
-from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, PartialUpdateError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
@@ -31,6 +30,7 @@ from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.push_updates import PendingPush
 from edl.ps.shard_writer import ShardWriter
+from edl.ps.sync_updates import merge_gradients
 from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import FrameKind, ReceivedFrame

@@ -14,9 +14,9 @@ from ps.conftest import Ps, Worker
 
 from edl.api.strategy import Strategy
 from edl.numerics.array_types import RowBatch
-from edl.numerics.gradient_merging import merge_gradients
 from edl.numerics.parameter_store import PushGradients
 from edl.ps.messages import MasterAttachment
+from edl.ps.sync_updates import merge_gradients
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkRefusedError
 

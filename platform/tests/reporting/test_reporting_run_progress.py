@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edl.api.errors import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.api.events import (
     CheckpointSaved,
     EvaluationEnded,
@@ -26,7 +27,6 @@ from edl.api.events import (
     WarningRaised,
     WorkerCountChanged,
 )
-from edl.api.exit_codes import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
 from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
 from edl.api.strategy import Strategy

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edl.ops.role_pids import Roster, is_alive
+from edl.ops.fault_injection import Roster, is_alive
 
 Line = Mapping[str, Any]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edl.api.cluster_port import PodOptions, Role
+from edl.cli.render import manifests_yaml
 from edl.cluster.kubernetes.job_manifests import find_spec_problems, render_job, render_pod
 from edl.jobfile.loader import load_job_file
-from edl.reporting.manifest_yaml import manifests_yaml
 
 GOLDEN = Path(__file__).with_name("golden")
 CASES = sorted(path.name.removesuffix(".job.yaml") for path in GOLDEN.glob("*.job.yaml"))
