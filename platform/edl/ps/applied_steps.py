@@ -7,13 +7,6 @@ no effect.
 
 Only leases at or above the *floor* are remembered: the master raises it, and every lease below is
 closed. Pure logic; docs/design/0002-record-accounting.md describes its callers.
-
-A lease's number carries the incarnation of the master that granted it. Leases of the incarnation that attached last are
-believed; of lower ones only those that the new master said live on; of higher ones none, until that master attaches.
-So a master that was cut off can grant what it likes. Memory is kept only for leases at or above the *floor*:
-the master raises it, and every lease below is closed.
-
-Pure: docs/design/0002-record-accounting.md says who calls what, and when.
 """
 
 from __future__ import annotations

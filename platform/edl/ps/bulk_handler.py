@@ -31,8 +31,6 @@ from edl.transport.spec_messages import json_object, table_from_message, variabl
 # Parsing of bulk heads and bodies. Everything is checked against the declaration before it is used.
 # Whether gradients are finite is not checked here: the worker knows the records that they came
 # from, and decides.
-#
-# Whether gradients are finite is not checked here: the worker knows the records they came from, and decides.
 
 
 _MAX_NAMED_VARIABLES = 3
@@ -174,7 +172,7 @@ def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
     # An id outside the table can only be an error. Refuse it before memory is allocated for it.
     ids = reader.read_ids(count, partial(_describe_rows, count, "ids (int64)", table))
     # As uint64, negative ids are the largest.
-    if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:  # negative ones are the largest of all
+    if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:
         raise PeerRefusedError(
             f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
         )
@@ -252,7 +250,7 @@ class BulkRequestHandler:
             parse_gradients(declaration, head, frame.body),
             worker=head.worker,
             # Each connection has a thread of its own.
-            connection=threading.get_ident(),  # each connection has a thread of its own
+            connection=threading.get_ident(),
             gradient_version=head.version,
             next_lease=head.next,
             leader_round=tuple(PushId(share.lease, share.step) for share in head.round),

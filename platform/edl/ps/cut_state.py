@@ -2,9 +2,6 @@
 
 While updates are paused for a cut, a step is admitted only if another PS already has it. So all PS
 copy the same steps. See docs/design/0002-record-accounting.md.
-
-While a cut is held, a step enters only if another PS has it already: so all of them copy the same steps. See
-docs/design/0002-record-accounting.md.
 """
 
 from __future__ import annotations
@@ -75,10 +72,7 @@ class CutState(Generic[CopyT]):
         """When the pause for the current cut times out; infinite if there is no cut or its copy was made.
 
         After the copy, steps wait for the successor of a PS, which may have to wait to be
-        scheduled; the master ends that pause.
-
-        After the copy steps wait for the successor of a PS, which may wait for room: the master, or the next one, says
-        when it is there.
+        scheduled; the master, or the next one, ends that pause.
         """
         return self._paused_since + MAX_PAUSE_SECONDS if self._paused_cut and not self._copied_cut else float("inf")
 
@@ -120,9 +114,7 @@ class CutState(Generic[CopyT]):
     def record_copy(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
         """Record that the copy was made and resume steps.
 
-        ``keep_paused``: not before ``release_cut``. ``pin`` keeps the copy.
-
-        ``pin`` keeps the copy.
+        ``keep_paused``: steps resume only with ``release_cut``. ``pin`` keeps the copy.
         """
         if keep_paused:
             # Pushes admitted now would be in no copy, and lost with the server that is about to

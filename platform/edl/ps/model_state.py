@@ -22,9 +22,6 @@ from edl.transport.peer_errors import PeerRefusedError
 # Which store holds the parameters, by the job's choice and the machine's abilities. The native
 # store produces the same bits as the NumPy store and is many times faster. So the parameter servers
 # of one job may use different stores, and a PS may restart with the other one.
-#
-# The native store has the NumPy store's bits and is many times faster. So parameter servers of one job may differ, and
-# one may come back with the other store.
 
 
 log = logging.getLogger(__name__)
@@ -108,7 +105,7 @@ class StoreFactory:
             log.info("tables are %s (%s)", decision.value, decision.reason)
         if decision.value == NATIVE_STORE:
             # Raises ImportError without the extension.
-            from edl.numerics.native_table import NativeParameterStore  # an ImportError where there is no extension
+            from edl.numerics.native_table import NativeParameterStore
 
             return NativeParameterStore(declaration, initial_values, self.retention, threads=self.table_threads)
         if self.requested_store == NATIVE_STORE:
@@ -242,7 +239,8 @@ class ModelState:
     def restore_cut(self, cut: CutSnapshot) -> None:
         """Replace the parameters by those of a cut.
 
-        OutOfMemoryError.
+        Raises:
+            OutOfMemoryError: there is no memory for them; the present parameters stay.
         """
         self._replace_store(
             self._store_factory.restore_store(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order

@@ -3,10 +3,6 @@
 The lock makes every request atomic: a push is applied completely or not at all, and a pull copies
 the state between two pushes. Live values are copied under the lock and sent after it is released;
 pinned copies never change and are read without it.
-
-The lock makes every request atomic: a push enters wholly or not at all, and what a pull copies is the state between two
-pushes. Copies of live values are made under the lock and sent after it; pinned copies never change and are
-read without it.
 """
 
 from __future__ import annotations
@@ -311,7 +307,7 @@ class ParameterServer:
                     return None
                 self._applied_steps.check_master(incarnation)
             # A repeated request took it in the meantime.
-            if not self._has_copied(cut):  # by a second try of the same question, meanwhile
+            if not self._has_copied(cut):
                 self._last_snapshot = self._copy_state(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
             self._reevaluate_pushes()
             return self._last_snapshot
@@ -365,9 +361,8 @@ class ParameterServer:
     def _wait_until(self, is_over: Callable[[], bool], deadline: float) -> bool:
         """Release the lock and wait for a condition; False on timeout.
 
-        A pause that takes too long is ended meanwhile: its master may be gone.
-
-        A cut that is held for too long is given up meanwhile: its master may be gone, and nobody else would.
+        A pause that takes too long is ended meanwhile: its master may be gone, and nobody else would
+        end it.
         """
         while not is_over():
             now = self._clock()

@@ -38,13 +38,6 @@ from edl.transport.process_identity import ProcessIdentity
 # registration that is new to it. The statistics for users travel with it. After SIGTERM, the
 # process registers as leaving and keeps serving until the master releases it, when its state is in
 # a checkpoint. Without a master no checkpoint can be taken, so it exits at once.
-#
-# The master attaches after each registration that it did not know of. Registering every second costs it nothing and is
-# how a restarted master finds the PS that it has. With it goes what people are told of this process.
-#
-# A process that was told to go says so in the same way and serves on until the master lets it end: by then what it
-# holds
-# is in a checkpoint. Without a master nobody could take one, and it ends at once.
 
 
 _REGISTER_PERIOD = 1.0  # seconds between registrations that were accepted
@@ -104,11 +97,8 @@ def keep_registered(
             raise JobFailedError(
                 f"no master for {lost_timeout:g} s (master.lost_timeout): {problem.message}", where=channel.address
             )
-        if (
-            type(problem) is not logged_problem
-            # The text changes with every attempt while the master is away; log only a change of
-            # meaning.
-        ):  # while a master is away the text changes with every try, its meaning does not
+        # The text changes with every attempt while the master is away; log only a change of meaning.
+        if type(problem) is not logged_problem:
             log.info("%s", f"waiting for the master: {problem}" if problem else f"registered with {channel.address}")
             logged_problem = type(problem)
         stop_requested.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)

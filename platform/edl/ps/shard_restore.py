@@ -77,7 +77,7 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
         StorageError: a shard is missing or damaged, or there is none.
     """
     # Imports safetensors, which an idle PS does not need.
-    from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
+    from edl.storage import checkpoint_shards
 
     manifest = checkpoint_shards.load_manifest(directory)
     if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):

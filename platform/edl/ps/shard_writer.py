@@ -25,11 +25,6 @@ from edl.transport.peer_errors import PeerRefusedError
 # EDL. If unused rows are evicted, ``rows/<table>/seen`` has the last step that used each row. The
 # metadata are the strings ``cut``, ``version``, ``applied`` (JSON, lease to applied steps) and
 # ``declaration`` (JSON).
-#
-# Arrays are named ``dense/<variable>``, ``slot/<slot>/<variable>``, ``rows/<table>/ids``, ``rows/<table>/values`` and
-# ``rows/<table>/slot/<slot>``; variables have their own shapes, so that a shard can be read without EDL. Where rows are
-# dropped when they are not used, ``rows/<table>/seen`` says which step named each last. Beside them are the strings
-# ``cut``, ``version``, ``applied`` (JSON, lease to through) and ``declaration`` (JSON).
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +161,7 @@ class ShardWriter:
 def write_cut_shard(directory: Path, ps_index: int, cut: CutSnapshot) -> SavedShard:
     """Write the shard of the PS ``ps_index`` in chunks; raises StorageError if writing fails."""
     # Imports safetensors, which an idle PS does not need.
-    from edl.storage import checkpoint_shards  # loads safetensors, which an idle PS does not need
+    from edl.storage import checkpoint_shards
 
     content = make_shard_content(cut)
     arrays = [checkpoint_shards.ArrayShape(*array) for array in content.array_shapes]
