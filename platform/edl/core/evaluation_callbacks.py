@@ -112,11 +112,10 @@ def best_write_payload(state: JobState) -> dict[str, Any] | None:
 
 
 def restore_best_weights(state: JobState) -> bool:
-    """Carry out ``restore_best_weights`` at the end.
+    """Carry out ``restore_best_weights`` at the end; returns whether this is finished.
 
-    The best checkpoint becomes the newest one. Returns whether this is finished.
-
-    The newest checkpoint is what is exported, predicted with, and gone on from.
+    The best checkpoint becomes the newest one, which is the one that export, prediction and a
+    resumed run use.
     """
     best = state.callbacks.best_to_restore
     if best is None or best.best_cut in (state.final_pin, state.best_restored):

@@ -144,7 +144,7 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     number = state.next_lease_number()
     ledger = state.ledgers[kind]
     # Must precede the entry, which removes the range from the returned ranges.
-    is_repeated = bool(ledger.returned_ranges)  # before the entry: it takes the range out of what was returned
+    is_repeated = bool(ledger.returned_ranges)
     row = (record_range.epoch, record_range.source, record_range.start, record_range.end)
     state.record_entry(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
@@ -311,7 +311,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
     else:
         _record_result(state, kind, event)
     # The next evaluation covers the same ranges again.
-    state.range_crashes.pop((kind, lease.record_range), None)  # the next evaluation has the same ranges again
+    state.range_crashes.pop((kind, lease.record_range), None)
     _check_corrupt_limit(state)
     revocation.close_lease(state, event.worker, event.lease, now)
     state.add_commands(Acknowledged())

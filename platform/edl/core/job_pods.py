@@ -421,7 +421,7 @@ class JobPods:
         pod.update_status(status, job_ended=job_ended)
         self.by_role[pod.role].update_pod(pod)
         # A pod started, so the cluster accepts this role again.
-        if self.requests.mark_appeared((status.role, status.index)):  # the cluster takes pods of its role again
+        if self.requests.mark_appeared((status.role, status.index)):
             self.start_backoff[status.role] = StartBackoff()
         return pod, before
 

@@ -215,7 +215,7 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
     for number in sorted(revocation.leases):
         lease = leases.get(number)
         # Already closed in another way.
-        if lease is None:  # closed by other means
+        if lease is None:
             continue
         # Clamp to the range: a faulty worker can push a step beyond its end.
         reported_steps = [min(applied[number], lease.step_count) for applied in revocation.applied_steps.values()]
@@ -234,22 +234,13 @@ def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> l
 
 # --------------------------------------------------------------------------------------------------
 # Crash attribution: which minibatch made a worker crash or exit without a report. It may be one
-# that was read or fed ahead. A crash makes the current minibatch and those that follow it suspect,
-# and their ranges are leased *one by one* from then on: nothing is read, fed or leased before the
+# that was read or fed ahead (``MAX_FED_AHEAD``). A crash makes the current minibatch and those that
+# follow it suspect, and their ranges are leased *one by one* from then on: nothing is read, fed or
+# leased before the
 # current minibatch is applied, so the next crash identifies its minibatch. A minibatch is guilty
 # after at least two crashes in which the worker held nothing else, and three including those in
 # which it may have been fed ahead. So an innocent minibatch is never blamed for its successors, and
 # a guilty one costs three workers. Not journaled: a new master starts counting again.
-#
-# A worker reads and feeds minibatches while an earlier one trains (``MAX_FED_AHEAD``). So its end lays suspicion on the
-# minibatch at work and on those that follow, and its ranges are leased *one by one* from then on: nothing is read,
-# fed or
-# leased before the minibatch at work is in. An end there names its minibatch. A minibatch is guilty when workers
-# ended in
-# it that had nothing else in their hands, twice at least, and thrice with those that may have fed it ahead. So an
-# innocent one is never blamed for what follows it, and a guilty one costs three workers.
-#
-# Not in the journal: a master that comes later counts anew.
 
 
 MIN_CRASHES = 3

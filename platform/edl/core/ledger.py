@@ -226,11 +226,9 @@ class Ledger:
         return added
 
     def requeue_lease(self, number: int, done_steps: int, quarantine_records: int = 0) -> RecordRange:
-        """Close a lease after ``done_steps`` steps and put the rest at the head of the queue.
+        """Close a lease after ``done_steps`` steps, put the rest at the head of the queue and return it.
 
-        Returns the rest.
-
-        The first ``quarantine_records`` records of the rest are put aside instead.
+        The first ``quarantine_records`` records of the rest are quarantined instead.
         """
         self.record_progress(number, done_steps)
         lease = self._close_lease(number)

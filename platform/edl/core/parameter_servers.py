@@ -42,13 +42,9 @@ from edl.core.state import JobState
 # checkpoint misses nothing. Once the checkpoint is on disk the handover is journaled, the PS exits,
 # its successor loads the checkpoint, leases stay valid, and updates resume with the last successor.
 #
-# A PS that gets SIGTERM tells the master and goes on serving until it may end. The master takes a *kept* cut: all PS
-# copy their state and hold every later update until ``ReleaseCut``, so that nothing is done that the checkpoint lacks.
-# Once the checkpoint is on disk the PS is handed over, which is journaled: it ends, its successor loads the checkpoint,
-# leases live on, and with the last missing PS the updates are released.
-#
-# Whatever goes wrong (its grace is over, the checkpoint cannot be written) falls back to what follows the loss of a PS:
-# back to the newest checkpoint, counted. The protocol is in docs/design/0002-record-accounting.md.
+# If anything goes wrong (the grace period ends, the checkpoint cannot be written), the PS counts as
+# lost: its parameters roll back to the newest checkpoint, and the loss is counted. The protocol is
+# in docs/design/0002-record-accounting.md.
 
 
 def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
@@ -57,10 +53,10 @@ def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
         # The pod's grace period is running.
-        state.cuts_blocked_until = min(state.cuts_blocked_until, now)  # its grace does not wait
+        state.cuts_blocked_until = min(state.cuts_blocked_until, now)
         if state.paused_cut and event.uid in state.paused_ps:
             # Its updates are already paused since that cut.
-            _hand_over_parameters(state, state.paused_cut)  # it holds its updates since that cut already
+            _hand_over_parameters(state, state.paused_cut)
             decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
     state.add_commands(MayEnd(decided.value, decided.reason))
 
@@ -107,7 +103,7 @@ def advance_handover(state: JobState, now: float) -> None:
         return
     if state.is_training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
         # No worker will change the parameters any more.
-        _hand_over_parameters(state, state.checkpoint.cut)  # no worker will change anything any more
+        _hand_over_parameters(state, state.checkpoint.cut)
         return
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
         snapshots.abort_cut(
@@ -131,7 +127,7 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
         state.paused_ps = frozenset(cut.versions)
         _hand_over_parameters(state, event.cut)
         # The leaving PS has exited in the meantime.
-        if not state.paused_cut:  # whoever was told to go has gone meanwhile
+        if not state.paused_cut:
             state.add_commands(ReleaseCut(event.cut))
 
 
@@ -159,7 +155,7 @@ def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> No
         return
     if pod.uid in state.pods.handed_over_ps:
         # Only a successor receives the state that was handed over.
-        delete_lingering_ps(state, pod)  # only a successor gets what it had
+        delete_lingering_ps(state, pod)
         return
     if pod.live and not pod.attached and (pod.attach_asked_at is None or now - pod.attach_asked_at >= ATTACH_TIMEOUT):
         pod.loading = False
@@ -278,7 +274,7 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
     kept = state.paused_cut
     for revocation in state.revocations if kept else ():
         # A successor knows as much about the leases as its predecessor did.
-        revocation.waiting_ps.add(pod.uid)  # a successor knows as much of the leases as the one before
+        revocation.waiting_ps.add(pod.uid)
     state.record_entry(ParametersHeld(index=pod.index, ps=pod.uid))
     if kept and not state.paused_cut:
         state.add_commands(ReleaseCut(kept))
@@ -318,7 +314,7 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
     if pod is None or not pod.live or state.has_ended or state.checkpoint is None:
         return
     # Otherwise another PS reported this before.
-    if state.checkpoint.cut == event.cut:  # else another PS said so before
+    if state.checkpoint.cut == event.cut:
         if event.fallback is None:
             state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
             return
@@ -418,15 +414,9 @@ def roll_back_job(state: JobState, reason: str) -> None:
 # PS. If both are absent the PS is deleted at once, without a grace period, because nothing can be
 # using it; a PS that answers is kept.
 #
-# A cluster takes a minute and more to give up the pods of such a node, and training stands until the PS has a
-# successor. But the cluster may be wrong: a kubelet that is away says nothing of the processes beside it. So two more
-# are
-# asked. A PS speaks to its master every second, and a step of a worker is in only when every PS has answered it. One of
-# which neither is heard is deleted at once, without grace, because nobody is there to use it; one that answers is kept.
-#
-# Should it live all the same, cut off together with workers, it changes nothing any more: the master and the workers
-# that
-# it leads follow the placement, and leases that are closed are refused (docs/design/0002-record-accounting.md).
+# If the process still runs, cut off together with some workers, it can no longer affect the job:
+# the master and the other workers follow the new placement, and pushes of closed leases are refused
+# (docs/design/0002-record-accounting.md).
 
 
 SILENCE_SECONDS = 10.0

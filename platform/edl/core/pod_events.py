@@ -49,7 +49,7 @@ def _handle_start(state: JobState, pod: JobPod) -> None:
             state.pods.mark_building(pod)
             state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
             # It was scheduled before the deletion reached it.
-            if pod.leaving_since is not None:  # it found room before the order to go reached it
+            if pod.leaving_since is not None:
                 state.record_entry(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 

@@ -142,7 +142,7 @@ def settle_revocations(state: JobState, now: float) -> None:
     if state.has_ended or not state.pods_synced or snapshots.is_ledger_frozen(state):
         return
     # While a PS is missing, the progress of a lease is unknown.
-    if state.paused_cut:  # with a PS missing, nobody knows how far a lease got
+    if state.paused_cut:
         return
     for revocation in [x for x in state.revocations if not x.waiting_ps]:
         settlements = settle_leases(revocation, state.ledgers[TRAINING].leases)
@@ -186,7 +186,7 @@ def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequ
         state.end_job("Failed", f"{what}: {message}", detail, "crash")
         return {}
     # The range was to blame and is now quarantined.
-    state.pods.forgive_crashes(Role.WORKER, count)  # the range is to blame, and is out of the way
+    state.pods.forgive_crashes(Role.WORKER, count)
     state.crash_suspects.clear_range(work)
     state.emit(
         RangeQuarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what)

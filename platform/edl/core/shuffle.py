@@ -404,7 +404,7 @@ class EpochOrder:
 
 _MASK = (1 << 64) - 1
 # A window of 1 must differ from the order of ranges without a window.
-_SALT = 0x5348554646_4C45  # a window of 1 must not be the order that ranges have without a window
+_SALT = 0x5348554646_4C45
 
 
 def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: int = 64) -> str:

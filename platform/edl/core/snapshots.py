@@ -40,11 +40,6 @@ from edl.core.state import JobState, PendingStop, dataset_entry
 # after a checkpoint was due and not written, then it pauses. Saving is retried in the meantime;
 # when it succeeds, training continues. After ``checkpoint.full_timeout`` without space the job
 # fails; such a run can be resumed.
-#
-# A full disk must not cost more than was promised: what went back with a lost parameter server is bounded by the newest
-# checkpoint. So training goes on for one interval after a checkpoint was due and not written, then it waits, with the
-# reason. Saving is tried again meanwhile (``snapshots``); when it works training goes on. After
-# ``checkpoint.full_timeout`` without room the job fails, and a run that failed so can be resumed.
 
 
 def record_save_failure(state: JobState, reason: str) -> None:
@@ -74,7 +69,7 @@ def advance_save_failure(state: JobState, now: float) -> None:
         return
     if failure.paused_at is None and (state.checkpoint is None or steps_before_pause(state) == 0):
         # Module ``stall`` reports this to users.
-        failure.paused_at = now  # what people hear of it: module ``stall``
+        failure.paused_at = now
     if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
         seconds = state.settings.checkpoint_full_timeout
         state.end_job(
@@ -143,7 +138,7 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
     state.add_commands(ReleaseCut(state.cut.number))
     state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
     # A leaving PS waits for this cut, and its grace period is short.
-    if state.cut.keep_paused:  # somebody waits for it, and not for long
+    if state.cut.keep_paused:
         retry_seconds = min(retry_seconds, RETRY_SECONDS)
     _clear_cut(state, reason, now + retry_seconds)
 
@@ -302,15 +297,6 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
 # that the PS apply after their copies do not belong to the job: the ledger is frozen from then on,
 # so that it matches the checkpoint and a resumed run repeats nothing. If no checkpoint is written
 # in time, the job ends anyway, says why, and resumes from the previous checkpoint.
-#
-# ``StopRequested`` with seconds begins it. No lease is granted any more; a cut is taken as at any other time, and the
-# job
-# ends when its checkpoint is on disk. What PS apply after they have made their copies is no part of the job: the ledger
-# stands still from then on, so that it says at the end what the checkpoint holds, and a run that goes on repeats
-# nothing.
-#
-# Without a checkpoint after the given seconds, or when it cannot be written, the job ends all the same and says why; it
-# goes on from the checkpoint before.
 
 
 def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> None:
@@ -322,7 +308,7 @@ def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> 
         cut = state.cut
         if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
             # The checkpoint in progress will contain all steps so far.
-            state.pending_stop.cut_number = cut.number  # it is on its way, and will have all steps up to now
+            state.pending_stop.cut_number = cut.number
 
 
 def advance_final_checkpoint(state: JobState, now: float) -> None:
@@ -334,7 +320,7 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     if saved is not None and saved.cut == stopping.cut_number:
         state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
     # The last PS was lost: parameters and ledger rolled back.
-    elif state.cut is None and not _has_unsaved_steps(state):  # the last PS was lost: parameters and ledger went back
+    elif state.cut is None and not _has_unsaved_steps(state):
         state.end_job("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
         why = stopping.obstacle or _describe_obstacle(state)
@@ -362,8 +348,8 @@ def is_ledger_frozen(state: JobState) -> bool:
 def _record_cut_progress(state: JobState) -> None:
     """Record steps that the copies contain and their workers have not reported: the checkpoint has them."""
     training, cut = state.ledgers[TRAINING], state.cut
-    # Until now the cut could still have been aborted.
-    if cut is None or cut.stage is not CutStage.SAVING:  # until then the cut may be called off, and they with it
+    # Before that stage the cut may still be aborted, and these steps with it.
+    if cut is None or cut.stage is not CutStage.SAVING:
         return
     for number, through in sorted(cut.included_steps.items()):
         if number in training.leases and through > training.leases[number].done_steps:

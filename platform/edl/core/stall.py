@@ -1,9 +1,10 @@
 """Stall detection: whether training is blocked and by what. For users only; nothing is decided here.
 
-Nothing is decided by it. A step needs all PS, so a job that lacks one does nothing, however many workers it has. One
-whose checkpoints cannot be written hands out no step after a while (``snapshots``). The status says either at
-once (``find_missing_ps``, ``unsaved_checkpoint_reason``); an event tells of its beginning, of its end, and of a PS
-that turns out to be missing too, or to be on a lost node (``update_stall``).
+A step needs every PS, so a job that lacks one makes no progress, however many workers it has. A job
+that cannot write checkpoints stops handing out steps after a while (module ``snapshots``). The
+status shows either at once (``find_missing_ps``, ``unsaved_checkpoint_reason``). Events report the
+beginning and the end of a stall, and any further PS that is missing or on a lost node
+(``update_stall``).
 """
 
 from __future__ import annotations

@@ -419,9 +419,6 @@ class JobState:
 # The effect of each journal entry. Nothing here decides, reads a clock or fails on an entry that a
 # master produced: an entry must mean the same in replay, years later, as when it was decided.
 # Entries of earlier versions lack fields; the defaults here say what they meant.
-#
-# Nothing here decides, reads a clock or fails on an entry that a master has made: an entry means the same in replay,
-# years later, as it did when it was decided. Entries of earlier versions lack fields; what they meant then stands here.
 
 
 _LEASE_COUNTER_MASK = (1 << INCARNATION_SHIFT) - 1
@@ -437,7 +434,7 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
     ):
         sources = _nonempty_sources(rows)
         # A worker describes whatever parts the job names.
-        if sources and (kind == PREDICTION) == s.predict:  # a worker describes whatever the job names
+        if sources and (kind == PREDICTION) == s.predict:
             state.ledgers[kind] = Ledger(ShardPlan(sources, s.task_records, seed), epochs, s.minibatch)
     # Journals from before shuffled orders have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
@@ -604,12 +601,12 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         training.restore_snapshot(entry.ledger)
         if entry.records:
             # These steps are no longer done.
-            state.counters.loss = None  # it is of steps that are not done any more
+            state.counters.loss = None
         if state.last_evaluation > training.done_steps:
             state.counters.metrics = {}
         state.counters.rolled_back += entry.records
         # They are read, and counted, again.
-        state.counters.corrupt.clear()  # they are read, and counted, again
+        state.counters.corrupt.clear()
         state.last_checkpoint = state.last_evaluation = training.done_steps
         state.revoked_leases.clear()
         state.revocations.clear()

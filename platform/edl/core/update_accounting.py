@@ -74,7 +74,7 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
     for uid, entered in cut.admitted_steps.items():
         if uid not in fleet.by_uid or (uid in fleet.restore_lease and uid not in fleet.update_offsets):
             # A master of an older version told it to load its checkpoint.
-            continue  # a master of an older EDL told it to load its checkpoint
+            continue
         index = fleet.by_uid[uid].index
         found = done + fleet.update_offsets.get(uid, 0) - entered
         if uid in fleet.restore_lease and fleet.measured_ps.get(index) != uid:
