@@ -1,6 +1,7 @@
 """The stages of a cut: prepared, updates paused, copied by every PS, saved.
 
-The protocol is described in docs/design/0002-record-accounting.md. This module keeps score, ``snapshots`` acts on it.
+The protocol is described in docs/design/0002-record-accounting.md. This module keeps the answers of
+parameter servers, and ``checkpointing`` acts on them.
 """
 
 from __future__ import annotations

@@ -569,7 +569,7 @@ class PhaseEntered:
 class EmitEvent:
     """Append an event to ``events.jsonl``; the writer adds the time."""
 
-    event_name: PublishedEvent | TrainingStalled | PhaseEntered
+    event: PublishedEvent | TrainingStalled | PhaseEntered
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from edl.api.errors import BadInputError
 from edl.api.events import EvaluationEnded, ModelExported, RequeuedRecordsLeased
 from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
 from edl.core import evaluation_callbacks, revocation
+from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
 from edl.core.events import (
     Acknowledged,
     CoreCommand,
@@ -42,7 +43,6 @@ from edl.core.shuffle import (
     choose_window,
     minibatch_size_error,
 )
-from edl.core.snapshots import is_ledger_frozen, steps_before_pause
 from edl.core.state import JobState
 from edl.core.task_results import find_result_error
 

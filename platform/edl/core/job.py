@@ -1,9 +1,14 @@
 """The job as a state machine: events in, commands out.
 
-Parts: ``grants`` (what a worker gets), ``scaling`` (which pods are asked for and which are told to go), ``pod_events``
-(what a pod's change means), ``revocation`` (leases that are taken back), ``parameter_servers`` (who holds the
-parameters, planned handovers, lost nodes), ``snapshots`` (cuts and checkpoints), ``stall`` (what people hear of a job
-that stands). Each is a set of functions over ``state.JobState``; nothing here waits, logs or reads a clock.
+Its parts are functions over ``state.JobState``; nothing here waits, logs or reads a clock:
+
+* ``grants``: which lease a worker gets;
+* ``scaling``: which pods are started and which are told to leave;
+* ``pod_events``: what a change of a pod means;
+* ``revocation``: leases that are taken back;
+* ``parameter_servers``: registration, planned handovers, lost nodes;
+* ``checkpointing``: cuts and checkpoints;
+* ``stall``: why training stands still.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged, MasterStarted
 from edl.core import (
+    checkpointing,
     evaluation_callbacks,
     events,
     grants,
@@ -22,7 +28,6 @@ from edl.core import (
     pod_events,
     revocation,
     scaling,
-    snapshots,
     stall,
 )
 from edl.core.cuts import is_due
@@ -45,10 +50,10 @@ def advance_job(state: JobState, now: float) -> None:
         parameter_servers.advance_handover(state, now)
         _advance_work(state, now)
     else:
-        snapshots.advance_final_checkpoint(state, now)
+        checkpointing.advance_final_checkpoint(state, now)
     # Must come last: the steps above may have resolved what a cut was waiting for.
     if not state.has_ended:
-        snapshots.advance_cut(state, now)
+        checkpointing.advance_cut(state, now)
         stall.update_stall(state, now)
 
 
@@ -102,13 +107,13 @@ def _advance_prediction(state: JobState) -> None:
 
 
 def _advance_training(state: JobState, now: float) -> None:
-    snapshots.advance_save_failure(state, now)
+    checkpointing.advance_save_failure(state, now)
     evaluation_callbacks.request_best_write(state)
     if state.has_ended:
         return
     if state.is_training_over():
         _finish_training(state, now)
-    elif snapshots.can_begin_cut(state, now):
+    elif checkpointing.can_begin_cut(state, now):
         _begin_due_cut(state, now)
 
 
@@ -123,14 +128,14 @@ def _begin_due_cut(state: JobState, now: float) -> None:
     pin = evaluate and is_due(state.step, state.last_evaluation, s.evaluation_steps)
     checkpoint = checkpoint or (pin and s.durable and state.callbacks.keeps_best_checkpoint)
     if checkpoint or pin:
-        snapshots.begin_cut(state, checkpoint=checkpoint, pin=pin)
+        checkpointing.begin_cut(state, checkpoint=checkpoint, pin=pin)
 
 
 def _finish_training(state: JobState, now: float) -> None:
     """All records are done: take the last cut, evaluate and export it, and end the job."""
     if state.final_pin == 0:
-        if state.evaluation is None and snapshots.can_begin_cut(state, now):
-            snapshots.begin_cut(state, checkpoint=state.settings.durable, pin=True)
+        if state.evaluation is None and checkpointing.can_begin_cut(state, now):
+            checkpointing.begin_cut(state, checkpoint=state.settings.durable, pin=True)
         return
     if state.validation and not state.evaluated_final:
         _enter_phase(state, "Evaluating", _end_reason(state))
@@ -214,7 +219,7 @@ class JobStateMachine(JobState):
             times.append(self.cut.deadline)
         if self.pending_stop is not None:
             times.append(self.pending_stop.deadline)
-        times.append(max(now, snapshots.pause_deadline(self)))
+        times.append(max(now, checkpointing.pause_deadline(self)))
         return min(times)
 
     def begin_incarnation(self, number: int) -> list[CoreCommand]:
@@ -257,14 +262,14 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.WorkerLeft: pod_events.handle_worker_left,
     events.WorkerFailed: pod_events.handle_worker_failed,
     events.LeasesRevoked: revocation.handle_leases_revoked,
-    events.CutPrepared: snapshots.handle_cut_prepared,
-    events.UpdatesHeld: snapshots.handle_updates_held,
-    events.SnapshotTaken: snapshots.handle_snapshot_taken,
+    events.CutPrepared: checkpointing.handle_cut_prepared,
+    events.UpdatesHeld: checkpointing.handle_updates_held,
+    events.SnapshotTaken: checkpointing.handle_snapshot_taken,
     events.CheckpointSaveFinished: parameter_servers.handle_save_finished,
     events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
     events.ScaleRequested: scaling.handle_scale_requested,
     events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),
-    events.StopRequested: snapshots.handle_stop_requested,
+    events.StopRequested: checkpointing.handle_stop_requested,
     events.Tick: revocation.handle_tick,
 }
 

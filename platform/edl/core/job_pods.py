@@ -28,6 +28,11 @@ from edl.core.pod_lifecycle import (
 # Requested pods: those that have not appeared yet, and those that the cluster refused to start.
 
 
+PS_SILENCE_SECONDS = 10.0
+"""Ten heartbeats: a PS that was silent for so long, while no worker completed a step, does not answer.
+
+The cluster takes longer than this to notice a lost node, so usually there is nothing left to wait for.
+"""
 REQUEST_TIMEOUT = 60.0
 """Seconds until a requested pod that never appeared is requested again. Requests are idempotent."""
 
@@ -489,7 +494,7 @@ class JobPods:
     # ------------------------------------------------------------------ lost pods and crash
     # accounting
 
-    def record_lost_pod(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
+    def plan_relaunch(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
         """Decide whether the job continues after losing a pod that it needed, and why.
 
         ``crashed``: it counts as a crash; by default if it ended with an error.

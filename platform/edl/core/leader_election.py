@@ -45,7 +45,7 @@ class MasterFence(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseSnapshot:
+class LeadershipRecord:
     """The lease as stored where all masters can read it.
 
     Attributes:
@@ -61,8 +61,8 @@ class LeaseSnapshot:
     unchanged_seconds: float = 0.0
 
 
-def may_acquire_lease(
-    lease: LeaseSnapshot | None, identity: str, server_now: float | None, *, holder_ended: bool
+def may_take_over(
+    lease: LeadershipRecord | None, identity: str, server_now: float | None, *, holder_ended: bool
 ) -> Decision[bool]:
     """Whether ``identity`` may take over the lease now.
 

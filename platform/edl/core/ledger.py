@@ -18,6 +18,12 @@ from typing import Any
 
 from edl.core.shuffle import SHUFFLED_SOURCE, RecordRange, RecordSource, ShardPlan, ShuffleOrder
 
+LEASE_COUNTER_BITS = 32
+"""A lease number is ``(incarnation << 32) + counter``, so numbers of different masters never collide.
+
+The counter counts the leases of one master.
+"""
+
 
 @dataclass(slots=True)
 class Lease:

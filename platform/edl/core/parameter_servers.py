@@ -12,7 +12,7 @@ from edl.api.journal_entries import (
     ParametersRestored,
     ParametersRolledBack,
 )
-from edl.core import evaluation_callbacks, snapshots, update_accounting
+from edl.core import checkpointing, evaluation_callbacks, update_accounting
 from edl.core.cuts import CutStage, SavedCheckpoint
 from edl.core.decision import Decision
 from edl.core.events import (
@@ -31,7 +31,7 @@ from edl.core.events import (
     ReleaseCut,
     RevokeLeases,
 )
-from edl.core.job_pods import JobPod
+from edl.core.job_pods import PS_SILENCE_SECONDS, JobPod
 from edl.core.ledger import TRAINING
 from edl.core.state import JobState
 
@@ -106,17 +106,17 @@ def advance_handover(state: JobState, now: float) -> None:
         _hand_over_parameters(state, state.checkpoint.cut)
         return
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
-        snapshots.abort_cut(
+        checkpointing.abort_cut(
             state, "a parameter server is leaving; the next cut pauses updates until its successor is ready", now, 0
         )
-    if snapshots.can_begin_cut(state, now):
-        snapshots.begin_cut(state, checkpoint=True, pin=False, keep_paused=True)
+    if checkpointing.can_begin_cut(state, now):
+        checkpointing.begin_cut(state, checkpoint=True, pin=False, keep_paused=True)
 
 
 def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
     """A checkpoint was saved, or failed; after a kept one a planned handover may proceed."""
     cut = state.cut
-    snapshots.finish_save(state, event, now)
+    checkpointing.finish_save(state, event, now)
     if cut is None or not cut.keep_paused or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
@@ -301,7 +301,7 @@ def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
     if not event.cut:
         state.end_job("Failed", event.message, kind="storage" if event.kind == "storage" else "refused")
     elif state.cut is not None and state.cut.number == event.cut and state.cut.awaits_copies:
-        snapshots.abort_cut(state, event.message, now)
+        checkpointing.abort_cut(state, event.message, now)
 
 
 # ------------------------------------------------------------------------------------ damaged
@@ -353,7 +353,7 @@ def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> Non
     """A PS has ended."""
     state.pinned_cuts.pop(pod.uid, None)
     if state.cut is not None:
-        snapshots.abort_cut(state, f"ps-{pod.index} was lost", now, snapshots.RETRY_SECONDS)
+        checkpointing.abort_cut(state, f"ps-{pod.index} was lost", now, checkpointing.RETRY_SECONDS)
     for revocation in state.revocations:
         revocation.drop_ps(pod.uid)
     check_lost_holders(state, reason)
@@ -419,11 +419,6 @@ def roll_back_job(state: JobState, reason: str) -> None:
 # (docs/design/0002-record-accounting.md).
 
 
-SILENCE_SECONDS = 10.0
-"""Ten heartbeats. The cluster takes longer than this to notice a lost node, so usually there is nothing left to
-wait for.
-"""
-
 TAINT_SECONDS = 5.0
 """The cluster taints the node only after it updates the pods' conditions.
 
@@ -442,7 +437,7 @@ def replace_unreachable_ps(state: JobState, now: float) -> None:
         if pod.unreachable_noticed_at is None or now - pod.unreachable_noticed_at < TAINT_SECONDS:
             continue
         silent = now - max(pod.last_seen, state.last_step)
-        if pod.is_abandoned or silent < SILENCE_SECONDS:
+        if pod.is_abandoned or silent < PS_SILENCE_SECONDS:
             continue
         pod.is_abandoned, pod.leaving_reason = True, "its node is unreachable"
         state.emit(

@@ -134,7 +134,7 @@ def _relaunch_or_fail(
     """
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
-    on, why = state.pods.record_lost_pod(pod, now, crashed=crashed)
+    on, why = state.pods.plan_relaunch(pod, now, crashed=crashed)
     if on and range_crashes >= MAX_CRASHES:
         on, why = False, "crashed"
     if not on:

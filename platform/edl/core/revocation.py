@@ -8,9 +8,10 @@ from dataclasses import replace
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
-from edl.core import snapshots
+from edl.core import checkpointing
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
-from edl.core.lease_timeouts import LeaseHolder, LeaseRevocation, settle_leases
+from edl.core.lease_settlement import LeaseRevocation, settle_leases
+from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import TRAINING
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
 from edl.core.state import JobState
@@ -103,8 +104,8 @@ def _begin_revocation(state: JobState, revocation: RevocationStarted, now: float
     if state.cut is not None and state.cut.may_pause_updates:
         # A step that only some PS applied may never reach the others, and the cut would wait for
         # it.
-        snapshots.abort_cut(
-            state, f"leases of {revocation.worker} were revoked meanwhile", now, snapshots.RETRY_SECONDS
+        checkpointing.abort_cut(
+            state, f"leases of {revocation.worker} were revoked meanwhile", now, checkpointing.RETRY_SECONDS
         )
     state.record_entry(revocation)
     for number in revocation.leases:
@@ -139,7 +140,7 @@ def handle_leases_revoked(state: JobState, event: LeasesRevoked, now: float) -> 
 
 def settle_revocations(state: JobState, now: float) -> None:
     """Put the ranges of completed revocations back at the head of the queue."""
-    if state.has_ended or not state.pods_synced or snapshots.is_ledger_frozen(state):
+    if state.has_ended or not state.pods_synced or checkpointing.is_ledger_frozen(state):
         return
     # While a PS is missing, the progress of a lease is unknown.
     if state.paused_cut:

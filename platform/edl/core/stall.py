@@ -1,7 +1,7 @@
 """Stall detection: whether training is blocked and by what. For users only; nothing is decided here.
 
 A step needs every PS, so a job that lacks one makes no progress, however many workers it has. A job
-that cannot write checkpoints stops handing out steps after a while (module ``snapshots``). The
+that cannot write checkpoints stops handing out steps after a while (module ``checkpointing``). The
 status shows either at once (``find_missing_ps``, ``unsaved_checkpoint_reason``). Events report the
 beginning and the end of a stall, and any further PS that is missing or on a lost node
 (``update_stall``).
@@ -12,11 +12,9 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.events import StallEnded
 from edl.core.events import MissingPs, TrainingStalled
-from edl.core.job_pods import JobPod
+from edl.core.job_pods import PS_SILENCE_SECONDS, JobPod
 from edl.core.state import JobState, StallState
 
-SILENCE_SECONDS = 10.0
-"""Ten heartbeats: a PS that was silent for so long, while no worker completed a step, does not answer."""
 EVENT_DELAY_SECONDS = 3.0
 """Shorter stalls are not reported: a new master needs about a second to attach every PS."""
 UNSAVED_REASON = "waiting until a checkpoint can be written"
@@ -86,12 +84,12 @@ def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -
         refusal = state.pods.refusals.get((Role.PS, index), "")
         return MissingPs(index, f"the cluster did not start it: {refusal}" if refusal else "a new one was requested")
     silent = now - max(pod.last_seen, state.last_step)
-    if pod.unreachable_since and silent >= SILENCE_SECONDS:
+    if pod.unreachable_since and silent >= PS_SILENCE_SECONDS:
         return MissingPs(index, f"its node {pod.node} is unreachable", pod.unreachable_since)
     if not pod.has_run:
         return MissingPs(index, f"it is not scheduled yet: {pod.message}" if pod.message else "it is starting")
     if not (pod.attached and pod.initialized):
         return MissingPs(index, "it is loading its checkpoint" if pod.loading else "it is starting")
-    if silent >= SILENCE_SECONDS:
+    if silent >= PS_SILENCE_SECONDS:
         return MissingPs(index, f"it has not answered for {silent:.0f} s")
     return None

@@ -48,16 +48,19 @@ from edl.api.journal_entries import (
     WorkersScaled,
 )
 from edl.core import evaluation, update_accounting
+from edl.core.crash_suspects import CrashSuspects
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint
 from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
 from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
 from edl.core.job_pods import JobPods
-from edl.core.lease_timeouts import CrashSuspects, LeaseHolder, LeaseRevocation, LeaseTimeouts
+from edl.core.lease_settlement import LeaseRevocation
+from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
 from edl.core.ledger import (
     BEST_MODEL,
     DESCRIBE,
     EVALUATION,
     EXPORT,
+    LEASE_COUNTER_BITS,
     METRICS,
     PREDICTION,
     TRAINING,
@@ -83,12 +86,6 @@ __all__ = [
     "SavedCheckpoint",
     "single_task_ledger",
 ]
-
-INCARNATION_SHIFT = 32
-"""Number of low bits of a lease number that count the leases of one master.
-
-The incarnation is above them, so numbers of different masters never collide.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ class JobCounters:
 
 @dataclass(slots=True)
 class PendingStop:
-    """A final checkpoint is being taken, after which the job ends (module ``snapshots``).
+    """A final checkpoint is being taken, after which the job ends (module ``checkpointing``).
 
     Attributes:
         reason: why the job ends.
@@ -359,7 +356,7 @@ class JobState:
 
     def next_lease_number(self) -> int:
         """The number that the next lease gets."""
-        return (self.incarnation << INCARNATION_SHIFT) + self.lease_counter + 1
+        return (self.incarnation << LEASE_COUNTER_BITS) + self.lease_counter + 1
 
     def oldest_training_lease(self) -> int:
         """The oldest training lease, or the number of the next one."""
@@ -421,7 +418,7 @@ class JobState:
 # Entries of earlier versions lack fields; the defaults here say what they meant.
 
 
-_LEASE_COUNTER_MASK = (1 << INCARNATION_SHIFT) - 1
+_LEASE_COUNTER_MASK = (1 << LEASE_COUNTER_BITS) - 1
 
 
 def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:

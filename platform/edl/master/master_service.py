@@ -140,7 +140,8 @@ def lease_to_task(granted: LeaseReply) -> pb.Task:
 # usable PS.
 
 
-_INCARNATION_SHIFT = 32
+_VERSION_COUNTER_BITS = 32
+"""A version is ``(incarnation << 32) + counter``, as a lease number is: a new master's versions are higher."""
 
 
 class PsConnectionSource(Protocol):
@@ -175,7 +176,7 @@ class PlacementTable:
         if placed != self._placed_ps:
             self._placed_ps = placed
             self._version_counter += 1
-        return (self._incarnation << _INCARNATION_SHIFT) + self._version_counter
+        return (self._incarnation << _VERSION_COUNTER_BITS) + self._version_counter
 
     def current_placement(self) -> pb.Placement:
         """The current placement."""

@@ -65,11 +65,11 @@ class PodController:
 
     def _run_commands(self, handle: Callable[[CoreEvent], Any]) -> None:
         while (command := self._commands.get()) is not None and not self._closed:
-            refusal = self._execute_command(command)
+            refusal = self._apply_command(command)
             if refusal is not None:
                 handle(refusal)
 
-    def _execute_command(self, command: StartPod | DeletePod) -> StartRefused | None:
+    def _apply_command(self, command: StartPod | DeletePod) -> StartRefused | None:
         try:
             if isinstance(command, DeletePod):
                 self._cluster.delete(command.uid, grace=command.grace)

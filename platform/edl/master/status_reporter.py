@@ -162,7 +162,7 @@ class StatusReporter:
 
     def emit_core_event(self, told: EmitEvent) -> None:
         """Queue an event of the core with the time of day; what is not meant for users goes to the log."""
-        event = told.event_name
+        event = told.event
         if isinstance(event, PhaseEntered):
             log.info("%s %s", event.kind, asdict(event))
             return

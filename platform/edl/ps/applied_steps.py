@@ -16,9 +16,8 @@ from enum import Enum
 from typing import NamedTuple
 
 from edl.api.errors import RefusedError, RetryableError
+from edl.core.ledger import LEASE_COUNTER_BITS
 
-INCARNATION_BITS = 32
-"""A lease is ``(incarnation << 32) + counter``."""
 MAX_MASTERS_AHEAD = 8
 """Maximum number of masters since the last known one, which a PS hears from every second.
 
@@ -36,7 +35,7 @@ class PushId(NamedTuple):
 class AdmissionOutcome(Enum):
     """The decision on a push."""
 
-    APPLIED = "applied"
+    ADMITTED = "admitted"
     DUPLICATE = "duplicate"
     """It was applied before, and the answer was lost."""
     REVOKED = "revoked"
@@ -132,7 +131,7 @@ class AppliedSteps:
         """The decision on a push; changes nothing."""
         # A new master's lease may reach a worker before that master has attached here. It may be
         # valid.
-        granted_by = lease >> INCARNATION_BITS
+        granted_by = lease >> LEASE_COUNTER_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
         # A replaced master may not know it yet. Of its leases, only those that the new master took
@@ -142,12 +141,12 @@ class AppliedSteps:
             return AdmissionOutcome.REVOKED
         # A worker pushes the steps of a lease in order, so one number says which are applied. Steps
         # may be missing before this one: those that were rolled back are not sent again.
-        return AdmissionOutcome.APPLIED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
+        return AdmissionOutcome.ADMITTED if step >= self._steps.get(lease, 0) else AdmissionOutcome.DUPLICATE
 
     def admit_push(self, lease: int, step: int) -> AdmissionOutcome:
         """Decide, and record the step if it is admitted; the caller applies it under the same lock."""
         admission = self.decide_push(lease, step)
-        if admission is AdmissionOutcome.APPLIED:
+        if admission is AdmissionOutcome.ADMITTED:
             self._steps[lease] = step + 1
             self._first_steps.setdefault(lease, step)
             self._admitted_count += 1

@@ -183,7 +183,7 @@ MAX_REQUEST_BYTES = 1 << 34
 """Maximum size of a push or declaration, in bytes."""
 
 _WIRE_OUTCOMES = {
-    AdmissionOutcome.APPLIED: pb.Pushed.APPLIED,
+    AdmissionOutcome.ADMITTED: pb.Pushed.APPLIED,
     AdmissionOutcome.DUPLICATE: pb.Pushed.DUPLICATE,
     AdmissionOutcome.REVOKED: pb.Pushed.REVOKED,
     AdmissionOutcome.STALE: pb.Pushed.STALE,

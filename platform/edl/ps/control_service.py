@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
+from edl.core.ledger import LEASE_COUNTER_BITS
 from edl.core.partition import SLOT_COUNT
-from edl.ps.applied_steps import INCARNATION_BITS
 from edl.ps.messages import MasterAttachment
 from edl.ps.parameter_server import ParameterServer
 from edl.transport import edl_pb2 as pb
@@ -149,7 +149,7 @@ def _check_lowest_open_lease(lowest_open_lease: int, incarnation: int) -> None:
     Raises:
         PeerRefusedError: it is one.
     """
-    if lowest_open_lease >> INCARNATION_BITS > incarnation:
+    if lowest_open_lease >> LEASE_COUNTER_BITS > incarnation:
         raise PeerRefusedError(
             f"no lease of incarnation {incarnation} is above the floor {lowest_open_lease}", kind="bad"
         )

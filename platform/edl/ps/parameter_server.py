@@ -355,7 +355,7 @@ class ParameterServer:
         self._check_running()
         return (
             self._cut_state.must_wait(*push_id)
-            and self._applied_steps.decide_push(*push_id) is AdmissionOutcome.APPLIED
+            and self._applied_steps.decide_push(*push_id) is AdmissionOutcome.ADMITTED
         )
 
     def _wait_until(self, is_over: Callable[[], bool], deadline: float) -> bool:

@@ -158,7 +158,7 @@ class AsyncUpdater:
     def offer_push(self, push: PendingPush) -> None:
         """Apply or refuse the push before returning."""
         push.outcome = self._applied_steps.decide_push(*push.push_id)
-        if push.outcome is not AdmissionOutcome.APPLIED:
+        if push.outcome is not AdmissionOutcome.ADMITTED:
             return
         gradients, staleness = push.gradients, push.staleness_at(self._model_state.version)
         if gradients is not None and self._staleness_aware:

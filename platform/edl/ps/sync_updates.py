@@ -65,7 +65,7 @@ def _merge_rows(table: str, parts: Sequence[PushGradients], factors: Sequence[np
     return RowBatch(np.concatenate(ids), np.concatenate(values))
 
 
-_MAY_ENTER = (AdmissionOutcome.APPLIED, AdmissionOutcome.UNKNOWN_MASTER)
+_MAY_ENTER = (AdmissionOutcome.ADMITTED, AdmissionOutcome.UNKNOWN_MASTER)
 
 
 class SyncUpdater:
@@ -109,7 +109,7 @@ class SyncUpdater:
         if is_leader:
             self._sync_rounds.bind_connection(push.worker, push.connection)
 
-        if push.outcome is not AdmissionOutcome.APPLIED:
+        if push.outcome is not AdmissionOutcome.ADMITTED:
             # The push changes nothing. If it was applied and its answer was lost, the worker needs
             # its round for the other servers and stays expected. Otherwise its lease is refused,
             # and no push follows.
@@ -163,7 +163,7 @@ class SyncUpdater:
         """Drop pushes with revoked leases; that may complete a round, as may the end of a pause."""
         for share, push in list(self._pending_pushes.items()):
             admission = self._applied_steps.decide_push(*share)
-            if admission is not AdmissionOutcome.APPLIED:
+            if admission is not AdmissionOutcome.ADMITTED:
                 self._remove_pending(share)
                 push.outcome = admission
         self._sync_rounds.stop_expecting_refused(

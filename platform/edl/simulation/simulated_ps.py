@@ -72,10 +72,10 @@ class SimulatedPs:
             return Answer.LATER
         decided = self.leases.decide_push(lease, step)
         if decided is AdmissionOutcome.UNKNOWN_MASTER or (
-            decided is AdmissionOutcome.APPLIED and self.cuts.must_wait(lease, step)
+            decided is AdmissionOutcome.ADMITTED and self.cuts.must_wait(lease, step)
         ):
             return Answer.LATER
-        if self.leases.admit_push(lease, step) is AdmissionOutcome.APPLIED:
+        if self.leases.admit_push(lease, step) is AdmissionOutcome.ADMITTED:
             self.applied[what] += 1
             self.steps.add((lease, step))
             self.version += 1

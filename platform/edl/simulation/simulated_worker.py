@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.core.events import (
     Acknowledged,
     CoreEvent,
@@ -20,7 +21,6 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.lease_timeouts import MAX_FED_AHEAD
 from edl.core.ledger import Lease
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
 from edl.simulation.simulated_ps import Answer, SimulatedPs, minibatch_of

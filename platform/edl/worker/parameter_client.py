@@ -33,7 +33,7 @@ evaluated, waited for records or traced the model): gradients of far outdated va
 
 
 @dataclass(frozen=True, slots=True)
-class GradientPush:
+class StepPush:
     """One step of one lease, for all parameter servers.
 
     Attributes:
@@ -130,7 +130,7 @@ class ParameterClient:
 
     def declare_model(self) -> None:
         """Declare the model to every PS; the first worker's initial values become the job's."""
-        self._connections({part: self._declare_request(part) for part in self._layout.ps_indices})
+        self._connections.exchange({part: self._declare_request(part) for part in self._layout.ps_indices})
 
     def declare_to_replaced_ps(self) -> bool:
         """Declare the model to every PS that was replaced since it last answered.
@@ -140,10 +140,10 @@ class ParameterClient:
         They are told the initial values of the start of the job. One that holds parameters already keeps those.
         """
         replaced = self._connections.find_replaced_ps().intersection(self._layout.ps_indices)
-        self._connections({part: self._declare_request(part) for part in sorted(replaced)})
+        self._connections.exchange({part: self._declare_request(part) for part in sorted(replaced)})
         return bool(replaced)
 
-    def latest_values(self, pending_push: GradientPush | None = None) -> Floats:
+    def latest_values(self, pending_push: StepPush | None = None) -> Floats:
         """The newest dense values. They are not overwritten until newer values are requested.
 
         Args:
@@ -155,7 +155,7 @@ class ParameterClient:
             self._pull_latest()
         return self._double_buffer.lend()
 
-    def _pull_compensated(self, compensation: GradientCompensation, pending_push: GradientPush) -> Floats:
+    def _pull_compensated(self, compensation: GradientCompensation, pending_push: StepPush) -> Floats:
         self._pull_latest()
         flat_values = self._double_buffer.lend()
         if compensation.add_pending_push(flat_values, pending_push.gradients):
@@ -189,7 +189,7 @@ class ParameterClient:
 
     def _pull_into(self, flat_values: Floats, pin: int) -> dict[int, int]:
         head = pb.Pull(pin=pin)
-        answers = self._connections(
+        answers = self._connections.exchange(
             {
                 ps_index: PsRequest(FrameKind.PULL, head, receive_into=self._layout.slice_bytes(flat_values, ps_index))
                 for ps_index in self._layout.ps_indices
@@ -217,7 +217,7 @@ class ParameterClient:
                 rows.data.cast("B"),
             )
         values = {table: aligned_memory.allocate_aligned(len(wanted), dims[table]) for table, wanted in ids.items()}
-        for ps_index, frame in self._connections(requests).items():
+        for ps_index, frame in self._connections.exchange(requests).items():
             rows = row_buffers[ps_index]
             received = np.frombuffer(frame.body, np.float32)
             # The connection received into this memory, unless it had to use its own.
@@ -226,7 +226,7 @@ class ParameterClient:
             _scatter_rows(values, positions[ps_index], dims, rows)
         return {table: RowBatch(ids[table], values[table]) for table in ids}
 
-    def push(self, push: GradientPush) -> PushOutcome:
+    def push(self, push: StepPush) -> PushOutcome:
         """Push one step to every PS; returns when all have answered, or when the first one rejects it.
 
         The dense values that the answers bring, or that this worker makes of its own push, are the newest then.
@@ -255,7 +255,7 @@ class ParameterClient:
                 ps_index: self._push_request(push, ps_index, positions.get(ps_index, {}), round_pushes, receive_buffer)
                 for ps_index in ps_group
             }
-            for ps_index, frame in self._connections(requests).items():
+            for ps_index, frame in self._connections.exchange(requests).items():
                 replies[ps_index] = parse_message(pb.Pushed, frame.meta)
                 # A refused push may be answered without values.
                 if receive_buffer is not None:  # a push that is refused may be answered without values
@@ -289,7 +289,7 @@ class ParameterClient:
 
     def _push_request(
         self,
-        push: GradientPush,
+        push: StepPush,
         ps_index: int,
         positions_by_table: Mapping[str, RowPositions],
         round_pushes: Iterable[pb.Share],
@@ -345,7 +345,7 @@ class ParameterClient:
             cursor = 0
             while cursor != -1:
                 request = PsRequest(FrameKind.SCAN_ROWS, pb.ScanRows(pin=pin, table=table, cursor=cursor, limit=limit))
-                frame = self._connections({part: request})[part]
+                frame = self._connections.exchange({part: request})[part]
                 reply = parse_message(pb.ScannedRows, frame.meta)
                 cursor, split = reply.cursor, reply.count * 8
                 if reply.count:

@@ -103,7 +103,7 @@ class PsBulkConnections:
         self._drop_replaced(placement)
         return {part for part, uid in placement.uids.items() if self._answered_uids.get(part) != uid}
 
-    def __call__(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
+    def exchange(self, requests: Mapping[int, PsRequest]) -> dict[int, ReceivedFrame]:
         """Send to all, receive from all, and retry those that did not answer.
 
         Bodies are valid until the next exchange.

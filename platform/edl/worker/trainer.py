@@ -25,7 +25,7 @@ from edl.numerics.parameter_store import PushGradients
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
-from edl.worker.parameter_client import GradientPush, ParameterClient
+from edl.worker.parameter_client import ParameterClient, StepPush
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
 
 
@@ -49,7 +49,7 @@ class TrainingStep:
     value_versions: tuple[int, ...] = field(init=False)
     global_step: int = field(init=False)
     loss: float | None = field(init=False)
-    push: GradientPush = field(init=False)
+    push: StepPush = field(init=False)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Trainer:
         """Run the step function and build the push. A push that applies nothing still records its step."""
         loaded_step = step.loaded_step
         step.loss = None
-        step.push = GradientPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
+        step.push = StepPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
         minibatch = loaded_step.minibatch
         if minibatch is None:
             return

@@ -52,7 +52,7 @@ class CoreHarness:
 
     def _take(self, commands: list[Any]) -> list[Any]:
         self.journal += [command.entry.to_json() for command in commands if isinstance(command, RecordEntry)]
-        self.told += [command.event_name for command in commands if isinstance(command, EmitEvent)]
+        self.told += [command.event for command in commands if isinstance(command, EmitEvent)]
         return commands
 
     def see(self, *events: CoreEvent) -> list[Any]:

@@ -11,6 +11,7 @@ import pytest
 from core.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
+from edl.core.checkpointing import RETRY_HELD_SECONDS
 from edl.core.cuts import COPY_TIMEOUT_SECONDS
 from edl.core.events import (
     CutPrepared,
@@ -30,7 +31,6 @@ from edl.core.events import (
     UpdatesHeld,
     WorkerLeft,
 )
-from edl.core.snapshots import RETRY_HELD_SECONDS
 
 
 def test_updates_are_not_held_before_a_revocation_is_settled() -> None:

@@ -20,7 +20,8 @@ from edl.core.events import (
     Tick,
     UpdatesHeld,
 )
-from edl.core.parameter_servers import SILENCE_SECONDS, TAINT_SECONDS
+from edl.core.job_pods import PS_SILENCE_SECONDS
+from edl.core.parameter_servers import TAINT_SECONDS
 
 UNREACHABLE = PodChanged(
     PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING, pid=100, node="n1", unreachable_since=1_700_000_000.0)
@@ -49,14 +50,14 @@ def test_a_ps_of_a_lost_node_is_replaced_once_the_cluster_has_tainted_the_node()
     """Before that the cluster would give its successor a place there."""
     masters = CoreHarness()
     masters.train()
-    masters.state.handle(UNREACHABLE, 10 * SILENCE_SECONDS)
-    assert found(masters, DeletePod, Tick(), 10 * SILENCE_SECONDS + TAINT_SECONDS - 0.1) == []
-    (deleted,) = found(masters, DeletePod, Tick(), 10 * SILENCE_SECONDS + TAINT_SECONDS)
+    masters.state.handle(UNREACHABLE, 10 * PS_SILENCE_SECONDS)
+    assert found(masters, DeletePod, Tick(), 10 * PS_SILENCE_SECONDS + TAINT_SECONDS - 0.1) == []
+    (deleted,) = found(masters, DeletePod, Tick(), 10 * PS_SILENCE_SECONDS + TAINT_SECONDS)
     assert (deleted.uid, deleted.grace) == ("ps-0", 0.0)
 
 
 def test_a_node_that_is_back_in_between_is_lost_anew() -> None:
-    masters, now = CoreHarness(), 10 * SILENCE_SECONDS
+    masters, now = CoreHarness(), 10 * PS_SILENCE_SECONDS
     masters.train()
     masters.state.handle(UNREACHABLE, now)
     masters.state.handle(alive(Role.PS, 0), now + 1.0)

@@ -22,7 +22,7 @@ def test_a_lost_worker_is_replaced_under_a_new_index_and_a_lost_ps_under_its_own
         fleet.update_pod(PodStatus(f"{role}-{index}", role, index, PodPhase.RUNNING))
     for uid, role in (("worker-0", Role.WORKER), ("ps-0", Role.PS)):
         pod, _ = fleet.update_pod(PodStatus(uid, role, 0, PodPhase.FAILED, exit_code=137))
-        assert fleet.record_lost_pod(pod, now=1.0)[0]
+        assert fleet.plan_relaunch(pod, now=1.0)[0]
     assert fleet.missing_pods(4, now=1.0) == [(Role.PS, 0), (Role.WORKER, 4)]
 
 
@@ -123,7 +123,7 @@ def crashes(fleet: JobPods, steps_between: int, most: int = 100) -> int:
         fleet.update_pod(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING))
         fleet.credit_steps(Role.WORKER, steps_between)
         pod, _ = fleet.update_pod(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.FAILED, exit_code=1))
-        if not fleet.record_lost_pod(pod, now=float(index))[0]:
+        if not fleet.plan_relaunch(pod, now=float(index))[0]:
             return index + 1
     return most
 

@@ -22,7 +22,7 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobStateMachine
-from edl.core.lease_timeouts import LeaseRevocation, settle_leases
+from edl.core.lease_settlement import LeaseRevocation, settle_leases
 from edl.core.ledger import Lease
 from edl.core.shuffle import RecordRange
 

@@ -19,7 +19,8 @@ from edl.core.events import (
     Tick,
     TrainingStalled,
 )
-from edl.core.stall import SILENCE_SECONDS, find_missing_ps, unsaved_checkpoint_reason
+from edl.core.job_pods import PS_SILENCE_SECONDS
+from edl.core.stall import find_missing_ps, unsaved_checkpoint_reason
 
 JOB = "job minibatch=2 task_records=4 workers=1 ps=2 training=a:8"
 
@@ -47,7 +48,7 @@ def test_a_job_that_trains_waits_for_nobody() -> None:
 
 def test_a_ps_that_does_not_answer_and_one_whose_node_is_lost() -> None:
     stage = trains()
-    assert find_missing_ps(stage.job, SILENCE_SECONDS - 0.1) == ()
+    assert find_missing_ps(stage.job, PS_SILENCE_SECONDS - 0.1) == ()
     stage.job.handle(PsHeartbeat("ps-1"), 12.0)
     see(stage, "ps-0", 13.0, unreachable_since=1_700_000_000.0)
     assert find_missing_ps(stage.job, 20.0) == (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)
@@ -86,7 +87,7 @@ def told(stage: ScenarioRunner, now: float) -> list[Any]:
 
 def heard(stage: ScenarioRunner, event: CoreEvent, now: float) -> list[Any]:
     """What people hear of it when something happens."""
-    told = (each.event_name for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
+    told = (each.event for each in stage.job.handle(event, now) if isinstance(each, EmitEvent))
     return [each for each in told if isinstance(each, TrainingStalled | StallEnded)]
 
 

@@ -70,7 +70,9 @@ class Server:
 
     def keeps_out(self, push: PendingPush) -> bool:
         """Whether it waits for a cut."""
-        return self.cuts.must_wait(*push.push_id) and self.leases.decide_push(*push.push_id) is AdmissionOutcome.APPLIED
+        return (
+            self.cuts.must_wait(*push.push_id) and self.leases.decide_push(*push.push_id) is AdmissionOutcome.ADMITTED
+        )
 
     def settle(self) -> None:
         """Leases or cuts changed."""
@@ -333,7 +335,7 @@ class RoundsSimulator:
         outcome = push.require_admission()
         if outcome is AdmissionOutcome.REVOKED:
             raise AssertionError("a live worker's lease was revoked")
-        if outcome is AdmissionOutcome.APPLIED:
+        if outcome is AdmissionOutcome.ADMITTED:
             self.entered[part][self.records[push.push_id]] += 1
             if push.round_pushes not in self.servers[part].rounds:
                 self.servers[part].rounds.append(push.round_pushes)

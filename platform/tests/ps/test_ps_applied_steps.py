@@ -29,15 +29,15 @@ def test_before_any_master_every_lease_is_of_an_unknown_one():
 
 def test_a_step_enters_once_and_older_ones_are_duplicates():
     leases = attached()
-    assert leases.admit_push(number(1), 0) is AdmissionOutcome.APPLIED
-    assert leases.admit_push(number(1), 4) is AdmissionOutcome.APPLIED
+    assert leases.admit_push(number(1), 0) is AdmissionOutcome.ADMITTED
+    assert leases.admit_push(number(1), 4) is AdmissionOutcome.ADMITTED
     assert leases.admit_push(number(1), 3) is AdmissionOutcome.DUPLICATE
     assert leases.steps_by_lease() == {number(1): 5}
 
 
 def test_deciding_changes_nothing():
     leases = attached()
-    assert leases.decide_push(number(1), 0) is leases.decide_push(number(1), 0) is AdmissionOutcome.APPLIED
+    assert leases.decide_push(number(1), 0) is leases.decide_push(number(1), 0) is AdmissionOutcome.ADMITTED
 
 
 def test_a_lower_master_is_refused_and_its_new_leases_are_not_believed():
@@ -73,7 +73,7 @@ def test_leases_that_live_on_keep_their_place():
     leases.admit_push(number(1), 0)
     leases.attach_master(2, 0, [], [number(1)])
     assert leases.admit_push(number(1), 0) is AdmissionOutcome.DUPLICATE
-    assert leases.admit_push(number(1), 1) is AdmissionOutcome.APPLIED
+    assert leases.admit_push(number(1), 1) is AdmissionOutcome.ADMITTED
 
 
 def test_a_revocation_can_be_asked_for_again_with_the_same_answer():
@@ -116,7 +116,7 @@ class Interleavings(RuleBasedStateMachine):
     def push(self, lease: int, step: int) -> None:
         decided = self.leases.decide_push(lease, step)
         assert self.leases.admit_push(lease, step) is decided
-        if decided is AdmissionOutcome.APPLIED:
+        if decided is AdmissionOutcome.ADMITTED:
             assert (lease, step) not in self.entered
             assert lease not in self.closed
             assert lease >= self.floor

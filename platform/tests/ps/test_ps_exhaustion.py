@@ -116,14 +116,14 @@ def test_a_numpy_table_that_cannot_grow_refuses_a_push_before_anything_of_it_is_
     assert server.pull(server.require_declaration(), slab) == 0
     np.testing.assert_array_equal(slab, 0)
     assert (len(table(server, "users")), len(table(server, "items"))) == (0, 0)
-    assert sent(server, 0, push(items=range(3), users=range(300))) is AdmissionOutcome.APPLIED
+    assert sent(server, 0, push(items=range(3), users=range(300))) is AdmissionOutcome.ADMITTED
     assert server.pull(server.require_declaration(), slab) == 1
 
 
 def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.ADMITTED
     server.take_snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=True)
     saved = server.wait_until_saved(1, 1, 10.0)
     shard = ShardInfo(saved.file, saved.size, int(saved.checksum, 16))
@@ -156,7 +156,7 @@ def test_after_half_a_push_nothing_is_given_away_until_a_checkpoint_is_restored(
 def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_goes_on(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.ADMITTED
     kind = type(table(server, "users"))
     with monkeypatch.context() as little:
         little.setattr(kind, "read", none_left)
@@ -175,13 +175,13 @@ def test_a_read_or_a_copy_that_there_is_no_memory_for_is_refused_and_the_server_
 def test_a_checkpoint_that_there_is_no_memory_for_leaves_what_was_held(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
-    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.APPLIED
+    assert sent(server, 0, push(users=range(3))) is AdmissionOutcome.ADMITTED
     server.take_snapshot(1, 1, directory := cut_directory(tmp_path, 1), pin=False)
     saved = server.wait_until_saved(1, 1, 10.0)
     commit_checkpoint(
         directory, CheckpointManifest(1, 1, "", (ShardInfo(saved.file, saved.size, int(saved.checksum, 16)),), {})
     )
-    assert sent(server, 1, push(users=range(5))) is AdmissionOutcome.APPLIED
+    assert sent(server, 1, push(users=range(5))) is AdmissionOutcome.ADMITTED
     for what, owner, name in (
         (r"3 rows of table 'users' \(any id x 8\)", type(table(server, "users")), "load"),
         (f"its part of the checkpoint {directory}", sys.modules["edl.ps.shard_restore"], "load_owned_part"),

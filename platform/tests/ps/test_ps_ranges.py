@@ -10,7 +10,7 @@ import pytest
 from ps.conftest import Ps
 
 from edl.api.variables import VariableSpec
-from edl.core.lease_timeouts import LeaseRevocation, settle_leases
+from edl.core.lease_settlement import LeaseRevocation, settle_leases
 from edl.core.ledger import Lease
 from edl.core.partition import initial_placement
 from edl.core.shuffle import RecordRange

@@ -85,7 +85,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
         assert server.position_limit("small") == 0
     assert (
         server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3])))[0]
-        is AdmissionOutcome.APPLIED
+        is AdmissionOutcome.ADMITTED
     )
     assert server.pull(held, slab) == 1
 

@@ -102,12 +102,13 @@ class Play:
             round_ = "of " + " ".join(f"{lease - NUMBER}.{step}" for lease, step in push.round_pushes)
             version = server.contents.version
             more = {
-                AdmissionOutcome.APPLIED: f": update {version} {round_}",
+                AdmissionOutcome.ADMITTED: f": update {version} {round_}",
                 AdmissionOutcome.DUPLICATE: f": {round_}",
                 AdmissionOutcome.STALE: f": version {version}",
             }
             outcome = push.require_admission()
-            yield f"{worker} {outcome.value}{more.get(outcome, '')}"
+            word = "applied" if outcome is AdmissionOutcome.ADMITTED else outcome.value
+            yield f"{worker} {word}{more.get(outcome, '')}"
 
 
 def _share(text: str) -> PushId:

@@ -34,7 +34,7 @@ from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.master_session import MasterSession
-from edl.worker.parameter_client import GradientPush, ParameterClient
+from edl.worker.parameter_client import ParameterClient, StepPush
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow
 from edl.worker.trainer import SerialExecutor, Trainer
 
@@ -403,7 +403,7 @@ def gradient_push(
     slab: np.ndarray | None = None,
     rows: RowsByTable | None = None,
     **fields: Any,
-) -> GradientPush:
+) -> StepPush:
     """A push of these gradients; without a slab one that applies nothing."""
     gradients = None if slab is None else PushGradients(slab, rows or {}, learning_rate, weight)
-    return GradientPush(lease, step, gradients, **fields)
+    return StepPush(lease, step, gradients, **fields)

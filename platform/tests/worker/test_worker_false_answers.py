@@ -34,7 +34,7 @@ class FalseServer:
     def _handle(self, frame: ReceivedFrame) -> OutgoingFrame:
         return self.answer
 
-    def exchange(self) -> PsBulkConnections:
+    def connections(self) -> PsBulkConnections:
         placement = SimpleNamespace(addresses={0: self.server.address}, uids={0: "uid"})
         directory: Any = SimpleNamespace(placement=placement, register=lambda: placement)
         declaration: Callable[[int], PsRequest] = lambda part: PsRequest(FrameKind.DECLARE, pb.Declare())  # noqa: E731
@@ -66,8 +66,8 @@ def test_what_comes_through_is_an_answer_of_the_right_size(
     server.answer = answer
     room = np.full(SIZE // 4, 7, np.float32)
     into = room.data.cast("B") if kind in (FrameKind.PULL, FrameKind.PULL_ROWS, FrameKind.PUSH) else None
-    with closing(server.exchange()) as exchange, suppress(EdlError):
-        frame = exchange({0: PsRequest(kind, pb.Pull(), receive_into=into)})[0]
+    with closing(server.connections()) as connections, suppress(EdlError):
+        frame = connections.exchange({0: PsRequest(kind, pb.Pull(), receive_into=into)})[0]
         assert frame.kind.name in (f"{kind.name}ED", f"{kind.name}D", "ROWS", "SCANNED")
         if into is not None:
             assert frame.body.nbytes == SIZE or (kind is FrameKind.PUSH and not frame.body.nbytes)
@@ -92,6 +92,6 @@ def test_a_false_answer_is_refused_by_the_server_s_name(server: FalseServer, ans
     """Values that were not sent would be those that happened to lie in that memory."""
     server.answer = answer
     room = memoryview(bytearray(SIZE))
-    with closing(server.exchange()) as exchange, pytest.raises(RefusedError, match=said) as caught:
-        exchange({0: PsRequest(FrameKind.PULL, pb.Pull(), receive_into=room)})
+    with closing(server.connections()) as connections, pytest.raises(RefusedError, match=said) as caught:
+        connections.exchange({0: PsRequest(FrameKind.PULL, pb.Pull(), receive_into=room)})
     assert caught.value.where == "ps-0"

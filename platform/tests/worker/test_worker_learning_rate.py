@@ -8,7 +8,7 @@ import pytest
 from worker.loop_harness import MINIBATCH, LinearNetwork, LoopHarness, task
 
 from edl.keras.user_callbacks import NoCallbacks
-from edl.worker.parameter_client import GradientPush, ParameterClient
+from edl.worker.parameter_client import ParameterClient, StepPush
 from edl.worker.trainer import Trainer
 
 STEPS = 4
@@ -44,7 +44,7 @@ def rates(
     pushed: list[float] = []
     push = ParameterClient.push
 
-    def recording(self: ParameterClient, what: GradientPush) -> object:
+    def recording(self: ParameterClient, what: StepPush) -> object:
         assert what.gradients is not None
         pushed.append(what.gradients.learning_rate)
         return push(self, what)

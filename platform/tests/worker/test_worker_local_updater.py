@@ -14,7 +14,7 @@ from edl.api.variables import VariableSpec
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind
-from edl.worker.parameter_client import GradientPush
+from edl.worker.parameter_client import StepPush
 from edl.worker.trainer import SerialExecutor
 
 STEPS = 3
@@ -38,7 +38,7 @@ def network(stage: LoopHarness) -> LinearNetwork:
     return LinearNetwork(len(stage.servers.servers))
 
 
-def push(step: int, gradient: float = 1.0, **fields: Any) -> GradientPush:
+def push(step: int, gradient: float = 1.0, **fields: Any) -> StepPush:
     slab = np.full(FEATURES, gradient, np.float32)
     return gradient_push(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
 

@@ -21,7 +21,7 @@ from worker.loop_harness import (
     task,
 )
 
-from edl.core.lease_timeouts import MAX_FED_AHEAD
+from edl.core.crash_suspects import MAX_FED_AHEAD
 from edl.worker import feed_pipeline
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow

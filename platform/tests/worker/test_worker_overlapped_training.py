@@ -31,7 +31,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
 from edl.worker.graceful_shutdown import LeavingError
-from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS, GradientPush
+from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS, StepPush
 from edl.worker.trainer import NotFiniteError, SerialExecutor
 
 RATE = 0.01
@@ -87,7 +87,7 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
     onlooker = stage.parameters(network, optimizer=optimizer)
     push, after = parameters.push, [onlooker.pull_pinned(0)]
 
-    def watched(step: GradientPush) -> Any:
+    def watched(step: StepPush) -> Any:
         result = push(step)
         after.append(onlooker.pull_pinned(0))
         return result

@@ -10,7 +10,7 @@ import pytest
 from worker.loop_harness import FEATURES, LEASE, MINIBATCH, LinearNetwork, LoopHarness, gradient_push, record, task
 
 from edl.api.strategy import Strategy
-from edl.worker.parameter_client import GradientPush, ParameterClient
+from edl.worker.parameter_client import ParameterClient, StepPush
 
 SECOND = LEASE + 9
 
@@ -114,7 +114,7 @@ def test_pushes_say_what_follows() -> None:
     parameters = stage.parameters(network)
     said, push = [], parameters.push
 
-    def observed(step: GradientPush) -> object:
+    def observed(step: StepPush) -> object:
         said.append(step.next_lease_id - LEASE if step.next_lease_id else 0)
         return push(step)
 

@@ -27,8 +27,8 @@ from edl.core.leader_election import (
     LEASE_SECONDS,
     RENEW_DEADLINE_SECONDS,
     RENEW_INTERVAL_SECONDS,
-    LeaseSnapshot,
-    may_acquire_lease,
+    LeadershipRecord,
+    may_take_over,
 )
 
 log = logging.getLogger(__name__)
@@ -147,9 +147,9 @@ class LeaseFence:
             began = self._clock()
             try:
                 found, server_now = self._read_lease()
-                seen = None if found is None else self._snapshot(found)
+                seen = None if found is None else self._leadership_record(found)
                 ended = seen is not None and self._holder_ended(seen.holder)
-                answer = may_acquire_lease(seen, self._candidate.holder_identity, server_now, holder_ended=ended)
+                answer = may_take_over(seen, self._candidate.holder_identity, server_now, holder_ended=ended)
                 if answer.value:
                     self._take_lease(found, began)
             except ConflictError:
@@ -165,11 +165,11 @@ class LeaseFence:
         self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=found is None)
         self._renewed_at = began
 
-    def _snapshot(self, found: Manifest) -> LeaseSnapshot:
+    def _leadership_record(self, found: Manifest) -> LeadershipRecord:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
         if version != self._version:
             self._version, self._unchanged_since = version, self._clock()
-        return LeaseSnapshot(
+        return LeadershipRecord(
             holder=spec.get("holderIdentity") or "",
             renewed_at=_last_change_time(found),
             duration_seconds=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),

@@ -20,7 +20,7 @@ from edl.cluster.kubernetes import pod_status
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.api_errors import ForbiddenError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
-from edl.cluster.watch_cache import WatchCache
+from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
 
 # --------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class PodWatch:
     ) -> None:
         self._api, self._namespace, self._selector, self._pod_cache = api, namespace, selector, pod_cache
         self._settings = settings or WatchSettings()
-        self._watch_cache = WatchCache(pod_cache.final_status)
+        self._deduplicator = WatchDeduplicator(pod_cache.final_status)
         self._failure_state = _FailureState()
         self._closed = threading.Event()
         self._lock = threading.Lock()
@@ -243,7 +243,7 @@ class PodWatch:
         before = self._pod_cache.records()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         self._failure_state.forbidden_since = None
-        return listing.resource_version, self._watch_cache.apply_list(
+        return listing.resource_version, self._deduplicator.apply_list(
             self._pod_cache.update_from_list(listing.items, before)
         )
 
@@ -257,7 +257,7 @@ class PodWatch:
             for kind, item in stream.events():
                 self._failure_state.reset()
                 yield (
-                    self._watch_cache.apply_change(seen) if (seen := self._apply_event(kind, item)) is not None else []
+                    self._deduplicator.apply_change(seen) if (seen := self._apply_event(kind, item)) is not None else []
                 )
         finally:
             if self._settings.clock() - began >= STABLE_WATCH_SECONDS:

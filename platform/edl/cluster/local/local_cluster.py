@@ -13,7 +13,7 @@ from pathlib import Path
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 from edl.cluster.local import supervisor_protocol
-from edl.cluster.watch_cache import WatchCache
+from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
 
 ANSWER_SECONDS = 10.0
@@ -68,17 +68,17 @@ class LocalCluster:
             RetryableError: the supervisor cannot be reached any more.
             RefusedError: the supervisor refuses the token or the version.
         """
-        watch_cache = WatchCache()
+        watch_deduplicator = WatchDeduplicator()
         synced = False
         while not self._closed.is_set():
             listed_pods: list[PodStatus] | None = []
             for message in self._watch_messages():
                 if listed_pods is None:
-                    yield from watch_cache.apply_change(supervisor_protocol.pod_from_message(message))
+                    yield from watch_deduplicator.apply_change(supervisor_protocol.pod_from_message(message))
                 elif "synced" not in message:
                     listed_pods.append(supervisor_protocol.pod_from_message(message))
                 else:
-                    yield from watch_cache.apply_list(listed_pods)
+                    yield from watch_deduplicator.apply_list(listed_pods)
                     listed_pods = None
                     if not synced:
                         synced = True

@@ -14,7 +14,7 @@ from edl.cluster.local import orphan_reaper, supervisor, supervisor_protocol
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.local.role_process import ExitStatus, RoleEnvironment
 from edl.cluster.local.supervisor import MAX_ENDED_PODS, PodTable, RestartPolicy
-from edl.cluster.watch_cache import WatchCache
+from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.transport.process_identity import ProcessIdentity
 
 
@@ -123,7 +123,7 @@ def test_every_pod_seen_alive_is_seen_ended_once(
     lists: list[set[int]], ends: list[tuple[int, int]], remembered: bool
 ) -> None:
     """Pods appear in lists; some ends are told, some are listed, some only follow from a list without the pod."""
-    sightings = WatchCache()
+    sightings = WatchDeduplicator()
     ended: set[int] = set()
     yielded: list[PodStatus] = []
     for number, alive in enumerate(lists):

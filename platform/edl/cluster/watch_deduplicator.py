@@ -16,7 +16,7 @@ def vanished_status(last: PodStatus) -> PodStatus:
     return replace(last, phase=PodPhase.GONE, exit_code=None, reason="Vanished", leaving=False)
 
 
-class WatchCache:
+class WatchDeduplicator:
     """What one watch has yielded so far.
 
     Args:

@@ -1,0 +1,116 @@
+"""Crash attribution: which minibatch made a worker crash, or exit without a report.
+
+It may be one that was read or fed ahead, because a worker reads and feeds minibatches while an
+earlier one trains (``MAX_FED_AHEAD``). A crash makes the current minibatch and those that follow it
+suspect, and their ranges are leased *one by one* from then on: nothing is read, fed or leased before
+the current minibatch is applied, so the next crash identifies its minibatch.
+
+A minibatch is guilty after at least two crashes in which the worker held nothing else, and three
+including those in which it may have been fed ahead. So an innocent minibatch is never blamed for
+its successors, and a guilty one costs three workers. The counts are not journaled: a new master
+starts counting again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from edl.core.ledger import Lease
+from edl.core.shuffle import RecordRange
+
+MIN_CRASHES = 3
+MIN_CERTAIN_CRASHES = 2
+"""Crashes in which the worker held only this minibatch."""
+MAX_FED_AHEAD = 5
+"""How many minibatches after the first unapplied one a worker may have read or fed.
+
+The pipeline's queue of two, one in ``feed``, and with overlap one being computed and one being
+prepared.
+"""
+
+
+@dataclass(slots=True)
+class CrashSuspects:
+    """The crashes of workers so far and the records they implicate.
+
+    Attributes:
+        suspect_ranges: of workers that crashed, not done since: they are leased one by one.
+        one_by_one_leases: numbers of leases that are held so.
+        possible_crashes: how often a worker ended that may have fed this minibatch ahead, or had it at work.
+        certain_crashes: how often one ended that had nothing else in its hands.
+    """
+
+    suspect_ranges: list[RecordRange] = field(default_factory=list)
+    one_by_one_leases: set[int] = field(default_factory=set)
+    possible_crashes: dict[RecordRange, int] = field(default_factory=dict)
+    certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
+
+    def is_suspect(self, work: RecordRange) -> bool:
+        """Whether a crashed worker held this range, or a part of it."""
+        return any(_ranges_overlap(each, work) for each in self.suspect_ranges)
+
+    def close_lease(self, lease: Lease, done_steps: int) -> None:
+        """Clear the records of a closed lease that its ``done_steps`` cover."""
+        self.one_by_one_leases.discard(lease.number)
+        self.clear_range(lease.record_range.split(lease.record_after_steps(done_steps))[0])
+
+    def clear_range(self, work: RecordRange) -> None:
+        """Clear a range that is done or quarantined."""
+        if not self.is_suspect(work):
+            return
+        parts = [part for each in self.suspect_ranges for part in _subtract_range(each, work)]
+        self.suspect_ranges = [part for part in parts if part.records]
+
+    def record_crash(self, leases: Sequence[tuple[Lease, int]]) -> tuple[RecordRange, int] | None:
+        """Record that a worker crashed or exited without a report.
+
+        Args:
+            leases: its training leases, oldest first, each with the number of its steps that are applied.
+
+        Returns:
+            The minibatch that is guilty, if that is certain now, and how often workers ended with it.
+        """
+        begun = [(lease, through) for lease, through in leases if through < lease.step_count]
+        if not begun:
+            return None
+        is_one_by_one = begun[0][0].number in self.one_by_one_leases
+        fed = [begun[0]] if is_one_by_one else [each for each in begun if each[0].number not in self.one_by_one_leases]
+        near = list(islice(_pending_minibatches(fed), 1 if is_one_by_one else 1 + MAX_FED_AHEAD))
+        counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, near[0]
+        for each in near:
+            counts[each] = counts.get(each, 0) + 1
+        for lease, through in begun:
+            rest = lease.record_range.split(lease.record_after_steps(through))[1]
+            self.clear_range(rest)
+            self.suspect_ranges.append(rest)
+        certain = self.certain_crashes.get(at_work, 0)
+        count = certain + self.possible_crashes.get(at_work, 0)
+        return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
+
+
+def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
+    """The minibatches that are not applied, in the order in which the worker processes them."""
+    for lease, through in held:
+        for step in range(through, lease.step_count):
+            yield RecordRange(
+                lease.record_range.epoch,
+                lease.record_range.source,
+                lease.record_after_steps(step),
+                lease.record_after_steps(step + 1),
+            )
+
+
+def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:
+    same = (one.epoch, one.source) == (other.epoch, other.source)
+    return same and one.start < other.end and other.start < one.end
+
+
+def _subtract_range(whole: RecordRange, part: RecordRange) -> Iterator[RecordRange]:
+    """The parts of a range that remain without another one; may be empty."""
+    if _ranges_overlap(whole, part):
+        yield whole.split(max(whole.start, part.start))[0]
+        yield whole.split(min(whole.end, part.end))[1]
+    else:
+        yield whole
