@@ -41,7 +41,7 @@ from edl.core.shuffle import (
     RecordRange,
     ShuffleOrder,
     choose_window,
-    minibatch_size_error,
+    training_size_error,
 )
 from edl.core.state import JobState
 from edl.core.task_results import find_result_error
@@ -332,7 +332,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
         # A data set without records is left to ``job``, which says so.
-        if records and (why := minibatch_size_error(s.minibatch, records)) is not None:
+        if records and (why := training_size_error(s.minibatch, records, s.epochs)) is not None:
             state.end_job("Failed", why, kind="input")
             return
         try:

@@ -135,8 +135,19 @@ def plan_epoch(sources: Sequence[RecordSource], size: int, seed: int | None, epo
     return (whole.shard(epoch, index) for index in range(whole.shard_count))
 
 
-def minibatch_size_error(minibatch: int, records: int) -> str | None:
-    """Why a minibatch larger than an epoch is an error; None if it is not larger."""
+MAX_TRAINED_RECORDS = (1 << 63) - 1
+"""Records of all epochs together: messages, checkpoints and Keras count them in 64 bits."""
+
+
+def training_size_error(minibatch: int, records: int, epochs: int) -> str | None:
+    """Why a job with a minibatch of this size cannot train on so many records for so many epochs; None if it can.
+
+    A minibatch larger than an epoch would never be full.
+    """
+    if records * epochs > MAX_TRAINED_RECORDS:
+        return (
+            f"train.epochs is {epochs:,}: with {records:,} records, more than {MAX_TRAINED_RECORDS:,} would be trained"
+        )
     if records >= minibatch:
         return None
     if not records:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
-from edl.core.shuffle import minibatch_size_error
+from edl.core.shuffle import training_size_error
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, find_model_function
@@ -77,7 +77,7 @@ def _count_all_records(spec: JobSpec, *, predict: bool, resumed: bool) -> Record
     if predict:
         return RecordCounts(prediction=_count_records("data.prediction", data.prediction, spec))
     training = _count_records("data.training", data.training, spec)
-    if not resumed and (why := minibatch_size_error(spec.train.minibatch_size, sum(training))):
+    if not resumed and (why := training_size_error(spec.train.minibatch_size, sum(training), spec.train.epochs)):
         raise BadInputError(why)
     return RecordCounts(
         training=training,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.core.partition import initial_placement, owner_of_name
-from edl.core.shuffle import minibatch_size_error
+from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
@@ -128,7 +128,7 @@ class _JobCheck:
 
     def _check_order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())
-        if why := minibatch_size_error(train.minibatch_size, records):
+        if why := training_size_error(train.minibatch_size, records, train.epochs):
             raise BadInputError(why)
         choose_reader_window(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from edl.core.evaluation import EvaluationRound, merge_metric_states
 from edl.core.events import Acknowledged, DatasetDescribed, EndJob, LeaseProgress, PodsSynced, WorkerFailed
 from edl.core.ledger import Lease
-from edl.core.shuffle import RecordRange
+from edl.core.shuffle import RecordRange, training_size_error
 from edl.core.state import single_task_ledger
 from edl.core.strict_json import decode_json
 from edl.core.task_results import find_result_error
@@ -118,6 +119,16 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
         f"train.minibatch_size is 8, and data.training has {sum(n for _, n in sources)} records"
     )
     assert not [entry for entry in masters.journal if entry["kind"] == "dataset"]
+
+
+def test_a_job_whose_epochs_count_beyond_64_bits_ends_before_it_begins() -> None:
+    masters = CoreHarness()
+    masters.settings = replace(masters.settings, epochs=2**62)
+    masters.restart()
+    (end,) = [x for x in masters.see(DatasetDescribed(training=(("a", 640),))) if isinstance(x, EndJob)]
+    assert (end.phase, end.failure_kind) == ("Failed", "input")
+    assert "train.epochs" in end.reason
+    assert training_size_error(8, 640, (2**63 - 1) // 640) is None
 
 
 def test_a_job_without_training_records_ends_and_says_so() -> None:

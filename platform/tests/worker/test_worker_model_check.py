@@ -434,6 +434,7 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
         (WRONG_BLOCKS, {}, "39 records"),
         (READER + "RECORDS = 0\n", {}, "no records"),
         (READER + "RECORDS = 7\n", {}, "train.minibatch_size is 8"),
+        (READER, {"train": {"minibatch_size": 8, "epochs": 2**62}}, "train.epochs"),
     ],
     ids=[
         "no such metric",
@@ -446,6 +447,7 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
         "wrong blocks",
         "no records",
         "few records",
+        "epochs beyond 64 bits",
     ],
 )
 def test_what_a_job_asks_and_its_model_cannot_is_found(

@@ -185,7 +185,7 @@ class LocalTraining:
         reader = self._readers("training")
         sources = [shuffle.RecordSource(s.name, s.records) for s in reader.sources()]
         epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
-        if not self._step and (why := shuffle.minibatch_size_error(self._spec.train.minibatch_size, records)):
+        if not self._step and (why := shuffle.training_size_error(self._spec.train.minibatch_size, records, epochs)):
             raise BadInputError(why)
         self._choose_order(reader, records)
         self._epoch_records = records
