@@ -88,10 +88,8 @@ class KubernetesMasterBackend:
     gone_seconds = 8.0
 
     def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
-        from edl.cluster.kubernetes.master_backend import (
-            # Local masters never import the Kubernetes client.
-            KubeMasterBackend,  # a master on one machine never imports the Kubernetes client
-        )
+        # Imported here: a master on one machine never imports the Kubernetes client.
+        from edl.cluster.kubernetes.master_backend import KubeMasterBackend
 
         self._platform = KubeMasterBackend.from_environment(spec, variables)
         self.cluster: JobCluster = self._platform.cluster

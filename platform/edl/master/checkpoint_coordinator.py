@@ -116,9 +116,7 @@ class CheckpointCoordinator:
     def copy(self, command: CopyCheckpoint) -> CheckpointCopyFinished:
         """Make a checkpoint the newest one: its shards under a new number, with another ledger position.
 
-        Shards are immutable, so hard links suffice.
-
-        Shards never change once they are written, so that both may be one file.
+        Shards never change once they are written, so hard links suffice.
         """
         source = cut_directory(self.directory, command.source)
         target = cut_directory(self.directory, command.cut)
@@ -160,7 +158,7 @@ class CheckpointCoordinator:
             message: what it says.
         """
         # Imports NumPy, which a starting master does not wait for.
-        from edl.storage import checkpoint_shards  # with NumPy, which a starting master does not wait for
+        from edl.storage import checkpoint_shards
 
         skipped: list[SkippedCheckpoint] = []
         try:
@@ -170,10 +168,8 @@ class CheckpointCoordinator:
         reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
             reasons = reasons or f"there is no older one in {self.directory}"
-            newer = checkpoint_shards.newest_intact_checkpoint(
-                self.directory
-                # Its master died before it could journal it.
-            )  # its master died before it could enter it
+            # There may be a newer one, whose master died before it could journal it.
+            newer = checkpoint_shards.newest_intact_checkpoint(self.directory)
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
@@ -203,7 +199,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     # The file system has no hard links.
-    except OSError:  # a file system without hard links
+    except OSError:
         shutil.copyfile(source, target)
         sync_file(target)
 

@@ -111,9 +111,7 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
 def may_define_reader(spec: JobSpec) -> bool:
     """Whether the user's module may define its own reader.
 
-    The module is parsed, never run; if it may, a worker, which runs it, describes the data set.
-
-    Then a worker, which runs it, tells which records there are.
+    The module is parsed, never run. If it may, a worker, which runs it, describes the data set.
     """
     return find_model_function(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")
 
@@ -187,9 +185,6 @@ def tune_interpreter() -> None:
     Threads switch more often, because the journal's writer must not wait long for its turn. The
     garbage collector runs less often and skips the objects of the imports: messages and entries are
     freed by reference counting.
-
-    Threads change places sooner, because the journal's writer must not wait long for its turn. Garbage is looked for
-    less often, and not among what the imports made: messages and entries are freed by their reference counts.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.freeze()
@@ -259,7 +254,7 @@ def serve_job(
         with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
         # Everything that the previous master wrote is on disk now.
-        master.publish_end()  # all that it wrote is on disk now
+        master.publish_end()
         return backend.conclude(failed=master.has_failed) if code == DONE_EXIT else code
 
 
@@ -434,7 +429,7 @@ class MasterProcess:
     def _handle_cluster_event(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
         """Handle a report of the cluster; reports about PS also update their connections."""
         # The next master receives the report again.
-        if is_leaving():  # the next master is told again
+        if is_leaving():
             return
         self.shell.handle(event)
         if isinstance(event, PodChanged) and event.pod.has_ended:
@@ -459,7 +454,7 @@ class MasterProcess:
         """Wait until the user of ``edl run`` stops the job; the thread ends with the process."""
         stop_wanted.wait()
         # Then no other master continues the job either.
-        with suppress(MasterEndsError):  # then nobody goes on after this master either
+        with suppress(MasterEndsError):
             self.shell.handle(StopRequested(STOPPED, FINAL_SECONDS))
 
     def _cuts_in_use(self) -> set[int]:
@@ -469,7 +464,7 @@ class MasterProcess:
             if state.checkpoint is not None:
                 used.add(state.checkpoint.cut)
             # This checkpoint may turn out to be the best.
-            if state.evaluation is not None:  # it may turn out to be the best
+            if state.evaluation is not None:
                 used.add(state.evaluation.pin)
             return used
 
@@ -481,7 +476,7 @@ class MasterProcess:
         if self.shell.failure is None:
             terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
             # Ends of the last pods come before the end of the job.
-            self.shell.flush_commands(_FLUSH_SECONDS)  # how the last pods ended comes before how the job did
+            self.shell.flush_commands(_FLUSH_SECONDS)
         with self.shell.lock:
             status, summary = self._reporter.build_status(), self._reporter.build_summary()
         write_end(self._run, self._reporter, ended, status, summary)

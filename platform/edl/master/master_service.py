@@ -204,10 +204,6 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     Frequent requests are answered on the server's event loop, because a thread for each would cost
     more than the answer. Invalid messages are refused (``PeerRefusedError``, kind ``bad``). A
     master that is shutting down raises ``MasterEndsError``; the sender retries with the next one.
-
-    What comes by the thousand is answered on the server's event loop: a thread for each would cost more than the
-    answer. A message that cannot be meant is refused (``PeerRefusedError``, kind ``bad``); a master that ends says so
-    (``MasterEndsError``), and the message is for the next one.
     """
 
     def __init__(
@@ -342,7 +338,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     def _learning_rate(self) -> float | None:
         """The learning rate that a callback has set; None: the optimizer's own."""
         # A frozen value read without the lock: any version of it was decided.
-        return self._shell.state.callbacks.learning_rate  # a frozen value: whichever it is, it is one that was decided
+        return self._shell.state.callbacks.learning_rate
 
     def _placement_version(self) -> int:
         with self._shell.lock:

@@ -74,7 +74,7 @@ class PodController:
             if isinstance(command, DeletePod):
                 self._cluster.delete(command.uid, grace=command.grace)
             # The next master finds the wanted pod in the journal.
-            elif not self._is_leaving():  # the next master finds in the journal that it is wanted
+            elif not self._is_leaving():
                 self._cluster.start(command.role, command.index, command.options)
         except (RetryableError, BadInputError) as error:
             if isinstance(command, StartPod):

@@ -5,9 +5,6 @@ One thread per PS sends requests in order; answers return as events.
 A request is never dropped while the pod of its PS is alive: an unanswered revocation holds records
 back, and an aborted cut that is not released blocks workers. The core decides what happens to a PS
 that is alive but silent, or that refuses.
-
-A question is never dropped while the pod of its PS lives: a revocation that nobody answers holds records back, and a
-cut that is off and not released holds workers up. The core judges a PS that lives and is silent, and one that refuses.
 """
 
 from __future__ import annotations
@@ -389,7 +386,7 @@ class PsControlClient:
         match command:
             case AttachPs(uid=one) | RevokeLeases(ps=one):
                 # Otherwise its pod has ended, and the core learns of that from the cluster.
-                asked = {one} & links.keys()  # else its pod has ended, and the core will hear of that
+                asked = {one} & links.keys()
             case _:
                 asked = set(links)
         for uid in sorted(asked):

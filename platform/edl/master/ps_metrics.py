@@ -3,9 +3,6 @@
 They are for users only and are not journaled. Each PS process counts from its start. When a PS is
 replaced, the counts of the lost process are kept; a restarted master starts from the processes that
 are there.
-
-Each process counts since it began. When another takes the place of a lost one, what that had counted stays; a master
-that is started again begins with what those say that are there.
 """
 
 from __future__ import annotations
@@ -91,7 +88,7 @@ class PsMetrics:
         reports = self._reports
         counts = [one.totals for one in reports.values()]
         # A step is pushed to every PS, so the maximum counts it once.
-        most = max(counts, key=lambda each: each.admitted, default=PushTotals())  # a step goes to all parameter servers
+        most = max(counts, key=lambda each: each.admitted, default=PushTotals())
         entered = sum(each.admitted for each in counts)
         tables = table_statuses([one.message for one in reports.values()], self._max_rows)
         return ParametersStatus(
@@ -99,7 +96,7 @@ class PsMetrics:
             pushes=most.admitted,
             updates=most.updates,
             # Only the first PS refuses stale pushes.
-            refused=max((each.refused for each in counts), default=0),  # only the first one refuses any
+            refused=max((each.refused for each in counts), default=0),
             staleness=sum(each.staleness for each in counts) / entered if entered else None,
             stalest=max((each.max_staleness for each in counts), default=0),
             round=self._round_status(reports.get(0)),

@@ -55,9 +55,6 @@ from edl.storage.journal import Journal
 # Outgoing commands: each is executed after its journal entries are on disk, in the order of the
 # decisions. A cut request, a pod start or a published event must never depend on a decision that
 # the next master does not find in the journal.
-#
-# A parameter server that was told of a cut, a pod that was started, a line that people have read: none of it may belong
-# to a past that the next master does not find in the journal.
 
 
 class CommandOutbox:
@@ -106,9 +103,6 @@ class CommandOutbox:
 # The core's clock stops while this master may not decide. Otherwise a master that regains its lease
 # after minutes would first revoke the leases of all workers, whose messages it had refused in the
 # meantime.
-#
-# Else the first thing that a master did after minutes without its fence would be to take every lease back from workers
-# that it had refused to hear.
 
 
 class FencedClock:
@@ -468,7 +462,7 @@ class MasterShell:
                 self.wait_for_change(_FROZEN_POLL_SECONDS)
                 continue
             # Time since the last tick: a master that was suspended heard from nobody.
-            late = max(0.0, self.core_clock.now() - due)  # since the last look; a master that is stopped hears nobody
+            late = max(0.0, self.core_clock.now() - due)
             with self.lock:
                 now = self.core_clock.now()
                 wait = min(max(self.state.next_deadline(now) - now, 0.001), max_wait)
@@ -480,7 +474,7 @@ class MasterShell:
                 speaking = frozenset(self._speaking_workers)
             if not self._has_ended():
                 # ``failure`` says why.
-                with suppress(MasterEndsError):  # ``failure`` says why
+                with suppress(MasterEndsError):
                     self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
     def _has_ended(self) -> bool:
@@ -489,5 +483,5 @@ class MasterShell:
 
 def _set_future(future: asyncio.Future[None]) -> None:
     # Otherwise its call has ended.
-    if not future.done():  # else its call has ended meanwhile
+    if not future.done():
         future.set_result(None)

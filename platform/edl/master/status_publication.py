@@ -43,8 +43,9 @@ SUMMARY_FILE, FAILURE_FILE, DETAIL_FILE = "summary.json", "failure.json", "failu
 def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
     """Write how the job ended.
 
-    It is told once, though a master that is started again after the end reads that in its journal and comes here too.
-    A file that cannot be written does not keep the others from being written: on a full disk, some are small enough.
+    The final event is written once, although a master that is restarted after the end of the job
+    calls this too. A file that cannot be written does not stop the others: on a full disk, some are
+    small enough.
     """
     reporter.write_status(status)
     if ended.phase == "Failed":
@@ -124,8 +125,6 @@ class RunPublisher:
         """Publish the current status; call every ``PERIOD_SECONDS``.
 
         The end of the job is published by ``publish_end``, with the files that belong to it.
-
-        With what belongs to it.
         """
         if status.phase not in ENDED:
             self._publish(self._build_publication(status))
@@ -179,7 +178,7 @@ def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
         for value in follow_json_lines(run.events).poll():
             yield event_from_json(value)
     # Written by another version, or the disk fails: show later events anyway.
-    except EdlError as error:  # of another version, or a disk that fails: those that follow are shown
+    except EdlError as error:
         log.warning("events cannot be shown: %s", error)
 
 

@@ -316,8 +316,6 @@ def count_total_records(state: JobStateMachine) -> int:
 
     A minibatch at the end of a range may be smaller, so with ``max_steps`` the number is exact only
     after the last step.
-
-    A minibatch at the end of a range may be smaller, so with ``max_steps`` this is exact once the last step is done.
     """
     main, limit = state.main_ledger, state.settings.max_steps
     if main is None:
@@ -344,7 +342,7 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
     kinds = [kind for kind, _ in state.worker_leases(pod.uid)]
     if kinds and kinds[0] == TRAINING and pod.building:
         # A worker may hold a lease while it still imports TensorFlow.
-        return "starting"  # it leases while it still imports TensorFlow
+        return "starting"
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
     return "waiting" if pod.uid in state.holders else "starting"
@@ -366,7 +364,7 @@ def find_run_start(run: RunDirectory) -> float:
 def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
     """Restore the rate from the status of the previous master, if it belongs to the same start of the run."""
     # If there is none, or it is unreadable, measuring starts over.
-    with suppress(EdlError):  # none, or one that cannot be read: then it is measured from now on
+    with suppress(EdlError):
         status = from_json(Status, read_json(run.status), str(run.status))
         if status.updated >= run_start:
             rate = ThroughputMeter(status.records_worked, status.seconds_worked)
