@@ -170,12 +170,10 @@ def _describe_type(value: Any) -> str:
 def describe_data_sets(
     data: DataSpec, open_by_name: Callable[[str], Reader], *, predict: bool, shuffle_window: int | None = None
 ) -> bytes:
-    """The JSON for the master.
+    """The description of the data sets that this run uses, as JSON for the master.
 
-    ``{"training": [[name, records], …], …}`` for each data set that this run uses.
-
-    With ``blocks`` of the training records, if they may be shuffled (``shuffle_window`` not 0) and the reader has
-    random access.
+    It is ``{"training": [[name, records], …], …}``, with ``blocks`` of the training records if they
+    may be shuffled (``shuffle_window`` not 0) and the reader has random access.
     """
     used = ("prediction",) if predict else ("training", "validation")
     sets: dict[str, Any] = {
@@ -194,6 +192,6 @@ def may_have_custom_reader(zoo: Path, definition: str) -> bool:
     """Whether the model's module may define ``custom_data_reader``, judged without importing it."""
     try:
         return find_model_function(zoo, definition).may_define("custom_data_reader")
-    # Importing it gives a better error.
-    except BadInputError:  # importing it says so better
+    except BadInputError:
+        # Importing it gives a better error.
         return True

@@ -102,7 +102,7 @@ def feed_in_background(
             yield item
     finally:
         # The queue is not drained: a Ctrl-C within `get` may have left its lock locked.
-        closed.set()  # and the queue stays alone: a Ctrl-C within `get` may have left its lock taken
+        closed.set()
 
 
 def _feed_windows(
@@ -168,7 +168,7 @@ class FeedFunction:
             if _SEVERAL_BATCHES_MESSAGE in error.detail:
                 self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
             # Tracing succeeded, so the error is about these records.
-            if self._traced_feed is not None:  # it was traced: this is about these records
+            if self._traced_feed is not None:
                 error.message = (
                     f"{error.message.removesuffix('.')}, at {window.describe_location(self._find_bad_record(window))}"
                 )
@@ -202,7 +202,7 @@ class FeedFunction:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
                 # A third of the time that convert_to_tensor takes for a list.
-                records = tf.constant(window)  # a third of what convert_to_tensor takes for a list
+                records = tf.constant(window)
                 if self._traced_feed is None:
                     self._traced_feed = self._trace_feed(records)
                 return self._traced_feed(records)

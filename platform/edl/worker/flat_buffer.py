@@ -149,7 +149,7 @@ class DoubleBuffer:
         """
         if self._current is not self._lent_buffer:
             # False until all of the next values have arrived.
-            self.is_fresh = False  # until all of the next ones have arrived
+            self.is_fresh = False
             return self._current.values
         if self._spare.view_in_use is not None:
             self._spare = _LendableBuffer(self._current.values.size)

@@ -16,9 +16,6 @@ from edl.api.errors import EdlError
 # Critical sections that SIGTERM must not interrupt: a push in flight, a result being written.
 # Everything else (importing TensorFlow, tracing, waiting for work) may be abandoned at any time,
 # because a worker holds nothing that cannot be lost. So shutdown waits only for this gate.
-#
-# Everything else (importing TensorFlow, tracing, waiting for work) may be abandoned at any moment, because a worker
-# holds nothing that cannot be lost. So whoever ends the worker only waits for this gate.
 
 
 class LeavingError(Exception):
@@ -111,9 +108,6 @@ class GracefulShutdown:
 # Receiving SIGTERM promptly even while the main thread is inside TensorFlow. Python runs signal
 # handlers between bytecodes of the main thread, which an import or a step of TensorFlow can keep in
 # C++ for seconds. So the interpreter's C-level handler writes to a pipe, and a thread reads it.
-#
-# Python runs signal handlers between bytecodes of the main thread, and importing TensorFlow or running a step can keep
-# that thread in C++ for seconds. So the handler of the interpreter's C level writes to a pipe, and a thread reads it.
 
 
 def on_sigterm(callback: Callable[[], None]) -> None:

@@ -143,8 +143,6 @@ class LeaseClient:
         """Request tasks until there is no more work, the master is lost, or ``stop``.
 
         Errors are raised by ``next_task``.
-
-        What went wrong comes out of ``next_task``.
         """
         try:
             while not self._stopped.is_set():
@@ -266,8 +264,6 @@ class TaskReport:
 # --------------------------------------------------------------------------------------------------
 # Reports to the master: batched progress, heartbeats and task results. Training never waits for
 # them; one thread sends everything in order.
-#
-# Steps wait for nothing here; everything is sent by one thread, in order.
 
 
 REPORT_INTERVAL_SECONDS = 0.1
@@ -325,11 +321,9 @@ class ProgressReporter:
             buffer = self._buffers.get(lease_id)
             if buffer is None:
                 return
-            if (
-                buffer.applied_steps == buffer.sent_steps
-                # Otherwise there is unreported progress already, and the sending thread only waits for
-                # its interval.
-            ):  # else there is news already, and the sending thread waits for its time only
+            # Otherwise there is unreported progress already, and the sending thread only waits for
+            # its interval.
+            if buffer.applied_steps == buffer.sent_steps:
                 self._changed.notify_all()
             buffer.applied_steps = applied_steps
             buffer.skipped_records += skipped_records

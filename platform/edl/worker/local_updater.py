@@ -111,11 +111,6 @@ class _PsSlice:
 # push is being sent, so its values lack that push. For plain gradient descent, the effect of a push
 # depends on nothing else, and the worker adds it. Other optimizers also depend on slot variables,
 # which only the parameter servers have.
-#
-# With ``strategy.overlap`` a step is computed while the push of the step before it is sent, so that the values that
-# it is
-# computed from lack that push. What plain gradient descent makes of a gradient depends on nothing else, and the worker
-# adds it by itself. Other optimizers move values by slot variables too, which the parameter servers alone have.
 
 
 class GradientCompensation:

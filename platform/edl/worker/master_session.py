@@ -2,9 +2,6 @@
 
 Every reply passes through here. Requests are retried until a master answers, or none did for the
 job's ``master.lost_timeout``. Replies of an older incarnation are ignored.
-
-Every reply passes through here. A master that is away is asked again until it answers, is replaced, or was silent for
-longer than the job's ``master.lost_timeout``; messages of an older incarnation than the known one are not believed.
 """
 
 from __future__ import annotations
@@ -197,11 +194,8 @@ class MasterSession:
 
     def report_failure(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
         """Report that this worker cannot continue; returns whether it should exit."""
-        safe_message, safe_detail = (
-            escape_surrogates(message),
-            escape_surrogates(detail),
-            # The text comes from the user's code and may contain anything.
-        )  # of the user's code: it may hold anything
+        # The text comes from the user's code and may contain anything.
+        safe_message, safe_detail = escape_surrogates(message), escape_surrogates(detail)
         request = pb.FailRequest(
             member=self._member, kind=kind, message=safe_message, detail=safe_detail, lease=lease_id
         )

@@ -133,11 +133,10 @@ class ParameterClient:
         self._connections.exchange({part: self._declare_request(part) for part in self._layout.ps_indices})
 
     def declare_to_replaced_ps(self) -> bool:
-        """Declare the model to every PS that was replaced since it last answered.
+        """Declare the model to every PS that was replaced since it last answered; returns whether there was any.
 
-        Returns whether there was any.
-
-        They are told the initial values of the start of the job. One that holds parameters already keeps those.
+        The declaration has the initial values of the start of the job. A PS that already holds
+        parameters keeps them.
         """
         replaced = self._connections.find_replaced_ps().intersection(self._layout.ps_indices)
         self._connections.exchange({part: self._declare_request(part) for part in sorted(replaced)})
@@ -161,7 +160,7 @@ class ParameterClient:
         if compensation.add_pending_push(flat_values, pending_push.gradients):
             self.value_versions = tuple(version + 1 for version in self.value_versions)
         # Only for this step: the push may still be refused, or never be sent.
-        self._double_buffer.is_fresh = False  # for nobody else: a push may be refused, or never be sent
+        self._double_buffer.is_fresh = False
         return flat_values
 
     def pull_pinned(self, pin: int) -> Floats:
@@ -221,7 +220,7 @@ class ParameterClient:
             rows = row_buffers[ps_index]
             received = np.frombuffer(frame.body, np.float32)
             # The connection received into this memory, unless it had to use its own.
-            if not np.may_share_memory(received, rows):  # the connection was given this memory, and mostly uses it
+            if not np.may_share_memory(received, rows):
                 rows[:] = received
             _scatter_rows(values, positions[ps_index], dims, rows)
         return {table: RowBatch(ids[table], values[table]) for table in ids}
@@ -249,7 +248,7 @@ class ParameterClient:
             round_pushes: Sequence[pb.Share] = ()
             # As the first PS says: only this push, if it has forgotten the round of a repeated
             # push.
-            if replies:  # of the first PS: alone, if it has forgotten the round of a push that was sent again
+            if replies:
                 round_pushes = list(replies[0].round) or [pb.Share(lease=push.lease_id, step=push.step)]
             requests = {
                 ps_index: self._push_request(push, ps_index, positions.get(ps_index, {}), round_pushes, receive_buffer)
@@ -258,7 +257,7 @@ class ParameterClient:
             for ps_index, frame in self._connections.exchange(requests).items():
                 replies[ps_index] = parse_message(pb.Pushed, frame.meta)
                 # A refused push may be answered without values.
-                if receive_buffer is not None:  # a push that is refused may be answered without values
+                if receive_buffer is not None:
                     has_all_values &= self._layout.store_reply(receive_buffer, ps_index, frame.body)
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break

@@ -3,10 +3,6 @@
 A file is named after its range and renamed into place when complete, so a task that is repeated
 because its first worker died before the report leaves one file. A processor is called once per
 minibatch, and progress is reported after every call, so a killed worker repeats at most one call.
-
-A file is named by its range and renamed into place when it is whole, so that a task that is done twice, because its
-first worker died before the report, leaves one file. A processor is called once for each minibatch; progress is
-reported after every call, so that a killed worker costs at most the call that it was in.
 """
 
 from __future__ import annotations

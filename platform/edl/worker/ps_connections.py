@@ -29,10 +29,7 @@ _RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
 
 
 class ModelMismatchError(BulkRefusedError, BadInputError):
-    """A PS cannot hold this model, or holds a different one.
-
-    That of the checkpoint that the run resumed from.
-    """
+    """A PS cannot hold this model, or holds a different one, such as that of the resumed checkpoint."""
 
 
 class PsDirectory(Protocol):
@@ -146,12 +143,8 @@ class PsBulkConnections:
                 except BulkRefusedError as error:
                     requests = _requests_without(requests, ps_index)
                     if error.kind not in _RETRYABLE_KINDS:
-                        _LOG.warning(
-                            "ps-%d refuses: %s",
-                            ps_index,
-                            error,
-                            # The message without the address, which does not help users.
-                        )  # with its address, which people have no use for
+                        _LOG.warning("ps-%d refuses: %s", ps_index, error)
+                        # The log has the address; the error names the PS instead, which helps users.
                         error_class = ModelMismatchError if error.kind == "model" else BulkRefusedError
                         refusal = error_class(error.message, kind=error.kind, where=f"ps-{ps_index}", hint=error.hint)
                     else:
@@ -171,11 +164,11 @@ class PsBulkConnections:
         head = request.head
         if isinstance(head, pb.Push):
             # Another master may lead since the last attempt.
-            head.incarnation = self._directory.incarnation  # another master may lead since the last try
+            head.incarnation = self._directory.incarnation
         meta = head.SerializeToString()
         if isinstance(head, pb.Push):
             # Whatever the result of this attempt, the push may have been applied.
-            head.again = True  # whatever becomes of this try, the next one may find the push applied
+            head.again = True
         client.send(request.kind, meta, request.buffers)
 
     def _receive_answer(self, ps_index: int, request: PsRequest, answers: dict[int, ReceivedFrame]) -> None:

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 class RecordWindow(NamedTuple):
     """The records of one step without ``skipped_records`` corrupt ones.
 
-    They start at ``start`` of ``source``.
-
-    ``describe_positions``: they are at positions ``[start, …)`` of a shuffled order, and this says which records
-    positions are.
+    They start at ``start`` of ``source``, or at position ``start`` of a shuffled order if there is
+    ``describe_positions``, which names the records at given positions.
     """
 
     records: Sequence[Record]
@@ -50,7 +48,7 @@ class RecordWindow(NamedTuple):
             index: of one of them; None stands for all.
         """
         # Otherwise it is unknown which of them were skipped.
-        if index is not None and not self.skipped_records:  # else nobody knows which of them are gone
+        if index is not None and not self.skipped_records:
             position = self.start + index
             return (
                 f"record {position} of {self.source}"
@@ -219,7 +217,7 @@ class RecordStream:
         """Read the first window of an added range now: until TensorFlow is imported, file IO delays no step."""
         if task.step_count and self._minibatches is None and not task.one_by_one:
             # The error is raised again where it is expected.
-            with suppress(EdlError):  # comes up again, where it is expected
+            with suppress(EdlError):
                 self._early_windows[self._first_tags[task.lease_id]] = self._read_window(task, 0)
 
     def close(self) -> None:
@@ -323,7 +321,7 @@ class RecordStream:
         """
         if self._shuffled_reader is None:
             # Imports NumPy, which TensorFlow imports anyway.
-            from edl.data.shuffled_reader import ShuffledReader  # NumPy, which is on its way with TensorFlow
+            from edl.data.shuffled_reader import ShuffledReader
 
             reader = self._get_reader()
             self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))

@@ -110,7 +110,7 @@ class StoredWeights:
             BadInputError: it is of another model.
         """
         # Imports safetensors.
-        from edl.storage import checkpoint_shards  # loads safetensors
+        from edl.storage import checkpoint_shards
 
         manifest = checkpoint_shards.load_manifest(directory)
         if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):

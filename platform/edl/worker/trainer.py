@@ -106,7 +106,7 @@ class SerialExecutor:
                 future.set_exception(error)
             # Drop the reference: it may be a gradient or rows, which would otherwise live until the
             # next job.
-            del future, job, args, kwargs, item  # a gradient or rows, which nobody needs until the next job comes
+            del future, job, args, kwargs, item
 
 
 # --------------------------------------------------------------------------------------------------
@@ -448,12 +448,11 @@ class Trainer:
                 return
 
     def _trace_model_first(self, task: LeasedTask, loaded_steps: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
-        """The same minibatches.
+        """The same minibatches; for the first range, the model is first traced with the first of them.
 
-        For the first range, the model is traced with the first of them before it is returned.
-
-        Tracing takes seconds, in which other workers go on: this gradient is of values long gone. It happens on the
-        thread that made the model, because Keras keeps some of its settings by thread.
+        Tracing takes seconds, in which other workers push many updates, so this gradient is
+        discarded as outdated. It runs on the thread that made the model, because Keras keeps some of
+        its settings by thread.
         """
         consumed: list[LoadedStep] = []
         while not self._is_traced and (loaded := next(loaded_steps, None)) is not None:

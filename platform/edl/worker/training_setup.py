@@ -96,8 +96,8 @@ class Evaluator:
 
     def _pull_pinned(self, pin: int) -> Floats:
         if self._pinned_values is None or self._pinned_values[0] != pin:
-            # So that two versions of a large model need not be in memory at once.
-            self._pinned_values = None  # two versions of a large model need not be in memory at once
+            # Free the old version first: two versions of a large model need not be in memory at once.
+            self._pinned_values = None
             self._pinned_values = (pin, self._parameter_client.pull_pinned(pin))
         return self._pinned_values[1]
 
@@ -107,10 +107,6 @@ class Evaluator:
 # without a checkpoint holds nothing until a worker declares the model to it, and work is handed out
 # only when every PS is initialized. A training worker notices when its push is refused; a waiting
 # one pushes nothing and would never notice.
-#
-# One that finds no checkpoint to load holds nothing until a worker declares the model to it, and work is handed out
-# only
-# when all hold it. A worker amid a step finds out by the refusal of its push; one that waits for work pushes nothing.
 
 
 def watch_placement(
@@ -132,7 +128,7 @@ def watch_placement(
 
     master_session.on_new_placement = lease_client.schedule_placement_check
     # A PS may have been replaced between its declaration and this point.
-    lease_client.schedule_placement_check()  # a PS may have been replaced between its declaration and here
+    lease_client.schedule_placement_check()
     return look
 
 
@@ -272,8 +268,8 @@ def _export_model(
         rows: model_export.RowChunksByTable = {
             table.name: parameter_client.scan_table(task.pin, table.name) for table in network.tables
         }
-    # The best weights, which the parameter servers no longer hold.
-    else:  # the best weights, which the parameter servers do not hold any more
+    else:
+        # The best weights, which the parameter servers no longer hold.
         flat_values, rows = _load_checkpoint(runtime, network, payload["checkpoint"])
     directory = export_directory(runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir)
     written = model_export.export_model(
@@ -299,7 +295,7 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
         ) from error
     path = Path(name)
     # The pod's own file system is lost with the pod.
-    if runtime.identity.pod_host is not None and not path.is_absolute():  # a pod's own folder goes with the pod
+    if runtime.identity.pod_host is not None and not path.is_absolute():
         path = runtime.identity.run_dir / path
     model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
     result = {"place": best["place"], "cut": best["cut"], "path": str(path)}

@@ -33,14 +33,6 @@ if TYPE_CHECKING:
 # import. A slot is a lock on a file in the job's private folder, which the kernel releases with the
 # process. Nobody waits forever: a worker that was stopped during its import delays others only up
 # to the timeout.
-#
-# An import takes seconds of one core. If more workers than cores import at once, all of them are late, and with them
-# the
-# first minibatch, or the word that the model's code has a mistake. In turns the same work is done in the same time, and
-# the first worker is through with it in the time of one import.
-#
-# A turn is a lock on a file in the job's private folder: the kernel ends it with the process. Nobody waits for a turn
-# forever: a worker that was stopped in the middle of its import holds up nobody for long.
 
 
 SLOT_WAIT_SECONDS = 15.0
@@ -81,8 +73,8 @@ def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_
             descriptor = os.open(folder / f"turn-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another worker holds this slot.
-            except OSError:  # another worker has it
+            except OSError:
+                # Another worker holds this slot.
                 os.close(descriptor)
             else:
                 return ImportSlot(descriptor)
@@ -112,8 +104,8 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     workers = runtime.spec.workers
     if identity.pod_host is None:
         set_thread_counts(workers=workers.max)
-    # The node's other cores belong to other pods.
-    else:  # the node's other cores are other pods'
+    else:
+        # The node's other cores belong to other pods.
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
         return _run_tasks(runtime, import_slot)
@@ -127,7 +119,7 @@ def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> Wor
 
     runtime = WorkerRuntime.from_identity(identity, shutdown.gate)
     # Before the master knows this worker and may ask it to stop.
-    shutdown.set_lease_return(runtime.return_leases)  # before the master knows of this worker and may tell it to go
+    shutdown.set_lease_return(runtime.return_leases)
     runtime.start()
     return runtime
 

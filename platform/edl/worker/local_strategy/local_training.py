@@ -193,21 +193,21 @@ class LocalTraining:
         if (limit := self._spec.train.max_steps) is not None:
             total = min(total, limit * self._spec.train.minibatch_size)
         # A resumed run with fewer steps or epochs may already have done more.
-        total = max(total, self._done)  # a run that goes on with fewer steps or epochs may have done more
+        total = max(total, self._done)
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
             self._refuse_untrained(self._done)
             if self._model.finalize():
                 # The last checkpoint has different values.
-                self._saved = self._evaluated = -1  # the last checkpoint has other values
+                self._saved = self._evaluated = -1
             self._watcher.end_training()
             self._evaluate(final=True)
             restored = self._watcher.end_monitors()
             if restored is not None:
                 self._report.changed(metrics=restored)
                 # The last checkpoint does not have what is exported.
-                self._saved = -1  # what the last checkpoint has is not what is exported
+                self._saved = -1
             self._save()
             self._leave_if_stopped()
         return self._export()
