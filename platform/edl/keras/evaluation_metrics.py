@@ -29,9 +29,6 @@ from edl.keras.user_code import source_file, user_code
 # Metrics that create their variables only when they see the first records: Keras' ``F1Score``,
 # ``R2Score`` and ``AUC(multi_label=True)``. The worker that computes the values may have evaluated
 # nothing itself, so the types and shapes of the inputs are sent along with the states.
-#
-# ``F1Score``, ``R2Score`` and ``AUC(multi_label=True)`` of Keras are of that kind. The worker that turns added states
-# into values may have evaluated nothing: the types and shapes of what such a metric was given travel with its states.
 
 
 MetricInputs = tuple[Any, ...]
@@ -134,7 +131,7 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
         refuse_broadcast(f"the metric '{self.name}'", self._function, labels, predictions, function_values)
         function_values = tf.cast(function_values, tf.float32)
         # Divide by the sum of weights, as Keras' weighted metrics do.
-        if sample_weight is not None:  # a mean over the weights, as that of Keras' weighted metrics
+        if sample_weight is not None:
             values = (
                 tf.reduce_mean(tf.reshape(function_values, [records, -1]), -1)
                 if function_values.shape.rank
@@ -334,7 +331,7 @@ def count_records(structure: Any) -> Any:
 def output_names(model: Any) -> tuple[str, ...]:
     """The names of a model's outputs, in order; empty if the model does not name them."""
     # A Sequential keeps its functional graph here.
-    graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
+    graph = getattr(model, "_functional", model)
     return tuple(getattr(graph, "output_names", None) or ())
 
 
@@ -423,8 +420,8 @@ def _call_problem(function: Callable[..., Any]) -> str:
     """Why the function cannot be called with labels and predictions; empty if it can."""
     try:
         signature = inspect.signature(function)
-    # Built in C: there is no signature to check.
-    except ValueError:  # built in C: nothing to check
+    except ValueError:
+        # Built in C: there is no signature to check.
         return ""
     try:
         signature.bind("labels", "predictions")

@@ -20,8 +20,8 @@ from typing import Any
 import keras
 from keras import ops
 
-# Number of dimensions of an embedding.
-_EMBEDDING_RANK = 2  # dimensions of an embedding
+_EMBEDDING_RANK = 2
+"""Number of dimensions of an embedding table."""
 
 
 class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]

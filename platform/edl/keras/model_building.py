@@ -50,7 +50,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
     with nullcontext() if ps_embedding_bytes is None else converting_large_embeddings(ps_embedding_bytes, seed):
         keras.utils.clear_session(free_memory=False)
         # Cleared too; the module may have set it when it was imported.
-        keras.config.set_dtype_policy(policy)  # cleared too, and perhaps set when the module was imported
+        keras.config.set_dtype_policy(policy)
         keras.utils.set_random_seed(seed)
         model = module.make_model()
         if sample is not None and not _is_functional(model):
@@ -227,7 +227,7 @@ def derive_feature_spec(model: Any, sample: Any) -> Any:
     if sample is not None:
         return tf.nest.map_structure(spec_for_any_count, sample)
     # A Sequential keeps its functional graph here.
-    graph = getattr(model, "_functional", model)  # a Sequential has its graph in there
+    graph = getattr(model, "_functional", model)
     if getattr(graph, "_inputs_struct", None) is None:
         raise BadInputError("the model does not declare its inputs, and there are no records to infer them from")
     return tf.nest.map_structure(_input_spec, graph._inputs_struct)
@@ -279,9 +279,6 @@ def _component_names(name: str, spec: Any) -> Iterator[str]:
 # Check that the model function builds the same model again, by names and shapes of its variables.
 # Only these associate values with variables: a name that differs at each call, for example because
 # of a counter, would leave that variable at its initial value.
-#
-# Nothing else says which value belongs to which variable. A name that is another one at each call, such as one with a
-# counter in it, would leave that variable with what it began with.
 
 
 _MAX_LISTED_NAMES = 3

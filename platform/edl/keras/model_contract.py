@@ -73,9 +73,6 @@ def is_blocked_method(model: Any, method: str) -> bool:
 # the model and takes the loss, the optimizer and the metrics from the functions of the user's
 # module. Keras' ``fit``, ``evaluate`` and ``predict``, and the methods that they call, are never
 # used.
-#
-# A step of EDL calls the model, and takes the loss, the optimizer and the metrics from the functions of the user's
-# module. What else Keras' ``fit``, ``evaluate`` and ``predict`` would run is never called, nor are those themselves.
 
 
 _OWN_LOOP_REMEDY = "EDL iterates over the records itself; rename the method if call() uses it"
@@ -133,7 +130,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
             definer = next((base for base in kind.__mro__ if method in vars(base)), kind)
             class_text = kind.__name__ if definer is kind else f"{kind.__name__}, from {definer.__name__}"
             # Set on the instance: Keras' own source file is not the place to change.
-            on_object = method in vars(model)  # and so in no class: Keras' own file is not where it is
+            on_object = method in vars(model)
             owner = f"set on the object of class {kind.__name__}" if on_object else f"class {class_text}"
             named, ignored = f"a {method}()", "does not call: the model would be trained without it"
             if isinstance(getattr(kind, method, None), property):
@@ -144,7 +141,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
                 hint=instead,
             )
     # The second name is that of Keras 2.
-    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):  # the latter in Keras 2
+    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
         given = ", ".join(_compile_arguments(model))
         compiled = f"compiled ({given})" if given else "compiled"
         raise BadInputError(
@@ -297,7 +294,7 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
     }
     if not needs_metrics:
         # A job without evaluation needs only the loss.
-        functions[_METRICS_FUNCTION] = dict  # the loss is all there is
+        functions[_METRICS_FUNCTION] = dict
     return ModelModule(
         zoo=zoo,
         make_model=_model_factory(zoo, module, zoo_module, choice.params),
@@ -357,7 +354,7 @@ def _optimizer_factory(optimizer: Any, path: Path) -> Any:
             return lambda: _optimizer_by_name(optimizer, path)
         # Use the object itself: a schedule of the user's own class could not be rebuilt from its
         # config.
-        unused = [optimizer]  # as it is: a schedule of the user's own class could not be made from its description
+        unused = [optimizer]
 
         def make() -> Any:
             return (
@@ -397,8 +394,8 @@ def _value_or_function(zoo: Path, module: ModuleType, name: str) -> Any:
 def _check_arguments(function: Callable[..., Any], path: Path, name: str, expected_call: str) -> None:
     try:
         signature = inspect.signature(function)
-    # Built in C: there is no signature to check.
-    except ValueError:  # built in C: nothing to check
+    except ValueError:
+        # Built in C: there is no signature to check.
         return
     try:
         bound = signature.bind(*_EXPECTED_ARGUMENTS[name])

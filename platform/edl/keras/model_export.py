@@ -50,9 +50,6 @@ from edl.storage.durable_files import sync_directory, sync_file, to_storage_erro
 # The Python code that must run before Keras loads an exported ``.keras`` file, if any is needed.
 # Keras finds its own classes. It finds a user's class or function only through ``custom_objects``,
 # or if the module that registers it was imported (``register_keras_serializable``).
-#
-# Keras finds its own classes by itself. A class or function of the user's it finds only when it is given
-# (``custom_objects``), or when the module was imported that registers it (``register_keras_serializable``).
 
 
 _LAMBDA_CLASS = "__lambda__"
@@ -105,7 +102,7 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
         names = ", ".join(f'"{own.name}": {own.name}' for own in unregistered[:_MAX_LISTED_OBJECTS])
         arguments.append(f"custom_objects={{{names}{', ...' if len(unregistered) > _MAX_LISTED_OBJECTS else ''}}}")
     # A Lambda layer of a Python lambda is stored as code in the file.
-    if unsafe:  # a Lambda layer of a Python lambda is code in the file
+    if unsafe:
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
 
@@ -182,9 +179,6 @@ def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
 # would draw initial values (three times the size), assign others (twice), and copy them twice to
 # write them. Here the values are computed directly in the variable's memory, and Keras gets a view
 # instead of a copy.
-#
-# Keras would draw initial values for a table (three times its size), be assigned others (twice), and copy them twice to
-# write them. Here the values are computed where the variable then has them, and Keras is shown them, not a copy.
 
 
 _CHUNK_ROWS = 1 << 16
@@ -211,7 +205,7 @@ def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
     rows = aligned_memory.allocate_aligned(1 + len(ids), table.dim)
     rows[0] = initializer_mean(table.initializer)
     # Free each one before the next.
-    while chunks:  # each is freed before the next
+    while chunks:
         chunk_ids, values = chunks.pop()
         rows[1 + np.searchsorted(ids, chunk_ids)] = values
     return KnownRows(ids, rows)
@@ -236,7 +230,7 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
     @functools.wraps(build)
     def build_filled(layer: Any, input_shape: Any = None) -> None:
         # known_rows lacks this name.
-        if layer.input_dim is None and isinstance(layer, AnyId):  # known_rows has none of this name
+        if layer.input_dim is None and isinstance(layer, AnyId):
             _build_without_rows(layer, input_shape)
             return
         values = tables.get(f"{layer.path}/embeddings")
@@ -372,7 +366,7 @@ def export_keras_file(
     with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as temporary_path:
         if weights_only:
             # Keras accepts no other file extension.
-            named = temporary_path.with_name(f"{temporary_path.name}.weights.h5")  # Keras takes no other ending
+            named = temporary_path.with_name(f"{temporary_path.name}.weights.h5")
             model.save_weights(named)
             named.replace(temporary_path)
         else:
@@ -433,7 +427,7 @@ def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:
 def _write_keras(model: Any, path: Path) -> None:
     """Like ``model.save(path)``, which would hold the file in memory where psutil is installed."""
     # With a relative path, Keras loses the assets.
-    parts = path.absolute().with_name(f"{path.name}.parts")  # Keras loses the assets of a relative one
+    parts = path.absolute().with_name(f"{path.name}.parts")
     _remove_path(parts)
     try:
         with saving_without_copies():
@@ -468,7 +462,7 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
     archive.add_endpoint("serve", serve)
     # A signature has plain tensors only, and the arguments of `serve` would be called given,
     # given_1 and so on.
-    if parts:  # a signature has plain tensors only, and those of `serve` would be called given, given_1 and so on
+    if parts:
         archive.add_endpoint("serving_default", lambda *flat: model(whole(flat), training=False), parts)
     archive.write_out(str(path), verbose=False)
 
@@ -493,21 +487,21 @@ def _replacing_atomically(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # An earlier export was killed between the two renames below.
-        if previous_path.exists() and not path.exists():  # an export died between the two renames below
+        if previous_path.exists() and not path.exists():
             previous_path.rename(path)
         _remove_path(temporary_path)
         yield temporary_path
         _sync_tree(temporary_path)
         _remove_path(previous_path)
         # A directory cannot be renamed over an existing one.
-        if path.is_dir():  # a directory cannot be renamed over another
+        if path.is_dir():
             path.rename(previous_path)
         temporary_path.replace(path)
         _remove_path(previous_path)
         sync_directory(path.parent)
     except (OSError, RuntimeError, tf.errors.OpError) as error:
         # TensorFlow and HDF5 report a full disk in different, lengthy ways.
-        if "No space left" in str(error):  # TensorFlow and HDF5 say it in ways, and at a length, of their own
+        if "No space left" in str(error):
             raise to_storage_error(
                 OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, "export the model"
             ) from error

@@ -396,7 +396,7 @@ def _resolve_loss(loss: Any, module: ModelModule, loss_text: str) -> Any:
 
     name = getattr(loss, "__name__", "")
     # A lambda's name would not be a valid TensorFlow scope.
-    return _FunctionLoss(guarded, name if name.isidentifier() else "loss")  # a lambda's is none of TensorFlow's
+    return _FunctionLoss(guarded, name if name.isidentifier() else "loss")
 
 
 def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Mapping[str, float]:
@@ -442,8 +442,8 @@ def _class_weight_table(module: ModelModule) -> Any:
 def _has_weight_argument(function: Callable[..., Any]) -> bool:
     try:
         names = [str(name).lower() for name in inspect.signature(function).parameters]
-    # Built in C: there is no signature to inspect.
-    except ValueError:  # built in C: nothing to look at
+    except ValueError:
+        # Built in C: there is no signature to inspect.
         return False
     return len(names) > 2 and names[2] in _WEIGHT_ARGUMENT_NAMES
 
@@ -457,9 +457,6 @@ def _quote_names(names: Mapping[str, Any]) -> str:
 # wraps the optimizer of a ``mixed_float16`` model in a ``LossScaleOptimizer``. EDL uses the
 # optimizer as it is: parameter servers support no scaling one, and strategy Local uses what the
 # user's ``optimizer()`` returns.
-#
-# ``keras.fit`` puts a ``LossScaleOptimizer`` around the optimizer of a ``mixed_float16`` model. EDL takes the optimizer
-# as it is: parameter servers reproduce no scaling one, strategy Local uses what the user's ``optimizer()`` gives.
 
 
 _LOG = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ def _l2_norm(gradient: NDArray[np.float32]) -> float:
 def _scale_down(gradient: NDArray[np.float32], norm: float, limit: float) -> None:
     if norm > limit:
         # Infinity times zero gives NaN, which the training loop detects and reports.
-        with np.errstate(invalid="ignore"):  # infinity times zero: the training loop finds and reports what is NaN
+        with np.errstate(invalid="ignore"):
             gradient *= np.float32(limit / norm)
 
 
@@ -174,8 +174,8 @@ def _trace_schedule(schedule: Any) -> Callable[[int], float]:
     )
     try:
         function.get_concrete_function()
-    # The errors of TensorFlow and NumPy for a tensor without a value.
-    except (TypeError, NotImplementedError) as error:  # what TensorFlow and NumPy say of a tensor without a value
+    except (TypeError, NotImplementedError) as error:
+        # The errors of TensorFlow and NumPy for a tensor without a value.
         _LOG.info("the learning rate's schedule is called at every step, because it cannot be traced: %s", error)
         return lambda step: float(schedule(tf.constant(step, tf.int64)))
     return lambda step: float(function(tf.constant(step, tf.int64)))

@@ -75,7 +75,7 @@ def assert_dense_ids_in_range() -> Iterator[None]:
     @functools.wraps(call)
     def call_within_table(layer: Any, inputs: Any) -> Any:
         # The step asserts it wherever the layer is called.
-        if not isinstance(layer, EdlEmbedding):  # which asserts it wherever it is called
+        if not isinstance(layer, EdlEmbedding):
             inputs = _assert_ids_in_table(layer, inputs)
         return call(layer, inputs)
 

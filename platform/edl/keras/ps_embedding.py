@@ -102,7 +102,7 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values))
         # As in Keras: missing entries are id 0.
-        if isinstance(inputs, tf.SparseTensor):  # as Keras: what is not there is id 0
+        if isinstance(inputs, tf.SparseTensor):
             inputs = tf.sparse.to_dense(inputs)
         self._check_id_dtype(inputs)
         ids = tf.cast(inputs, tf.int64)
@@ -242,17 +242,13 @@ def _table_seed(seed: int, name: str) -> int:
     for byte in name.encode():
         value = splitmix64(value ^ byte)
     # The Declare message holds it as int64.
-    return int(value >> 1)  # int64 in the Declare message
+    return int(value >> 1)
 
 
 # --------------------------------------------------------------------------------------------------
 # Building large Embeddings without their tables. A PS-backed table may exceed a worker's memory,
 # and a worker never reads it. So Embeddings above the threshold that are built in this context are
 # converted before Keras creates their variables.
-#
-# A served table may be larger than the memory of a worker, and a worker never reads it. So the large Embeddings that
-# are
-# built in here become served layers before Keras would make their variables.
 
 
 @contextmanager

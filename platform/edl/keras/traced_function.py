@@ -48,7 +48,7 @@ class TracedFunction:
         trace, leaves = self.find_trace(*arguments)
         flat = tf.nest.flatten(leaves, expand_composites=True)
         # The part of a tf.function call that follows the comparison of signatures.
-        return trace._call_flat(flat, trace.captured_inputs)  # what a call does once it has compared signatures
+        return trace._call_flat(flat, trace.captured_inputs)
 
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """Find or make the trace for these types and shapes; also returns the arguments' leaves as tensors."""

@@ -60,7 +60,7 @@ def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
     counts = [source.records for source in reader.sources()]
     if train.shuffle.window != 0 and getattr(reader, "blocks", None) is not None:
         # Windows may cross the borders of sources; ranges of records do not.
-        counts = [sum(counts)]  # windows reach over the ends of sources, ranges of records do not
+        counts = [sum(counts)]
     steps = sum(-(-count // train.minibatch_size) for count in counts)
     return {"verbose": 1, "epochs": train.epochs, "steps": steps}
 
@@ -261,10 +261,8 @@ class KerasCallbacks:
 
     def begin_step(self, step: int) -> None:
         """A minibatch begins; ``step`` is the global step."""
-        if (
-            not self._trains_locally
-            # So that a schedule's rate, and TensorBoard's step, are those of this step.
-        ):  # so that the rate of a schedule, and what TensorBoard counts, are those of this step
+        # A schedule's rate and TensorBoard's step are then those of this step.
+        if not self._trains_locally:
             self._model.optimizer.iterations.value.assign(step, read_value=False)
         with self._calling_user_code("on_train_batch_begin"):
             self._callback_list.on_train_batch_begin(step)
@@ -291,7 +289,7 @@ class KerasCallbacks:
         import keras
 
         # They would truncate the files of an earlier run.
-        log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)  # they would empty those of a run
+        log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
         tried = [each for each in self._callback_list.callbacks if not isinstance(each, log_writers)]
         self._callback_list.callbacks[:] = tried
         self.begin_epoch(0)
@@ -311,7 +309,7 @@ class KerasCallbacks:
             rate = self._current_rate() if epoch == self._resumed_epoch else None
             self._callback_list.on_epoch_begin(epoch)
             # The run resumes in the middle of an epoch, whose rate was set when it began.
-            if rate is not None:  # the run goes on in the middle of an epoch, whose rate was set when it began
+            if rate is not None:
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
                 self._scheduled_rates.record_next_rate(epoch)
@@ -477,7 +475,7 @@ class _EpochRates:
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
         # Keras then does not allow the rate to be assigned, and reports it.
-        self._schedules = [] if has_schedule else schedules  # Keras lets nobody assign a rate then, and says so
+        self._schedules = [] if has_schedule else schedules
         self._optimizer = optimizer
         self._rate_by_epoch = [float(optimizer.learning_rate)] if self._schedules else []
         """By epoch, as far as they are known."""

@@ -148,6 +148,6 @@ def _format_detail(error: BaseException, text: str, user_frames: StackFrames, gr
         heading = "Raised by an operation that was made here (most recent call last), your code:\n"
     error_text = "".join(traceback.format_exception_only(error))
     # Dozens of lines from TensorFlow follow.
-    if text.startswith(_GRAPH_ERROR_PREFIX):  # dozens of lines of TensorFlow's own
+    if text.startswith(_GRAPH_ERROR_PREFIX):
         error_text = f"{type(error).__name__}: {_error_headline(text)}\n"
     return heading + "".join(traceback.format_list(user_frames or graph_frames)) + _COLOUR_CODE.sub("", error_text)

@@ -85,10 +85,10 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
         sys.path.insert(0, folder)
     if str(Path.cwd()) not in sys.path:
         # Appended last: roles start without it, and a model may import from it.
-        sys.path.append(str(Path.cwd()))  # last: roles start without it, and a model may import from it
+        sys.path.append(str(Path.cwd()))
     path_parts = [part for part in zoo_module.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
     # The zoo's own name takes precedence over them.
-    zoo_is_package = zoo_module.name.count(".") == len(path_parts)  # the zoo's own name stands before them
+    zoo_is_package = zoo_module.name.count(".") == len(path_parts)
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ZooFinder)]
     sys.meta_path.insert(0, _ZooFinder(zoo, root, zoo_is_package=zoo_is_package))
     importlib.invalidate_caches()
