@@ -31,7 +31,7 @@ def is_aligned(array: npt.NDArray[Any]) -> bool:
         array.dtype.kind in "fi"
         and flags.c_contiguous
         # DLPack supports no other memory.
-        and flags.writeable  # DLPack knows no other memory
+        and flags.writeable
         and array.size
         and _memory_address(array) % ALIGNMENT == 0
     )

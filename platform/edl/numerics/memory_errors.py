@@ -3,10 +3,6 @@
 Most requests allocate memory before they change anything: they are refused, and the server
 continues. If memory runs out in the middle of a push, the values are inconsistent: none are served
 or written to a checkpoint until a checkpoint is restored.
-
-Most requests ask for memory before they change anything: they are refused, and the server goes on. A push in the middle
-of which it runs out leaves values of no step: nothing of them is served any more, nor written to a checkpoint, until a
-checkpoint is restored.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ _LN_2 = 0.6931471805599453
 _HALF_ROOT = 0.7071067811865476
 _FULL_TURN = 6.283185307179586
 _LOG2_E = 1.4426950408889634
-# Lowest integer from which on float64 has no fractions.
-_LN_2_HIGH, _LN_2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # the first times a whole number is exact
+# ln 2 in two parts. A whole number times the first part is exact.
+_LN_2_HIGH, _LN_2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 # Exponents of e: near the limit of float64, and far beyond that of float32.
 _LARGEST_POWER = 700.0  # of e: near the end of a float64, and far beyond a float32
 # Taylor's series around 0, from the highest power down: enough terms for an eighth of a turn, for the logarithm of

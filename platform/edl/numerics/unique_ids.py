@@ -15,12 +15,12 @@ from edl.numerics import aligned_memory
 
 
 # Rounds of hashing; ids that collide in all of them are sorted.
-_HASH_ROUNDS = 4  # of hashing, after which ids that met each time are sorted
+_HASH_ROUNDS = 4
 _HASH_MULTIPLIERS = tuple(
     np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 )
 # Slots of the hash table per id.
-_SLOTS_PER_ID = 8  # of the hash table for each id
+_SLOTS_PER_ID = 8
 
 
 class NumpyUniqueFinder:
@@ -43,9 +43,8 @@ class NumpyUniqueFinder:
         positions = rank.take(
             first_positions,
             out=aligned_memory.allocate_aligned(len(ids), dtype=np.int32),
-            mode="clip",
-            # mode="raise" would copy.
-        )  # "raise" would copy
+            mode="clip",  # "raise" would copy
+        )
         return ids.take(chosen), positions
 
     def _first_positions(self, ids: Ids, order: Ids, hash_round: int = 0) -> Ids:
@@ -55,11 +54,11 @@ class NumpyUniqueFinder:
             return np.asarray(first_positions[inverse])
         slots, table = self._hash_slots(ids, hash_round)
         # Written in reverse order, so the first occurrence remains.
-        table[slots[::-1]] = order[::-1]  # of those that meet the first is written last, and stays
+        table[slots[::-1]] = order[::-1]
         first_positions = table.take(slots)
         colliding = np.flatnonzero(ids.take(first_positions) != ids)
         # A different id occupies their slot.
-        if len(colliding):  # another id has their slot
+        if len(colliding):
             first_positions[colliding] = colliding.take(
                 self._first_positions(ids.take(colliding), order[: len(colliding)], hash_round + 1)
             )

@@ -19,7 +19,7 @@ from edl.numerics.portable_math import power as power_of
 SQUARE_ROOT_POWER = 0.5
 """The default of the power."""
 # Number of dimensions of an array of rows.
-_ROW_DIMENSIONS = 2  # dimensions of an array of rows
+_ROW_DIMENSIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _ftrl(
     rate = update.learning_rate
     if np.float32(rate) == 0:
         # Keras divides by zero here; with a rate of 0 nothing moves.
-        return  # where Keras divides by zero; a rate of 0 moves nothing
+        return
     accumulator, linear = slots
     before, after = scratch.first, scratch.second
     power = _power_function(strengths.power)
