@@ -51,7 +51,7 @@ class SimulatedCluster:
         """Accept a pod; returns the cluster's reason if it refuses."""
         if any(pod.index == index for pod in self.live(role)):
             # Like the real cluster: repeating a request for a live pod starts none.
-            return ""  # as the port says: asking again for one that lives starts none
+            return ""
         if self.refusal and role is Role.WORKER:
             return self.refusal
         self._names += 1

@@ -135,12 +135,12 @@ class World:
         master = JobStateMachine(self.settings)
         self.shadow = JobStateMachine(self.settings)
         # Each parses the journal anew: they share no objects.
-        for state in (master, self.shadow):  # each parses anew: they share nothing
+        for state in (master, self.shadow):
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay_journal(snapshot, [json.loads(line) for line in self.journal])
         self.master = master
         # The previous master journaled the end and died before it could report it.
-        if master.has_ended:  # the one before wrote so, and died before it could say so
+        if master.has_ended:
             self.ended = ev.EndJob(master.phase, master.reason)
             return
         self.links = {}
@@ -271,7 +271,7 @@ class World:
             happened = self._on_ps(ps, command, incarnation)
             if happened is None and isinstance(command, ev.TakeSnapshot) and incarnation == self.incarnation:
                 # Behind the commands queued by now.
-                self._ask_ps(uid, command)  # behind what the master wants by now
+                self._ask_ps(uid, command)
             if happened is not None:
                 self.clock.after(self.latency(), lambda: self._back(incarnation, happened))
 
