@@ -1,0 +1,142 @@
+"""A worker's side of the rounds of AllReduce: which state it has, and what it says of it.
+
+See ``edl.core.world_rounds`` for the master's side and docs/design/0010-allreduce.md for both. Nothing
+here computes: reductions, copies of variables and messages are effects of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, RoundId, StepShares
+
+
+class RankPhase(Enum):
+    """What a worker does about the rounds."""
+
+    OUTSIDE = "outside"
+    """It is in no round; it may follow one."""
+    FETCHING = "fetching"
+    """It is a member, and lacks the state of the round's first step."""
+    CONFIRMED = "confirmed"
+    """It has that state, and waits until all members have it."""
+    RUNNING = "running"
+    ENDED = "ended"
+    """Its round is over; it has kept its state, and waits for the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSource:
+    """Where a member gets the state of its round's first step.
+
+    Attributes:
+        step: of the state.
+        workers: that have it. Empty: this worker is to build it, from the checkpoint of this step, or from
+            the model's initial variables if it is 0.
+    """
+
+    step: int
+    workers: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class RankState:
+    """The rounds as one worker knows them.
+
+    Attributes:
+        worker: its uid.
+        round: the newest round that it knows of as one of its own.
+        members: of that round, by rank.
+        state_round: the newest round whose first state it had, or the one that its state was copied from.
+        step: the newest step that is applied in its state; None: it has none.
+        shares: of the steps up to ``step`` that no master has acknowledged.
+    """
+
+    worker: str
+    round: RoundId = NO_ROUND
+    members: tuple[str, ...] = ()
+    phase: RankPhase = RankPhase.OUTSIDE
+    state_round: RoundId = NO_ROUND
+    step: int | None = None
+    shares: dict[int, StepShares] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Its rank in the round.
+
+        Raises:
+            ValueError: it is no member.
+        """
+        return self.members.index(self.worker)
+
+    def report(self, digest: int = 0) -> MemberReport:
+        """What the master needs to know of its state."""
+        return MemberReport(self.state_round, self.step, digest, dict(self.shares))
+
+    def handle_announced(self, entry: RoundAnnounced) -> StateSource | None:
+        """A new round; returns where to get its first state, or None if there is nothing to get."""
+        # The same round or an older one: the message came twice or late, or the round has ended since.
+        if entry.round <= self.round or self.worker not in entry.members:
+            return None
+        self.round, self.members = entry.round, entry.members
+        if self.worker in entry.holders:
+            self._confirm()
+            return None
+        # Its own state stays until the whole copy is there: if all holders die before, it may be the
+        # furthest one that is left.
+        self.phase = RankPhase.FETCHING
+        if entry.holders:
+            return StateSource(entry.step, entry.holders)
+        return StateSource(entry.step, () if self.rank == 0 else entry.members[:1])
+
+    def adopt_state(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> bool:
+        """A state was fetched, or built; returns whether it is the one of the round that waits for it."""
+        if self.phase is not RankPhase.FETCHING or round_id != self.round:
+            return False
+        self.step, self.shares = step, dict(shares)
+        self._confirm()
+        return True
+
+    def _confirm(self) -> None:
+        self.phase, self.state_round = RankPhase.CONFIRMED, self.round
+
+    def handle_started(self, round_id: RoundId) -> None:
+        """All members have confirmed."""
+        if round_id == self.round and self.phase is RankPhase.CONFIRMED:
+            self.phase = RankPhase.RUNNING
+
+    def apply_step(self, shares: StepShares) -> int:
+        """A reduction is finished and applied; returns the newest stable step.
+
+        Args:
+            shares: of all ranks, as the reduction carried them.
+        """
+        if self.phase is not RankPhase.RUNNING or self.step is None:
+            raise ValueError(f"{self.worker} applies a step while it is {self.phase.value}")
+        self.step += 1
+        self.shares[self.step] = shares
+        return self.step - 1
+
+    def handle_acknowledged(self, step: int) -> None:
+        """The steps up to ``step`` are in the ledger: nobody will ask for their shares."""
+        for done in [number for number in self.shares if number <= step]:
+            del self.shares[done]
+
+    def handle_closed(self, round_id: RoundId) -> bool:
+        """A round is over; returns whether this worker is to report about it.
+
+        Args:
+            round_id: a round that it has not heard of counts as its own: it has done nothing since the one
+                before, and the master knows whether it was a member.
+        """
+        if round_id < self.round:
+            return False
+        self.round, self.phase = round_id, RankPhase.ENDED
+        return True
+
+    def leave_world(self, round_id: RoundId) -> None:
+        """The master does not count it as a member of this round, or of any later one: it joins like a new worker."""
+        if round_id >= self.round:
+            self.round, self.phase = round_id, RankPhase.OUTSIDE

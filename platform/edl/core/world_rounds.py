@@ -1,0 +1,421 @@
+"""Rounds of the AllReduce strategy: which workers are in the world, and which steps count.
+
+The master alone decides the *world*. Between two changes of it lies a *round*: a number that is
+never used again, and members with dense ranks. docs/design/0010-allreduce.md describes the protocol
+and its invariants; ``edl.core.rank_state`` is the side of a worker.
+
+A round goes through three phases:
+
+* ``CONFIRMING``: it is announced. Members that lack the state of its first step fetch it, and each
+  confirms the step and a digest of its state.
+* ``RUNNING``: every member has confirmed. Steps are entered in the ledger as they become *stable*.
+* ``CLOSING``: a member was lost, or the world is to change at a step's boundary. Survivors report the
+  newest step that they applied; the furthest one counts, and the next round starts from it.
+
+What the survivors of a round report is provisional: it enters the ledger only when all members of
+the next round have confirmed it. If the last holder of a step dies before, that step was never made.
+
+Like the rest of the core, this module reads no clock and does nothing: it returns commands and
+journal entries. ``apply_*`` methods change what the journal brings back, live and in replay alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+
+class RoundId(NamedTuple):
+    """Identifies a round in every frame and report.
+
+    A master that was replaced may have announced a number that its successor uses as well, so the
+    incarnation belongs to it.
+    """
+
+    incarnation: int
+    number: int
+
+
+NO_ROUND = RoundId(0, 0)
+
+
+class Share(NamedTuple):
+    """The records that one rank puts into one step: ``start .. end - 1``, counted within a lease."""
+
+    lease: int
+    start: int
+    end: int
+
+
+StepShares: TypeAlias = tuple[Share, ...]
+"""The shares of all ranks in one step. A rank without records puts in none."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """The state of a worker when its round has ended, or when it is ready to join.
+
+    Attributes:
+        state_round: the newest round whose first state it had; it is copied together with a state.
+        step: newest step that is applied in its state; None: it has no state of this run.
+        digest: of all variables at that step.
+        shares: by step, of the steps that no master has acknowledged yet, up to ``step``.
+    """
+
+    state_round: RoundId = NO_ROUND
+    step: int | None = None
+    digest: int = 0
+    shares: Mapping[int, StepShares] = field(default_factory=dict)
+
+
+class RoundPhase(Enum):
+    """Where the newest round is; see the module."""
+
+    CONFIRMING = "confirming"
+    RUNNING = "running"
+    CLOSING = "closing"
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands and journal entries.
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRound:
+    """Tell these workers that the round is over: they stop what they are reducing, and report.
+
+    A worker that has not heard of the round yet reports as well: it has done nothing since the one before.
+    """
+
+    round: RoundId
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeAtBoundary:
+    """Tell the members to leave the round together, after the same step, and to report then.
+
+    It is enough that one of them hears of it: the next reduction carries it to all.
+    """
+
+    round: RoundId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAnnounced:
+    """A new round: entered in the journal before any worker learns of it.
+
+    Attributes:
+        members: uids, by rank.
+        step: the step that it starts from.
+        holders: members that have its state; the others fetch it from them. Empty: the state is that of
+            the newest checkpoint, or the initial one of rank 0 if ``step`` is 0.
+        reason: why the world changed, for users.
+    """
+
+    round: RoundId
+    members: tuple[str, ...]
+    step: int
+    holders: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStarted:
+    """All members have the state of ``step``: training continues, and the steps up to there are done.
+
+    Attributes:
+        done: records done by lease, of the steps that were not entered before.
+    """
+
+    round: RoundId
+    step: int
+    done: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepsCommitted:
+    """Every member has applied the steps up to ``step``."""
+
+    step: int
+    done: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StateDiverged:
+    """Two members have different states of one step: the job must stop.
+
+    Attributes:
+        workers: one of each state.
+    """
+
+    step: int
+    workers: tuple[str, str]
+
+
+RoundCommand: TypeAlias = CloseRound | ChangeAtBoundary | RoundAnnounced | RoundStarted | StepsCommitted | StateDiverged
+
+
+# --------------------------------------------------------------------------------------------------
+# The rounds.
+
+
+@dataclass(slots=True)
+class WorldRounds:
+    """The rounds of one job, as its master sees them.
+
+    Attributes:
+        incarnation: of the master that decides now.
+        members_min: a round has at least so many members (``workers.min``).
+        checkpoint_step: step of the newest checkpoint; training restarts there when no worker has a state.
+        round: the newest round. In the journal, like the next six.
+        started_round: the newest round that all its members confirmed.
+        valid_from: states of older rounds do not count any more.
+        members: of the newest round, by rank.
+        base_step: the step from which it started.
+        holders: members that had the state of that step when the round was announced.
+        committed_step: all steps up to it are done in the ledger.
+        is_closing: whether the newest round is over. Not in the journal: a new master finds out.
+        reports: of the closed round's members, and of workers that join the next one.
+        confirmed: digests of the members that have the state of ``base_step``.
+        candidates: workers outside the round that are ready to join, with their index.
+        joining: candidates for whose reports a planned change waits.
+        leaving: members that were told to leave.
+        lost: members that are gone.
+        pending_change: why the world is to change at the next boundary; empty if it is not.
+        waiting_reason: why no round runs, for users; empty if one does.
+    """
+
+    incarnation: int = 1
+    members_min: int = 1
+    checkpoint_step: int = 0
+    round: RoundId = NO_ROUND
+    started_round: RoundId = NO_ROUND
+    valid_from: RoundId = NO_ROUND
+    members: tuple[str, ...] = ()
+    base_step: int = 0
+    holders: tuple[str, ...] = ()
+    committed_step: int = 0
+    is_closing: bool = True
+    reports: dict[str, MemberReport] = field(default_factory=dict)
+    confirmed: dict[str, int] = field(default_factory=dict)
+    candidates: dict[str, int] = field(default_factory=dict)
+    joining: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    lost: set[str] = field(default_factory=set)
+    pending_change: str = ""
+    waiting_reason: str = "no worker is ready yet"
+
+    @property
+    def phase(self) -> RoundPhase:
+        """Where the newest round is."""
+        if self.is_closing:
+            return RoundPhase.CLOSING
+        return RoundPhase.RUNNING if self.started_round == self.round else RoundPhase.CONFIRMING
+
+    # ---------------------------------------------------------------------------------------- events
+
+    def handle_restart(self) -> list[RoundCommand]:
+        """A new master has replayed the journal.
+
+        A round that runs goes on: its members need no master between two steps. One that was announced
+        and not confirmed is closed, because nobody knows which members have heard of it.
+        """
+        if self.round == self.started_round and self.round != NO_ROUND:
+            self.is_closing = False
+            return []
+        return self._close("the master was replaced")
+
+    def handle_candidate(self, worker: str, index: int, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:
+        """A worker outside the round is built, and follows the round as far as its report says.
+
+        Args:
+            round_id: the newest round that it knows of. A member that was told that it is outside (it was
+                stopped for a while, and the master that counted it as lost was replaced) names the round of
+                which it is a member; what it said before it joined names an older one.
+        """
+        if worker in self.members and worker not in self.lost:
+            return self.handle_report(worker, round_id, report)
+        self.candidates[worker] = index
+        if self.is_closing:
+            # What it sent before it learned of the newest round may be late: it may have given up that
+            # state since. The answer to it names the round, and it reports again.
+            if round_id == self.round:
+                self.reports[worker] = report
+            return self._announce_if_complete()
+        # A change that is under way takes it in at the next boundary, with all that come meanwhile.
+        return self._request_change(f"{worker} joins")
+
+    def handle_leaving(self, worker: str) -> list[RoundCommand]:
+        """A worker was told to leave. A member does so at a boundary, so that nothing is computed in vain."""
+        if worker not in self.members:
+            self.candidates.pop(worker, None)
+            self.reports.pop(worker, None)
+            return []
+        self.leaving.add(worker)
+        return self._announce_if_complete() if self.is_closing else self._request_change(f"{worker} leaves")
+
+    def handle_lost(self, worker: str, reason: str) -> list[RoundCommand]:
+        """A worker is gone: the cluster says so, or nobody hears from it."""
+        self.candidates.pop(worker, None)
+        self.reports.pop(worker, None)
+        if worker in self.members:
+            is_known = worker in self.lost
+            self.lost.add(worker)
+            # After a loss the survivors wait for nobody who may be slow or dead.
+            self.joining.clear()
+            if not self.is_closing and not is_known:
+                return self._close(f"{worker} was lost: {reason}")
+        return self._announce_if_complete() if self.is_closing else []
+
+    def handle_report(self, worker: str, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:
+        """A member says that its round has ended: at a boundary, by a broken connection, or as it was told.
+
+        Args:
+            round_id: reports about any round but the newest are ignored; their senders join anew.
+        """
+        if round_id != self.round or worker not in self.members or worker in self.lost:
+            return []
+        reason = self.pending_change or "a connection between members broke"
+        commands = [] if self.is_closing else self._close(reason)
+        self.reports[worker] = report
+        return commands + self._announce_if_complete()
+
+    def handle_confirmed(self, worker: str, round_id: RoundId, digest: int) -> list[RoundCommand]:
+        """A member has the state of the step from which its round starts."""
+        if round_id != self.round or self.phase is not RoundPhase.CONFIRMING or worker not in self.members:
+            return []
+        for other, known in self.confirmed.items():
+            if known != digest:
+                return [StateDiverged(self.base_step, (other, worker))]
+        self.confirmed[worker] = digest
+        if len(self.confirmed) < len(self.members):
+            return []
+        # Only of states that count: a worker that was outside may report another version of a step.
+        believed = [report for worker, report in self.reports.items() if self._believed_step(worker) is not None]
+        done = self._done_records(self.base_step, believed)
+        return [RoundStarted(self.round, self.base_step, done)]
+
+    def handle_stable(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> list[RoundCommand]:
+        """Steps that every member has applied; any member may report them.
+
+        Args:
+            step: the newest stable step: one whose successor's reduction the sender has finished. Every member
+                put a gradient into that reduction, so every member had applied this step.
+            shares: of the steps up to it that no master has acknowledged.
+        """
+        if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
+            return []
+        return [StepsCommitted(step, self._done_records(step, [MemberReport(step=step, shares=shares)]))]
+
+    # --------------------------------------------------------------------------------------- decisions
+
+    def _request_change(self, reason: str) -> list[RoundCommand]:
+        if self.phase is not RoundPhase.RUNNING or self.pending_change:
+            return []
+        self.pending_change = reason
+        return [ChangeAtBoundary(self.round, reason)]
+
+    def _close(self, reason: str) -> list[RoundCommand]:
+        """Close the newest round. Which step is the furthest is known when all survivors have reported."""
+        self.joining = set(self.candidates) if self.pending_change else set()
+        self.is_closing, self.pending_change = True, ""
+        self.reports.clear()
+        self.confirmed.clear()
+        self.waiting_reason = reason
+        survivors = [worker for worker in self.members if worker not in self.lost]
+        return [CloseRound(self.round, (*survivors, *self.candidates)), *self._announce_if_complete()]
+
+    def _announce_if_complete(self) -> list[RoundCommand]:
+        """Announce the next round, if every survivor has reported and there are enough members.
+
+        Until then survivors keep their state and wait, so what they reported stays true.
+        """
+        survivors = [worker for worker in self.members if worker not in self.lost]
+        awaited = [*survivors, *self.joining.intersection(self.candidates)]
+        if any(worker not in self.reports for worker in awaited):
+            return []
+        staying = [worker for worker in survivors if worker not in self.leaving]
+        joining = [worker for worker, _ in sorted(self.candidates.items(), key=lambda item: item[::-1])]
+        members = (*staying, *(worker for worker in joining if worker in self.reports))
+        if len(members) < max(1, self.members_min):
+            self.waiting_reason = f"{len(members)} of at least {self.members_min} workers are ready"
+            return []
+        step, holders = self._furthest_step(members)
+        number = RoundId(self.incarnation, self.round.number + 1)
+        return [RoundAnnounced(number, members, step, holders, self.waiting_reason)]
+
+    def _furthest_step(self, members: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+        """The step to start from, and the members that have its state.
+
+        A state that has a step has all steps before it, so the furthest one contains the others.
+        """
+        steps = {worker: step for worker in members if (step := self._believed_step(worker)) is not None}
+        if not steps:
+            return self.checkpoint_step, ()
+        furthest = max(steps.values())
+        return furthest, tuple(worker for worker, step in steps.items() if step == furthest)
+
+    def _believed_step(self, worker: str) -> int | None:
+        """The step of a worker's state, unless the state may contain a step that was never made.
+
+        A worker that was outside of a round that started may have applied a step that this round did not
+        start from.
+        """
+        report = self.reports[worker]
+        is_valid = report.state_round == self.valid_from or report.state_round.number > self.valid_from.number
+        return report.step if is_valid else None
+
+    def _done_records(self, until: int, reports: Iterable[MemberReport]) -> dict[int, int]:
+        """Records done by lease, over the steps after the committed one up to ``until``.
+
+        Raises:
+            KeyError: no report has the shares of a step.
+        """
+        shares: dict[int, StepShares] = {}
+        for report in reports:
+            shares.update(report.shares)
+        done: dict[int, int] = {}
+        for step in range(self.committed_step + 1, until + 1):
+            for share in shares[step]:
+                done[share.lease] = max(done.get(share.lease, 0), share.end)
+        return done
+
+    # ------------------------------------------------------------------------------- effects of entries
+
+    def apply_announced(self, entry: RoundAnnounced) -> None:
+        """A round is in the journal."""
+        self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
+        self.is_closing = False
+        if not entry.holders:
+            # Nobody had a state: training restarts from the checkpoint, or from the beginning. A worker
+            # that comes back with a later state has steps that are leased again.
+            self.committed_step, self.valid_from = entry.step, entry.round
+        for worker in entry.members:
+            self.candidates.pop(worker, None)
+        self.leaving &= set(entry.members)
+        self.lost.clear()
+        self.confirmed.clear()
+        self.waiting_reason = "the members of a new round fetch its state"
+
+    def apply_started(self, entry: RoundStarted) -> None:
+        """The newest round runs."""
+        self.started_round = self.valid_from = entry.round
+        self.committed_step = entry.step
+        self.reports.clear()
+        self.waiting_reason = ""
+
+    def apply_committed(self, entry: StepsCommitted) -> None:
+        """Steps are done."""
+        self.committed_step = entry.step
+
+    def request_pending_joins(self) -> list[RoundCommand]:
+        """Call after ``apply_started``: workers that became ready too late for the round join at the next boundary."""
+        change = next(iter(sorted(self.candidates)), None)
+        if change is not None:
+            return self._request_change(f"{change} joins")
+        leaving = next(iter(sorted(self.leaving)), None)
+        return self._request_change(f"{leaving} leaves") if leaving is not None else []

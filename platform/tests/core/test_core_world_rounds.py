@@ -1,0 +1,263 @@
+"""Rounds of AllReduce: single decisions by name, and thousands of random histories."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from core.world_simulator import WorldSimulator
+from support.examples import examples
+
+from edl.core.rank_state import RankPhase, RankState
+from edl.core.world_rounds import (
+    NO_ROUND,
+    ChangeAtBoundary,
+    CloseRound,
+    MemberReport,
+    RoundAnnounced,
+    RoundCommand,
+    RoundId,
+    RoundPhase,
+    RoundStarted,
+    Share,
+    StateDiverged,
+    StepsCommitted,
+    WorldRounds,
+)
+
+SEEDS = examples(2_000)
+
+
+class Rounds:
+    """The master's side alone: what it decides is entered at once."""
+
+    def __init__(self, *workers: str, members_min: int = 1) -> None:
+        self.rounds = WorldRounds(members_min=members_min)
+        self.said: list[RoundCommand] = []
+        for index, worker in enumerate(workers):
+            self.do(self.rounds.handle_candidate(worker, index, NO_ROUND, MemberReport()))
+
+    def do(self, commands: list[RoundCommand]) -> list[RoundCommand]:
+        for command in commands:
+            if isinstance(command, RoundAnnounced):
+                self.rounds.apply_announced(command)
+            elif isinstance(command, RoundStarted):
+                self.rounds.apply_started(command)
+            elif isinstance(command, StepsCommitted):
+                self.rounds.apply_committed(command)
+        self.said += commands
+        return commands
+
+    def confirm(self) -> None:
+        for worker in self.rounds.members:
+            self.do(self.rounds.handle_confirmed(worker, self.rounds.round, 7))
+
+    def report(self, worker: str, step: int, **shares: tuple[Share, ...]) -> list[RoundCommand]:
+        known = {int(name[1:]): value for name, value in shares.items()}
+        report = MemberReport(self.rounds.started_round, step, 7, known)
+        return self.do(self.rounds.handle_report(worker, self.rounds.round, report))
+
+
+def running(*workers: str, members_min: int = 1) -> Rounds:
+    """A round of these workers, in the order of their ranks, that runs."""
+    found = Rounds(*workers, members_min=len(workers))
+    found.confirm()
+    found.rounds.members_min = members_min
+    assert found.rounds.phase is RoundPhase.RUNNING
+    return found
+
+
+def test_the_first_round_waits_for_as_many_workers_as_it_needs() -> None:
+    rounds = Rounds("a", members_min=2)
+    assert rounds.rounds.round == NO_ROUND
+    assert rounds.rounds.waiting_reason == "1 of at least 2 workers are ready"
+    (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, NO_ROUND, MemberReport()))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "b"), 0, ())
+
+
+def test_a_round_starts_when_every_member_has_confirmed() -> None:
+    rounds = Rounds("a", "b", members_min=2)
+    assert rounds.do(rounds.rounds.handle_confirmed("a", rounds.rounds.round, 7)) == []
+    assert rounds.rounds.phase is RoundPhase.CONFIRMING
+    assert rounds.do(rounds.rounds.handle_confirmed("b", rounds.rounds.round, 7)) == [
+        RoundStarted(rounds.rounds.round, 0, {})
+    ]
+
+
+def test_states_that_differ_stop_the_job() -> None:
+    rounds = Rounds("a", "b", members_min=2)
+    rounds.do(rounds.rounds.handle_confirmed("a", rounds.rounds.round, 7))
+    assert rounds.do(rounds.rounds.handle_confirmed("b", rounds.rounds.round, 8)) == [StateDiverged(0, ("a", "b"))]
+
+
+def test_stable_steps_are_entered_once() -> None:
+    rounds = running("a", "b")
+    shares = {1: (Share(5, 0, 3), Share(6, 0, 2)), 2: (Share(5, 3, 4),)}
+    committed = StepsCommitted(2, {5: 4, 6: 2})
+    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, shares)) == [committed]
+    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, shares)) == []
+    assert rounds.do(rounds.rounds.handle_stable(NO_ROUND, 3, {3: ()})) == []
+
+
+def test_after_a_loss_the_furthest_step_counts_and_its_dead_member_s_share_with_it() -> None:
+    rounds = running("a", "b", "c")
+    rounds.do(rounds.rounds.handle_lost("b", "killed"))
+    assert rounds.said[-1] == CloseRound(rounds.rounds.round, ("a", "c"))
+    assert rounds.report("a", 0) == []
+    (announced,) = rounds.report("c", 1, s1=(Share(5, 0, 3), Share(6, 0, 2)))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "c"), 1, ("c",))
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 1, {5: 3, 6: 2})
+
+
+def test_a_step_whose_last_holder_dies_was_never_made() -> None:
+    rounds = running("a", "b", "c")
+    rounds.do(rounds.rounds.handle_lost("b", "killed"))
+    rounds.report("a", 0)
+    rounds.report("c", 1, s1=(Share(5, 0, 3),))
+    rounds.do(rounds.rounds.handle_lost("c", "killed"))
+    (announced,) = rounds.report("a", 0)
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step) == (("a",), 0)
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 0, {})
+
+
+def test_a_worker_that_was_outside_of_a_round_brings_no_state() -> None:
+    rounds = running("a", "b")
+    stopped_in = rounds.rounds.started_round
+    rounds.do(rounds.rounds.handle_lost("b", "stopped"))
+    rounds.report("a", 0)
+    rounds.confirm()
+    late = MemberReport(stopped_in, 1, 7, {1: (Share(5, 0, 3),)})
+    rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, late))
+    rounds.report("a", 0)
+    (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, late))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "b"), 0, ("a",))
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 0, {})
+
+
+def test_joins_and_leaves_are_gathered_into_one_round() -> None:
+    rounds = running("a", "b")
+    before = rounds.rounds.round.number
+    assert rounds.do(rounds.rounds.handle_candidate("c", 2, NO_ROUND, MemberReport())) == [
+        ChangeAtBoundary(rounds.rounds.round, "c joins")
+    ]
+    assert rounds.do(rounds.rounds.handle_leaving("a")) == []
+    assert rounds.do(rounds.rounds.handle_candidate("d", 3, NO_ROUND, MemberReport())) == []
+    rounds.report("a", 4)
+    for worker, index in (("c", 2), ("d", 3)):
+        rounds.do(rounds.rounds.handle_candidate(worker, index, rounds.rounds.round, MemberReport()))
+    rounds.report("b", 4)
+    assert (rounds.rounds.members, rounds.rounds.round.number) == (("b", "c", "d"), before + 1)
+
+
+def test_without_a_state_training_restarts_from_the_checkpoint() -> None:
+    rounds = running("a")
+    rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 8, dict.fromkeys(range(1, 9), ())))
+    rounds.rounds.checkpoint_step = 5
+    rounds.do(rounds.rounds.handle_lost("a", "killed"))
+    (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, MemberReport()))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.step, announced.holders, rounds.rounds.committed_step) == (5, (), 5)
+
+
+def test_a_tenth_of_a_thousand_ranks_lost_at_once_is_one_new_round() -> None:
+    workers = [f"w{index:04}" for index in range(1_000)]
+    rounds = Rounds(*workers, members_min=1_000)
+    rounds.confirm()
+    rounds.rounds.members_min = 1
+    before = rounds.rounds.round.number
+    for worker in workers[::10]:
+        rounds.do(rounds.rounds.handle_lost(worker, "a zone"))
+    for worker in rounds.rounds.members:
+        if worker not in rounds.rounds.lost:
+            rounds.report(worker, 0)
+    assert rounds.rounds.round.number == before + 1
+    assert len(rounds.rounds.members) == 900
+
+
+def test_a_new_master_closes_a_round_that_not_all_have_confirmed() -> None:
+    rounds = Rounds("a", "b", members_min=2)
+    successor = WorldRounds(incarnation=2, members_min=2)
+    successor.apply_announced(next(x for x in rounds.said if isinstance(x, RoundAnnounced)))
+    assert successor.handle_restart() == [CloseRound(RoundId(1, 1), ("a", "b"))]
+
+
+def test_a_new_master_lets_a_running_round_run() -> None:
+    rounds = running("a", "b")
+    successor = WorldRounds(incarnation=2)
+    for entry in rounds.said:
+        if isinstance(entry, RoundAnnounced):
+            successor.apply_announced(entry)
+        elif isinstance(entry, RoundStarted):
+            successor.apply_started(entry)
+    assert successor.handle_restart() == []
+    assert successor.phase is RoundPhase.RUNNING
+
+
+def test_a_member_keeps_its_own_state_until_it_has_the_whole_copy() -> None:
+    state = RankState("b", RoundId(1, 1), ("a", "b"), RankPhase.ENDED, RoundId(1, 1), step=4)
+    source = state.handle_announced(RoundAnnounced(RoundId(1, 2), ("a", "b"), 5, ("a",), "a test"))
+    assert source is not None
+    assert (source.step, source.workers, state.step) == (5, ("a",), 4)
+    assert not state.adopt_state(RoundId(1, 1), 5, {})
+    assert state.handle_closed(RoundId(1, 2))
+    assert (state.report().step, state.report().state_round) == (4, RoundId(1, 1))
+
+
+def simulate(seeds: range) -> None:
+    """Random histories: killed, stopped and leaving workers, bad networks, masters that die after an entry."""
+    for seed in seeds:
+        simulator = WorldSimulator(seed, members_min=1 + seed % 3)
+        try:
+            simulator.run(faulty_steps=400)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        assert simulator.done == {(0, record) for record in range(40)}
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_no_record_is_lost_or_done_twice_whatever_dies(block: int) -> None:
+    simulate(range(block, SEEDS, 4))
+
+
+def believe_every_state(self: WorldRounds, worker: str) -> int | None:
+    return self.reports[worker].step
+
+
+def start_at_once(self: WorldRounds, worker: str, round_id: RoundId, digest: int) -> list[RoundCommand]:
+    if round_id != self.round or self.phase is not RoundPhase.CONFIRMING:
+        return []
+    done = self._done_records(self.base_step, self.reports.values())
+    return [RoundStarted(self.round, self.base_step, done)]
+
+
+def drop_own_state(
+    self: RankState, entry: RoundAnnounced, real: Callable[..., object] = RankState.handle_announced
+) -> object:
+    source = real(self, entry)
+    if source is not None:
+        self.step = None
+    return source
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (WorldRounds, "_believed_step", believe_every_state),
+        (WorldRounds, "handle_confirmed", start_at_once),
+        (RankState, "handle_announced", drop_own_state),
+    ],
+    ids=["a state from outside is believed", "a round starts unconfirmed", "a state is given up too early"],
+)
+def test_the_simulation_notices_a_rule_that_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Callable[..., object]
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    with pytest.raises(AssertionError, match="seed"):
+        simulate(range(3_000))
