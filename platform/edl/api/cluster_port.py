@@ -14,11 +14,11 @@ from enum import StrEnum
 from typing import Protocol
 
 MOST_WORKERS = 10_000
-"""Of one job: a slip of the keyboard must not ask a cluster for a million pods. The core is measured with 1,000."""
+"""Per job. A typing error must not request a million pods from a cluster. The core is measured with 1,000 workers."""
 
 
 class Role(StrEnum):
-    """What a pod does in a job."""
+    """The role of a pod in a job."""
 
     MASTER = "master"
     PS = "ps"
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 class PodPhase(StrEnum):
-    """Where a pod is in its life; the names of Kubernetes' pod phases, plus ``GONE`` for a deleted pod."""
+    """The phase of a pod: those of Kubernetes, plus ``GONE`` for a deleted pod."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -36,7 +36,10 @@ class PodPhase(StrEnum):
 
 
 class TerminationCause(StrEnum):
-    """Why a pod is going or gone, as far as the cluster says; ``NONE``: by itself, or because its master wanted it."""
+    """Why a pod is leaving or ended, as far as the cluster says.
+
+    ``NONE``: it exited by itself, or its master deleted it.
+    """
 
     NONE = ""
     PREEMPTED = "preempted"
@@ -48,11 +51,11 @@ class TerminationCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """What a pod is asked for beyond its role's part of the spec.
+    """Options of one pod, in addition to its role's part of the spec.
 
     Attributes:
-        memory_factor: of the role's memory; above 1 after a pod of it ran out of memory.
-        elevated: it gets the higher class of a divided priority such as ``high=0.5``.
+        memory_factor: factor of the role's memory; above 1 after a pod of the role ran out of memory.
+        elevated: the pod gets the higher class of a divided priority such as ``high=0.5``.
     """
 
     memory_factor: float = 1.0
@@ -64,21 +67,21 @@ DEFAULT_OPTIONS = PodOptions()
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """What a cluster says about one pod at one moment.
+    """The state of one pod, as the cluster reports it at one moment.
 
     Attributes:
-        uid: unique over the cluster's life, never reused even when the name is.
+        uid: unique, and never reused, even if the pod's name is.
         exit_code: 0-255 as a shell reports it (128 + n for signal n); None while the pod has not ended.
-        reason: the cluster's own word for the state (``Started``, ``Completed``, ``Error``, ``Killed``, ``Terminated``,
+        reason: the cluster's word for the state (``Started``, ``Completed``, ``Error``, ``Killed``, ``Terminated``,
             ``Deleted``...), shown to users.
-        pid: the process id, where there is one on this machine.
-        leaving: it was told to go and is still there.
-        cause: why it is going or gone, when somebody else than the master or the pod itself wanted that.
-        message: the cluster's own words: why a pod is pending, what the kubelet says of its end.
-        node: where it runs; empty while it has no place.
+        pid: process id, if the pod is a process of this machine.
+        leaving: the pod was told to exit and has not ended.
+        cause: why it is leaving or ended, if neither the master nor the pod itself caused that.
+        message: the cluster's message: why the pod is pending, or the kubelet's message about its end.
+        node: the node that it runs on; empty until it is scheduled.
         elevated: it has the higher class of a divided priority.
-        unreachable_since: since when the cluster has not heard of its node, in unix seconds; 0: it does, or it has no
-            node. The process may live all the same.
+        unreachable_since: when the cluster lost contact with the pod's node, in unix seconds; 0: it has contact, or
+            the pod has no node. The process may still run.
     """
 
     uid: str
@@ -97,20 +100,20 @@ class PodStatus:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the pod runs no more and never will again."""
+        """Whether the pod has ended for good."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED, PodPhase.GONE)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSynced:
-    """Marks, in a watch, that every pod that existed when the watch began has been yielded."""
+    """Marks the point in a watch at which all pods that existed when it began have been yielded."""
 
 
 class JobCluster(Protocol):
-    """Start, delete and watch the pods of one job."""
+    """The cluster as one job sees it: it can start, delete and watch the job's pods."""
 
     def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
-        """Ask for a pod and return its uid. Asking again for a live (role, index) returns the uid it has.
+        """Request a pod and return its uid. For a (role, index) that is alive, return the uid of the existing pod.
 
         Raises:
             RetryableError: the cluster cannot be reached or refuses for now.
@@ -119,18 +122,18 @@ class JobCluster(Protocol):
         ...
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell the pod to go (SIGTERM) and kill it after ``grace`` seconds (0: at once). Unknown uids are ignored."""
+        """Send the pod SIGTERM, and SIGKILL after ``grace`` seconds (0: at once). An unknown uid is ignored."""
         ...
 
     def watch(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield every existing pod, then ``WatchSynced``, then every change, until ``close`` is called.
 
-        Ended pods that the cluster still remembers are listed too, so that a restarted master learns how they ended.
-        The master's own pod is not part of the view. Every pod that was yielded alive is yielded ended exactly once,
-        also when it vanished while the watch was away.
+        Ended pods that the cluster still has are yielded too, so that a restarted master learns how they ended. The
+        master's own pod is not yielded. Every pod that was yielded alive is yielded ended exactly once, even if it
+        vanished while the watch was disconnected.
         """
         ...
 
     def close(self) -> None:
-        """End every watch and release the connection. Pods stay as they are."""
+        """End every watch and close the connection. Pods keep running."""
         ...

@@ -1,7 +1,7 @@
 """One root for every error that EDL raises on purpose.
 
-An error says what happened, where, and what the user can do. Errors of libraries are translated into one of
-these at the border where they appear. ``exit_code`` is what the command line ends with.
+An error says what happened, where, and what the user can do. The module that calls a library translates the
+library's errors into one of these. ``exit_code`` is the exit code of the command line.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import ClassVar
 INTERRUPTED_EXIT = 130
 """After Ctrl-C (SIGINT)."""
 SIGKILL_EXIT = 137
-"""Nobody can answer SIGKILL: it came from the kernel, which had no memory left, from the kubelet or from a person."""
+"""After SIGKILL: sent by the kernel's OOM killer, by the kubelet or by a person. A process cannot catch it."""
 OUTPUT_CLOSED_EXIT = 141
-"""After the reader of the output left (SIGPIPE)."""
+"""After SIGPIPE: the program that reads the output has closed it, such as ``edl events | head``."""
 SIGTERM_EXIT = 143
-"""After SIGTERM. A role that flushes what it has and ends by itself returns it, too: it was told to go, and did not
-fail."""
+"""After SIGTERM. A role that shuts down in order returns it, too, and never 0: the Job of a master that exits with 0 is
+Complete and is not started again."""
 
 
 class EdlError(Exception):
@@ -24,7 +24,7 @@ class EdlError(Exception):
 
     Args:
         message: what happened, in one sentence, without a trailing full stop.
-        where: the file, line, address or object it happened at.
+        where: the file, line, address or object that is affected.
         hint: what the user can do about it.
     """
 
@@ -42,7 +42,7 @@ class EdlError(Exception):
 
 
 class BadInputError(EdlError):
-    """The user's file, model or data cannot be used as it is (exit code 2)."""
+    """The user's job file, model or data is invalid (exit code 2)."""
 
     exit_code = 2
 
@@ -52,11 +52,11 @@ class JobFailedError(EdlError):
 
 
 class RetryableError(EdlError):
-    """Trying again later may succeed: a peer is away, a server is busy."""
+    """A later attempt may succeed: a peer is unreachable, or a server is busy."""
 
 
 class RefusedError(EdlError):
-    """A peer refused for good: wrong token, wrong protocol version, a revoked lease, a newer incarnation."""
+    """A peer refused, and would refuse again: wrong token, other protocol version, revoked lease, newer incarnation."""
 
 
 class StorageError(EdlError):

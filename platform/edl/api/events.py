@@ -1,4 +1,4 @@
-"""What happens in a run, one value for each kind of event: a line of ``events.jsonl`` and of ``--json``.
+"""The events of a run, one class for each kind. Each is a line of ``events.jsonl`` and of ``--json``.
 
 A line is a JSON object: ``{"event": "role_started", "time": 1700000000.5, "role": "worker", "index": 0, …}``.
 ``edl.jobfile.event_json`` reads and writes lines.
@@ -14,10 +14,10 @@ from edl.api.fields import NAME, Field
 from edl.api.status import ROLES, Index, Metrics, Phase, Pid, Reason, Step, Summary
 
 NOT_STAMPED = 0.0
-"""The time of an event that the core decided: the core knows no time of day. Who writes the line puts it in."""
+"""Time of an event that the core emitted: the core has no clock. The writer of the line sets the time."""
 
 Role = Annotated[str, Field("Which role.", choices=ROLES)]
-Worker = Annotated[int | None, Field("Index of the worker; null when none was at it.")]
+Worker = Annotated[int | None, Field("Index of the worker; null if no worker had the range.")]
 Source = Annotated[str, Field("Source of the records.", text=NAME)]
 Start = Annotated[int, Field("First record of the range in its source.", unit="records")]
 End = Annotated[int, Field("First record after the range.", unit="records")]
@@ -35,20 +35,20 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class RunStarted(JobEvent):
-    """A run began, or goes on after --resume."""
+    """A run started, or continues after --resume."""
 
     kind: ClassVar[str] = "run_started"
     run: Annotated[str, Field("The run's id.", text=NAME)]
     run_dir: Annotated[str, Field("The run's directory.", text=NAME)]
-    resumed: Annotated[bool, Field("Whether it goes on with what an earlier start left.")] = False
+    resumed: Annotated[bool, Field("Whether the run continues an earlier one.")] = False
     changes: Annotated[
-        tuple[str, ...], Field("Fields of the job file that are not as at the start before; in words.")
+        tuple[str, ...], Field("Fields of the job file that changed since the previous start, as text for people.")
     ] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class RoleRequested(JobEvent):
-    """The master asked for a process or pod."""
+    """The master requested a process or pod."""
 
     kind: ClassVar[str] = "role_asked"
     role: Role
@@ -68,13 +68,13 @@ class RoleStarted(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class RoleLeaving(JobEvent):
-    """A process or pod of the job was told to go and is still there."""
+    """A process or pod of the job was told to exit and still runs."""
 
     kind: ClassVar[str] = "role_leaving"
     role: Role
     index: Index
-    cause: Annotated[str, Field("Who or what wanted that; empty if the cluster does not say.")]
-    message: Annotated[str, Field("The cluster's own words.")] = ""
+    cause: Annotated[str, Field("Who or what requested it; empty if the cluster does not say.")]
+    message: Annotated[str, Field("The cluster's message.")] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class RoleEnded(JobEvent):
     pid: Pid
     reason: Reason
     exit_code: Annotated[
-        int | None, Field("Exit code as a shell has it: 128 + n for signal n; null if unknown.", minimum=None)
+        int | None, Field("Exit code as a shell reports it: 128 + n for signal n; null if unknown.", minimum=None)
     ]
 
 
@@ -105,7 +105,7 @@ class LeaseRevoked(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class RecordsRequeued(JobEvent):
-    """A range went back to the head of the queue."""
+    """A range was returned to the head of the queue."""
 
     kind: ClassVar[str] = "records_returned"
     start: Start
@@ -117,7 +117,7 @@ class RecordsRequeued(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class RequeuedRecordsLeased(JobEvent):
-    """A range that had gone back to the queue is in the hands of a worker again."""
+    """A range that was returned to the queue is leased to a worker again."""
 
     kind: ClassVar[str] = "records_leased"
     start: Start
@@ -128,16 +128,16 @@ class RequeuedRecordsLeased(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCountChanged(JobEvent):
-    """Somebody wants other numbers of workers than before."""
+    """The wanted number of workers changed, by edl scale."""
 
     kind: ClassVar[str] = "scaled"
-    min: Annotated[int, Field("Below so many the job is called starved.", unit="workers")]
-    max: Annotated[int, Field("As many are asked for while there is work.", unit="workers")]
+    min: Annotated[int, Field("With fewer running workers the job counts as starved.", unit="workers")]
+    max: Annotated[int, Field("Number of workers that the job requests while there is work.", unit="workers")]
 
 
 @dataclass(frozen=True, slots=True)
 class StallBegan(JobEvent):
-    """Training stands for want of parameter servers, or of a checkpoint; again when another server is missing."""
+    """Training waits for a parameter server or a checkpoint. Emitted again if another parameter server is missing."""
 
     kind: ClassVar[str] = "stalled"
     reason: Reason
@@ -145,16 +145,16 @@ class StallBegan(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class StallEnded(JobEvent):
-    """Training goes on; not told of a job that ends."""
+    """Training continues. Not emitted if the job ends instead."""
 
     kind: ClassVar[str] = "stall_ended"
-    seconds: Annotated[float, Field("How long the master saw it stand.", unit="seconds")]
+    seconds: Annotated[float, Field("Duration of the stall, as observed by the master.", unit="seconds")]
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationStarted(JobEvent):
-    """An evaluation of one pinned version began."""
+    """An evaluation of one pinned version started."""
 
     kind: ClassVar[str] = "evaluation_started"
     step: Step
@@ -162,7 +162,7 @@ class EvaluationStarted(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnded(JobEvent):
-    """Every validation record was evaluated once."""
+    """An evaluation is complete: every validation record was evaluated once."""
 
     kind: ClassVar[str] = "evaluation_ended"
     step: Step
@@ -171,31 +171,31 @@ class EvaluationEnded(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved(JobEvent):
-    """A cut is on disk."""
+    """A checkpoint is complete on disk."""
 
     kind: ClassVar[str] = "checkpoint_saved"
     cut: Annotated[int, Field("Number of the cut.")]
     step: Step
     pause_seconds: Annotated[
         float,
-        Field("How long updates waited for it at most: no parameter server kept them out for longer.", unit="seconds"),
+        Field("Longest time for which a parameter server paused updates for it.", unit="seconds"),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class RollbackDone(JobEvent):
-    """Parameters, and with ``records`` also the ledger, went back to a cut."""
+    """Parameters, and with ``records`` also the ledger, went back to a checkpoint."""
 
     kind: ClassVar[str] = "rolled_back"
     records: Annotated[int, Field("Records that are leased again.", unit="records")]
-    to_cut: Annotated[int | None, Field("Number of the cut; null is the start of the job.")]
+    to_cut: Annotated[int | None, Field("Number of the checkpoint's cut; null: the start of the job.")]
     reason: Reason
-    updates: Annotated[int, Field("Updates that were lost without leasing records again.")] = 0
+    updates: Annotated[int, Field("Updates that are lost without leasing records again.")] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RangeQuarantined(JobEvent):
-    """A range made workers crash again and again and is left out."""
+    """A range crashed workers repeatedly and is skipped from now on."""
 
     kind: ClassVar[str] = "quarantined"
     source: Source
@@ -206,20 +206,20 @@ class RangeQuarantined(JobEvent):
 
 @dataclass(frozen=True, slots=True)
 class WarningRaised(JobEvent):
-    """Something the user should know that does not end the job."""
+    """A problem that does not end the job."""
 
     kind: ClassVar[str] = "warning"
-    message: Annotated[str, Field("What, for people.", text=NAME)]
+    message: Annotated[str, Field("The warning, as text for people.", text=NAME)]
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackDecided(JobEvent):
-    """A Keras callback that goes by evaluations decided something for the whole job."""
+    """A Keras callback that monitors evaluations, such as EarlyStopping, made a decision for the whole job."""
 
     kind: ClassVar[str] = "callback_decided"
     step: Step
     callback: Annotated[str, Field("Class of the callback.", text=NAME)]
-    decision: Annotated[str, Field("What follows, for people.")]
+    decision: Annotated[str, Field("The decision, as text for people.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ class JobEnded(JobEvent):
     kind: ClassVar[str] = "job_ended"
     phase: Phase
     reason: Reason
-    summary: Annotated[Summary, Field("What the run came to.")]
+    summary: Annotated[Summary, Field("Totals of the run.")]
 
 
 EVENTS: Mapping[str, type[JobEvent]] = {

@@ -1,9 +1,8 @@
-"""What is said of a field beside its type: one sentence for people, its unit, and what its values may be.
+"""Declarations of fields: the description, the unit and the valid values of a field, beside its Python type.
 
     step: Annotated[int, Field("Updates of the parameters since the job began.", unit="steps")]
 
-These are declarations. ``edl.jobfile.section_type`` makes readers, writers and JSON Schemas of them: a type of Python
-and a Field say together what may be written.
+``edl.jobfile.section_type`` makes readers, writers and JSON Schemas from a field's type and its ``Field``.
 """
 
 from __future__ import annotations
@@ -13,17 +12,19 @@ from enum import Enum, auto
 from typing import Any, TypeAlias
 
 ScalarValue: TypeAlias = str | int | float | bool | None
-# not recursive: dataclass annotations that name it are evaluated in other modules, where forward references fail
+# not recursive: get_type_hints() evaluates annotations of dataclasses in other modules, where the forward reference
+# that a recursive alias needs cannot be resolved
 JsonValue: TypeAlias = ScalarValue | list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """What a text may be.
+    """The form of a text.
 
     Attributes:
-        description: in words, to stand after 'must be'.
-        pattern: of the whole text, as both Python and JSON Schema read it; not empty, if nothing is said.
+        description: the form in words, phrased to follow "must be" in a message.
+        pattern: regular expression that the whole text matches, in the syntax that Python and JSON Schema share. The
+            default accepts any text that is not empty.
     """
 
     description: str
@@ -36,7 +37,7 @@ PATH = TextForm("a path without control characters", r"^[^\x00-\x1f\x7f]+$")
 
 
 class Quantity(Enum):
-    """A number in the field's unit that people may also write as text with a unit of its own: ``2Mi``, ``500m``."""
+    """Numbers that people may also write as text with a unit, such as ``2Mi`` or ``500m``; read in the field's unit."""
 
     SIZE = auto()
     POSITIVE_SIZE = auto()
@@ -46,24 +47,24 @@ class Quantity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a value that travels as a JSON object, or of a job file.
+    """A field of a job file or of a value that is written as a JSON object.
 
-    What is said of numbers and texts holds for each member where the field is a list or a mapping.
+    For a list or a mapping, the limits of numbers and texts apply to each member.
 
     Attributes:
-        doc: one sentence for the user.
-        unit: of its value, where it has one.
-        minimum: the smallest number it may be; None: any.
-        maximum: the largest whole number it may be; None: any.
-        quantity: how people write the number, if not as a number alone; ``minimum`` does not count then.
-        measured: a number that may turn out not to be finite, such as a loss: it is null in JSON then.
-        choices: the names it may be; empty: any text.
-        later: names that are known and not built yet.
-        text: what a text may be.
-        keys: what a mapping's keys may be; None: any text.
-        paths: a list of paths, of which one may be written without the list, and null for none.
-        built: the values whose behaviour exists in this version; None: of all that may be written.
-        required: it must be there when it is read, though the dataclass has a default.
+        doc: description for users, in one sentence.
+        unit: unit of the value, if it has one.
+        minimum: smallest valid number; None: no limit.
+        maximum: largest valid whole number; None: no limit.
+        quantity: the number may be written as text with a unit; ``minimum`` is then ignored.
+        measured: a measured number, such as a loss, which may be NaN or infinite: JSON then has null.
+        choices: the valid names; empty: any text.
+        later: names that are reserved and not supported yet.
+        text: form of a text.
+        keys: form of a mapping's keys; None: any text.
+        paths: a list of paths. One path may be written without the list, and null means an empty list.
+        built: the values that this version supports; None: all valid values.
+        required: the field must be present when it is read, although the dataclass has a default.
     """
 
     doc: str

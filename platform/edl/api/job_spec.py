@@ -1,8 +1,8 @@
-"""The JobSpec: one file says all about a job; every role reads it whole, as these frozen values.
+"""The JobSpec: the content of a job file as frozen dataclasses. Every role loads the whole spec.
 
-Attribute names are the YAML names. Each field's annotation carries what may be written, its unit, one sentence, and
-which values this version has built (edl.api.fields). Quantities are numbers in the field's unit: bytes, cores, seconds.
-Paths are text as written; edl.jobfile.path_resolution gives them their meaning on this machine.
+Attribute names are the YAML names. The annotation of a field (edl.api.fields) has its description, unit and valid
+values, and says which values this version supports. Quantities are numbers in the field's unit: bytes, cores, seconds.
+Paths are kept as written; edl.jobfile.path_resolution resolves them for this machine or for a pod.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from edl.api.strategy import Strategy
 
 API_VERSION = "edl.dev/v1"
 
+# 40 characters: names of objects and labels add a prefix and a suffix, such as edl-<job>-worker-<i>, to the job's name,
+# and Kubernetes allows 63 characters in a label's value
 _JOB_NAME = TextForm(
     "a job name: 1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -",
     r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$",
@@ -31,7 +33,7 @@ _SPLIT_PRIORITY = TextForm(
     "the name of a PriorityClass, or one with the share of workers (above 0, below 1) that get it, such as high=0.5",
     r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?(=0\.[0-9]*[1-9][0-9]*)?$",
 )
-_MAX_EVICTION_STEPS = 100_000_000  # each takes 4 bytes of a table's memory
+_MAX_EVICTION_STEPS = 100_000_000  # a table keeps one 4-byte counter for each step of this age
 
 # the grammar of image references: https://pkg.go.dev/github.com/distribution/reference
 _HOST_PATTERN = r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?)(:[0-9]+)?"
@@ -59,7 +61,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """Where records come from; each set is a tuple of paths, empty when there is none."""
+    """The data sets. Each is a tuple of paths, which is empty if the job file does not name the set."""
 
     training: Annotated[tuple[str, ...], Field("Files or directories of records to train on.", paths=True)] = ()
     validation: Annotated[tuple[str, ...], Field("Files or directories of records to evaluate on.", paths=True)] = ()
@@ -75,7 +77,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleSpec:
-    """How training records are mixed."""
+    """How training records are shuffled."""
 
     window: Annotated[
         int | None,
@@ -92,7 +94,7 @@ class ShuffleSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainSpec:
-    """How long and in which portions to train."""
+    """How long to train, and how records are divided into minibatches and leases."""
 
     epochs: Annotated[int, Field("Number of passes over the training records.", unit="epochs", minimum=1)] = 1
     minibatch_size: Annotated[int, Field("Records per step of one worker.", unit="records", minimum=1)] = 64
@@ -129,7 +131,7 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSpec:
-    """When cuts of the parameters and the ledger are kept."""
+    """When checkpoints are written, and how many are kept."""
 
     every_steps: Annotated[int, Field("Steps between two checkpoints.", unit="steps", minimum=1)] = 1000
     keep: Annotated[
@@ -154,7 +156,7 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExportSpec:
-    """Where the trained model goes."""
+    """Where the trained model is written."""
 
     path: Annotated[
         str | None, Field("Directory of the exported model; null: export/ in the run's directory.", text=PATH)
@@ -163,7 +165,7 @@ class ExportSpec:
 
 @dataclass(frozen=True, slots=True)
 class MasterSpec:
-    """The coordinator's pod."""
+    """The master: it coordinates the job."""
 
     priority: Annotated[str, Field("PriorityClass of the pod; edl run ignores it.", text=_PRIORITY)] = "high"
     resources: Annotated[ResourceSpec, Field("Resource requests of the pod.")] = field(default_factory=ResourceSpec)
@@ -179,7 +181,7 @@ class MasterSpec:
 
 @dataclass(frozen=True, slots=True)
 class ParameterServerSpec:
-    """The roles that hold the parameters."""
+    """The parameter servers: they hold the parameters."""
 
     count: Annotated[int, Field("Number of parameter servers.", unit="processes or pods", minimum=1)] = 1
     priority: Annotated[str, Field("PriorityClass of the pods; edl run ignores it.", text=_PRIORITY)] = "high"
@@ -223,7 +225,7 @@ class ParameterServerSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """The elastic part of the job."""
+    """The workers: their number may change at any time."""
 
     min: Annotated[
         int, Field("With fewer running workers the status calls the job starved; it continues.", unit="workers")
@@ -259,7 +261,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """All about one job."""
+    """One job."""
 
     name: Annotated[str, Field("Name of the job, its runs and its pods.", text=_JOB_NAME)]
     model: Annotated[ModelSpec, Field("The user's model code.")]

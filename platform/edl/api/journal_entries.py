@@ -1,12 +1,12 @@
 """The entries of a job's journal: one class for each kind.
 
-An entry is one JSON object on disk; ``kind`` says which class it is of, and its other members are the class's fields,
-in their order. What each entry makes true is in ``edl.core.state``; the table of entries is in
-docs/design/0002-record-accounting.md.
+An entry is one JSON object on disk. Its ``kind`` selects the class; its other members are the fields of the class, in
+their order. ``edl.core.state`` applies entries to the job's state. docs/design/0002-record-accounting.md has a table
+of all entries.
 
-Journals outlive the version that wrote them. So kinds and field names never change, a field that was added later has
-the default None and is left out of the object while it is None, and members that this version does not know are
-ignored. An unknown kind and a missing field raise KeyError: nobody goes on from a journal that is only half understood.
+Later versions must read the journals of earlier ones. Therefore kinds and field names never change. A field that was
+added later has the default None and is not written while it is None. Unknown members are ignored. An unknown kind or a
+missing field raises KeyError: a job must not continue from a journal that it understands only in part.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from functools import cache
 from typing import Any, ClassVar, NamedTuple, Self, get_origin, get_type_hints
 
 Sources = Sequence[Sequence[Any]]
-"""``[name, records]`` of each source of a part of the data set."""
+"""``[name, records]`` of each source of a data set."""
 LedgerPosition = Mapping[str, Any]
-"""A ledger as ``Ledger.to_snapshot`` gives it, with what a checkpoint says beside it."""
+"""A ledger as ``Ledger.to_snapshot`` returns it, with the additional members of a checkpoint's manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """A decision as the journal keeps it."""
+    """One decision of the master."""
 
     kind: ClassVar[str]
 
     def to_json(self) -> dict[str, Any]:
-        """The object that is written; ``from_json`` gives an equal entry back."""
+        """The entry as JSON; ``from_json`` returns an equal entry."""
         written: dict[str, Any] = {"kind": self.kind}
         for field in _fields_of(self.kind):
             value = getattr(self, field.name)
@@ -39,16 +39,16 @@ class JournalEntry:
 
     @staticmethod
     def from_json(entry: Mapping[str, Any]) -> JournalEntry:
-        """The entry of an object that was read.
+        """Parse the result of ``to_json``.
 
         Raises:
-            KeyError: its kind is unknown, or a field is missing.
+            KeyError: the kind is unknown, or a field is missing.
         """
         return ENTRY_CLASSES[entry["kind"]].from_fields(entry)
 
     @classmethod
     def from_fields(cls, members: Mapping[str, Any]) -> Self:
-        """An entry of this kind; members that are no fields are ignored.
+        """Make an entry of this class from the members of a JSON object; unknown members are ignored.
 
         Raises:
             KeyError: a field is missing.
@@ -66,7 +66,7 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MasterStarted(JournalEntry):
-    """A new master decides from here on; lease counters begin anew."""
+    """A new master takes over. ``number`` is its incarnation; its lease counter starts at zero."""
 
     kind: ClassVar[str] = "incarnation"
     number: int
@@ -74,10 +74,11 @@ class MasterStarted(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetEntered(JournalEntry):
-    """What the records of the job are. Together with the spec this gives the plan.
+    """The sources of each data set. Together with the spec they determine which ranges there are to lease.
 
     Attributes:
-        order: window, seed and blocks of the shuffled order; None: ranges are of files, as in older journals.
+        order: window, seed and blocks of the shuffled order. None: training records are not shuffled, and ranges are
+            ranges of files, as in older journals.
     """
 
     kind: ClassVar[str] = "dataset"
@@ -89,7 +90,7 @@ class DatasetEntered(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPhaseChanged(JournalEntry):
-    """The job entered a phase, for a reason that people read."""
+    """The job entered a phase; ``reason`` is text for people."""
 
     kind: ClassVar[str] = "phase"
     name: str
@@ -98,7 +99,7 @@ class JobPhaseChanged(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResumed(JournalEntry):
-    """``--resume``: the job is not over. Workers that are entered here ended with it and do not count as lost."""
+    """``--resume`` continues an ended run. Workers of earlier entries ended with it and do not count as lost."""
 
     kind: ClassVar[str] = "resumed"
 
@@ -108,13 +109,14 @@ class JobResumed(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGranted(JournalEntry):
-    """A range of records is in the hands of a worker.
+    """A range of records is leased to a worker.
 
     Attributes:
-        task: kind of the work.
-        work: epoch, source, start and end; with a shuffled order the source of a training lease is empty, and start and
-            end are positions of the epoch.
-        worker: uid of its pod.
+        task: kind of the task: training, evaluation, prediction, export.
+        work: epoch, source, start and end. With a shuffled order, the source of a training lease is empty, and start
+            and end are positions in the epoch.
+        minibatch: records per step.
+        worker: uid of the worker's pod.
     """
 
     kind: ClassVar[str] = "leased"
@@ -127,11 +129,11 @@ class LeaseGranted(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseProgressed(JournalEntry):
-    """Steps of a lease below ``through`` are done.
+    """All steps of a lease below ``through`` are done.
 
     Attributes:
-        loss: mean over the steps that the report is about.
-        skipped: corrupt records that were left out.
+        loss: mean training loss of the newly done steps.
+        skipped: number of corrupt records that were skipped.
     """
 
     kind: ClassVar[str] = "progress"
@@ -143,7 +145,7 @@ class LeaseProgressed(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCompleted(JournalEntry):
-    """The rest of a range is done; ``result`` is that of an evaluation, an export or a best model."""
+    """The rest of a lease's range is done; ``result`` is the result of an evaluation, an export or a best model."""
 
     kind: ClassVar[str] = "done"
     lease: int
@@ -154,10 +156,10 @@ class LeaseCompleted(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationStarted(JournalEntry):
-    """Training leases of a worker are on their way back; the parameter servers are asked how far they got.
+    """Training leases of a worker are being revoked. Each parameter server must answer how many steps it has applied.
 
     Attributes:
-        in_flight: a minibatch may have been in the worker's hands.
+        in_flight: the worker may have had a minibatch in work, which then counts as repeated.
         crashed: the worker ended by an error of its own.
     """
 
@@ -171,14 +173,15 @@ class RevocationStarted(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReturned(JournalEntry):
-    """What is after ``through`` steps of a lease is to be leased again.
+    """A lease is closed after ``through`` done steps; the rest of its range will be leased again.
 
     Attributes:
-        partial: steps that some parameter servers applied and others did not.
-        repeated: records that are worked on again.
-        extra: how many of the partial steps each parameter server let in, by uid.
-        quarantine: records that are given up.
-        records: those records by source, ``[[first, after last], ...]``, where positions are not records.
+        partial: steps that some parameter servers have applied and others have not.
+        repeated: number of records that are trained again.
+        extra: how many of the partial steps each parameter server has applied, by uid.
+        quarantine: number of records that are quarantined.
+        records: the quarantined records by source, ``[[first, after last], ...]``; only with a shuffled order, where
+            positions of the range are not records of a file.
     """
 
     kind: ClassVar[str] = "returned"
@@ -196,7 +199,7 @@ class LeaseReturned(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutAnnounced(JournalEntry):
-    """The number of a cut is used from now on, whatever becomes of the cut."""
+    """The number of a cut is used, even if the cut is aborted later."""
 
     kind: ClassVar[str] = "cut_announced"
     cut: int
@@ -205,15 +208,15 @@ class CutAnnounced(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutTaken(JournalEntry):
-    """Every parameter server has its copy.
+    """Every parameter server has copied its state for the cut.
 
     Attributes:
-        version: updates that were applied before it.
-        below: leases from this number on were granted later; journals of older versions do not say.
-        lacking: updates that each parameter server lacks, by index; None: they do not count.
-        differs: steps done less steps applied that nothing explains, by uid.
-        applied: steps in the cut of each live lease, by its number.
-        pause: seconds for which updates waited at most.
+        version: updates that were applied before the cut.
+        below: leases with this number or a higher one were granted after the cut; None in journals of older versions.
+        lacking: updates that each parameter server lacks, by index; None: they were not counted.
+        differs: steps done minus steps applied, by uid, as far as losses do not explain the difference.
+        applied: number of steps of each live lease that the cut contains, by number of the lease.
+        pause: longest pause of a parameter server for the cut, in seconds.
     """
 
     kind: ClassVar[str] = "cut_taken"
@@ -229,7 +232,7 @@ class CutTaken(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutCalledOff(JournalEntry):
-    """A cut came to nothing. This changes nothing but which numbers are used: it is for people."""
+    """A cut was aborted. The entry is for people; when it is replayed, it only marks the number as used."""
 
     kind: ClassVar[str] = "cut_off"
     cut: int
@@ -238,7 +241,7 @@ class CutCalledOff(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointWritten(JournalEntry):
-    """The newest checkpoint is complete on disk; ``ledger`` is the position to go back to."""
+    """A checkpoint is complete on disk; ``ledger`` is the ledger position that a rollback to it restores."""
 
     kind: ClassVar[str] = "saved"
     cut: int
@@ -249,7 +252,7 @@ class CheckpointWritten(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReplaced(JournalEntry):
-    """No parameter server can read the newest checkpoint: this older one stands in. A rollback follows."""
+    """No parameter server can read the newest checkpoint, so this older one replaces it. A rollback follows."""
 
     kind: ClassVar[str] = "checkpoint_back"
     cut: int
@@ -261,7 +264,7 @@ class CheckpointReplaced(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestWeightsRestored(JournalEntry):
-    """Checkpoint ``of`` has the best weights; its copy ``cut`` is the newest one, and ``metrics`` are its values."""
+    """Checkpoint ``of`` has the best weights. Its copy ``cut`` is now the newest checkpoint; ``metrics`` are its."""
 
     kind: ClassVar[str] = "best_restored"
     cut: int
@@ -274,7 +277,7 @@ class BestWeightsRestored(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalCutPinned(JournalEntry):
-    """The cut at the end of training is pinned; 0: it is not any more."""
+    """The cut at the end of training is pinned for evaluation and export; 0: its pin is released."""
 
     kind: ClassVar[str] = "final"
     cut: int
@@ -295,7 +298,7 @@ class EvaluationBegun(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationCompleted(JournalEntry):
-    """An evaluation has its values; ``callbacks`` are from then on what ``Callbacks.state`` said."""
+    """An evaluation is complete; ``callbacks`` is the state of the job's callbacks after it (``Callbacks.state``)."""
 
     kind: ClassVar[str] = "evaluated"
     metrics: Mapping[str, float | None]
@@ -307,7 +310,7 @@ class EvaluationCompleted(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationAbandoned(JournalEntry):
-    """The evaluation is given up: its version is not kept any more."""
+    """The evaluation is abandoned, and its pin is released."""
 
     kind: ClassVar[str] = "evaluation_off"
     reason: str
@@ -315,7 +318,7 @@ class EvaluationAbandoned(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbacksDeclared(JournalEntry):
-    """Workers declared these callbacks, with the user's arguments."""
+    """Workers declared these Keras callbacks, with the user's arguments."""
 
     kind: ClassVar[str] = "callbacks"
     declared: Sequence[Mapping[str, Any]]
@@ -326,7 +329,7 @@ class CallbacksDeclared(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersHeld(JournalEntry):
-    """The parameter server with uid ``ps`` holds the parameters of its index: losing it is losing them."""
+    """The parameter server with uid ``ps`` holds the parameters of its index: losing the process loses them."""
 
     kind: ClassVar[str] = "holds"
     index: int
@@ -335,8 +338,10 @@ class ParametersHeld(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersHandedOver(JournalEntry):
-    """The checkpoint of this cut has all that a parameter server holds; no update enters until its index has a
-    holder."""
+    """The checkpoint of ``cut`` has everything that a leaving parameter server holds, so losing it loses nothing.
+
+    Updates stay paused until its index has a holder again.
+    """
 
     kind: ClassVar[str] = "handed_over"
     index: int
@@ -346,7 +351,7 @@ class ParametersHandedOver(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParametersRestored(JournalEntry):
-    """A parameter server loads the newest checkpoint; it knows less of leases below ``born``."""
+    """A parameter server loads the newest checkpoint. It may lack steps of leases below ``born``."""
 
     kind: ClassVar[str] = "restored"
     ps: str
@@ -358,13 +363,13 @@ class ParametersRestored(JournalEntry):
 class ParametersRolledBack(JournalEntry):
     """Parameters went back to a checkpoint, or to the start.
 
-    With a ``ledger`` all of them did, and the ledger with them: no lease is held, nobody holds parameters. Without one
-    only those of the parameter server with the index ``ps`` did.
+    With a ``ledger``, all parameters and the ledger went back: no lease is held, and no parameter server is a holder.
+    Without one, only the parameters of the parameter server with the index ``ps`` went back.
 
     Attributes:
-        cut: of the checkpoint; 0: the start of the job.
-        records: that are leased again.
-        updates: that were lost without leasing records again; only without a ledger.
+        cut: number of the checkpoint; 0: the start of the job.
+        records: number of records that are leased again.
+        updates: number of updates that are lost without leasing records again; only without a ledger.
     """
 
     kind: ClassVar[str] = "rolled_back"
@@ -381,7 +386,10 @@ class ParametersRolledBack(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerChanged(JournalEntry):
-    """A worker was asked for (no ``uid``), runs (``uid``), or ended (``lost`` is 1). Later ones have a higher index."""
+    """A worker was requested (no ``uid``), runs (``uid``) or ended (``lost`` is 1).
+
+    Indexes are never reused, so a worker that is requested later has a higher index.
+    """
 
     kind: ClassVar[str] = "worker"
     index: int
@@ -391,7 +399,7 @@ class WorkerChanged(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDismissed(JournalEntry):
-    """A worker was told to go because fewer are wanted: it does not count as lost."""
+    """A worker was told to exit because the job wants fewer workers; it does not count as lost."""
 
     kind: ClassVar[str] = "dismissed"
     uid: str
@@ -400,7 +408,7 @@ class WorkerDismissed(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersScaled(JournalEntry):
-    """So many workers are wanted from now on; None: as the spec says."""
+    """The wanted number of workers changed, by ``edl scale``; None: as in the spec."""
 
     kind: ClassVar[str] = "scaled"
     min: int | None

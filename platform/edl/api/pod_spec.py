@@ -1,6 +1,7 @@
-"""Where a job runs: what its pods ask for, the volumes they share, the user they run as.
+"""Sections of the JobSpec about pods: resources, volumes, storage, pod settings, user and ServiceAccounts.
 
-Most of it is for Kubernetes: ``edl run`` carries it and does not use it, and each such field says so.
+Most fields apply on Kubernetes only. ``edl run`` accepts them and ignores them; the description of each such field says
+so.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LABEL_VALUE = TextForm(
 
 @dataclass(frozen=True, slots=True)
 class ResourceSpec:
-    """What one pod of a role asks Kubernetes for."""
+    """Resource requests of one pod of a role."""
 
     cpu: Annotated[
         float,
@@ -65,7 +66,7 @@ class ResourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResourceSpec(ResourceSpec):
-    """What one worker's pod asks Kubernetes for: of all roles only workers compute on devices."""
+    """Resource requests of one worker's pod. Only workers may have GPUs: the other roles run no TensorFlow."""
 
     gpu: Annotated[int, Field("GPUs of one pod; edl run uses all that it finds.", unit="devices")] = 0
 
@@ -89,7 +90,7 @@ class VolumeSpec:
 
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
-    """Where journal, checkpoints and logs go."""
+    """Where journal, checkpoints and logs are written."""
 
     claim: Annotated[
         str | None,
@@ -106,7 +107,7 @@ class StorageSpec:
 
 @dataclass(frozen=True, slots=True)
 class SecretKeyRef:
-    """Where a variable's value is kept, so that it stands in no job file and in no run directory."""
+    """A reference to a key of a Secret, so that neither job file nor run directory contains the value."""
 
     secret: Annotated[
         str, Field("Name of the Secret; an admin allows it with admission.allowedSecrets.", text=_SECRET_NAME)
@@ -116,7 +117,7 @@ class SecretKeyRef:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """What every pod of the job gets; edl run has no pods and does not use it."""
+    """Settings of every pod of the job; edl run ignores them."""
 
     env: Annotated[
         Mapping[str, str | SecretKeyRef],
@@ -156,7 +157,7 @@ class RunAsSpec:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySpec:
-    """Whom pods run as; edl run does not use it."""
+    """User and ServiceAccounts of the pods; edl run ignores them."""
 
     run_as: Annotated[RunAsSpec, Field("User and group of every container.")] = field(default_factory=RunAsSpec)
     master_account: Annotated[

@@ -1,6 +1,7 @@
-"""How the workers of a job combine what they learn: the part of the JobSpec that a status has too.
+"""The ``strategy`` section of the JobSpec: how the gradients of workers become updates.
 
-It stands apart so that a reader of statuses does not load the whole JobSpec.
+The status of a job contains it, too. It has a module of its own so that a reader of statuses does not import the whole
+JobSpec.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from edl.api.fields import Field
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """How workers combine what they learn."""
+    """How the gradients of workers become updates of the parameters."""
 
     name: Annotated[
         str,

@@ -11,16 +11,15 @@ from typing import Any
 class TableSpec:
     """A float32 table of which each parameter server owns some rows.
 
-    Slot variables follow from the job's optimizer and limits from the job's ``ps`` section: they are the same for all
-    tables of a job, and not a table's own. What a table may be is checked by
-    ``edl.numerics.model_declaration.check_table_shape``.
+    Slot variables and limits are not part of the spec, because all tables of a job have the same: the job's optimizer
+    and its ``ps`` section determine them. ``edl.numerics.model_declaration.check_table_shape`` checks the shape.
 
     Attributes:
-        name: the path of the Embedding's variable.
-        rows: number of ids; 0 if every int64 is one.
-        dim: elements of a row.
-        initializer: of rows that were never trained, as in ``edl.numerics.initializers``.
-        seed: of these initial values.
+        name: path of the Embedding layer's variable.
+        rows: number of ids; 0: every int64 is a valid id.
+        dim: elements per row.
+        initializer: config of the initializer for new rows, see ``edl.numerics.initializers``.
+        seed: seed of these initial values. A row's initial values depend on seed and id only.
     """
 
     name: str
@@ -38,11 +37,11 @@ class TableSpec:
         return f"table '{self.name}' ({self.rows or 'any id'} x {self.dim})"
 
     def to_json(self) -> list[Any]:
-        """As the declaration in a checkpoint's shard has it: ``[name, rows, dim, initializer, seed]``."""
+        """The format of a declaration in a checkpoint's shard: ``[name, rows, dim, initializer, seed]``."""
         return [self.name, self.rows, self.dim, dict(self.initializer), self.seed]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> TableSpec:
-        """The spec of which ``to_json`` gave these fields; raises TypeError or ValueError if there is none."""
+        """Parse the result of ``to_json``; raises TypeError or ValueError for anything else."""
         name, rows, dim, initializer, seed = fields
         return cls(str(name), int(rows), int(dim), dict(initializer), int(seed))

@@ -10,16 +10,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class VariableSpec:
-    """A float32 variable whose values lie whole on one parameter server.
+    """A float32 variable; one parameter server holds all of its elements.
 
-    There is no other type: a worker refuses to train one, and keeps what is not trained to itself. What a shape may be
-    is checked where a model is declared (:class:`edl.numerics.model_declaration.ModelDeclaration`).
+    Variables of other types are never declared: a worker refuses to train them, and keeps those that are not trained to
+    itself. :class:`edl.numerics.model_declaration.ModelDeclaration` checks the shape.
 
     Attributes:
-        name: its path in the model; unique, and the same in every process.
-        shape: of the variable.
-        statistic: not moved by gradients (BatchNorm's mean). The worker pushes new - old value; the parameter server
-            adds it, weighted by records.
+        name: path in the model; unique, and the same in every process.
+        shape: shape of the variable.
+        statistic: gradients do not change it, such as BatchNorm's mean. The worker pushes new value minus old value;
+            the parameter server adds that, weighted by records.
     """
 
     name: str
@@ -32,11 +32,11 @@ class VariableSpec:
         return math.prod(self.shape)
 
     def to_json(self) -> list[Any]:
-        """As the declaration in a checkpoint's shard has it: ``[name, shape, statistic]``."""
+        """The format of a declaration in a checkpoint's shard: ``[name, shape, statistic]``."""
         return [self.name, list(self.shape), self.statistic]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> VariableSpec:
-        """The spec of which ``to_json`` gave these fields; raises TypeError or ValueError if there is none."""
+        """Parse the result of ``to_json``; raises TypeError or ValueError for anything else."""
         name, shape, statistic = fields
         return cls(str(name), tuple(int(length) for length in shape), bool(statistic))

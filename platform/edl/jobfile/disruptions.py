@@ -1,4 +1,4 @@
-"""What a job has lost so far, counted over all of its events: those that are published are only the newest."""
+"""Counts what a job has lost so far. Only the newest events are published, so losses are counted over all of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from edl.api.cluster_port import TerminationCause
 from edl.api.events import JobEvent, RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone
 from edl.api.status import DisruptionReport
 
+# reasons of ends that are part of a normal run
 _PLANNED_REASONS = ("Completed", "Deleted", "succeeded")
 _EXTERNAL_CAUSES = {cause.value for cause in TerminationCause}
 
 
 class DisruptionCounter:
-    """Counts the losses among events, in the order in which they happened."""
+    """Counts losses over the events of a job, in the order in which they happened."""
 
     def __init__(self) -> None:
         self._lost: dict[str, Counter[str]] = {role: Counter() for role in ("worker", "ps", "master")}
@@ -25,19 +26,20 @@ class DisruptionCounter:
 
     @classmethod
     def from_events(cls, events: Iterable[JobEvent]) -> Self:
-        """A counter that has heard these events."""
+        """A counter that has counted these events."""
         counter = cls()
         for event in events:
             counter.count_event(event)
         return counter
 
     def count_event(self, event: JobEvent) -> None:
-        """Count one event; whom the master itself told to go is no loss."""
+        """Count one event. A role that the master itself told to exit is not a loss."""
         match event:
             case RoleLeaving() if event.cause not in _EXTERNAL_CAUSES:
                 self._told_to_leave.add((event.role, event.index))
             case RoleEnded() if event.role in self._lost and event.reason not in _PLANNED_REASONS:
                 if (event.role, event.index) not in self._told_to_leave:
+                    # the text before the colon is the category; the rest differs from pod to pod
                     self._lost[event.role][event.reason.partition(": ")[0] or "no reason known"] += 1
             case RollbackDone():
                 self._rollbacks += 1
@@ -50,7 +52,7 @@ class DisruptionCounter:
 
     @property
     def report(self) -> DisruptionReport:
-        """All so far."""
+        """The totals so far."""
         return DisruptionReport(
             dict(self._lost["worker"]),
             dict(self._lost["ps"]),

@@ -1,4 +1,4 @@
-"""A document as a tree whose every node knows where it was written."""
+"""A document as a tree of nodes, each with the place where it was written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.api.fields import JsonValue, ScalarValue
 from edl.core.strict_json import MAX_DEPTH, MAX_INTEGER
 
 # --------------------------------------------------------------------------------------------------
-# What is wrong with a document: where, at which path, what was found, what is allowed.
+# Problems of a document.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class SpecProblem:
 
     Attributes:
         source_location: file and line (``job.yaml:7``), or the option that set the value (``--set train.epochs=x``).
-        field_path: the place in the document, ``train.epochs`` or ``volumes[0].mount``; empty for the document itself.
-        message: what was found and what is allowed, in one sentence.
+        field_path: path in the document, ``train.epochs`` or ``volumes[0].mount``; empty for the document itself.
+        message: what was found and what is valid, in one sentence.
         hint: what the user can do about it.
     """
 
@@ -42,7 +42,7 @@ _SHOWN_PROBLEMS = 50
 
 
 class SpecError(BadInputError):
-    """A document that cannot be used; ``problems`` holds every mistake that was found in it, in its order."""
+    """A document is invalid. ``problems`` contains every mistake that was found, in the document's order."""
 
     def __init__(self, problems: Sequence[SpecProblem]) -> None:
         self.problems = tuple(problems)
@@ -55,7 +55,7 @@ TOO_DEEP = f"nested too deeply: more than {MAX_DEPTH} levels"
 
 
 def find_text_fault(text: str) -> str | None:
-    """What makes a text unusable anywhere, to follow 'a text that'; None for a usable one."""
+    """Why no file, message or path can hold the text, phrased to follow "a text that"; None: it is valid."""
     if "\0" in text:
         return "has a NUL character"
     try:
@@ -66,21 +66,21 @@ def find_text_fault(text: str) -> str | None:
 
 
 def find_number_fault(number: float) -> str | None:
-    """What makes a number unusable anywhere, to follow 'a number that'; None for a usable one."""
+    """Why a number cannot be stored, phrased to follow "a number that"; None: it is valid."""
     if isinstance(number, int):
         return None if -MAX_INTEGER - 1 <= number <= 2 * MAX_INTEGER + 1 else "has more than 64 bits"
     return None if math.isfinite(number) else "is not finite, which JSON cannot hold"
 
 
 def closest_match(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that ``name`` is most likely a typo of, or None when none is close."""
+    """The valid name of which ``name`` is most likely a misspelling; None if none is close."""
     by_folded = {normalize_spelling(candidate): candidate for candidate in valid}
     close = get_close_matches(normalize_spelling(name), by_folded, n=1)
     return by_folded[close[0]] if close else None
 
 
 def normalize_spelling(spelled_name: str) -> str:
-    """A name without its spelling: to people minibatchSize, Minibatch-Size and minibatch_size are one word."""
+    """A name for comparison: minibatchSize, Minibatch-Size and minibatch_size become equal."""
     return spelled_name.lower().replace("-", "").replace("_", "")
 
 
@@ -88,14 +88,14 @@ def normalize_spelling(spelled_name: str) -> str:
 class DocumentNode:
     """A value and its place: a scalar, a mapping of text to nodes, or a list of nodes.
 
-    A mapping's members carry the line of their key. ``source_location`` is ready to be printed.
+    The place of a mapping's member is the line of its key. ``source_location`` is text for messages.
     """
 
     value: ScalarValue | dict[str, DocumentNode] | list[DocumentNode]
     source_location: str
 
     def to_plain_value(self) -> JsonValue:
-        """The value without places."""
+        """The value without locations."""
         if isinstance(self.value, dict):
             return {key: node.to_plain_value() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -104,7 +104,7 @@ class DocumentNode:
 
 
 def build_tree(value: object, where: str) -> DocumentNode:
-    """A tree of plain JSON values, all of them at one place."""
+    """The tree of a plain JSON value. All nodes have the location ``where``."""
     if isinstance(value, Mapping):
         return DocumentNode({str(key): build_tree(member, where) for key, member in value.items()}, where)
     if isinstance(value, list | tuple):
@@ -115,9 +115,9 @@ def build_tree(value: object, where: str) -> DocumentNode:
 
 
 def parse_json_tree(text: str, where: str) -> DocumentNode | None:
-    """The tree of a JSON text, all of it at one place; None for anything but an object without duplicate names.
+    """The tree of a JSON text, all of it at one location; None if it is not an object, or has duplicate names.
 
-    Many times as fast as YAML's parser, which reads JSON too, and says what is wrong and on which line.
+    This is much faster than the YAML parser, which reads JSON too but also finds the line of a mistake.
     """
     try:
         value = json.loads(text, object_pairs_hook=_reject_duplicate_names)
@@ -129,7 +129,7 @@ def parse_json_tree(text: str, where: str) -> DocumentNode | None:
 
 def _check_plain_value(value: object, depth: int) -> None:
     if isinstance(value, str) and find_text_fault(value):
-        raise ValueError("a text that is none")
+        raise ValueError("invalid text")
     if isinstance(value, dict | list):
         if not depth:
             raise ValueError(TOO_DEEP)
@@ -138,6 +138,7 @@ def _check_plain_value(value: object, depth: int) -> None:
 
 
 def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # json.loads would keep the last of two members and ignore the first
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("duplicate names")
@@ -146,20 +147,20 @@ def _reject_duplicate_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """Where a reader of the tree stands: the path so far, and the list that collects problems."""
+    """The state of a reader: the path of the current node, and the list that collects problems."""
 
     field_path: str
     problems: list[SpecProblem]
 
     def enter_member(self, name: str) -> ReadContext:
-        """The place of a mapping's member."""
+        """The context of a mapping's member."""
         return ReadContext(f"{self.field_path}.{name}" if self.field_path else name, self.problems)
 
     def enter_items(self, nodes: list[DocumentNode]) -> Iterator[tuple[DocumentNode, ReadContext]]:
-        """The members of a list, each with its place."""
+        """The items of a list, each with its context."""
         for index, node in enumerate(nodes):
             yield node, ReadContext(f"{self.field_path}[{index}]", self.problems)
 
     def report_problem(self, node: DocumentNode, message: str, hint: str | None = None) -> None:
-        """Add a problem; reading goes on, so that all problems of a file are told at once."""
+        """Add a problem. Reading continues, so that all problems of a file are reported at once."""
         self.problems.append(SpecProblem(node.source_location, self.field_path, message, hint))

@@ -1,4 +1,4 @@
-"""Lines of ``events.jsonl`` and of ``--json``: how the events of edl.api.events are read and written."""
+"""Lines of ``events.jsonl`` and of ``--json``: reads and writes the events of edl.api.events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def line(event: JobEvent) -> str:
 
 
 def parse_event_line(line: str, where: str = "event") -> JobEvent:
-    """The event of a line; raises SpecError for anything that ``line`` did not write."""
+    """Parse a line; raises SpecError if ``line`` did not write it."""
     try:
         value = decode_json_file(line)
     except ValueError as error:
@@ -26,7 +26,7 @@ def parse_event_line(line: str, where: str = "event") -> JobEvent:
 
 
 def event_from_json(value: object, where: str = "event") -> JobEvent:
-    """The event of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    """Parse a JSON object; raises SpecError, which names ``where`` and every wrong field."""
     kind = value.get("event") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in EVENTS:
         raise SpecError([SpecProblem(where, "event", f"found {kind!r}, must be one of {', '.join(EVENTS)}")])

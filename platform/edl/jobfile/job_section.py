@@ -1,4 +1,4 @@
-"""The JobSpec as a document: its version, and what is said to who writes a field under the name of another system."""
+"""The top level of a job file: its version, and suggestions for fields that have another name in another system."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edl.jobfile.document_tree import normalize_spelling
 from edl.jobfile.section_type import SectionType
 
 # --------------------------------------------------------------------------------------------------
-# Fields as people write them who come from elsewhere, mostly from ElasticDL's flags, and what they are called here.
+# Names of fields in other systems, mostly ElasticDL's flags, and the field of a job file that corresponds to each.
 
 
 FIELD_ALIASES: Mapping[str, str] = {
@@ -37,7 +37,7 @@ FIELD_ALIASES: Mapping[str, str] = {
     "use_async": "strategy.mode",
     "validation_data": "data.validation",
 }
-"""Where a job file says the same. Fields of the same name one level down need no line: they are found by themselves."""
+"""Field of a job file by its name elsewhere. A field of the same name one level down needs no entry here."""
 FUNCTION_ALIASES: Mapping[str, str] = {
     "callbacks": "callbacks",
     "custom_data_reader": "custom_data_reader",
@@ -48,14 +48,14 @@ FUNCTION_ALIASES: Mapping[str, str] = {
     "metrics": "eval_metrics_fn",
     "optimizer": "optimizer",
 }
-"""What is code here: the function of the model module that says it."""
+"""Settings that are code in EDL, and the function of the model module that corresponds to each."""
 
 _NORMALIZED_FIELDS = {normalize_spelling(name): field for name, field in FIELD_ALIASES.items()}
 _NORMALIZED_FUNCTIONS = {normalize_spelling(name): function for name, function in FUNCTION_ALIASES.items()}
 
 
 def suggest_replacement(name: str) -> str | None:
-    """What to write in place of a job's unknown field, to stand after a semicolon; None when nothing is known of it."""
+    """What to write instead of an unknown field, phrased to follow a semicolon; None if the name is not known here."""
     if field := _NORMALIZED_FIELDS.get(normalize_spelling(name)):
         return f"did you mean '{field}'?"
     if function := _NORMALIZED_FUNCTIONS.get(normalize_spelling(name)):

@@ -1,6 +1,6 @@
-"""The JSON Schemas of what users write and read, generated from the values and published beside this module.
+"""JSON Schemas of job files, statuses and events, generated from the dataclasses and published beside this module.
 
-``python -m edl.jobfile.json_schema`` writes the files anew; a test fails when they are stale.
+``python -m edl.jobfile.json_schema`` regenerates the files; a test fails if they are stale.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def build_job_schema() -> dict[str, JsonValue]:
 
 
 def build_status_schema() -> dict[str, JsonValue]:
-    """JSON Schema of ``status.json``; ``$defs`` holds those of the summary and of an event."""
+    """JSON Schema of ``status.json``; ``$defs`` has the schemas of the summary and of an event."""
     head = {"$schema": _DIALECT, "$id": f"https://edl.dev/schemas/{STATUS_SCHEMA}", "title": "Status of a job"}
     inner = {"summary": section_of(Summary).schema(), "event": event_json.build_event_schema()}
-    return {**head, "description": "The job as it is now.", **section_of(Status).schema(), "$defs": inner}
+    return {**head, "description": "The current state of a job.", **section_of(Status).schema(), "$defs": inner}
 
 
 def generate_schema_files() -> dict[str, str]:

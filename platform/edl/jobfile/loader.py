@@ -1,4 +1,4 @@
-"""A job file as a JobSpec and back: read, override, check, convert; all mistakes of a file are told at once."""
+"""Reads a job file into a JobSpec and writes it back. All mistakes of a file are reported at once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edl.jobfile.job_section import JOB_SECTION
 from edl.jobfile.section_type import section_fields
 
 # --------------------------------------------------------------------------------------------------
-# What the fields of a JobSpec demand of each other; what a single field admits is said where it is declared.
+# Rules about several fields of a JobSpec. Limits of a single field are part of its declaration.
 
 
 @dataclass(frozen=True, slots=True)
 class RuleViolation:
-    """A rule that a spec breaks: the path of the field to change, what is wrong, what can be done.
+    """A rule that a spec breaks: the path of the field to change, what is wrong, and a remedy.
 
     Attributes:
-        conflicting_field: the path of a field that it does not go together with.
+        conflicting_field: the path of a field that contradicts it.
     """
 
     field_path: str
@@ -37,7 +37,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
 
     Args:
         required_datasets: the data sets that the job must name: ``training``, ``validation``, ``prediction``. With
-            ``prediction`` alone nothing is trained, and the rules of the training strategy do not apply.
+            ``prediction`` alone nothing is trained, and the rules of the training strategy are not checked.
     """
     required_datasets = tuple(required_datasets)
     strategy = () if required_datasets == ("prediction",) else _check_strategy(spec)
@@ -73,7 +73,7 @@ def _check_worker_limits(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
-    """Of parameter servers. Under Local one process pushes: each of its pushes is a round, and none is stale."""
+    """Rules of parameter servers. Under Local one process pushes: every push is a round, and none is stale."""
     if spec.strategy.name == "ParameterServer":
         yield from (_check_sync_mode if spec.strategy.mode == "sync" else _check_async_mode)(spec)
     elif spec.strategy.name == "Local":
@@ -81,7 +81,7 @@ def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_local_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
-    """Which rows are kept is a part of what a run learns: not ignored, as how many servers there would be is."""
+    """Refuse what changes which rows are kept, because it changes the result. ``ps.count`` does not, and is ignored."""
     for name in ("max_rows", "evict_after_steps"):
         value = getattr(spec.ps, name)
         if value is not None:
@@ -96,17 +96,17 @@ def _check_local_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
 def _check_sync_mode(spec: JobSpec) -> Iterator[RuleViolation]:
     strategy, most = spec.strategy, spec.workers.max
     if strategy.grads_to_wait > most:
-        message = f"found {strategy.grads_to_wait}, but workers.max is {most}: so many pushes never come together"
+        message = f"found {strategy.grads_to_wait}, but workers.max is {most}: there are never so many pushes at a time"
         hint = f"make it at most {most}, or raise workers.max"
         yield RuleViolation("strategy.grads_to_wait", message, hint, conflicting_field="workers.max")
     if strategy.staleness_aware:
-        message = "found true, but under mode: sync a push that is too old is computed anew"
+        message = "found true, but under mode: sync a push that is too old is computed again"
         yield RuleViolation("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")
     if strategy.get_model_steps > 1:
         message = f"found {strategy.get_model_steps}, but under mode: sync every step begins with a pull"
         yield RuleViolation("strategy.get_model_steps", message, "leave it out, or set strategy.mode: async")
     if strategy.overlap:
-        message = "found true, but under mode: sync a step begins when the update of the one before it is made"
+        message = "found true, but under mode: sync a step begins after the update of the previous step"
         yield RuleViolation("strategy.overlap", message, "leave it out, or set strategy.mode: async")
 
 
@@ -133,18 +133,18 @@ _MINIMAL_HEADER_HINT = f"begin with:\n    apiVersion: {API_VERSION}\n    name: m
 
 
 ExtraRules = Callable[[JobSpec], Iterable[RuleViolation]]
-"""Rules that one use of a job adds to those of every use."""
+"""Additional rules of one use of a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberOption:
-    """A number of the command line that has an option of its own.
+    """A number that was given with an option of its own, such as ``--workers 3``.
 
     Attributes:
-        option_text: as it was typed, ``--workers 3``: it stands in messages in the place of file and line.
-        field_path: that it sets, by its path.
+        option_text: the option as it was typed; messages show it instead of file and line.
+        field_path: the path of the field that it sets.
         number: the value.
-        limited_field: a field that may not be higher, and becomes as low where it is.
+        limited_field: the path of a field that must not be larger; it is lowered to ``number`` if it is.
     """
 
     option_text: str
@@ -155,7 +155,7 @@ class NumberOption:
 
 @dataclass(frozen=True, slots=True)
 class _LoadRequest:
-    """What a file is read for, besides its text."""
+    """The arguments of ``load_job_file`` besides the path."""
 
     overrides: tuple[str, ...] = ()
     number_options: tuple[NumberOption, ...] = ()
@@ -179,15 +179,15 @@ def load_job_file(
 
     Args:
         path: the file; a name that ends in .json is read by a faster parser.
-        overrides: ``FIELD=VALUE`` each, as given to ``--set``, applied in order.
+        overrides: assignments ``FIELD=VALUE``, as given to ``--set``, applied in order.
         number_options: values of other options, such as ``--workers``; applied after the overrides.
-        required_datasets: the data sets that this use of the job needs: ``training``, ``validation``, ``prediction``.
-            If it is empty, the job must have something to train on or to predict. With ``prediction`` alone, the rules
-            of the training strategy do not apply.
-        extra_rules: additional rules, such as those of a cluster; their violations are reported with a line, too.
+        required_datasets: the data sets that the caller needs: ``training``, ``validation``, ``prediction``. If it is
+            empty, the job must have training or prediction data. With ``prediction`` alone, the rules of the training
+            strategy are not checked.
+        extra_rules: additional rules, such as those of a cluster. Their violations are reported with a line, too.
 
     Raises:
-        SpecError: a BadInputError with every problem of the file, each with file, line and path in the document.
+        SpecError: the file is invalid; the error has every problem, each with file, line and path in the document.
     """
     source = os.fspath(path)
     text = _read_text_file(Path(path))
@@ -197,24 +197,24 @@ def load_job_file(
 
 
 def load_job_text(text: str, source: str) -> JobSpec:
-    """The job of a text that ``dump_job_spec`` gave as JSON.
+    """Parse the JSON text of a job, as ``dump_job_spec`` writes it.
 
     Args:
-        source: what it is called in messages.
+        source: the text's name in messages.
 
     Raises:
-        SpecError: it is no such text.
+        SpecError: the text is invalid.
     """
     root = parse_json_tree(text, source)
     return _load_json_tree(root, text, source, _LoadRequest())
 
 
 def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
-    """File and line, or the option, that gave a field its value: for what is found wrong with it after it was loaded.
+    """File and line, or the option, that gave a field its value: for problems that are found after loading.
 
     Args:
-        field: its path, such as ``data.training``.
-        path: of a file that ``load`` took with the same ``overrides``.
+        field: the path of the field, such as ``data.training``.
+        path: the file that was loaded, with the same ``overrides``.
     """
     from edl.jobfile.yaml_parser import parse_yaml
 
@@ -228,22 +228,22 @@ def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[s
 
 
 def dump_job_spec(spec: JobSpec) -> dict[str, JsonValue]:
-    """All fields as JSON values, defaults included: what load reads back as an equal spec."""
+    """All fields as JSON values, including defaults. ``load_job_text`` reads them back as an equal spec."""
     return JOB_SECTION.write(spec)
 
 
 def diff_job_specs(old: JobSpec, new: JobSpec) -> list[tuple[str, JsonValue, JsonValue]]:
-    """The fields in which two specs differ: path, old value, new value; in the order of the fields."""
+    """The fields in which two specs differ, as path, old value and new value, in the order of the fields."""
     return list(_diff_values("", dump_job_spec(old), dump_job_spec(new)))
 
 
 def _load_json_tree(root: DocumentNode | None, text: str, source: str, use: _LoadRequest) -> JobSpec:
-    """The job of a tree of JSON; without one, or for the lines of its mistakes, that of the text as YAML."""
+    """The job of a tree that was read as JSON. Without a tree, or to find the lines of its mistakes, parse YAML."""
     problems: list[SpecProblem] = []
     spec = None if root is None else _read_job_spec(root, use, problems)
     if spec is None:
         spec = _load_yaml_text(text, source, use)
-        if problems:  # such as NaN, which is a text in YAML
+        if problems:  # JSON and YAML disagree, for example about NaN, which is text in YAML: report what JSON found
             from edl.jobfile.yaml_parser import parse_yaml
 
             lines = parse_yaml(text, source, []) or root
@@ -258,9 +258,9 @@ def _move_to_line(problem: SpecProblem, root: DocumentNode | None) -> SpecProble
 
 
 def _load_yaml_text(text: str, source: str, use: _LoadRequest) -> JobSpec:
-    from edl.jobfile.yaml_parser import parse_yaml  # not for roles, which read JSON: its import costs 40 ms
+    from edl.jobfile.yaml_parser import parse_yaml  # the import costs 40 ms, which roles save: they read JSON
 
-    # YAML contains JSON: this is also where mistakes in a JSON file get their lines
+    # YAML contains JSON, so the lines of mistakes in a JSON file are found here too
     problems: list[SpecProblem] = []
     root = parse_yaml(text, source, problems)
     if root is None and not problems:
@@ -272,9 +272,10 @@ def _load_yaml_text(text: str, source: str, use: _LoadRequest) -> JobSpec:
 
 
 def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecProblem]) -> JobSpec | None:
-    """The job of a tree; None when ``problems`` says why there is none."""
+    """The job of a tree; None if there are problems, which ``problems`` then has."""
     root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.number_options, problems)
     spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
+    # rules compare fields, so they are checked only when every single field is valid
     problems.extend(
         _problem_from_violation(root, rule) for rule in (use.find_violations(spec) if spec is not None else ())
     )
@@ -282,7 +283,7 @@ def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecPro
 
 
 def _problem_from_violation(root: DocumentNode, rule: RuleViolation) -> SpecProblem:
-    """A broken rule with its place, and with the option that the other field is from: no line of a file shows that."""
+    """The problem of a broken rule. If an option set the conflicting field, the hint names it: no line shows that."""
     where, hint = _find_nearest_node(root, rule.field_path).source_location, rule.hint
     other = _find_node(root, rule.conflicting_field)
     if other and other.source_location.startswith("--") and other.source_location != where:
@@ -293,6 +294,7 @@ def _problem_from_violation(root: DocumentNode, rule: RuleViolation) -> SpecProb
 
 def _read_text_file(path: Path) -> str:
     try:
+        # utf-8-sig: editors on Windows write a byte order mark
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError([SpecProblem(str(path), "", "not a text file in UTF-8")]) from error
@@ -335,7 +337,7 @@ def _line_number(problem: SpecProblem) -> int:
 
 
 def _find_node(root: DocumentNode, path: str) -> DocumentNode | None:
-    """The node at a path of names; None where there is none."""
+    """The node at a path of names; None if there is none."""
     node: DocumentNode | None = root
     for step in path.split("."):
         node = node.value.get(step) if node and isinstance(node.value, dict) else None
@@ -343,7 +345,7 @@ def _find_node(root: DocumentNode, path: str) -> DocumentNode | None:
 
 
 def _find_nearest_node(root: DocumentNode, path: str) -> DocumentNode:
-    """The node at a path, or the innermost one on the way to it that exists."""
+    """The node at a path; if there is none, the nearest existing node on the way to it."""
     node = root
     for step in re.findall(r"[^.\[\]]+", path):
         if isinstance(node.value, list):

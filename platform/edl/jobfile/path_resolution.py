@@ -1,4 +1,4 @@
-"""What the paths of a JobSpec mean: on this machine, under ``edl run``, and in the pods of a cluster."""
+"""Resolves the paths of a JobSpec: for this machine, under ``edl run``, and for the pods of a cluster."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edl.api.pod_spec import VolumeSpec
 
 DEFAULT_STORAGE_DIR = ".edl"
 UNSHARED_STORAGE_DIR = "/edl"
-"""Storage of a job without a volume: every pod has its own, gone with the pod."""
+"""Storage of a job without a volume: a directory inside each pod, which is lost with the pod."""
 
 
 def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) -> JobSpec:
     """The spec with absolute paths of this machine.
 
-    A path at or below a volume's mount means the same place in that volume's ``local`` folder; a volume without one
-    is used where it is mounted. Other relative paths start at the file's directory. Data that is named by a URL
-    (``scheme://…``, for a user's own reader) stays as written. ``storage.path`` is ``.edl`` in ``cwd`` by default.
+    A path at or below a volume's mount is mapped to the volume's ``local`` folder; without such a folder it is kept.
+    Other relative paths start at the job file's directory. Data that is named by a URL (``scheme://…``, for a user's
+    own reader) is kept. The default of ``storage.path`` is ``.edl`` in ``cwd``.
 
     Args:
         spec: as loaded.
         base_dir: the directory of the job file.
-        cwd: where the command was called; the current directory by default.
+        cwd: the directory in which the command was called; by default the current directory.
     """
     base = Path(os.path.abspath(base_dir))
     volumes = tuple(
@@ -63,7 +63,7 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
 
 
 def pod_storage_path(spec: JobSpec) -> str:
-    """Directory of runs in every pod: by default ``edl/`` on the volume of ``storage.claim``, or on the first one."""
+    """Directory of runs in every pod: by default ``edl/`` on the volume of ``storage.claim``, or the first volume."""
     if spec.storage.path is not None:
         return spec.storage.path
     claim = spec.storage.claim
@@ -72,19 +72,19 @@ def pod_storage_path(spec: JobSpec) -> str:
 
 
 def has_shared_storage(spec: JobSpec) -> bool:
-    """Whether all pods of the job see one storage, which outlives them."""
+    """Whether the job's storage is a volume: shared by all pods, and kept when they end."""
     return bool(spec.volumes or spec.storage.claim)
 
 
 def find_volume(path: str, volumes: Iterable[VolumeSpec]) -> VolumeSpec | None:
-    """The innermost volume that a path lies in."""
+    """The innermost volume that contains a path; None if no volume does."""
     wanted = PurePosixPath(os.path.normpath(path))
     inside = [volume for volume in volumes if wanted.is_relative_to(volume.mount)]
     return max(inside, key=lambda candidate: len(PurePosixPath(candidate.mount).parts), default=None)
 
 
 def _map_to_volume(path: str, volumes: tuple[VolumeSpec, ...]) -> str:
-    """The path in the local folder of the innermost volume that it lies in."""
+    """The path in the local folder of the innermost volume that contains it."""
     volume = find_volume(path, volumes)
     if volume is None or volume.local is None:
         return path
@@ -96,11 +96,11 @@ def _absolute_path(path: str, base: Path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What the paths of a JobSpec mean in a pod, under ``edl submit``.
+# Paths in a pod, under ``edl submit``.
 
 
 POD_ZOO_DIR = "/model_zoo"
-"""Where an image has its zoo: what a relative ``model.zoo`` means."""
+"""Where an image has its zoo, and what a relative ``model.zoo`` means in a pod."""
 
 
 def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
@@ -108,10 +108,10 @@ def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
 
     Args:
         spec: as loaded.
-        storage: where runs go, if the pod says so.
+        storage: directory of runs, if the pod's environment names one.
 
     Raises:
-        BadInputError: a path of data or of the export is relative: a pod has no folder that it could begin at.
+        BadInputError: a path of data or of the export is relative; a pod has no directory to resolve it against.
     """
     relative = list(_find_relative_paths(spec))
     if relative:

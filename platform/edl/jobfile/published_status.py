@@ -1,8 +1,8 @@
-"""What a master publishes about its job for people without a route to it: the pages of the status ConfigMap.
+"""The content of the status ConfigMap: what a master publishes about its job for users without a route to it.
 
-One page a file of the run directory, under the file's name, and the timeline. Reading is strict, as everywhere: a page
-that this version did not write raises SpecError. Sizes are bounded, since a ConfigMap holds 1 MiB: the newest events,
-a timeline that thins out as it grows, texts that are cut.
+The data has one key for each file of the run directory, named after the file, and one for the timeline. Reading is
+strict: data that this version did not write raises SpecError. A ConfigMap holds at most 1 MiB, so sizes are bounded:
+only the newest events are kept, the timeline is thinned out as it grows, and long texts are truncated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from edl.jobfile.section_type import from_json, to_json
 STATUS_KEY, EVENTS_KEY, TIMELINE_KEY = "status.json", "events.jsonl", "timeline.json"
 SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY = "summary.json", "failure.json", "losses.json"
 
+# Status, events, timeline and a few long texts stay together below the 1 MiB that a ConfigMap holds.
 MAX_EVENTS, MAX_EVENTS_BYTES = 100, 64 << 10
 MAX_TIMELINE_POINTS = 240
 _TEXT_BYTES = 16 << 10
@@ -31,14 +32,14 @@ _TRUNCATION_MARK = " […]"
 
 @dataclass(frozen=True, slots=True)
 class PublishedStatus:
-    """All that a master has told so far; empty before it told anything.
+    """Everything that a master has published; empty before its first publication.
 
     Attributes:
-        events: the newest, oldest first.
-        timeline: moments of the job's whole life, oldest first.
-        summary: once the job has ended, or its master has left.
-        failure: why it failed, if it did.
-        losses: of the job's whole life; None from a master that does not count them.
+        events: the newest events, oldest first.
+        timeline: points of the job's whole life, oldest first.
+        summary: None until the job has ended or its master has left.
+        failure: why the job failed, if it did.
+        losses: losses of the job's whole life; None if the master does not count them.
     """
 
     status: Status | None = None
@@ -50,11 +51,11 @@ class PublishedStatus:
 
     @property
     def failure_detail(self) -> str:
-        """More about a failure: a traceback, a log."""
+        """Details of the failure, such as a traceback or a log."""
         return self.failure.detail if self.failure else ""
 
     def to_configmap_data(self) -> dict[str, str]:
-        """The pages by name, no larger than a ConfigMap takes; those of which nothing is known are left out."""
+        """The ConfigMap's data, within its size limit. Keys without content are left out."""
         pages = {
             EVENTS_KEY: _newest_event_lines(self.events),
             TIMELINE_KEY: _to_compact_json([to_json(moment) for moment in self.timeline]),
@@ -76,7 +77,7 @@ class PublishedStatus:
 
     @classmethod
     def from_configmap_data(cls, pages: Mapping[str, str]) -> Self:
-        """Read what ``to_configmap_data`` wrote; raises SpecError that names the page for anything else."""
+        """Parse the result of ``to_configmap_data``; raises SpecError, which names the key, for anything else."""
         moments = _read_page(pages, TIMELINE_KEY)
         if not isinstance(moments, list | None):
             raise SpecError([SpecProblem(TIMELINE_KEY, "", "must be a list of moments")])
@@ -96,10 +97,10 @@ class PublishedStatus:
 
 
 def extend_timeline(timeline: Sequence[TimelinePoint], moment: TimelinePoint) -> tuple[TimelinePoint, ...]:
-    """A timeline with one more moment; when it is full, every second one goes, so that it covers the whole life.
+    """A timeline with one more point. When it is full, every second point is removed, so it covers the whole life.
 
-    The newest moment is replaced while it is nearer to the one before than those are to each other on average: after
-    many thinnings, a moment stands for a long time.
+    The newest point is replaced while it is closer to the one before it than half the mean interval. So after many
+    thinnings, the points stay evenly spaced.
     """
     if len(timeline) >= 3 and moment.time - timeline[-2].time < _mean_interval(timeline[:-1]) / 2:
         timeline = timeline[:-1]
@@ -112,12 +113,12 @@ def _mean_interval(timeline: Sequence[TimelinePoint]) -> float:
 
 
 def _newest_event_lines(events: Sequence[JobEvent]) -> str:
-    """The newest events, as many as there is room for, one a line."""
+    """The newest events that fit into the limit, one per line, oldest first."""
     lines: list[str] = []
     room = MAX_EVENTS_BYTES
     for each in reversed(events[-MAX_EVENTS:]):
         line = event_json.line(each)
-        room -= len(line) + 1  # ASCII
+        room -= len(line) + 1  # characters are bytes: json.dumps writes ASCII
         if room < 0:
             break
         lines.append(line + "\n")
@@ -125,7 +126,7 @@ def _newest_event_lines(events: Sequence[JobEvent]) -> str:
 
 
 def _bounded_status_json(status: Status) -> str:
-    """A status of thousands of workers goes without most of them."""
+    """The status within its limit: workers are left out, half of them at a time, until it fits."""
     text = _to_compact_json(to_json(replace(status, reason=_truncate_text(status.reason))))
     while len(text) > _STATUS_BYTES and status.workers:
         status = replace(status, workers=status.workers[: len(status.workers) // 2])
@@ -134,6 +135,7 @@ def _bounded_status_json(status: Status) -> str:
 
 
 def _truncate_text(text: str) -> str:
+    # errors="ignore" drops a character that the limit cuts in two
     data = text.encode()
     return text if len(data) <= _TEXT_BYTES else data[:_TEXT_BYTES].decode(errors="ignore") + _TRUNCATION_MARK
 

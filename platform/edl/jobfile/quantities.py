@@ -1,4 +1,4 @@
-"""Quantities as people write them: ``2Mi`` bytes, ``500m`` cores, ``1h30m``; each parser gives one documented unit."""
+"""Quantities with units: ``2Mi`` bytes, ``500m`` cores, ``1h30m``. Each parser returns one documented unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.jobfile.scalar_types import ScalarType, to_finite_float, to_whole_numbe
 
 _NUMBER_PATTERN = r"[0-9]+(?:\.[0-9]+)?"
 _POSITIVE_NUMBER_PATTERN = r"(?:0*[1-9][0-9]*(?:\.[0-9]+)?|0+\.0*[1-9][0-9]*)"
-"""The same but for 0, without a look-ahead: Helm's schemas have none."""
+"""The same without 0. It uses no look-ahead, because the regular expressions of Helm's schemas (Go) have none."""
 SIZE_PATTERN = rf"^{_NUMBER_PATTERN}(?:[KMGT]i|[kMGT])?$"
 CORES_PATTERN = rf"^{_NUMBER_PATTERN}m?$"
 DURATION_PATTERN = rf"^(?:{_NUMBER_PATTERN}(?:ms|s|m|h|d))+$"
@@ -73,7 +73,8 @@ class QuantityType(ScalarType):
 
 
 def parse_size(text: str) -> int:
-    """Bytes of ``2Mi``, ``1.5G`` or ``4096``; raises ValueError for anything else and for parts of a byte."""
+    """Bytes of ``2Mi``, ``1.5G`` or ``4096``; raises ValueError for anything else, and for fractions of a byte."""
+    # exact arithmetic, so that a fraction of a byte is an error and is not rounded away
     number, unit = _split_unit(text, SIZE_PATTERN)
     exact = Fraction(number) * _BYTES_PER_UNIT[unit]
     if exact.denominator != 1:
@@ -96,7 +97,7 @@ def format_size(count: int) -> str:
 
 
 def format_cores(count: float) -> str:
-    """Cores as Kubernetes writes them: ``2``, ``250m``; rounded up to thousandths, so that some is never none."""
+    """Cores as Kubernetes writes them: ``2``, ``250m``. Rounded up, so that a positive number never becomes 0."""
     thousandths = max(math.ceil(round(count * 1000, 6)), int(count > 0))
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
@@ -138,4 +139,4 @@ QUANTITY_TYPES: Mapping[Quantity, QuantityType] = {
         parse_duration, DURATION_PATTERN, "a duration such as 30m, 1h30m, 45s or a number of seconds"
     ),
 }
-"""What a field of each quantity may be."""
+"""The valid values of each kind of quantity."""

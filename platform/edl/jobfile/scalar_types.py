@@ -1,7 +1,7 @@
-"""Field types: each reads a node of the document, writes the value as JSON, and describes itself as JSON Schema.
+"""Field types. Each reads a node of the document, writes the value as JSON, and gives its own JSON Schema.
 
-A type never raises on a user's mistake. It reports a problem and returns None; the loader raises once, with all
-problems of the file. Mappings with named fields are in edl.jobfile.section_type.
+A type never raises for a user's mistake: it reports a problem and returns None. The loader raises once, with all
+problems of the file. edl.jobfile.section_type has the type of mappings with named fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edl.jobfile.document_tree import DocumentNode, ReadContext, closest_match, 
 
 
 class FieldType(Protocol):
-    """The type of a field. The methods of its implementations have no docstrings of their own."""
+    """The type of a field. Its implementations' methods have no docstrings of their own."""
 
     @property
     def expected_text(self) -> str:
@@ -52,7 +52,7 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class IntegerType(ScalarType):
-    """A whole number of at least ``minimum`` and at most ``maximum``; without one, as much as 64 bits hold."""
+    """A whole number of at least ``minimum`` and at most ``maximum``. Without a limit, any 64-bit number is valid."""
 
     minimum: int | None = 0
     maximum: int | None = None
@@ -70,6 +70,7 @@ class IntegerType(ScalarType):
             or (self.maximum is not None and number > self.maximum)
         ):
             return self.report_invalid_value(node, place, _suggest_removing_quotes(node.value))
+        # checked apart from the limits above, so that the message names the bound and not only the minimum
         if abs(number) > MAX_INTEGER:
             most = f"a whole number of at most {MAX_INTEGER}"
             return place.report_problem(node, f"found {describe_value(node)}, must be {most}")
@@ -82,7 +83,7 @@ class IntegerType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class NumberType(ScalarType):
-    """A finite number of at least ``minimum``; always a float once read."""
+    """A finite number of at least ``minimum``. It is read as a float, also if it is written as an integer."""
 
     minimum: float | None = None
 
@@ -102,7 +103,7 @@ class NumberType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class MeasurementType(NumberType):
-    """A measured number, such as a loss. JSON has no NaN or infinity: these are written as null."""
+    """A measured number, such as a loss. NaN and infinity are written as null, because JSON has neither."""
 
     def write(self, value: Any) -> JsonValue:
         return float(value) if math.isfinite(value) else None
@@ -125,7 +126,7 @@ class BooleanType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class TextType(ScalarType):
-    """Text of a form."""
+    """Text that matches a form."""
 
     form: TextForm
 
@@ -134,7 +135,7 @@ class TextType(ScalarType):
         return self.form.description
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        # fullmatch, because $ of a Python pattern also matches before a last line feed
+        # fullmatch: in Python's re, $ also matches before a final line feed
         if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
             if self.form == PATH and _is_path_too_long(node.value):
                 return place.report_problem(
@@ -150,7 +151,7 @@ class TextType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceType(ScalarType):
-    """One of a few names. ``planned_names`` are rejected as not built yet, and never suggested."""
+    """One of several names. ``planned_names`` are rejected as not built yet, and never suggested."""
 
     names: tuple[str, ...]
     planned_names: tuple[str, ...] = ()
@@ -174,7 +175,7 @@ class ChoiceType(ScalarType):
 
 
 def describe_value(node: DocumentNode) -> str:
-    """A node as an error message quotes it."""
+    """The value of a node, for an error message."""
     match node.value:
         case dict():
             return "a mapping"
@@ -193,7 +194,7 @@ def describe_value(node: DocumentNode) -> str:
 
 
 _SHOWN_CHARACTERS = 200
-_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095  # of Linux
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095  # NAME_MAX and PATH_MAX of Linux
 
 
 def _shorten(text: str) -> str:
@@ -208,12 +209,13 @@ def _is_path_too_long(path: str) -> bool:
 
 
 def join_alternatives(names: tuple[str, ...]) -> str:
-    """Names as an error message lists them."""
+    """Names joined for an error message: ``a, b or c``."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def to_finite_float(value: object) -> float | None:
-    """A finite number as a float; None for anything else."""
+    """The number as a float if it is finite; None for anything else."""
+    # bool is a subclass of int, and true is not a number in YAML or JSON
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -223,7 +225,7 @@ def to_finite_float(value: object) -> float | None:
 
 
 def to_whole_number(value: object) -> int | None:
-    """An integer, also if it is written as 1e3, as in JSON Schema; None for anything else."""
+    """An integer, also if it is written as 1e3, which JSON Schema accepts as one; None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, float) and value.is_integer() else None
@@ -239,12 +241,12 @@ def _minimum_or_infinity(minimum: float | None) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Composed types: optional values, lists, and mappings whose names the user chooses.
+# Composed types: nullable values, lists, and mappings with names that the user chooses.
 
 
 @dataclass(frozen=True, slots=True)
 class NullableType:
-    """A value or null; the field's description says what null means."""
+    """A value or null. The field's description says what null means."""
 
     inner_type: FieldType
 
@@ -254,7 +256,7 @@ class NullableType:
 
     @property
     def section(self) -> type | None:
-        """The dataclass of the inner type, if it is a section."""
+        """The dataclass of the inner type, if that is a section."""
         inner: type | None = getattr(self.inner_type, "section", None)
         return inner
 
@@ -270,7 +272,7 @@ class NullableType:
 
 @dataclass(frozen=True, slots=True)
 class TextOrMappingType:
-    """Text, or a mapping in its place."""
+    """Text, or a mapping instead."""
 
     text_type: FieldType
     mapping_type: FieldType
@@ -281,7 +283,7 @@ class TextOrMappingType:
 
     @property
     def section(self) -> type | None:
-        """The dataclass of the mapping, if it is a section."""
+        """The dataclass of the mapping, if that is a section."""
         inner: type | None = getattr(self.mapping_type, "section", None)
         return inner
 
@@ -297,7 +299,7 @@ class TextOrMappingType:
 
 @dataclass(frozen=True, slots=True)
 class ListType:
-    """A list; read as a tuple."""
+    """A list, read as a tuple."""
 
     inner_type: FieldType
 
@@ -319,7 +321,7 @@ class ListType:
 
 @dataclass(frozen=True, slots=True)
 class PathListType:
-    """One path, a list of paths, or null; read as a tuple of strings."""
+    """One path, a list of paths, or null. Read as a tuple of strings."""
 
     @property
     def expected_text(self) -> str:
@@ -344,9 +346,9 @@ class PathListType:
 
 @dataclass(frozen=True, slots=True)
 class MappingType:
-    """A mapping whose names the user chooses, with values of one type.
+    """A mapping with names that the user chooses and values of one type.
 
-    ``name_type`` restricts the names; None allows any.
+    ``name_type`` limits the names; None: any name.
     """
 
     value_type: FieldType
@@ -378,7 +380,7 @@ class MappingType:
 
 @dataclass(frozen=True, slots=True)
 class AnyJsonType:
-    """Any JSON value: passed unchanged to the user's code or to Kubernetes."""
+    """Any JSON value. It is passed unchanged to the user's code or to Kubernetes."""
 
     @property
     def expected_text(self) -> str:
@@ -388,6 +390,7 @@ class AnyJsonType:
         return node.to_plain_value() if self._is_json(node, place) else None
 
     def _is_json(self, node: DocumentNode, place: ReadContext) -> bool:
+        # lists instead of generators, so that all() does not stop at the first problem
         if isinstance(node.value, dict):
             members = [self._is_json(member, place.enter_member(name)) for name, member in node.value.items()]
             return all(members)

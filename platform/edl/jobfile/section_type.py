@@ -1,9 +1,9 @@
-"""Mappings with named fields, as frozen dataclasses whose annotations say all there is to know about each field.
+"""Mappings with named fields: frozen dataclasses with annotations that describe each field completely.
 
-    epochs: Annotated[int, Field("How often the training records are gone through.", unit="epochs", minimum=1)] = 1
+    epochs: Annotated[int, Field("Number of passes over the training records.", unit="epochs", minimum=1)] = 1
 
-The type says what kind of value it is, ``edl.api.fields.Field`` the rest. From both come the reader with its error
-messages, the writer, and the JSON Schema: one source for all.
+The Python type gives the kind of value, ``edl.api.fields.Field`` everything else. This module makes the reader with its
+error messages, the writer and the JSON Schema from both, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class SectionField:
     """A field of a section.
 
     Attributes:
-        field_type: what its value may be, where all of that is built.
-        declaration: what its annotation says.
+        field_type: the type of its values, including those that this version does not support.
+        declaration: the ``Field`` of its annotation.
     """
 
     field_type: FieldType
@@ -59,11 +59,11 @@ class SectionField:
 
     @property
     def is_partly_supported(self) -> bool:
-        """Whether there are values that are known and not built."""
+        """Whether some valid values are not supported by this version."""
         return self.declaration.built is not None or bool(self.declaration.later)
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The field's value; a value that is known but not built is a problem, never ignored."""
+        """The field's value. A value that is valid but not built yet is a problem, so that it is never ignored."""
         before = len(place.problems)
         value = self.field_type.read(node, place)
         built = self.declaration.built
@@ -87,7 +87,7 @@ class SectionField:
 
 @cache
 def section_fields(section: type) -> dict[str, SectionField]:
-    """The fields of a section, by name, in their order."""
+    """The fields of a section by name, in the order of the dataclass."""
     hints = get_type_hints(section, include_extras=True)
     found = {}
     for field in fields(section):
@@ -97,7 +97,7 @@ def section_fields(section: type) -> dict[str, SectionField]:
 
 
 def field_defaults(section: type) -> dict[str, Any]:
-    """The defaults of a section's fields; fields that must be given are absent."""
+    """The defaults of a section's fields; required fields are absent."""
     values_by_name = {}
     for field in fields(section):
         if section_fields(section)[field.name].declaration.required:
@@ -111,13 +111,12 @@ def field_defaults(section: type) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class SectionType:
-    """A mapping with the fields of a frozen dataclass; unknown fields are problems.
+    """A mapping with the fields of a frozen dataclass; an unknown field is a problem.
 
     Attributes:
         section: the dataclass.
-        constants: members of the document that the dataclass does not carry, such as apiVersion.
-        suggest_replacement: what to write in place of an unknown field that is no typo; None when it does not know
-            the name.
+        constants: members of the document that are not fields of the dataclass, such as apiVersion.
+        suggest_replacement: for an unknown field, what to write instead; None: it has no suggestion.
     """
 
     section: type
@@ -126,22 +125,22 @@ class SectionType:
 
     @property
     def expected_text(self) -> str:
-        """What is allowed, to stand after 'must be'."""
+        """The valid values, phrased to follow "must be"."""
         return f"a mapping with {', '.join(self.allowed_names)}"
 
     @property
     def allowed_names(self) -> tuple[str, ...]:
-        """Every name that the mapping may have."""
+        """All valid names of members."""
         return (*(name for name, _ in self.constants), *section_fields(self.section))
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
-        """The dataclass, or None when a field is missing or wrong."""
+        """The dataclass, or None if a field is missing or invalid."""
         if not isinstance(node.value, dict):
-            advice = "leave the field out to have its defaults" if node.value is None and place.field_path else None
+            advice = "leave the field out to use its defaults" if node.value is None and place.field_path else None
             return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}", advice)
         before = len(place.problems)
         values = {name: self._read_member(name, member, place) for name, member in node.value.items()}
-        # a field that is there with a typo is not missing as well
+        # a misspelled field is reported once, as unknown, and not as missing too
         meant = {closest_match(name, self.allowed_names) for name in node.value if name not in self.allowed_names}
         for name in self._missing_fields({*node.value, *meant}):
             place.enter_member(name).report_problem(
@@ -152,14 +151,14 @@ class SectionType:
         return self.section(**{name: value for name, value in values.items() if name in section_fields(self.section)})
 
     def write(self, value: Any) -> dict[str, JsonValue]:
-        """All fields, defaults included."""
+        """All fields, including defaults."""
         members = {
             name: option.field_type.write(getattr(value, name)) for name, option in section_fields(self.section).items()
         }
         return {**dict(self.constants), **members}
 
     def schema(self, required: tuple[str, ...] = ()) -> dict[str, JsonValue]:
-        """An object without additional properties; ``required`` adds constants to the fields that have no default."""
+        """A schema without additional properties; ``required`` names constants that must be present."""
         properties: dict[str, JsonValue] = {name: {"const": text} for name, text in self.constants}
         for name, option in section_fields(self.section).items():
             properties[name] = option.schema() | self._default_schema(name, option)
@@ -181,7 +180,7 @@ class SectionType:
 
     def _describe_unknown_field(self, name: str) -> tuple[str, str]:
         close = closest_match(name, self.allowed_names) or _find_in_subsections(self.section, name)
-        # the pointer first: num_workers is close to workers, and means workers.max
+        # before closest_match(): num_workers is close to workers, but means workers.max
         guess = self.suggest_replacement(name) or (close and f"did you mean '{close}'?")
         return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.allowed_names)}"
 
@@ -198,8 +197,8 @@ def _format_json_value(value: Any) -> str:
 
 
 def _field_type(hint: Any, said: Field) -> FieldType:
-    """What the type of a field and what is said of it mean together."""
-    if hint == JsonValue:  # before the unions: it is one, with None among its members
+    """The field type for a Python type and its declaration."""
+    if hint == JsonValue:  # before the unions below: JsonValue is a union, and None is one of its members
         return AnyJsonType()
     inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
     if NoneType in get_args(hint):
@@ -224,7 +223,7 @@ def _field_type(hint: Any, said: Field) -> FieldType:
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:
-    """The full path of a field that was written one level too high: ``epochs`` for ``train.epochs``."""
+    """The full path of a field that was written one level too high: ``train.epochs`` for ``epochs``."""
     for outer, option in section_fields(section).items():
         inner = getattr(option.field_type, "section", None)
         if dataclasses.is_dataclass(inner) and name in section_fields(inner):  # type: ignore[arg-type]
@@ -233,26 +232,24 @@ def _find_in_subsections(section: type, name: str) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Values that travel as JSON objects: how they are read, strictly, and written.
+# Values that are stored or sent as JSON objects: a strict reader, and a writer.
 
 
 T = TypeVar("T")
 
 
 def section_of(report: type) -> SectionType:
-    """What the JSON object of a class of ``edl.api.status`` or ``edl.api.events`` looks like; of an event, with its
-    kind in front.
-    """
+    """The section of a class of ``edl.api.status`` or ``edl.api.events``. That of an event has its kind as a constant."""
     return SectionType(report, constants=(("event", report.kind),) if issubclass(report, JobEvent) else ())
 
 
 def to_json(value: Any) -> dict[str, JsonValue]:
-    """All fields; ``from_json`` gives an equal value back."""
+    """All fields as JSON; ``from_json`` reads them back as an equal value."""
     return section_of(type(value)).write(value)
 
 
 def from_json(report: type[T], value: object, where: str = "status") -> T:
-    """The value of a JSON object; raises SpecError that names ``where`` and every wrong field."""
+    """Read a JSON object; raises SpecError, which names ``where`` and every invalid field."""
     problems: list[SpecProblem] = []
     found: T = section_of(report).read(build_tree(value, where), ReadContext("", problems))
     if problems:

@@ -1,7 +1,7 @@
-"""YAML text as a tree of nodes that know their line.
+"""Parses YAML into a tree of nodes that know their line.
 
-YAML 1.2 without tags of its own: text is read into scalars, mappings and lists, never into objects. Everything that
-is wrong with the text itself is reported to the caller's list of problems, as far as the reading can go on.
+Only scalars, mappings and lists are read, never objects: tags of YAML are rejected. Problems of the text are added to
+the caller's list, and parsing continues as far as possible.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from edl.jobfile.document_tree import TOO_DEEP, DocumentNode, ReadContext, SpecP
 
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _TRUE_WORDS = frozenset({"true", "yes", "on", "y"})
-# a timestamp's tag is given to what looks like one; nothing in a document of ours is a date
+# ruamel tags text that looks like a date as a timestamp; a job file has no dates, so such text stays text
 _TEXT_TAGS = frozenset(f"{_YAML_TAG_PREFIX}{name}" for name in ("str", "timestamp", "merge", "value"))
 
 
 _MAX_NODES = 100_000
-"""Values of a document, each counted as often as aliases repeat it."""
+"""Maximum values in a document. A value counts once for each alias of it, so that nested aliases cannot exhaust memory
+(the "billion laughs" attack)."""
 
 
 def parse_yaml(text: str, source: str, problems: list[SpecProblem]) -> DocumentNode | None:
-    """The tree of a YAML text, None when there is none; ``source`` is the file's name for messages."""
+    """The tree of a YAML text; None if it is empty or invalid. ``source`` is the file's name for messages."""
     try:
         parser = YAML(typ="safe", pure=True)
         parser.Scanner = _BoundedScanner
@@ -50,13 +51,17 @@ def parse_yaml(text: str, source: str, problems: list[SpecProblem]) -> DocumentN
         problems.append(SpecProblem(where, "", f"cannot be parsed: {str(error).splitlines()[0]}"))
     except RecursionError:
         problems.append(SpecProblem(source, "", TOO_DEEP))
-    except ValueError:  # a number in a directive that is longer than Python reads
+    except ValueError:  # ruamel reads the version in a %YAML directive with int(), which limits the number of digits
         problems.append(SpecProblem(f"{source}:1", "", "cannot be parsed: a directive is malformed"))
     return None
 
 
 class _BoundedScanner(Scanner):
-    """A scanner that refuses what costs without bound, or fails without a line, in ruamel's."""
+    """Rejects two inputs that ruamel's scanner handles badly.
+
+    Flow collections that are nested without limit cost without limit, and for an escape sequence of an invalid
+    character it raises an error without a line.
+    """
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803
         if len(self.flow_context) >= MAX_DEPTH:
@@ -73,7 +78,7 @@ class _BoundedScanner(Scanner):
 
 
 class _NodeConverter:
-    """Turns ruamel's nodes into ours, reporting duplicate keys, tags and aliases that contain themselves."""
+    """Converts ruamel's nodes into DocumentNodes. Reports duplicate keys, tags, and aliases that contain themselves."""
 
     def __init__(self, source: str, problems: list[SpecProblem]) -> None:
         self._source = source
@@ -96,7 +101,7 @@ class _NodeConverter:
         try:
             return self._convert_by_type(raw, place, where)
         finally:
-            self._open_node_ids.remove(id(raw))
+            self._open_node_ids.remove(id(raw))  # an alias of a finished node is valid
 
     def _convert_by_type(self, raw: Any, place: ReadContext, where: str) -> DocumentNode:
         if isinstance(raw, MappingNode):
@@ -131,6 +136,7 @@ class _NodeConverter:
         if str(raw.tag) in _TEXT_TAGS:
             if fault := find_text_fault(raw.value):
                 place.report_problem(DocumentNode(None, where), f"found a text that {fault}")
+                # the value stays in the tree, and later messages may quote it: they must be printable
                 return DocumentNode(escape_surrogates(raw.value).replace("\0", "\\0"), where)
             return DocumentNode(raw.value, where)
         if name in ("null", "bool", "int", "float"):
@@ -152,7 +158,7 @@ def _convert_scalar_text(name: str, text: str) -> ScalarValue:
             return _parse_float(plain, text)
 
 
-_MAX_DIGITS = 4000  # somewhat less than Python reads
+_MAX_DIGITS = 4000  # int() raises ValueError above 4300 digits (sys.get_int_max_str_digits)
 
 
 def _parse_whole_number(plain: str, text: str) -> float | str:
@@ -160,14 +166,14 @@ def _parse_whole_number(plain: str, text: str) -> float | str:
         return -math.inf if plain.startswith("-") else math.inf
     try:
         return int(plain, 0) if plain.lstrip("+-")[:2] in ("0x", "0o", "0b") else int(plain)
-    except ValueError:  # tagged as a number and none
+    except ValueError:  # an explicit tag !!int on text that is not a number
         return text
 
 
 def _parse_float(plain: str, text: str) -> float | str:
     try:
         return float(plain.replace(".inf", "inf").replace(".nan", "nan"))
-    except ValueError:  # tagged as a number and none, or in the sixties of YAML 1.1
+    except ValueError:  # an explicit tag !!float on other text, or a sexagesimal number of YAML 1.1
         return text
 
 
@@ -183,7 +189,7 @@ def _yaml_error_hint(error: MarkedYAMLError) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# ``--set train.epochs=3``: values from the command line, put into the tree before it is checked.
+# ``--set train.epochs=3``: values from the command line are put into the tree before it is checked.
 
 
 _SHOWN_CHARACTERS = 200
@@ -191,10 +197,10 @@ _PATH_STEP = re.compile(r"[^.\[\]=]+")
 
 
 def apply_override(root: DocumentNode, assignment: str, problems: list[SpecProblem]) -> DocumentNode:
-    """The tree with one more value: ``a.b=value`` or ``volumes[0].local=./data``; the value is YAML.
+    """The tree with one more value: ``a.b=value`` or ``volumes[0].local=./data``. The value is YAML.
 
-    Mappings on the way are made where they are absent or null. Whether such fields exist is checked with the rest of
-    the tree, with ``--set a.b=value`` in the place of file and line.
+    Mappings on the path are created if they are absent or null. Whether the fields exist is checked later, with the
+    rest of the tree; messages then show ``--set a.b=value`` instead of file and line.
     """
     where = f"--set {assignment[:_SHOWN_CHARACTERS]}{'…' * (len(assignment) > _SHOWN_CHARACTERS)}"
     path, equals, text = assignment.partition("=")
@@ -247,7 +253,7 @@ def _assign_list_item(
 
 
 def _with_source_location(node: DocumentNode, where: str) -> DocumentNode:
-    """The tree with one place for all of it: lines mean nothing within a command line."""
+    """The tree with one location for all nodes: line numbers mean nothing inside an option."""
     if isinstance(node.value, dict):
         return DocumentNode({name: _with_source_location(member, where) for name, member in node.value.items()}, where)
     if isinstance(node.value, list):

@@ -1,8 +1,8 @@
-"""Where a model's code is and what it defines, found without running it.
+"""Finds a model's code and the names that it defines, without running it.
 
 ``model.definition`` is a path under the zoo, then a name: ``mnist.mnist_functional_api.custom_model`` is
-``custom_model`` in ``<zoo>/mnist/mnist_functional_api.py``. The command line and the master ask here, because they
-never run user code; the worker asks before it imports, because these errors name what is there.
+``custom_model`` in ``<zoo>/mnist/mnist_functional_api.py``. The command line and the master use this module because
+they never run user code. The worker uses it before it imports, because its errors list the names that exist.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from edl.api.errors import BadInputError
 from edl.jobfile.document_tree import closest_match
 
 STAR_IMPORT = "*"
-"""What a module with ``from x import *`` defines besides its other names, where ``x`` is no module of the zoo."""
+"""Stands for the unknown names of ``from x import *``, if ``x`` is not a module of the zoo."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZooModule:
-    """A model module that exists and defines what is asked of it.
+    """A model module that exists and defines the requested function.
 
     Attributes:
         path: the module's file.
-        name: what to import it as, with the zoo's parent folder on the path where the zoo's name allows that
-            (``model_zoo.mnist.mnist_functional_api``), else with the zoo itself there.
-        function: the name of the model's function or class in it.
-        names: what it defines, see :func:`defined_names`.
+        name: the name to import it by. It begins with the zoo's name if that is a valid package name, and the zoo's
+            parent folder must then be on the path (``model_zoo.mnist.mnist_functional_api``); otherwise the zoo itself.
+        function: the name of the model's function or class.
+        names: the names that the module defines, see :func:`defined_names`.
     """
 
     path: Path
@@ -38,15 +38,15 @@ class ZooModule:
     names: tuple[str, ...] = ()
 
     def may_define(self, name: str) -> bool:
-        """Whether the module has a name, as far as can be told without running it."""
+        """Whether the module may define a name. A star import can define any name."""
         return name in self.names or STAR_IMPORT in self.names
 
 
 def find_model_function(zoo: Path, definition: str) -> ZooModule:
-    """The module and function that a definition means.
+    """Find the module and function of a definition.
 
     Raises:
-        BadInputError: no such zoo, no such module, or the module does not define the function.
+        BadInputError: there is no such zoo or module, or the module does not define the function.
     """
     if not zoo.is_dir():
         raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="model.zoo names the folder")
@@ -62,9 +62,10 @@ def find_model_function(zoo: Path, definition: str) -> ZooModule:
 
 
 def _zoo_package(zoo: Path) -> list[str]:
-    """The zoo as a package of its parent folder, where it can be one.
+    """The zoo's name as a package of its parent folder, or nothing if it cannot be imported as one.
 
-    A module of the zoo that is called like the zoo (``digits/digits.py``) is found before a folder that is no package.
+    It cannot if a module inside has the zoo's name (``digits/digits.py``) and the zoo has no ``__init__.py``: Python
+    prefers a module to a folder without that file.
     """
     hidden = not (zoo / "__init__.py").exists() and (zoo / f"{zoo.name}.py").exists()
     return [zoo.name] if zoo.name.isidentifier() and not hidden else []
@@ -73,8 +74,7 @@ def _zoo_package(zoo: Path) -> list[str]:
 def defined_names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
     """The names that a module's top level defines or imports, in order.
 
-    Of ``from x import *`` these are the public names of ``x`` where it is a module below ``zoo``, else
-    :data:`STAR_IMPORT`.
+    ``from x import *`` adds the public names of ``x`` if that is a module below ``zoo``, otherwise :data:`STAR_IMPORT`.
 
     Raises:
         BadInputError: a file cannot be read, or is not Python.
@@ -90,13 +90,13 @@ def _iter_defined_names(path: Path, zoo: Path | None, importers: tuple[Path, ...
         source = _resolve_star_import(path, name, zoo) if zoo else None
         if source is None:
             yield STAR_IMPORT
-        elif source not in importers:
+        elif source not in importers:  # modules may import each other
             inner = _iter_defined_names(source, zoo, (*importers, path))
             yield from (each for each in inner if not each.startswith("_"))
 
 
 def _resolve_star_import(path: Path, star: str, zoo: Path) -> Path | None:
-    """The module of the zoo that ``*<dots><module>`` means in the module at ``path``."""
+    """The module of the zoo that a star import in the module at ``path`` refers to; ``star`` is ``*<dots><module>``."""
     module = star.removeprefix(STAR_IMPORT)
     above = len(module) - len(module.lstrip("."))
     parts = [part for part in module.split(".") if part]
@@ -134,27 +134,27 @@ _EXPECTED_NAMES = {
     "sample_weights": "a third element of what feed yields",
     "weighted_metrics": "weighted_metrics_fn",
 }
-"""Names that people give to what the contract calls otherwise."""
+"""Names that users give to functions that the contract calls differently."""
 _FIELD_OF_FIT_ARGUMENT = {
     "batch_size": "train.minibatch_size",
     "epochs": "train.epochs",
-    "initial_epoch": "edl run --resume, which goes on where a run ended",
+    "initial_epoch": "edl run --resume, which continues a run",
     "shuffle": "train.shuffle",
     "steps_per_epoch": "train.max_steps",
     "validation_batch_size": "train.minibatch_size",
     "validation_data": "data.validation",
     "validation_freq": "train.evaluation_steps",
-    "validation_split": "data.validation, which names other records than data.training",
-    "validation_steps": "data.validation, all records of which are used",
+    "validation_split": "data.validation, which names records apart from data.training",
+    "validation_steps": "data.validation; all of its records are evaluated",
 }
-"""Arguments of Keras' ``fit`` that a module may hold as constants, and what has their place here."""
+"""Arguments of Keras' ``fit`` that a module may define as constants, and the field of the job file for each."""
 
 
 def find_misnamed(path: Path) -> Iterator[tuple[str, str]]:
-    """Names that a model module defines for nobody, and what was meant.
+    """Names that a model module defines and nothing uses, each with the name that was probably meant.
 
-    A lost ``class_weights``, ``callback`` or ``epochs = 3`` would be invisible: the job trains without it. What the
-    module itself uses is a helper of its own.
+    The job would silently train without a ``class_weights``, ``callback`` or ``epochs = 3``. A name that the module
+    itself uses is a helper of its own and is not reported.
     """
     tree = _parse_module(path)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
@@ -171,28 +171,28 @@ def find_misnamed(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _assigned_constants(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that the top level of a module assigns numbers, texts and the like to; None is no setting."""
+    """Names that a module's top level assigns literals to; None does not count as a setting."""
     for statement in statements:
         value = getattr(statement, "value", None)
         if isinstance(value, ast.expr) and not (isinstance(value, ast.Constant) and value.value is None):
-            with suppress(ValueError, TypeError):  # calls, names and so on: the module's own affair
+            with suppress(ValueError, TypeError):  # calls, names and so on are not literals
                 ast.literal_eval(value)
                 yield from _assigned_names(statement)
 
 
 def check_misnamed(path: Path) -> None:
-    """Raise for the first name that a model module defines for nobody.
+    """Raise for the first name that the model module defines and nothing uses.
 
     Raises:
-        BadInputError: it has one.
+        BadInputError: there is such a name.
     """
     for name, meant in find_misnamed(path):
         is_field = name in _FIELD_OF_FIT_ARGUMENT
-        remedy = f"in its place there is {meant}." if is_field else f"did you mean {meant}?"
+        remedy = f"use {meant} instead." if is_field else f"did you mean {meant}?"
         raise BadInputError(
             f"the model module defines '{name}', which nothing uses",
             where=str(path),
-            hint=f"{remedy} Else call it _{name}, or remove it",
+            hint=f"{remedy} Otherwise rename it to _{name}, or remove it",
         )
 
 
@@ -227,9 +227,9 @@ def _check_defined(path: Path, defined: Sequence[str], function: str) -> None:
 
 
 def _bound_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that executing statements binds, also inside top-level if, try, with and loops.
+    """Names that the statements bind when they run, also inside top-level if, try, with and loops.
 
-    ``from ..x import *`` gives ``*..x``.
+    ``from ..x import *`` is returned as ``*..x``.
     """
     for statement in statements:
         match statement:
@@ -246,7 +246,7 @@ def _bound_names(statements: Sequence[ast.stmt]) -> Iterator[str]:
 
 
 def _assigned_names(statement: ast.stmt) -> Iterator[str]:
-    """Names that the statement's own targets bind, nested statements left out."""
+    """Names that the statement itself binds, without those of nested statements."""
     targets: list[ast.expr] = []
     match statement:
         case ast.Assign(targets=several):
