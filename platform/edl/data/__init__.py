@@ -1,12 +1,11 @@
-"""Readers and writers of records: what a source is, and what a record range means.
+"""Readers and writers of records. User code imports this package.
 
-What a user's own code needs stands here, typed: :class:`Writer` and :func:`serialize_example` write RecordIO files,
-:func:`open_reader` reads them, and :class:`Reader`, :class:`Source` and :class:`Metadata` say what a model module's
-``custom_data_reader`` returns. ``docs/bring-your-own-data.md`` shows them at work; the rest of this package is EDL's
-own.
+:class:`Writer` and :func:`serialize_example` write RecordIO files, and :func:`open_reader` reads them.
+:class:`Reader`, :class:`Source` and :class:`Metadata` are the types that a model module's ``custom_data_reader``
+returns. ``docs/bring-your-own-data.md`` shows how to use them. Everything else here is internal to EDL.
 
-Built-in readers count and read records without TensorFlow; each name is imported on use. May import: edl.jobfile,
-edl.core.
+Built-in readers count and read records without TensorFlow, and each name is imported when it is first used. May
+import: edl.numerics, edl.jobfile, edl.core.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ __all__ = [
     "serialize_example",
 ]
 
+# modules are imported on use: tf_example needs protobuf, for example, and readers do not
 _HOMES = {"Writer": "recordio.writer", "serialize_example": "tf_example", "open_reader": "reader_factory"}
 
 

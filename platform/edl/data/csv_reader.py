@@ -1,4 +1,4 @@
-"""CSV data sets: a record is a row, as a list of cells (text)."""
+"""Reads CSV files. A record is a row, as a list of cells (text)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from edl.data.reader import NOT_UTF8, BlockSizes, CorruptRange, CorruptRecordErr
 from edl.data.reader_factory import ReaderOptions
 
 # --------------------------------------------------------------------------------------------------
-# One CSV file: its rows by number, found through an index of byte offsets.
+# One CSV file, read by row number through an index of byte offsets.
 #
-# UTF-8, quoting as in RFC 4180 (cells may hold line breaks), empty lines are no records. Counting parses a file once
-# and remembers where every 256th row begins; that index stays in memory.
+# Files are UTF-8 and quoted as in RFC 4180, so cells may contain line breaks. Empty lines are not records. The first
+# pass over a file counts its rows and stores the byte offset of every 256th row; this index stays in memory.
 
 
 _ROWS_PER_BLOCK = 256
 _MEMORY_FACTOR = 10
-"""What rows take in memory, as lists of text, for a byte in the file: more the shorter the cells are."""
+"""Memory of rows as lists of text, in bytes per byte of the file. The shorter the cells, the more."""
 _UTF8_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class CsvDialect:
-    """How the files are written: the separator, and whether the first row names the columns."""
+    """How the files are written: the separator, and whether the first row has the names of the columns."""
 
     separator: str = ","
     has_header: bool = True
@@ -39,12 +39,12 @@ class CsvDialect:
 
 @dataclass(frozen=True, slots=True)
 class CsvRow:
-    """A row as it stands in the file.
+    """A row of the file.
 
     Args:
         offset: byte offset of its first line.
-        cells: its cells; nothing reliable where there is a fault.
-        error_reason: why it cannot be read, in one clause.
+        cells: the cells; unreliable if there is an error.
+        error_reason: why the row cannot be read, in one clause; None: it can be.
     """
 
     offset: int
@@ -54,13 +54,13 @@ class CsvRow:
 
 @dataclass(frozen=True)
 class CsvIndex:
-    """What one pass over a file finds.
+    """The result of the first pass over a file.
 
     Args:
-        header: the first row's cells; without a header line, as many numbers from 0.
-        row_count: rows in the file, the header not counted.
+        header: the cells of the first row; for a file without a header, the numbers of the columns from 0.
+        row_count: rows in the file, without the header.
         offsets: byte offset of every 256th row.
-        file_version: size and modification time (ns) of the file this belongs to.
+        file_version: size and modification time (ns) of the file at that time.
     """
 
     header: tuple[str, ...]
@@ -72,18 +72,19 @@ class CsvIndex:
 class CsvFile:
     """One CSV file, read by row number.
 
-    Nothing stays open between calls, and threads may share an instance.
+    No file stays open between calls, and threads may share an instance.
     """
 
     def __init__(self, path: Path, dialect: CsvDialect) -> None:
         self.path = path
         self._dialect = dialect
-        # Row number and offset where the last read ended: reads in order never parse a row twice.
+        # Row number and offset at which the last read ended, so that reads in order parse no row twice. One tuple,
+        # replaced as a whole, because threads share it.
         self._resume_position = (0, 0)
 
     @cached_property
     def index(self) -> CsvIndex:
-        """Found by one pass over the file."""
+        """The index, made by one pass over the file when it is first needed."""
         try:
             with self.path.open("rb") as stream:
                 return self._scan_file(stream)
@@ -91,7 +92,7 @@ class CsvFile:
             raise read_error(self.path, error) from error
 
     def blocks(self) -> BlockSizes:
-        """Rows between two entries of the index."""
+        """The rows between two entries of the index form a block."""
         rows = self.index.row_count
         sizes = [min(_ROWS_PER_BLOCK, rows - start) for start in range(0, rows, _ROWS_PER_BLOCK)]
         return BlockSizes(sizes, _MEMORY_FACTOR * self.index.file_version[0])
@@ -107,6 +108,7 @@ class CsvFile:
             raise read_error(self.path, error) from error
 
     def _read_rows(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
+        # offsets of an earlier version of the file would point into the middle of rows
         if _file_version(stream) != self.index.file_version:
             raise BadInputError(
                 "the file changed while it was in use",
@@ -122,7 +124,7 @@ class CsvFile:
         return found
 
     def _nearest_known_row(self, row: int) -> tuple[int, int]:
-        """The last known row at or before ``row``, and its offset."""
+        """The nearest row at or before ``row`` with a known offset, and that offset."""
         block = row // _ROWS_PER_BLOCK
         indexed = (block * _ROWS_PER_BLOCK, self.index.offsets[block])
         resume = self._resume_position
@@ -162,6 +164,7 @@ class CsvRowStream(Iterator[CsvRow]):
         self.offset = offset
         self._stream = stream
         self._has_invalid_utf8 = False
+        # strict: wrong quoting is an error instead of a guess
         self._parser = csv.reader(self._decoded_lines(), delimiter=sep, strict=True)
 
     def __next__(self) -> CsvRow:
@@ -172,12 +175,14 @@ class CsvRowStream(Iterator[CsvRow]):
                 cells = next(self._parser)
             except csv.Error as error:
                 fault = str(error)
+            # decoding happens inside next(), line by line, so the flag is about the lines of this row
             if self._has_invalid_utf8:
                 fault = NOT_UTF8
             if cells or fault:
                 return CsvRow(offset, cells, fault)
 
     def _decoded_lines(self) -> Iterator[str]:
+        # self.offset counts bytes, which decoded text cannot give back, so lines are decoded here
         for line in self._stream:
             text = line.removeprefix(_UTF8_BOM) if self.offset == 0 else line
             self.offset += len(line)
@@ -194,12 +199,12 @@ def _file_version(stream: BinaryIO) -> tuple[int, int]:
 
 
 class CsvReader:
-    """A data set of CSV files with the same columns: the reader port.
+    """A data set of CSV files with the same columns.
 
     Args:
         files: the files.
         dialect: how they are written.
-        columns: with a header, the columns to give and their order; without one, the name of each column.
+        columns: for files with a header, the columns to return, in this order; otherwise the name of each column.
     """
 
     def __init__(self, files: Sequence[Path], dialect: CsvDialect | None = None, columns: Sequence[str] = ()) -> None:
@@ -209,7 +214,7 @@ class CsvReader:
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> CsvReader:
-        """With the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all)."""
+        """A reader with the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all)."""
         chosen = ReaderOptions(options, allowed_names=("sep", "header", "columns"))
         default = "\t" if all(file.suffix.lower() == ".tsv" for file in files) else ","
         dialect = CsvDialect(chosen.get_character("sep", default), chosen.get_boolean("header", default=True))
@@ -217,20 +222,22 @@ class CsvReader:
 
     @cached_property
     def metadata(self) -> Metadata:
-        """The columns; a cell is always text."""
+        """The columns. A cell is always text."""
         names = self._columns or self._common_header
         return Metadata("csv", names, dict.fromkeys(names, "string"))
 
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) and row count of each file."""
-        _ = self._column_positions  # files that do not fit together are refused before any is counted in
+        _ = self._column_positions  # refuses files with different columns before any record is counted
         return tuple(Source(name, file.index.row_count) for name, file in self._files.items())
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[list[str]]:
-        """Rows ``[start, end)`` of one file; see the port. A row is corrupt if its cells are not one for a column."""
+        """Rows ``[start, end)`` of one file; see ``Reader.read``. A row with too few or too many cells is corrupt."""
         file = self._source_file(source)
         if not 0 <= start <= end <= file.index.row_count:
-            raise BadInputError(f"rows {start} to {end} of {file.index.row_count} were asked for", where=source)
+            raise BadInputError(
+                f"rows {start} to {end} were requested, the file has {file.index.row_count}", where=source
+            )
         rows = []
         for number, row in enumerate(file.read_rows(start, end), start):
             fault = row.error_reason or self._cell_count_error(row.cells)
@@ -243,7 +250,7 @@ class CsvReader:
         return rows
 
     def blocks(self, source: str) -> BlockSizes:
-        """Pieces of one file of 256 rows."""
+        """Blocks of 256 rows of one file."""
         return self._source_file(source).blocks()
 
     def _source_file(self, source: str) -> CsvFile:
@@ -262,7 +269,7 @@ class CsvReader:
 
     @cached_property
     def _common_header(self) -> tuple[str, ...]:
-        """What the files' first rows say, which must be the same in all (empty files without a header fit any)."""
+        """The header of the files, which must be the same in all. An empty file without a header fits any."""
         headers = {name: file.index.header for name, file in self._files.items() if file.index.header}
         first, header = next(iter(headers.items()), ("", ()))
         for name, other in headers.items():
@@ -276,7 +283,7 @@ class CsvReader:
 
     @cached_property
     def _column_positions(self) -> list[int] | None:
-        """Positions of the chosen columns; None means all, as they are."""
+        """Positions of the chosen columns; None: all columns in their order."""
         header = self._common_header
         if not self._dialect.has_header:
             if self._columns and header and len(self._columns) != len(header):

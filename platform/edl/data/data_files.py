@@ -1,4 +1,4 @@
-"""Which files a data set consists of, and what format they are in."""
+"""Lists the files of a data set and detects their format."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TypeAlias
 from edl.api.errors import BadInputError, EdlError, RetryableError
 
 # --------------------------------------------------------------------------------------------------
-# What to do with files that EDL does not read as they are: for each kind a few lines that make RecordIO of them.
+# Hints for files in other formats: for each format, a few lines of Python that convert such a file to RecordIO.
 #
-# The lines are whole programs, for people to copy; a test runs each of them and reads what it wrote.
+# Each hint has a complete program to copy. A test runs each of them and reads what it wrote.
 
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
@@ -49,7 +49,7 @@ with Writer({target!r}) as writer:
 
 
 def hint_for_file(file: Path) -> str | None:
-    """How to make RecordIO of a file; None for a kind of which nothing is known."""
+    """How to convert a file to RecordIO; None for an unknown kind of file."""
     suffix, target = file.suffix.lower(), str(file.with_suffix(".recordio"))
     name = file.name.lower()
     if suffix in IMAGE_SUFFIXES:
@@ -58,32 +58,32 @@ def hint_for_file(file: Path) -> str | None:
         compression = ', compression_type="GZIP"' if suffix == ".gz" else ""
         program = _TFRECORD_PROGRAM.format(source=str(file), target=target, compression=compression)
         return _format_program_hint(
-            "TFRecord files hold the same records in another frame; feed stays as it is", program
+            "TFRecord files contain the same records in another framing; feed stays unchanged", program
         )
     if suffix in (".npz", ".npy"):
         program = (_NPZ_PROGRAM if suffix == ".npz" else _NPY_PROGRAM).format(source=str(file), target=target)
-        return _format_program_hint("each record becomes a tf.train.Example with a feature an array", program)
+        return _format_program_hint("each record becomes a tf.train.Example with one feature per array", program)
     return None
 
 
 def hint_for_images(folder: Path) -> str:
-    """How to make RecordIO of a folder with images, of which each sub-folder is a class."""
+    """How to convert a folder of images, with a sub-folder for each class, to RecordIO."""
     target = f"{folder}.recordio"
     program = _IMAGES_PROGRAM.format(source=str(folder), target=target, kinds=tuple(sorted(IMAGE_SUFFIXES)))
     return _format_program_hint(
-        "each record becomes a tf.train.Example with the file's bytes and its folder's number", program
+        "each record becomes a tf.train.Example with the file's bytes and the number of its folder", program
     )
 
 
 def hint_for_encoding(file: str) -> str:
-    """What to do with a text that is not UTF-8."""
+    """How to convert a text file that is not UTF-8."""
     path = Path(file)
     target = path.with_name(f"{path.stem}.utf8{path.suffix}")
     return f"if the whole file is in another encoding, convert it: iconv -f latin1 -t utf-8 '{path}' > '{target}'"
 
 
 def contains_images(files: Iterable[Path]) -> bool:
-    """Whether there are images among the files."""
+    """Whether any of the files is an image."""
     return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
 
 
@@ -100,24 +100,27 @@ _FORMAT_BY_SUFFIX = {".recordio": "recordio", ".rio": "recordio", ".csv": "csv",
 
 
 def read_error(file: Path, error: OSError) -> EdlError:
-    """The error to raise for ``error``: bad input where the path is to blame, else worth another try (a volume)."""
+    """The error for an OSError: BadInputError if the path is wrong, otherwise RetryableError, as for a lost volume."""
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return BadInputError(f"cannot be read: {error.strerror}", where=str(file), hint="check path and permissions")
     return RetryableError(f"cannot be read: {error.strerror}", where=str(file), hint="is the volume reachable?")
 
 
 def temporary_path(path: Path) -> Path:
-    """A hidden name of this process in the same directory, to be renamed to ``path`` when it is complete."""
+    """A hidden name in the same directory, to be renamed to ``path`` when the file is complete.
+
+    It contains the process id, so that processes that write the same path do not write into one file.
+    """
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
-    """All data files under ``paths``: a directory stands for its files in sorted order.
+    """All data files under ``paths``, with the files of a directory in sorted order.
 
-    Hidden files and index side files (``*.idx``) of a directory are passed over; its sub-directories are not entered.
+    Hidden files, index files (``*.idx``) and sub-directories of a directory are ignored.
 
     Raises:
-        BadInputError: a path is missing, unreadable or an empty directory, or there is no path at all.
+        BadInputError: a path is missing, unreadable or an empty directory, or ``paths`` is empty.
     """
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     if not listed:
@@ -142,6 +145,7 @@ def _list_path_files(path: Path) -> list[Path]:
 
 
 def _list_directory_files(directory: Path) -> list[Path]:
+    # sorted, so that every process lists the same files in the same order
     entries = sorted(entry for entry in directory.iterdir() if not entry.name.startswith("."))
     files = [entry for entry in entries if entry.is_file() and entry.suffix != INDEX_SUFFIX]
     if not files:
@@ -169,10 +173,10 @@ def _check_listed_once(files: Sequence[Path]) -> None:
 
 
 def detect_format(files: Sequence[Path]) -> str:
-    """The one format of all ``files``, from their suffixes or their first bytes.
+    """The format of ``files``, by their suffixes or their first bytes.
 
     Raises:
-        BadInputError: a file's format is unknown, or the files are of several formats.
+        BadInputError: the format of a file is unknown, or the files have several formats.
     """
     found = {file: _detect_file_format(file) for file in files}
     formats = {name for name in found.values() if name}
@@ -183,17 +187,17 @@ def detect_format(files: Sequence[Path]) -> str:
             where=str(files[0].parent),
             hint="keep one format in a data set",
         )
-    # Only empty files: an empty RecordIO file is legal and has 0 records.
+    # no format at all: all files are empty, and an empty RecordIO file is valid and has 0 records
     return formats.pop() if formats else "recordio"
 
 
 def format_of_name(file: Path) -> str | None:
-    """The format that a file's suffix stands for; None if it says nothing."""
+    """The format that a file's suffix stands for; None if it stands for none."""
     return _FORMAT_BY_SUFFIX.get(file.suffix.lower())
 
 
 def _detect_file_format(file: Path) -> str | None:
-    """The file's format, or None for an empty file whose name says nothing."""
+    """The file's format; None for an empty file with an unknown suffix."""
     by_name = format_of_name(file)
     if by_name:
         return by_name
@@ -207,7 +211,7 @@ def _detect_file_format(file: Path) -> str | None:
     if head == RECORDIO_MAGIC:
         return "recordio"
     raise BadInputError(
-        "unknown data format: neither the name nor the first bytes tell",
+        "unknown data format: neither the name nor the first bytes of the file identify it",
         where=str(file),
         hint=hint_for_file(file)
         or "name the format with data.reader.format (recordio or csv), move the file elsewhere, or read it yourself "

@@ -1,4 +1,4 @@
-"""How a data set becomes files: formats, file sizes, and directories that appear complete or not at all."""
+"""Writes data sets to files. Directories appear complete or not at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FileFormat: TypeAlias = Literal["recordio", "csv"]
 ProgressCallback: TypeAlias = Callable[[int], None]
 
 ABOUT_NAME = "about.json"
-"""What is known of a data set, beside its directories."""
+"""File with facts about a data set, beside its directories."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class DatasetLayout:
 
     Args:
         format: ``recordio`` (Examples) or ``csv`` (a header and rows).
-        compression: of RecordIO chunks.
-        records_per_file: most records in one file.
+        compression: compression of RecordIO chunks.
+        records_per_file: maximum number of records in one file.
     """
 
     format: FileFormat = "recordio"
@@ -47,7 +47,7 @@ class DatasetLayout:
 
 
 def check_output_empty(out: Path) -> None:
-    """Raise BadInputError if ``out`` is a file or a directory with anything in it."""
+    """Raise BadInputError if ``out`` is a file, or a directory that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInputError(
             "not an empty directory", where=str(out), hint="choose another, or --force to replace its train and test"
@@ -61,12 +61,12 @@ def write_dataset(
 
     Args:
         data: the records.
-        directory: the output; see ``check_output_empty``.
-        layout: format, compression, file size.
+        directory: the output directory; see ``check_output_empty``.
+        layout: format, compression and file size.
         on_progress: called with the number of records written since the last call.
 
     Returns:
-        The files of records of each part.
+        The files of each part.
 
     Raises:
         StorageError: a file cannot be written.
@@ -89,7 +89,9 @@ def _write_dataset_part(
     temporary = temporary_path(directory)
     temporary.mkdir(parents=True)
     try:
+        # written beside the target first, so that a failure leaves the earlier directory unchanged
         names = list(_write_files(table, temporary, layout, advance))
+        # rename() does not replace a directory that contains files
         if directory.exists():
             shutil.rmtree(directory)
         temporary.replace(directory)
@@ -113,6 +115,7 @@ def _write_files(
 
 
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]], advance: ProgressCallback) -> None:
+    # newline="": the csv module writes line ends itself, and cells may contain line breaks
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(columns)

@@ -1,7 +1,7 @@
-"""The reader port: what a data set is to the rest of EDL. ``opening`` opens one.
+"""The interface of readers: how EDL sees a data set.
 
-A data set is a list of named sources with a record count; a record range is ``[start, end)`` of one source.
-The master counts with it, workers read with it.
+A data set is a list of named sources with a record count. A record range is ``[start, end)`` of one source. The master
+counts records through this interface, and workers read them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import hint_for_encoding
 
 NOT_UTF8 = "not UTF-8"
-"""Why a row of a table cannot be read that is in another encoding."""
+"""Reason of a row that cannot be read because the file has another encoding."""
 Record: TypeAlias = bytes | list[str]
 """One record: ``bytes`` from RecordIO (usually a serialized ``tf.train.Example``), a list of cells from CSV."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A named part of a data set, usually a file. ``name`` is what ``read`` takes; it is stable between processes."""
+    """A named part of a data set, usually a file. ``read`` takes the name, which must be the same in all processes."""
 
     name: str
     records: int
@@ -33,8 +33,8 @@ class BlockSizes:
     """How a source is divided into blocks.
 
     Args:
-        records: of each block, in the source's order; they add up to the source's records.
-        bytes: about what its records take in memory, all together.
+        records: number of records of each block, in the source's order; the sum is the source's record count.
+        bytes: approximate memory of all records of the source.
     """
 
     records: Sequence[int]
@@ -43,15 +43,15 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class PackedRecords(Sequence[bytes]):
-    """Records that lie one behind the other in memory, each after ``gap`` bytes that are not its own.
+    """Records that lie one after another in one buffer, each after ``gap`` bytes such as its length.
 
-    Taking a record copies it out. A million small records of their own would be a million objects to make and free, and
-    their memory is far apart when they are taken in random order.
+    Indexing copies a record. Separate objects for a million small records would take long to create and free, and
+    would be scattered in memory, which is slow to read in random order.
 
     Args:
-        payload: all of them.
-        bounds: where each ends; the first bound is 0.
-        gap: bytes before each record, such as its length.
+        payload: the buffer.
+        bounds: end of each record, after a leading 0.
+        gap: bytes before each record that do not belong to it.
     """
 
     payload: bytes
@@ -74,11 +74,11 @@ class PackedRecords(Sequence[bytes]):
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a model's ``feed(dataset, mode, metadata)`` is told about the records.
+    """Describes the records for a model's ``feed(dataset, mode, metadata)``.
 
     Args:
-        format: ``recordio``, ``csv``, or the name that a custom reader gives itself.
-        column_names: the columns of a table in the order of a row's cells; empty for RecordIO.
+        format: ``recordio``, ``csv``, or a name that a custom reader chooses.
+        column_names: the columns of a table, in the order of a row's cells; empty for RecordIO.
         column_dtypes: the type of each column, as the name of a TensorFlow dtype; CSV cells are ``string``.
     """
 
@@ -96,10 +96,10 @@ class CorruptRange:
         start: index of the first unreadable record within the source.
         end: index after the last one.
         chunk: number of the chunk within the file, from 0; None in formats without chunks.
-        offset: byte offset of the chunk, or of the record in formats without chunks, within the file.
+        offset: byte offset of the chunk within the file; in formats without chunks, of the record.
         reason: what is wrong, in one clause.
-        whole: ``[start, end)`` of all records that are damaged with these, whether or not they were asked for: those
-            of the chunk. None means that there are no others.
+        whole: ``[start, end)`` of all records that are damaged together, requested or not: those of the chunk. None:
+            the same as ``start`` and ``end``.
     """
 
     source: str
@@ -112,21 +112,21 @@ class CorruptRange:
 
     @property
     def records(self) -> int:
-        """How many records are lost with this range."""
+        """Number of records that are lost with this range."""
         return self.end - self.start
 
     @property
     def damaged(self) -> range:
-        """All records that cannot be read for this reason."""
+        """All records that are damaged together."""
         return range(*(self.whole or (self.start, self.end)))
 
 
 class CorruptRecordError(BadInputError):
-    """A record cannot be read and the caller did not ask to skip. ``corrupt`` says which.
+    """A record cannot be read, and the caller did not ask to skip it. ``corrupt`` has the details.
 
     Args:
         corrupt: the range that cannot be read.
-        others: corrupt records outside of its chunk that are known of.
+        others: number of known corrupt records outside of its chunk.
     """
 
     def __init__(self, corrupt: CorruptRange, *, others: int = 0) -> None:
@@ -145,42 +145,41 @@ class CorruptRecordError(BadInputError):
 
 
 OnCorrupt: TypeAlias = Callable[[CorruptRange], None]
-"""Is told of every unreadable range, in order. It may raise to stop the read."""
+"""Called with every unreadable range, in order. It may raise to end the read."""
 
 
 class Reader(Protocol):
-    """Reads the records of a data set. One instance serves several threads; nothing stays open between calls."""
+    """Reads the records of a data set. Threads share an instance; no file stays open between calls."""
 
     @property
     def metadata(self) -> Metadata:
-        """What ``feed`` is told."""
+        """The ``metadata`` argument of ``feed``."""
 
     def sources(self) -> Sequence[Source]:
-        """Name and record count of every source, in a stable order. Reads no record.
+        """Name and record count of every source, in a stable order. Does not read records.
 
         Raises:
-            BadInputError: a source is not in the format.
+            BadInputError: a source does not have the reader's format.
         """
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
-        """The records ``[start, end)`` of one source, in order; meant for a minibatch or a few per call.
+        """The records ``[start, end)`` of one source, in order. Meant for one or a few minibatches per call.
 
-        Without ``on_corrupt`` an unreadable record is an error. With it, each unreadable range, cut to the range
-        that was asked for, is reported and left out: the indices of what is returned are
-        ``range(start, end)`` without the reported ranges.
+        Without ``on_corrupt`` an unreadable record is an error. With it, each unreadable range is reported, limited to
+        the requested range, and skipped: the result has the records ``range(start, end)`` without the reported ranges.
 
         Raises:
             CorruptRecordError: a record cannot be read and ``on_corrupt`` is None.
-            BadInputError: unknown source, or a range outside of it.
+            BadInputError: the source is unknown, or does not contain the range.
         """
 
 
 class BlockReader(Reader, Protocol):
-    """A reader with random access, which says so by this method: its records are shuffled by default."""
+    """A reader with random access. Having this method is the sign: records of such a reader are shuffled by default."""
 
     def blocks(self, source: str) -> BlockSizes:
-        """The blocks of one source; every process finds the same ones.
+        """The blocks of one source, the same in every process.
 
-        A block is what ``read`` gets at about as fast alone as in its turn, and is in memory whole: some hundred
-        kilobytes, or some ten records where these are large.
+        A block is a run of records that ``read`` can load alone about as fast as in sequence. Workers hold whole blocks
+        in memory, so a block should have some hundred kilobytes, or about ten records if they are large.
         """

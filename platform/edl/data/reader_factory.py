@@ -1,6 +1,6 @@
 """Opens a data set with the reader of its format.
 
-Formats are imported on use, so that counting records loads neither TensorFlow nor NumPy.
+Modules of formats are imported on use, so that counting records loads neither TensorFlow nor NumPy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
 
     Args:
         paths: a file, a directory (its data files in sorted order) or a list of both.
-        options: the job's ``data.reader``. ``format`` (``recordio`` or ``csv``) is found from the files when it
-            is absent; the other options belong to the format.
+        options: the job's ``data.reader``. Without ``format`` (``recordio`` or ``csv``) the format is detected from
+            the files; the other options are those of the format.
 
     Raises:
-        BadInputError: no data there, a file cannot be read, the format or an option is unknown.
+        BadInputError: there is no data, a file cannot be read, or the format or an option is unknown.
     """
     format_options = dict(options or {})
     files = list_data_files(paths)
@@ -35,15 +35,16 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
 
 
 def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) -> None:
-    """Refuse options that the format of the data does not know; its files need not be there, and are not opened.
+    """Check reader options without opening the data; its files need not exist on this machine.
 
     Raises:
-        BadInputError: the format, an option or its value is unknown. Not for files whose format cannot be told.
+        BadInputError: the format, an option or its value is unknown. If the format cannot be detected, nothing is
+            checked.
     """
     format_options = dict(options)
     name = format_options.pop("format", None) or format_of_name(Path(paths[0]))
     if name is None:
-        with suppress(EdlError):  # they are not here, or of no format: whoever opens them says so
+        with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
             name = detect_format(list_data_files(tuple(paths)))
     if name is not None:
         _create_format_reader(str(name), [Path(path) for path in paths], format_options)
@@ -73,14 +74,14 @@ _WHERE = "data.reader"
 
 
 class ReaderOptions:
-    """What the user wrote under ``data.reader``, less ``format``.
+    """The options that the user wrote under ``data.reader``, without ``format``.
 
     Args:
-        values_by_name: the options as the user wrote them.
-        allowed_names: every name that the format knows.
+        values_by_name: the options as written.
+        allowed_names: all options of the format.
 
     Raises:
-        BadInputError: a name is unknown.
+        BadInputError: an option is unknown.
     """
 
     def __init__(self, values_by_name: Mapping[str, object], *, allowed_names: Sequence[str]) -> None:
@@ -94,28 +95,28 @@ class ReaderOptions:
                 )
 
     def get_choice(self, name: str, values: Sequence[str]) -> str:
-        """One of ``values``; the first is the default."""
+        """One of ``values``; the default is the first."""
         value = self._values_by_name.get(name, values[0])
         if not isinstance(value, str) or value not in values:
             raise self._invalid_option_error(name, value, f"one of {', '.join(values)}")
         return value
 
     def get_boolean(self, name: str, *, default: bool) -> bool:
-        """A yes or no."""
+        """True or false."""
         value = self._values_by_name.get(name, default)
         if not isinstance(value, bool):
             raise self._invalid_option_error(name, value, "true or false")
         return value
 
     def get_character(self, name: str, default: str) -> str:
-        """A text of one character."""
+        """Text of one character."""
         value = self._values_by_name.get(name, default)
         if not isinstance(value, str) or len(value) != 1:
             raise self._invalid_option_error(name, value, "one character")
         return value
 
     def get_names(self, name: str) -> tuple[str, ...]:
-        """A list of names without repetition; empty when absent."""
+        """A list of distinct names; empty by default."""
         value = self._values_by_name.get(name, ())
         if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
             raise self._invalid_option_error(name, value, "a list of names")
@@ -128,15 +129,16 @@ class ReaderOptions:
 
 
 # --------------------------------------------------------------------------------------------------
-# The blocks of a data set and the shuffled order over them, as its reader tells.
+# The blocks of a data set, and the shuffled order over them.
 
 
 def read_reader_blocks(reader: Reader) -> BlockLayout | None:
-    """The blocks of all sources of a reader; None: it has no random access.
+    """The blocks of all sources of a reader; None: the reader has no random access.
 
     Raises:
-        BadInputError: the reader's blocks do not add up to its records.
+        BadInputError: the blocks do not add up to the reader's records.
     """
+    # not isinstance(): a user's reader need not inherit from the protocol
     read_blocks = getattr(reader, "blocks", None)
     if read_blocks is None:
         return None
@@ -146,9 +148,9 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
         counts = [int(count) for count in block_sizes.records]
         if sum(counts) != source.records or any(count < 0 for count in counts):
             raise BadInputError(
-                f"blocks() of the data reader tells of {sum(counts)} records, sources() of {source.records}",
+                f"blocks() of the data reader returns {sum(counts)} records, sources() returns {source.records}",
                 where=source.name,
-                hint="the records of all blocks of a source add up to its records",
+                hint="the records of all blocks of a source must add up to its record count",
             )
         sizes.append(counts)
         total_bytes, records = total_bytes + int(block_sizes.bytes), records + source.records
@@ -156,13 +158,13 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
 
 
 def choose_reader_window(reader: Reader, requested_window: int | None, records: int, records_per_lease: int) -> int:
-    """The shuffle window for a run over a reader's records; see ``core.shuffle.choose_window``.
+    """The shuffle window for training on a reader's records; see ``core.shuffle.choose_window``.
 
     Args:
-        reader: reads the training records; its blocks are listed only if they may be shuffled.
+        reader: reader of the training records. Its blocks are listed only if records may be shuffled.
         requested_window: ``train.shuffle.window``; None: as large as memory allows.
-        records: records of an epoch.
-        records_per_lease: records of a lease.
+        records: number of records in an epoch.
+        records_per_lease: number of records in a lease.
 
     Raises:
         BadInputError: a window is requested but the reader has no random access, or the reader's blocks do not add up
@@ -181,7 +183,7 @@ def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
     """
     blocks = read_reader_blocks(reader)
     if blocks is None:
-        raise BadInputError("the data reader has no random access: its records cannot be shuffled")
+        raise BadInputError("the data reader has no random access, so its records cannot be shuffled")
     return ShuffleOrder.from_rows(
         [(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed
     )

@@ -1,4 +1,4 @@
-"""The data sets that ``edl data`` makes."""
+"""The data sets that ``edl data`` generates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickModel, 
 from edl.data.tf_example import FeatureValue
 
 # --------------------------------------------------------------------------------------------------
-# Handwritten digits without a network: the 8x8 images that ship with scikit-learn, brought to the shape of MNIST.
+# Handwritten digits that need no network: the 8x8 images of scikit-learn, enlarged to the shape of MNIST.
 
 
 ImageArray: TypeAlias = npt.NDArray[np.uint8]
@@ -32,7 +32,7 @@ _MOST_NOISE = 16  # of 255
 
 @dataclass(frozen=True)
 class DigitImages:
-    """Images ``[n, 28, 28]`` of 0 (paper) to 255 (ink), and their labels ``[n]`` of 0 to 9."""
+    """Images ``[n, 28, 28]`` of 0 (background) to 255 (ink), and their labels ``[n]`` of 0 to 9."""
 
     images: ImageArray
     labels: LabelArray
@@ -41,7 +41,7 @@ class DigitImages:
         return len(self.labels)
 
     def select_images(self, order: npt.NDArray[np.int64]) -> DigitImages:
-        """These images, in this order."""
+        """The images with these indexes, in this order."""
         return DigitImages(self.images[order], self.labels[order])
 
 
@@ -78,9 +78,9 @@ def split_digits(
 
 
 def enlarge_digits(digits: DigitImages, records: int, rng: np.random.Generator) -> DigitImages:
-    """Exactly ``records`` images: the originals first, then copies moved by up to 2 pixels, with a little noise.
+    """Exactly ``records`` images: the originals, then copies that are shifted by up to 2 pixels and have some noise.
 
-    Each original is copied as often as any other, give or take one; the whole is shuffled.
+    All originals are copied equally often, give or take one. The result is shuffled.
     """
     source = np.arange(records) % len(digits)
     images, copies = digits.images[source], slice(len(digits), None)
@@ -89,7 +89,7 @@ def enlarge_digits(digits: DigitImages, records: int, rng: np.random.Generator) 
 
 
 def _shift_images(images: ImageArray, rng: np.random.Generator) -> ImageArray:
-    """Each image moved down and right by -2 to 2 pixels; paper comes in at the border."""
+    """Shift each image by -2 to 2 pixels in both directions; new pixels at the border are background."""
     offsets = rng.integers(0, 2 * _MOST_SHIFT + 1, (len(images), 2))
     padded = np.pad(images, ((0, 0), (_MOST_SHIFT, _MOST_SHIFT), (_MOST_SHIFT, _MOST_SHIFT)))
     moved = np.empty_like(images)
@@ -103,18 +103,20 @@ def _shift_images(images: ImageArray, rng: np.random.Generator) -> ImageArray:
 def _add_noise(images: ImageArray, rng: np.random.Generator) -> ImageArray:
     noise = rng.integers(-_MOST_NOISE, _MOST_NOISE + 1, images.shape, dtype=np.int16)
     noisy = np.clip(images.astype(np.int16) + noise, 0, 255)
-    # Paper stays blank: that keeps the files small when compressed.
+    # The background stays 0, which keeps compressed files small.
     return np.where(images > 0, noisy, 0).astype(np.uint8)
 
 
 # --------------------------------------------------------------------------------------------------
-# MNIST through keras.datasets, where the network or Keras' cache allows.
+# MNIST through keras.datasets, if the network or Keras' cache has it.
 #
-# Keras runs in a process of its own: importing TensorFlow takes seconds, and a download that hangs can be ended.
+# Keras runs in another process, because importing TensorFlow takes seconds and a process can be killed if a download
+# hangs.
 
 
 _MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
-# Keras itself would wait and retry much longer; and no timeout of urllib bounds the look-up of a name.
+# A short probe of the network first: Keras would wait and retry much longer. The process limit is above urllib's own
+# timeout, because that timeout does not cover DNS lookups.
 _PROBE_SECONDS = 4.0
 _PROBE_SCRIPT = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
 _LOAD_SECONDS = 180.0
@@ -128,20 +130,22 @@ numpy.savez(sys.argv[1], x=x, y=y, vx=vx, vy=vy)
 
 
 class MnistUnavailableError(RetryableError):
-    """keras.datasets cannot deliver MNIST now."""
+    """keras.datasets cannot provide MNIST now."""
 
 
 def load_mnist() -> tuple[DigitImages, DigitImages]:
     """MNIST's 60,000 training and 10,000 test digits.
 
     Raises:
-        MnistUnavailableError: no network (tried for 4 seconds), no Keras, or a download that failed or took 3 minutes.
+        MnistUnavailableError: there is no network (after 4 seconds) or no Keras, or the download failed or took longer
+            than 3 minutes.
     """
     if not _is_cached():
         _run_python(_PROBE_SCRIPT, _MNIST_URL, _PROBE_SECONDS, "the network")
     with tempfile.TemporaryDirectory(prefix="edl-mnist-") as folder:
         target = Path(folder, "mnist.npz")
         _run_python(_LOAD_SCRIPT, str(target), _LOAD_SECONDS, "keras.datasets")
+        # allow_pickle=False: loading a pickle can run code, and the data came over a network
         with np.load(target, allow_pickle=False) as arrays:
             return _digits_from_arrays(arrays["x"], arrays["y"]), _digits_from_arrays(arrays["vx"], arrays["vy"])
 
@@ -156,7 +160,7 @@ def _is_cached() -> bool:
 
 
 def _run_python(script: str, argument: str, seconds: float, what: str) -> None:
-    """Run a script in a process of its own, for at most so long."""
+    """Run a script in another process for at most ``seconds``."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", script, argument]
     try:
@@ -173,18 +177,18 @@ def _unavailable_error(reason: str) -> MnistUnavailableError:
 
 
 # --------------------------------------------------------------------------------------------------
-# Records before they are written: each as the features of an Example or as the cells of a CSV row.
+# Records before they are written, as features of an Example or as cells of a CSV row.
 
 
 IRIS_LENGTHS = ("sepal_length", "sepal_width", "petal_length", "petal_width")
 
 
 class RecordTable(Protocol):
-    """Records that know both of their shapes."""
+    """Records that can be written as Examples and as CSV."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """Names of a row's cells."""
+        """Names of the cells of a row."""
 
     def __len__(self) -> int: ...
 
@@ -197,7 +201,7 @@ class RecordTable(Protocol):
 
 @dataclass(frozen=True)
 class DigitTable:
-    """Digits as ElasticDL's MNIST zoo reads them: ``image``, 784 floats of 0 to 255, and ``label``."""
+    """Digits in the format of ElasticDL's MNIST zoo: ``image``, 784 floats of 0 to 255, and ``label``."""
 
     digits: DigitImages
     columns: Sequence[str] = ("label", *(f"pixel{number}" for number in range(IMAGE_SIDE * IMAGE_SIDE)))
@@ -240,13 +244,13 @@ class IrisTable:
 
 @dataclass(frozen=True)
 class GeneratedDataset:
-    """What is to be written.
+    """A data set to write.
 
     Attributes:
         training: records of ``train/``.
         validation: records of ``test/``.
-        origin: a sentence on where they come from.
-        about: facts that are written beside them as ``about.json``; nothing is when it is empty.
+        origin: where the records come from, in one sentence.
+        about: facts to write as ``about.json`` beside them; if it is empty, no file is written.
     """
 
     training: RecordTable
@@ -261,25 +265,25 @@ ImageSource: TypeAlias = Literal["auto", "keras", "digits"]
 def make_mnist_dataset(
     source: ImageSource, *, validation_share: float, records: int | None, seed: int
 ) -> GeneratedDataset:
-    """Digits of 28x28: MNIST or, without a network, scikit-learn's.
+    """Digits of 28x28: MNIST or, without a network, those of scikit-learn.
 
     Args:
-        source: ``auto`` tries keras.datasets for a few seconds and then takes the offline digits.
+        source: ``auto`` tries keras.datasets for a few seconds and then uses the offline digits.
         validation_share: share of the offline digits for validation; MNIST has its own test part.
         records: number of training records. If it exceeds the data set, shifted copies are added; if it is smaller,
             a part is used.
-        seed: of the split, the order and the copies.
+        seed: seed of the split, the order and the copies.
 
     Raises:
-        MnistUnavailableError: ``keras`` was asked for and there is no network.
-        BadInputError: a share or a count that leaves nothing.
+        MnistUnavailableError: ``source`` is ``keras`` and there is no network.
+        BadInputError: no records are left for one of the parts.
     """
     rng = np.random.default_rng(seed)
     training, validation, origin = _load_digit_parts(source, validation_share, rng)
     if records is not None:
         if records < 1:
             raise BadInputError(f"--records {records}", hint="at least 1")
-        origin += f"; {records:,} training records" + (" by moved copies" if records > len(training) else "")
+        origin += f"; {records:,} training records" + (" with shifted copies" if records > len(training) else "")
         training = enlarge_digits(training, records, rng)
     return GeneratedDataset(DigitTable(training), DigitTable(validation), origin)
 
@@ -287,7 +291,7 @@ def make_mnist_dataset(
 def _load_digit_parts(
     source: ImageSource, held_back: float, rng: np.random.Generator
 ) -> tuple[DigitImages, DigitImages, str]:
-    reason = "as asked for"
+    reason = "as requested"
     if source != "digits":
         try:
             training, test = load_mnist()
@@ -298,7 +302,7 @@ def _load_digit_parts(
             reason = error.message
     _check_validation_share(held_back)
     training, validation = split_digits(load_digits(), held_back, rng)
-    return training, validation, f"scikit-learn's 8x8 digits brought to 28x28 ({reason})"
+    return training, validation, f"scikit-learn's 8x8 digits enlarged to 28x28 ({reason})"
 
 
 def make_iris_dataset(*, validation_share: float, seed: int) -> GeneratedDataset:
@@ -316,15 +320,15 @@ def make_iris_dataset(*, validation_share: float, seed: int) -> GeneratedDataset
 
 
 def make_click_dataset(law: ClickModel, *, records: int, validation_share: float) -> GeneratedDataset:
-    """A click log from a planted model; ``about`` says the best AUC that a model can reach on the validation part.
+    """A click log from a planted model; ``about`` has the best AUC that any model can reach on the validation part.
 
     Args:
-        law: of the log.
-        records: in both parts together.
-        validation_share: share of them for validation.
+        law: the model of the log.
+        records: number of records in both parts together.
+        validation_share: share of the records for validation.
 
     Raises:
-        BadInputError: a share that leaves nothing of one part.
+        BadInputError: no records are left for one of the parts.
     """
     _check_validation_share(validation_share)
     count = round(records * validation_share)
@@ -333,7 +337,7 @@ def make_click_dataset(law: ClickModel, *, records: int, validation_share: float
     training, validation = ClickTable(law, records - count, part_number=0), ClickTable(law, count, part_number=1)
     best = validation.best_scores()
     origin = (
-        f"a planted model over {NUMBER_FEATURES} numbers and {ID_FEATURES} ids; the best AUC on test/ is"
+        f"a planted model over {NUMBER_FEATURES} numbers and {ID_FEATURES} ids; the best possible AUC on test/ is"
         f" {best['auc']:.4f}"
     )
     return GeneratedDataset(training, validation, origin, {"law": law.to_json(), "test": best})

@@ -1,8 +1,8 @@
-"""Reading the records at positions of a shuffled epoch.
+"""Reads records by their positions in a shuffled epoch.
 
-A position is one record (``edl.core.shuffle``). The blocks of the window that is being read stay in memory, so that a
-block is read once for all the minibatches that have a record of it. That is what a window costs: its records, and the
-rest of the two blocks that its ends lie in.
+A position stands for one record (``edl.core.shuffle``). The blocks of the current window stay in memory, so that a
+block is read once and not once for each minibatch with one of its records. The memory of a window is therefore its
+records and the rest of the two blocks at its ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ran
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 
 # --------------------------------------------------------------------------------------------------
-# Records taken in any order out of the payloads that they lie in.
+# Copies records in any order out of the buffers that contain them.
 #
-# A shuffled minibatch reads memory at random and waits for nearly every record. The native code asks for the memory of
-# the next records while it copies one. ``make native`` builds it; without it Python does the same, slower.
+# A shuffled minibatch reads memory in random order, so nearly every record is a cache miss. The native code prefetches
+# the next records while it copies one. ``make native`` builds it; without it, slower Python code does the same.
 
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -34,7 +34,7 @@ def gather_in_python(payloads: list[bytes], owners: Numbers, begins: Numbers, en
 
 
 def fastest_gather() -> Callable[[list[bytes], Numbers, Numbers, Numbers], list[bytes]]:
-    """The fastest that there is on this machine."""
+    """The native implementation if it is built, otherwise the Python one."""
     try:
         from edl.data._records import gather
     except ImportError:
@@ -43,10 +43,10 @@ def fastest_gather() -> Callable[[list[bytes], Numbers, Numbers, Numbers], list[
 
 
 # --------------------------------------------------------------------------------------------------
-# The keyed permutation of ``edl.core.shuffle`` for many positions at once.
+# The keyed permutation of ``edl.core.shuffle``, for many positions at once.
 #
-# The native code takes a tenth of NumPy's time, which goes over the numbers once for every operation. ``make native``
-# builds it.
+# The native code (``make native``) takes a tenth of NumPy's time, because NumPy passes over all numbers once for each
+# operation.
 
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -54,7 +54,8 @@ PermutedRange: TypeAlias = Callable[[int, int, int, int], Positions]
 
 
 def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions:
-    """Where the permutation of ``range(count)`` sends each of ``[first, last)``: ``[last - first]``."""
+    """Images of the positions ``[first, last)`` under the keyed permutation of ``range(count)``: ``[last - first]``."""
+    # the Feistel network permutes a range up to four times as large: repeat it for results outside of ``count``
     found = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
     while (beyond := np.flatnonzero(found >= count)).size:
         found[beyond] = feistel_permute(found[beyond], count, key)
@@ -62,7 +63,7 @@ def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions
 
 
 def fastest_permuted_range() -> PermutedRange:
-    """The fastest that there is on this machine."""
+    """The native implementation if it is built, otherwise the Python one."""
     try:
         from edl.data._records import permuted_range
     except ImportError:
@@ -71,13 +72,13 @@ def fastest_permuted_range() -> PermutedRange:
 
 
 _LOOKUP_POSITIONS = 4096
-"""Positions that are looked up together: NumPy is slow for the few records of a minibatch."""
+"""Positions per lookup: NumPy's overhead for each call is large for the few records of one minibatch."""
 _GATHER = fastest_gather()
 _PERMUTED_RANGE = fastest_permuted_range()
 
 
 class _PositionPiece(NamedTuple):
-    """Positions ``[start, end)``, and the record of each before the window's were mixed."""
+    """Positions ``[start, end)`` of an epoch, and the record number of each in the unshuffled window."""
 
     epoch: int
     start: int
@@ -86,12 +87,14 @@ class _PositionPiece(NamedTuple):
 
 
 class _PackedWindow:
-    """The payloads of one window's blocks, and where each of its records lies in them: three numbers a record.
+    """The buffers of one window's blocks, and for each record its buffer, start and end.
+
+    Record numbers are those before shuffling.
 
     Args:
-        start: first record of the window's blocks, before mixing.
-        end: after the last one.
-        blocks: numbers of its blocks, without a gap.
+        start: first record of the window's blocks.
+        end: number after the last record.
+        blocks: numbers of the blocks, which are consecutive.
     """
 
     def __init__(self, start: int, end: int, blocks: range) -> None:
@@ -104,7 +107,7 @@ class _PackedWindow:
         self.held: set[int] = set()
 
     def put(self, block: int, first: int, packed: PackedRecords) -> None:
-        """Hold a block, whose first record is ``first`` before mixing."""
+        """Add a block; ``first`` is the number of its first record."""
         bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
         part = slice(first - self._start, first - self._start + len(packed))
         self._owners[part] = block - self._first
@@ -114,17 +117,17 @@ class _PackedWindow:
         self.held.add(block)
 
     def take(self, unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
-        """The records that are these before mixing; their blocks are held."""
+        """The records with these numbers; their blocks must have been added."""
         at = unmixed - self._start
         return _GATHER(self._payloads, self._owners[at], self._begins[at], self._ends[at])
 
 
 class ShuffledReader:
-    """Reads positions of a shuffled order. For one thread; what it names may be asked for by any.
+    """Reads records by position. Only one thread may read; any thread may call ``describe_positions``.
 
     Args:
-        reader: of the records.
-        order: of its records.
+        reader: reader of the records.
+        order: shuffled order of its records.
     """
 
     def __init__(self, reader: Reader, order: ShuffleOrder) -> None:
@@ -133,7 +136,7 @@ class ShuffledReader:
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._end_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._first_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._read_packed = getattr(reader, "packed_records", None)  # of RecordIO alone
+        self._read_packed = getattr(reader, "packed_records", None)  # only the RecordIO reader has it
         self._piece = _PositionPiece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
@@ -144,11 +147,11 @@ class ShuffledReader:
     def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
         """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
 
-        Each record that cannot be read is reported by itself, with all that are damaged with it in ``whole``.
+        Each unreadable record is reported alone, with all records that are damaged together in ``whole``.
 
         Raises:
-            CorruptRecordError: a record of one of the blocks cannot be read and ``on_corrupt`` is None.
-            BadInputError: the reader does not give the records that it was asked for.
+            CorruptRecordError: a record of a needed block cannot be read and ``on_corrupt`` is None.
+            BadInputError: the reader returned other records than requested.
         """
         records: list[Record] = []
         while start < end:
@@ -161,13 +164,14 @@ class ShuffledReader:
         return records
 
     def describe_positions(self, epoch: int, start: int, end: int) -> str:
-        """Which records are at positions ``[start, end)``, for people."""
+        """The records at positions ``[start, end)``, as text for people."""
         return describe_ranges(self.order.epoch_order(epoch).record_ranges(start, end))
 
     def _append_records(
         self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
     ) -> None:
         cached_blocks, window = self._cached_blocks, self._packed_window
+        # the usual case: all blocks of the window are in memory, in packed form
         if len(cached_blocks) == window.blocks == len(window.held):
             collected += window.take(unmixed)
             return
@@ -175,6 +179,7 @@ class ShuffledReader:
         blocks = numbers.tolist()
         for number in set(blocks).difference(cached_blocks):
             self._cache_block(number, self._load_block(number, on_corrupt))
+        # blocks in packed form and as lists may be mixed: only if all are packed, the fast path applies
         if len(window.held) == len(cached_blocks):
             collected += window.take(unmixed)
             return
@@ -195,7 +200,7 @@ class ShuffledReader:
             self._packed_window.put(number, int(self._first_records[number]), records)
 
     def _load_block(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
-        """A block's records; in the place of one that cannot be read stands its ``CorruptRange``."""
+        """A block's records, with a ``CorruptRange`` in the place of each record that cannot be read."""
         block = self._epoch[1].blocks[number]
         packed: PackedRecords | None = (
             self._read_packed(block.source, block.start, block.end) if self._read_packed else None
@@ -219,13 +224,13 @@ class ShuffledReader:
         ]
 
     def _enter_window(self, epoch: int, position: int) -> None:
-        """Forget the blocks that the window of a position does not have."""
+        """Make the window of a position current, and drop blocks that it does not need."""
         order = self._epoch_order(epoch)
         start, size, _ = order.window_at(position)
         if self._window == (epoch, start):
             return
-        # The block that the last window ended in is the first of the next one; a small data set is one window, and its
-        # blocks are those of the next epoch too.
+        # Two windows may share blocks: the last block of one is often the first of the next, and a small data set is
+        # one window in every epoch.
         cached_records = {self._blocks[number]: records for number, records in self._cached_blocks.items()}
         damaged = {self._blocks[number] for number in self._damaged_blocks}
         self._blocks = order.blocks
@@ -241,7 +246,7 @@ class ShuffledReader:
                 self._damaged_blocks.add(number)
 
     def _lookup_piece(self, epoch: int, position: int) -> _PositionPiece:
-        """The piece that a position is in: as many positions after it as lie in its window, up to some thousand."""
+        """A piece that contains the position: up to some thousand positions of its window, from it on."""
         piece = self._piece
         if piece.epoch == epoch and piece.start <= position < piece.end:
             return piece
@@ -270,7 +275,7 @@ def _single_corrupt_record(corrupt: CorruptRange, record: int) -> CorruptRange:
 def _check_record_count(block: RecordBlock, found: int) -> None:
     if found != block.end - block.start:
         raise BadInputError(
-            f"the data reader gave {found} of the {block.end - block.start} records from {block.start} on",
+            f"the data reader returned {found} of the {block.end - block.start} records from {block.start} on",
             where=block.source,
-            hint="read(source, start, end) returns the records [start, end), or reports those that it leaves out",
+            hint="read(source, start, end) must return the records [start, end), or report those that it skips",
         )

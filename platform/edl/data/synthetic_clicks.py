@@ -1,10 +1,10 @@
-"""A click log from a planted model: who clicks is drawn from chances that are known, and with them the best AUC.
+"""A click log from a planted model: clicks are drawn with known probabilities, so the best possible AUC is known.
 
-A record has 13 numbers and 26 ids, as display advertising logs have. Each categorical feature has ids of its own, of
-which few are frequent and most are rare (a Zipf law). The chance of a click is the logistic function of a bias, a
-weight for each number, an effect for each id and, for each pair of features, the product of two small vectors of their
-ids: what factorization machines and DeepFM can learn, and a linear model cannot wholly. Effects are hashes of ids, so
-that they need no memory whatever the vocabulary.
+A record has 13 numbers and 26 ids, like logs of display advertising. Each categorical feature has its own ids; a few
+are frequent and most are rare (Zipf's law). The probability of a click is the logistic function of a bias, a weight
+for each number, an effect for each id and, for each pair of features, the product of two small vectors of their ids.
+Factorization machines and DeepFM can learn this, and a linear model can learn it only in part. Effects are hashes of
+ids, so they need no memory, however large the vocabulary.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from edl.core.partition import splitmix64
 from edl.data.tf_example import FeatureValue
 
 NUMBER_FEATURES, ID_FEATURES = 13, 26
-"""Features of a record."""
+"""Number of numeric and of categorical features of a record."""
 BATCH_RECORDS = 8192
-"""Records that are drawn at once; part of what a seed means."""
+"""Records that are drawn at once. The number must not change, because a seed would then give other records."""
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IdArray: TypeAlias = npt.NDArray[np.int64]
 
 _BIAS, _NUMBERS_SD, _EFFECT, _PAIR = -1.3, 0.7, 0.35, 0.3
-_BITS = 21  # of a hash for each of the three numbers that an id has
+_BITS = 21  # an id needs three hashed numbers, and a 64-bit hash has room for three times 21 bits
 
 
 @dataclass(frozen=True)
 class ClickModel:
-    """What chances and ids follow.
+    """The distribution of ids, and the probability of a click.
 
     Args:
-        vocabulary: ids of all categorical features together; each has an equal share of them, one after the other.
-        exponent: of the Zipf law: the k-th most frequent id of a feature has a frequency like ``k ** -exponent``.
-        seed: of the planted model; the same one gives the same chances for the same features.
+        vocabulary: number of ids of all categorical features; each feature has an equal share, one after the other.
+        exponent: exponent of Zipf's law: the k-th most frequent id of a feature has a frequency proportional to
+            ``k ** -exponent``.
+        seed: seed of the model; the same seed gives the same probabilities for the same features.
 
     Raises:
-        BadInputError: fewer than two ids for each feature, or ids that do not get rarer.
+        BadInputError: there are fewer than two ids per feature, or the exponent is out of range.
     """
 
     vocabulary: int = 1_000_000
@@ -59,24 +60,24 @@ class ClickModel:
             raise BadInputError(f"--exponent {self.exponent:g}", hint="above 0 and below 10; logs have about 1")
 
     def to_json(self) -> Mapping[str, Any]:
-        """The law in JSON."""
+        """The parameters as JSON."""
         return {"numbers": NUMBER_FEATURES, "categories": ID_FEATURES, **asdict(self)}
 
     @property
     def ids_per_feature(self) -> int:
-        """Ids of one feature: those of feature f are ``f * share`` to ``(f + 1) * share``."""
+        """Number of ids of one feature. Those of feature f are ``f * share`` to ``(f + 1) * share``."""
         return self.vocabulary // ID_FEATURES
 
     @cached_property
     def _cumulative_frequency(self) -> FloatArray:
-        """Cumulated frequency of the ids of a feature, the most frequent first; the last is 1."""
+        """Cumulative frequency of the ids of a feature, the most frequent first; the last value is 1."""
         total = np.cumsum(np.arange(1, self.ids_per_feature + 1, dtype=np.float64) ** -self.exponent)
         reach: FloatArray = total / total[-1]
         return reach
 
     @cached_property
     def _id_of_rank(self) -> IdArray:
-        """Which id has which rank: frequent ids do not lie beside each other."""
+        """The id of each rank, in random order, so that frequent ids are not adjacent."""
         return np.random.default_rng([self.seed, 1]).permutation(self.ids_per_feature).astype(np.int64)
 
     @cached_property
@@ -86,7 +87,7 @@ class ClickModel:
         return scaled
 
     def draw_ids(self, count: int, rng: np.random.Generator) -> IdArray:
-        """``[count, IDS]``."""
+        """Random ids: ``[count, ID_FEATURES]``."""
         ranks = np.searchsorted(self._cumulative_frequency, rng.random((count, ID_FEATURES)), side="right")
         ids: IdArray = (
             self._id_of_rank[np.minimum(ranks, self.ids_per_feature - 1)]
@@ -95,25 +96,26 @@ class ClickModel:
         return ids
 
     def click_probabilities(self, numbers: npt.NDArray[np.float32], ids: IdArray) -> FloatArray:
-        """Of a click, for numbers ``[n, NUMBERS]`` and ids ``[n, IDS]``."""
+        """Probability of a click, for numbers ``[n, NUMBER_FEATURES]`` and ids ``[n, ID_FEATURES]``."""
         hashes = splitmix64(ids.astype(np.uint64) ^ np.uint64(splitmix64(self.seed)))
         effects, *vectors = (
             _EFFECT * _to_unit_interval(hashes),
             *(_PAIR * _to_unit_interval(hashes >> (_BITS * i)) for i in (1, 2)),
         )
+        # the sum over pairs in linear time, as in factorization machines: ((sum v)^2 - sum v^2) / 2
         pairs = sum((np.square(v.sum(1)) - np.square(v).sum(1)) / 2 for v in vectors)
         chances: FloatArray = 1 / (1 + np.exp(-(_BIAS + numbers @ self._number_weights + effects.sum(1) + pairs)))
         return chances
 
 
 def _to_unit_interval(hashes: npt.NDArray[np.uint64]) -> FloatArray:
-    """The lowest bits as numbers between -1 and 1."""
+    """The lowest bits as numbers from -1 to 1."""
     return (hashes & np.uint64((1 << _BITS) - 1)).astype(np.float64) / (1 << (_BITS - 1)) - 1
 
 
 @dataclass(frozen=True)
 class ClickBatch:
-    """Some records: numbers ``[n, NUMBERS]``, ids ``[n, IDS]``, labels ``[n]`` of 0 or 1, and their chances ``[n]``."""
+    """Records: numbers ``[n, NUMBER_FEATURES]``, ids ``[n, ID_FEATURES]``, labels ``[n]`` (0 or 1), probabilities."""
 
     numbers: npt.NDArray[np.float32]
     ids: IdArray
@@ -123,12 +125,12 @@ class ClickBatch:
 
 @dataclass(frozen=True)
 class ClickTable:
-    """A part of a log, drawn anew each time it is gone through; no more than a batch is in memory.
+    """A part of a log. Records are drawn again in each iteration, so only one batch is in memory.
 
     Args:
-        click_model: of chances and ids.
-        records: how many.
-        part_number: tells two parts of one law apart, such as training and test.
+        click_model: the distribution of ids and clicks.
+        records: number of records.
+        part_number: distinguishes parts of one model, such as training and test.
     """
 
     click_model: ClickModel
@@ -145,6 +147,7 @@ class ClickTable:
 
     def batches(self) -> Iterator[ClickBatch]:
         """All records in order."""
+        # a generator per batch: batch n is the same, whatever was drawn before it
         for number, start in enumerate(range(0, self.records, BATCH_RECORDS)):
             rng = np.random.default_rng([self.click_model.seed, 3, self.part_number, number])
             count = min(BATCH_RECORDS, self.records - start)
@@ -166,10 +169,9 @@ class ClickTable:
                 yield [label, *numbers, *ids]
 
     def best_scores(self) -> Mapping[str, Any]:
-        """What a model that knew the chances would reach here, in JSON.
+        """Scores of a model that knows the probabilities, as JSON.
 
-        ``roc_auc`` is with the labels as they are; ``auc_expected`` its mean over all labels that could have been
-        drawn.
+        ``auc`` is for the drawn labels; ``auc_expected`` is its mean over all labels that could have been drawn.
         """
         batches = list(self.batches())
         labels = np.concatenate([batch.labels for batch in batches])
@@ -187,14 +189,14 @@ def _iter_lists(batch: ClickBatch) -> Iterator[tuple[list[float], list[int], int
 
 
 def roc_auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) -> float:
-    """Area under the ROC curve: how often a click has a higher score than a record without; half of a tie.
+    """Area under the ROC curve: the probability that a click has a higher score than a non-click; a tie counts half.
 
     Args:
         scores: ``[n]``.
-        clicked: ``[n]``, 0 or 1; or chances, which gives the expectation.
+        clicked: ``[n]``, 0 or 1; with probabilities, the result is the expectation.
 
     Returns:
-        nan if all were clicked, or none.
+        NaN if all or none were clicked.
     """
     _, group = np.unique(scores, return_inverse=True)
     clicks, others = (np.bincount(group, weights=weights) for weights in (clicked, 1.0 - clicked))

@@ -1,7 +1,7 @@
-"""Serialized ``tf.train.Example`` records, made without TensorFlow.
+"""Serializes ``tf.train.Example`` records without TensorFlow.
 
-The message is described here with TensorFlow's field numbers (tensorflow/core/example/{example,feature}.proto) in a
-descriptor pool of its own, so that it never meets TensorFlow's registration of the same names. Needs protobuf.
+The module declares the message with TensorFlow's field numbers (tensorflow/core/example/{example,feature}.proto), in a
+descriptor pool of its own: in the default pool, the names would collide with TensorFlow's. It needs protobuf.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ _Field = descriptor_pb2.FieldDescriptorProto
 
 
 def serialize_example(features: Mapping[str, FeatureValue]) -> bytes:
-    """One record: its features by name, each a value or a flat sequence of values of one type.
+    """Serialize one record: features by name, each a value or a flat sequence of values of one type.
 
     ``bytes`` and ``str`` become a bytes list, ``int`` and ``bool`` an int64 list, ``float`` a float list (float32).
     Equal features give equal bytes.
 
     Raises:
-        BadInputError: a feature's values are of another type, of several types, or out of range.
+        BadInputError: the values of a feature have another type or several types, or are out of range.
     """
     example = _build_example_class()()
     for name, value in features.items():
         _fill_feature(example.features.feature[name], name, value)
+    # deterministic: protobuf otherwise writes the entries of a map in any order
     return bytes(example.SerializeToString(deterministic=True))
 
 

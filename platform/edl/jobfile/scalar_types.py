@@ -305,7 +305,7 @@ class ListType:
 
     @property
     def expected_text(self) -> str:
-        return f"a list, each of it {self.inner_type.expected_text}"
+        return f"a list, each item {self.inner_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         if not isinstance(node.value, list):
@@ -356,7 +356,7 @@ class MappingType:
 
     @property
     def expected_text(self) -> str:
-        return f"a mapping of names, each of it {self.value_type.expected_text}"
+        return f"a mapping of names, each value {self.value_type.expected_text}"
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         if not isinstance(node.value, dict):

@@ -1,4 +1,4 @@
-"""What outlives a process: journal, checkpoints and run directories; their formats, written and read.
+"""What outlives a process: journal, checkpoints and run directories; reads and writes their formats.
 
-May import: edl.jobfile, edl.core. Knows nothing of roles: it keeps what they hand it.
+May import: edl.numerics, edl.jobfile, edl.core. Knows nothing of roles: it stores what they pass in.
 """

@@ -1,6 +1,6 @@
-"""What a checkpoint holds, from the headers of its shards: no array is read, and NumPy is not needed.
+"""The content of a checkpoint, from the headers of its shards. No array is read, and NumPy is not needed.
 
-Variables lie whole in one shard; a table's rows are spread over all of them, however many there are.
+A variable is in one shard. The rows of a table are distributed over all shards, however many there are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class StoredVariable:
     """A dense variable.
 
     Attributes:
-        spec: as declared; without a declaration (strategy Local), as its values say.
-        values: of its shape.
+        spec: its declaration; without one (strategy Local), made from the shape of the values.
+        values: array of the variable's shape.
         slots: its slot variables by name, of the same shape.
     """
 
@@ -38,9 +38,9 @@ class TableShard:
     """The rows of a table in one shard.
 
     Attributes:
-        ids: ``[n]``, in no order.
+        ids: ``[n]``, unordered.
         values: ``[n, width]``.
-        slots: by slot variable, ``[n, …]``.
+        slots: slot variables by name, ``[n, …]``.
     """
 
     ids: StoredArray
@@ -50,12 +50,12 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """An embedding table: the rows that were ever trained.
+    """An embedding table: all rows that were ever trained.
 
     Attributes:
-        name: of the table.
-        spec: as declared; None if no shard declares it.
-        shards: by shard, at least one.
+        name: name of the table.
+        spec: its declaration; None if no shard has one.
+        shards: the parts of the table in the shards that have one, at least one.
     """
 
     name: str
@@ -64,12 +64,12 @@ class StoredTable:
 
     @property
     def row_count(self) -> int:
-        """Stored rows of all parts."""
+        """Number of stored rows in all shards."""
         return sum(part.ids.shape[0] for part in self.shards)
 
     @property
     def width(self) -> int:
-        """Elements of a stored row."""
+        """Elements per row."""
         return self.shards[0].values.shape[1]
 
     @property
@@ -79,19 +79,19 @@ class StoredTable:
 
     @property
     def described_initializer(self) -> Mapping[str, Any]:
-        """For readers of an export: what the rows are that are not stored, with ``seed``; empty if not declared."""
+        """The initializer of rows that are not stored, with ``seed``; empty if the table is not declared."""
         return {} if self.spec is None else {**self.spec.initializer, "seed": self.spec.seed}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContents:
-    """All of it.
+    """The content of one checkpoint.
 
     Attributes:
-        variables: by name, sorted.
-        tables: by name, sorted.
-        other_arrays: arrays of other kinds: what strategy Local keeps of its optimizer and its random generators.
-        optimizer: name and hyperparameters; None when the shards do not say (strategy Local).
+        variables: dense variables, sorted by name.
+        tables: embedding tables, sorted by name.
+        other_arrays: arrays of other kinds: with strategy Local, the state of the optimizer and of random generators.
+        optimizer: name and hyperparameters; None if the shards do not have them (strategy Local).
     """
 
     variables: tuple[StoredVariable, ...]
@@ -101,10 +101,10 @@ class CheckpointContents:
 
 
 def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
-    """What the shards of one checkpoint hold together.
+    """Read the content of the shards of one checkpoint.
 
     Raises:
-        StorageError: one cannot be read or is not a shard, they are of two models, or do not fit together.
+        StorageError: a shard cannot be read or is not one, or the shards belong to different models or overlap.
     """
     shard_arrays = [_ShardArrays.from_header(read_safetensors_header(path)) for path in shards]
     _check_same_model(shard_arrays)
@@ -113,7 +113,7 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     )
     for one, other in pairwise(variables):
         if one.spec.name == other.spec.name:
-            problem = f"holds variable '{one.spec.name}', and so does {one.values.path.name}"
+            problem = f"has variable '{one.spec.name}', and so does {one.values.path.name}"
             raise StorageError(problem, where=str(other.values.path))
     names = sorted({name for shard in shard_arrays for name in shard.rows})
     tables = tuple(_merge_table_shards(name, [shard for shard in shard_arrays if name in shard.rows]) for name in names)
@@ -124,18 +124,22 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
 
 
 def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
-    """The variables and tables in a parameter server's part of the cut in ``directory``, sorted.
+    """The variables and tables in the shard of one parameter server, sorted.
 
-    A shard that is not there any more has none.
+    A shard that does not exist any more has none.
+
+    Args:
+        directory: folder of the cut.
+        ps_index: index of the parameter server.
 
     Raises:
-        StorageError: it cannot be read, or is not in the format.
+        StorageError: the shard cannot be read, or has another format.
     """
     path = directory / f"ps-{ps_index}.safetensors"
     try:
         shard = _ShardArrays.from_header(read_safetensors_header(path))
     except StorageError:
-        if not path.exists():
+        if not path.exists():  # the master prunes checkpoints meanwhile
             return []
         raise
     return sorted([*shard.dense, *shard.rows])
@@ -143,7 +147,7 @@ def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """What is needed here of the declaration in a shard; all of it is empty for a shard without one."""
+    """The needed fields of a shard's declaration; empty for a shard without one."""
 
     dense: tuple[VariableSpec, ...]
     tables: tuple[TableSpec, ...]
@@ -164,14 +168,14 @@ class _Declared:
             raise StorageError(f"is not the shard of a checkpoint: {error}", where=str(header.path)) from error
 
     def is_same_model(self, other: _Declared) -> bool:
-        """Each shard has its own dense variables; the rest is common to all."""
+        """Whether another shard belongs to the same model. Each shard has other dense variables; the rest is equal."""
         ours = (self.fingerprint, self.optimizer, self.tables)
         return ours == (other.fingerprint, other.optimizer, other.tables)
 
 
 @dataclass(frozen=True, slots=True)
 class _ShardArrays:
-    """The arrays of a header, sorted by their names: see :mod:`edl.ps.shard_restore` for these."""
+    """The arrays of a header, grouped by the kind in their names, which :mod:`edl.ps.shard_restore` documents."""
 
     path: Path
     declaration: _Declared
@@ -201,12 +205,12 @@ class _ShardArrays:
             self.others.append(array)
 
     def stored_variables(self) -> list[StoredVariable]:
-        """Raises StorageError if a declared variable or the values of a slot variable are not there."""
+        """The dense variables; raises StorageError if a declared variable or a slot variable's values are missing."""
         declared = {spec.name: spec for spec in self.declaration.dense}
         for name in sorted({*self.slots, *declared}):
             array = self.dense.get(name)
             if array is None or (name in declared and array.shape != declared[name].shape):
-                raise StorageError(f"does not hold variable '{name}' as it declares it", where=str(self.path))
+                raise StorageError(f"does not have variable '{name}' as it declares it", where=str(self.path))
         for name, slots in self.slots.items():
             if any(array.shape != self.dense[name].shape for array in slots.values()):
                 raise StorageError(f"has slots of another shape than variable '{name}'", where=str(self.path))
@@ -216,19 +220,20 @@ class _ShardArrays:
         ]
 
     def table_shard(self, table: str) -> TableShard:
-        """Raises StorageError if the arrays of a table do not fit together."""
+        """The rows of a table; raises StorageError if its arrays do not fit together."""
         arrays = dict(self.rows[table])
         ids, values = arrays.pop("ids", None), arrays.pop("values", None)
         if ids is None or values is None or (ids.dtype, len(ids.shape), len(values.shape)) != ("int64", 1, 2):
-            raise StorageError(f"does not hold ids and rows of table '{table}'", where=str(self.path))
+            raise StorageError(f"does not have ids and rows of table '{table}'", where=str(self.path))
         if any(array.shape[:1] != ids.shape for array in (values, *arrays.values())):
-            raise StorageError(f"does not hold whole rows of table '{table}'", where=str(self.path))
-        arrays.pop("seen", None)
+            raise StorageError(f"does not have whole rows of table '{table}'", where=str(self.path))
+        arrays.pop("seen", None)  # last step that used each row; only parameter servers need it, to evict rows
         return TableShard(ids, values, {name.removeprefix("slot/"): array for name, array in arrays.items()})
 
 
 def _split_row_array_name(rest: str) -> tuple[str, str]:
-    """Table, and ``ids``, ``values``, ``seen`` or ``slot/<slot>``, of what follows ``rows/``."""
+    """Split an array's name after ``rows/`` into the table and ``ids``, ``values``, ``seen`` or ``slot/<slot>``."""
+    # from the right, because names of tables contain slashes; a slot variable may be called seen, too
     table, _, last = rest.rpartition("/")
     if last in ("ids", "values") or (last == "seen" and not table.endswith("/slot")):
         return table, last
@@ -240,21 +245,21 @@ def _merge_table_shards(name: str, shards: list[_ShardArrays]) -> StoredTable:
     first = parts[0]
     for shard, part in zip(shards, parts, strict=True):
         if _row_signature(part) != _row_signature(first):
-            problem = f"holds rows of table '{name}' of another kind than {shards[0].path.name}"
+            problem = f"has rows of table '{name}' of another shape or type than {shards[0].path.name}"
             raise StorageError(problem, where=str(shard.path))
     spec = next((spec for spec in shards[0].declaration.tables if spec.name == name), None)
     table = StoredTable(name, spec, parts)
     if spec is not None and spec.dim != table.width:
-        raise StorageError(f"does not hold rows of table '{name}' as it declares them", where=str(shards[0].path))
+        raise StorageError(f"does not have rows of table '{name}' as it declares them", where=str(shards[0].path))
     return table
 
 
 def _row_signature(part: TableShard) -> Mapping[str, object]:
-    """What the parts of a table have in common: shape and type of a row, by array."""
+    """What all parts of a table must have in common: shape and type of a row, by array."""
     return {name: (array.shape[1:], array.dtype) for name, array in {"": part.values, **part.slots}.items()}
 
 
 def _check_same_model(shards: list[_ShardArrays]) -> None:
     for shard in shards[1:]:
         if not shard.declaration.is_same_model(shards[0].declaration):
-            raise StorageError(f"is of another model than {shards[0].path.name}", where=str(shard.path))
+            raise StorageError(f"belongs to another model than {shards[0].path.name}", where=str(shard.path))

@@ -1,8 +1,8 @@
-"""A checkpoint as one file for other programs: ``.npz`` or ``.safetensors``, whatever number of shards it came from.
+"""Exports a checkpoint as one file for other programs: ``.npz`` or ``.safetensors``.
 
-Dense variables have their own names; a table ``T`` is ``T/ids`` (ascending) and ``T/rows``; with slots, a slot variable
-``s`` is ``<variable>/slot/s`` and ``T/slot/s``. The same state gives the same arrays, however it was spread. Arrays are
-copied a piece at a time; of a table, only the ids are in memory as a whole.
+Dense variables keep their names. A table ``T`` becomes ``T/ids`` (ascending) and ``T/rows``. A slot variable ``s``, if
+slots are exported, becomes ``<variable>/slot/s`` or ``T/slot/s``. The arrays do not depend on the number of shards.
+Arrays are copied piece by piece; of a table, only the ids are in memory as a whole.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from edl.storage.safetensors_header import DTYPE_CODES, StoredArray, encode_safe
 from edl.storage.safetensors_writer import AnyArray, array_bytes, write_byte_stream
 
 # --------------------------------------------------------------------------------------------------
-# What the values of stored arrays are like, read a piece at a time: memory does not grow with the array.
+# Statistics of stored arrays. They are read piece by piece, so memory does not grow with the array.
 
 
 PIECE_ELEMENTS = 1 << 20
-"""Elements that are looked at together."""
+"""Elements that are processed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayStatistics:
-    """Of the values of one array or of several.
+    """Statistics of the values of one or several arrays.
 
     Attributes:
-        count: of values.
-        minimum, mean, maximum: of the finite ones; None if there is none.
-        nan_count: values that are not a number.
-        infinite_count: values that are.
+        count: number of values.
+        minimum, mean, maximum: of the finite values; None if there is none.
+        nan_count: number of NaN values.
+        infinite_count: number of infinite values.
     """
 
     count: int
@@ -54,12 +54,12 @@ class ArrayStatistics:
 
 
 def map_stored_array(array: StoredArray) -> AnyArray:
-    """A stored array as a view of its file, of which only what is used is read.
+    """A stored array, mapped from its file, so that only the parts that are used are read.
 
     Raises:
-        StorageError: the file is gone.
+        StorageError: the file does not exist any more.
     """
-    if not array.nbytes:
+    if not array.nbytes:  # mmap refuses a length of 0
         return np.empty(array.shape, array.dtype)
     dtype = np.dtype(array.dtype).newbyteorder("<")
     with translate_os_errors(array.path, "read a checkpoint"):
@@ -69,14 +69,14 @@ def map_stored_array(array: StoredArray) -> AnyArray:
 def compute_statistics(
     arrays: Iterable[StoredArray], on_read: Callable[[int], None] = lambda _: None
 ) -> ArrayStatistics:
-    """Of all values of ``arrays`` together.
+    """Statistics of all values of ``arrays`` together.
 
     Args:
-        arrays: of any shape and type.
-        on_read: told the bytes of each piece that was looked at.
+        arrays: arrays of any shape and type.
+        on_read: called with the number of bytes after each piece.
 
     Raises:
-        StorageError: a file is gone.
+        StorageError: a file does not exist any more.
     """
     count = nan = infinite = 0
     total, low, high = 0.0, np.inf, -np.inf
@@ -100,12 +100,12 @@ def _iter_pieces(array: StoredArray) -> Iterator[AnyArray]:
         yield flat[start : start + PIECE_ELEMENTS]
 
 
-_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # the same state gives the same file
+_FIXED_DATE = (1980, 1, 1, 0, 0, 0)  # so that equal states give equal files
 
 
 @dataclass(frozen=True, slots=True)
 class ExportColumn:
-    """An array of the file that is to be written, and its values a piece at a time."""
+    """An array of the output file; ``iter_pieces`` yields its values piece by piece."""
 
     name: str
     dtype: str
@@ -119,7 +119,7 @@ class ExportColumn:
 
 
 def export_columns(contents: CheckpointContents, *, include_slots: bool) -> list[ExportColumn]:
-    """All arrays of the file, in its order.
+    """All arrays of the output file, in its order.
 
     Args:
         contents: the checkpoint.
@@ -168,7 +168,7 @@ def write_export(
 
 
 def export_metadata(contents: CheckpointContents) -> dict[str, str]:
-    """What a reader of the file may want to know beside the arrays: the optimizer, and how missing rows begin."""
+    """Metadata for readers of the file: the optimizer, and the initializers of rows that are not stored."""
     tables = {
         table.name: {
             "vocabulary": None if table.spec is None else table.spec.rows,
@@ -232,7 +232,7 @@ def _table_columns(table: StoredTable, *, slots: bool) -> Iterator[ExportColumn]
 
 
 def _ordered_rows_column(name: str, parts: Sequence[StoredArray], order: NDArray[np.intp]) -> ExportColumn:
-    """The rows of all parts in ``order``, which counts them through."""
+    """The rows of all parts in ``order``, whose indexes count through the parts."""
     shape = (len(order), *parts[0].shape[1:])
     step = max(1, PIECE_ELEMENTS // max(1, prod(shape[1:])))
     begins = np.cumsum([0, *(part.shape[0] for part in parts)])

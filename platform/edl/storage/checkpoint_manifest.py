@@ -1,4 +1,8 @@
-"""What a checkpoint's manifest says, and whether it says it intact."""
+"""Manifests of checkpoints: reading, writing and verifying them, and removing old checkpoints.
+
+This module needs no NumPy, which would cost a starting master a tenth of a second. ``checkpoint_shards`` reads and
+writes arrays.
+"""
 
 from __future__ import annotations
 
@@ -19,43 +23,44 @@ from edl.storage.durable_files import sync_directory, translate_os_errors, write
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 1
 DATASET_KEY = "dataset"
-"""Key of the ledger under which a manifest says what the journal's ``dataset`` entry does; absent in old ones."""
+"""Key in a manifest's ledger with the content of the journal's ``dataset`` entry; absent in older manifests."""
 _MAX_MANIFEST_BYTES = 256 << 20
-"""Bytes of a manifest: as many as the journal takes for one entry, which carries the same ledger."""
+"""The limit of a journal entry, which contains the same ledger."""
 _CUT_NAME = re.compile(r"cut-([0-9]{8,})")
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One file of a cut: its name, its size in bytes and the crc32 of them all."""
+    """One file of a cut: its name, its size in bytes and its CRC-32."""
 
     file: str
     size: int
     crc32: int
 
     def __post_init__(self) -> None:
+        # a name with a folder would let a manifest refer to files outside of the checkpoint
         if not isinstance(self.size, int) or not isinstance(self.crc32, int) or Path(self.file).name != self.file:
-            raise ValueError(f"{self.file!r} of {self.size!r} bytes with the checksum {self.crc32!r} is no shard")
+            raise ValueError(f"{self.file!r} of {self.size!r} bytes with the checksum {self.crc32!r} is not a shard")
 
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """A cut that happened."""
+    """A committed cut."""
 
     cut: int
-    """The number the master announced."""
+    """Number that the master announced."""
     version: int
-    """The parameters' version: updates applied before the cut."""
+    """Version of the parameters: number of updates that were applied before the cut."""
     created: str
     """UTC, ISO 8601."""
     shards: tuple[ShardInfo, ...]
     ledger: Any
-    """The ledger at the cut, as JSON; its meaning belongs to the master."""
+    """Ledger at the cut, as JSON that only the master interprets."""
     directory: Path | None = None
-    """Where it was read from; None for one that is still to be committed."""
+    """The folder that it was read from; None if it is not committed yet."""
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content, with a checksum over all the rest."""
+        """The content of the file, with a checksum of everything else."""
         body = {
             "format_version": FORMAT_VERSION,
             "cut": self.cut,
@@ -64,17 +69,18 @@ class CheckpointManifest:
             "shards": [asdict(shard) for shard in self.shards],
             "ledger": self.ledger,
         }
-        plain = json.loads(json.dumps(body))  # what a reader will see: keys are strings, tuples are lists
+        plain = json.loads(json.dumps(body))  # as a reader sees it, with keys as strings and tuples as lists
         return {**plain, "crc32": _body_checksum(plain)}
 
     @property
     def step(self) -> int:
-        """Steps that are done in it."""
+        """Number of steps that are done at the cut."""
+        # the ledger of strategy Local has no done_steps
         own = self.ledger.get("done_steps") if isinstance(self.ledger, dict) else None
         return own if isinstance(own, int) else self.version
 
     def shard_path(self, ps_index: int) -> Path | None:
-        """The file of a parameter server in a manifest that was read; None when the cut has none for it."""
+        """The file of a parameter server, in a manifest that was read; None if the cut has none for it."""
         name = f"ps-{ps_index}.safetensors"
         known = self.directory is not None and any(shard.file == name for shard in self.shards)
         return self.directory / name if known and self.directory else None
@@ -82,7 +88,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True)
 class SkippedCheckpoint:
-    """A cut that cannot be used, and why."""
+    """A cut that cannot be used, and the reason."""
 
     cut: int
     directory: Path
@@ -95,7 +101,7 @@ def cut_directory(checkpoints_dir: Path, cut: int) -> Path:
 
 
 def list_cuts(checkpoints_dir: Path) -> list[int]:
-    """The numbers of all cuts, committed or not, that have a folder; ascending."""
+    """The numbers of all cuts that have a folder, committed or not; ascending."""
     with translate_os_errors(checkpoints_dir, "list the checkpoints"):
         try:
             names = os.listdir(checkpoints_dir)
@@ -105,10 +111,10 @@ def list_cuts(checkpoints_dir: Path) -> list[int]:
 
 
 def load_manifest(directory: Path) -> CheckpointManifest | SkippedCheckpoint:
-    """The manifest of the cut in ``directory``, or why there is none.
+    """The manifest of the cut in ``directory``, or the reason why there is none.
 
     Raises:
-        StorageError: it cannot be read, or another version of the format wrote it (both are named).
+        StorageError: it cannot be read, or has another format version (the message has both).
     """
     match = _CUT_NAME.fullmatch(directory.name)
     cut = int(match[1]) if match else -1
@@ -143,7 +149,7 @@ def _parse_manifest(value: dict[str, Any], path: Path) -> CheckpointManifest:
         or not isinstance(value["version"], int)
         or not isinstance(value["created"], str)
     ):
-        raise TypeError("cut, version or time are of another type")
+        raise TypeError("cut, version or time have a wrong type")
     return CheckpointManifest(
         cut=value["cut"],
         version=value["version"],
@@ -158,20 +164,19 @@ def _body_checksum(body: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
 
-# --------------------------------------------------------------------------------------------------
-# Making a cut real, and removing old ones: the master's half of checkpoints, which looks into no array.
-#
-# Apart from module ``checkpoint``, which offers all of it, because NumPy costs a starting master a tenth of a second.
+# Committing a checkpoint, and removing old ones: the master's part, which does not read arrays.
 
 
 def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
-    """Make the cut in ``directory`` real: from here on it survives, and ``newest`` finds it.
+    """Commit the cut in ``directory``. From now on it is a checkpoint, and ``newest_intact_checkpoint`` finds it.
 
     Raises:
-        StorageError: a shard is missing or of another size, or the manifest cannot be written: the cut never happened.
+        StorageError: a shard is missing or has another size, or the manifest cannot be written. The cut is not
+            committed.
     """
     for shard in manifest.shards:
         check_shard_size(directory, shard)
+    # the folder's name must be durable before the manifest says that the cut exists
     with translate_os_errors(directory, "commit a checkpoint"):
         sync_directory(directory.parent)
     write_json(directory / MANIFEST_NAME, manifest.to_json(), fsync=True)
@@ -182,18 +187,18 @@ def prune_checkpoints(
 ) -> list[int]:
     """Remove all but the ``keep_count`` newest committed cuts, and the files of older unfinished cuts.
 
-    Unfinished cuts newer than the newest committed one are being written, and stay.
+    Unfinished cuts that are newer than the newest committed one are kept: they are being written.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
-        keep_count: how many committed cuts stay, at least 1.
-        protected_cuts: numbers of cuts that always stay (a pinned version).
+        keep_count: number of committed cuts to keep, at least 1.
+        protected_cuts: numbers of cuts that are always kept (a pinned version).
 
     Returns:
         The numbers of the removed cuts, oldest first.
 
     Raises:
-        StorageError: one cannot be removed.
+        StorageError: a cut cannot be removed.
     """
     if keep_count < 1:
         raise ValueError(f"keep must be at least 1, not {keep_count}")
@@ -209,13 +214,13 @@ def prune_checkpoints(
 
 
 def remove_unfinished_cuts(checkpoints_dir: Path, below_cut: int) -> list[int]:
-    """Remove cuts that were never committed and have a lower number than ``below_cut``; returns their numbers.
+    """Remove cuts that were never committed and have a lower number than ``below_cut``; return their numbers.
 
     Raises:
-        StorageError: one cannot be removed.
+        StorageError: a cut cannot be removed.
     """
     older = [cut for cut in list_cuts(checkpoints_dir) if cut < below_cut]
-    # One whose manifest is damaged was committed once: it is not taken for unfinished.
+    # a cut with a damaged manifest was committed once, so it is not unfinished
     unfinished = [cut for cut in older if not (cut_directory(checkpoints_dir, cut) / MANIFEST_NAME).exists()]
     for cut in unfinished:
         _remove_cut(cut_directory(checkpoints_dir, cut))
@@ -223,13 +228,13 @@ def remove_unfinished_cuts(checkpoints_dir: Path, below_cut: int) -> list[int]:
 
 
 def committed_cuts(checkpoints_dir: Path) -> list[int]:
-    """The numbers of the cuts with an intact manifest, oldest first."""
+    """The numbers of all cuts with an intact manifest, oldest first."""
     found = list_cuts(checkpoints_dir)
     return [cut for cut in found if isinstance(load_manifest(cut_directory(checkpoints_dir, cut)), CheckpointManifest)]
 
 
 def _remove_cut(directory: Path) -> None:
-    """The manifest goes first: a crash in between leaves an unfinished cut, not a damaged one."""
+    """Remove a cut, its manifest first: a crash in between leaves an unfinished cut, not a damaged one."""
     with translate_os_errors(directory, "remove an old checkpoint"):
         (directory / MANIFEST_NAME).unlink(missing_ok=True)
         sync_directory(directory)
@@ -239,7 +244,7 @@ def _remove_cut(directory: Path) -> None:
 
 
 def check_shard_size(directory: Path, shard: ShardInfo) -> None:
-    """Raise StorageError unless the shard is there and as large as the manifest says."""
+    """Raise StorageError unless the shard exists and has the size in the manifest."""
     path = directory / shard.file
     with translate_os_errors(path, "read a checkpoint"):
         try:
@@ -251,7 +256,7 @@ def check_shard_size(directory: Path, shard: ShardInfo) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether a checkpoint is as it was written, to the last byte; and which is the newest that is. Without NumPy.
+# Verifying that checkpoints are intact to the last byte, and finding the newest one that is.
 
 
 _CHUNK = 8 << 20  # bytes read at a time for a checksum
@@ -260,7 +265,7 @@ _CHUNK = 8 << 20  # bytes read at a time for a checksum
 def newest_intact_checkpoint(
     checkpoints_dir: Path, on_skip: Callable[[SkippedCheckpoint], None] | None = None, *, below_cut: int | None = None
 ) -> CheckpointManifest | None:
-    """The newest cut of which every byte is intact; None when there is none.
+    """The newest cut of which every byte is intact; None if there is none.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
@@ -268,7 +273,7 @@ def newest_intact_checkpoint(
         below_cut: consider only cuts with a lower number.
 
     Raises:
-        StorageError: the folder cannot be read, or a newer EDL wrote the cut.
+        StorageError: the folder cannot be read, or a cut has another format version.
     """
     for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below_cut is None or cut < below_cut]):
         directory = cut_directory(checkpoints_dir, cut)
@@ -287,8 +292,8 @@ def verify_checkpoint(
     """Check every shard of a cut; return why the cut cannot be used, or None if it can.
 
     Args:
-        directory: of the cut.
-        manifest: of the cut.
+        directory: folder of the cut.
+        manifest: manifest of the cut.
         check_shard: raises StorageError for a damaged shard. The default, ``check_shard_bytes``, reads every byte.
     """
     try:
@@ -300,18 +305,18 @@ def verify_checkpoint(
 
 
 def check_shard_bytes(directory: Path, shard: ShardInfo) -> None:
-    """Raise StorageError unless a shard has the size and the checksum that the manifest says."""
+    """Raise StorageError unless a shard has the size and the checksum in the manifest."""
     check_shard_size(directory, shard)
     path = directory / shard.file
     if file_crc32(path) != shard.crc32:
-        raise StorageError("is damaged: its checksum is not the one in the manifest", where=str(path))
+        raise StorageError("is damaged: its checksum differs from the one in the manifest", where=str(path))
 
 
 def file_crc32(path: Path) -> int:
-    """The checksum of a whole file.
+    """The CRC-32 of a whole file.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the file cannot be read.
     """
     checksum = 0
     with translate_os_errors(path, "read a checkpoint"), path.open("rb", buffering=0) as file:
@@ -323,26 +328,25 @@ def file_crc32(path: Path) -> int:
 def prune_for_full_disk(checkpoints_dir: Path, keep: int, protected_cuts: set[int], *, failed_cut: int) -> list[int]:
     """Free space after a full disk made a cut fail.
 
-    Removes the unfinished cuts up to the failed one, each of which may hold whole shards, and the committed cuts that
-    the next successful cut would remove. The newest cut whose every byte is intact always stays.
+    Removes the unfinished cuts up to the failed one, each of which may have whole shards, and the committed cuts that
+    the next successful cut would remove. The newest cut of which every byte is intact is always kept.
 
     Args:
         checkpoints_dir: the run's ``checkpoints``.
-        keep: how many committed cuts stay when the disk is not full.
-        protected_cuts: numbers of cuts that always stay.
+        keep: number of committed cuts that are kept if the disk is not full.
+        protected_cuts: numbers of cuts that are always kept.
         failed_cut: number of the cut that could not be written; no parameter server writes it any more.
 
     Returns:
         The numbers of the removed cuts, oldest first.
 
     Raises:
-        StorageError: one cannot be removed.
+        StorageError: a cut cannot be removed.
     """
     removed = remove_unfinished_cuts(checkpoints_dir, failed_cut + 1)
     stay = max(1, keep - 1)
     if len(committed_cuts(checkpoints_dir)) > stay:
-        intact = newest_intact_checkpoint(
-            checkpoints_dir
-        )  # reads all bytes of it: only when something is there to be removed
+        # this reads all bytes of a checkpoint, so it is done only if there is something to remove
+        intact = newest_intact_checkpoint(checkpoints_dir)
         removed += prune_checkpoints(checkpoints_dir, stay, protected_cuts | ({intact.cut} if intact else set()))
     return sorted(removed)

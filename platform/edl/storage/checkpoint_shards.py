@@ -1,8 +1,8 @@
-"""Checkpoints: one folder per cut, one safetensors file per parameter server, and a manifest that makes the cut real.
+"""Checkpoints: a folder for each cut, with a safetensors file of each parameter server and a manifest.
 
 ``<run>/checkpoints/cut-00000007/{ps-0.safetensors, ps-1.safetensors, manifest.json}``. The manifest is written last: a
-folder without one is a cut that never happened. This module and the two about arrays need NumPy; what a master needs
-is in ``checkpoint_manifest``, which also tells intact cuts from others.
+folder without one is not a checkpoint. This module and the other two that read arrays need NumPy; a master uses
+``checkpoint_manifest``, which does not.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ __all__ = [
 
 
 def shard_path(directory: Path, ps_index: int) -> Path:
-    """Where a parameter server's part of the cut in ``directory`` is."""
+    """The file of a parameter server in the cut in ``directory``."""
     return directory / f"ps-{ps_index}.safetensors"
 
 
 def write_shard(
     directory: Path, ps_index: int, arrays: Mapping[str, AnyArray], metadata: Mapping[str, str] | None = None
 ) -> ShardInfo:
-    """Write one parameter server's part of a cut, durable under its name when this returns.
+    """Write one parameter server's shard of a cut. The file is durable when this returns.
 
     The arrays must not change meanwhile.
 
     Args:
-        directory: the cut's folder (``cut_directory``); created when it is missing.
-        ps_index: which parameter server.
-        arrays: by name; any shape; dtypes are floats of 16 to 64 bits, integers and bool.
+        directory: the cut's folder (``cut_directory``); created if it does not exist.
+        ps_index: index of the parameter server.
+        arrays: arrays by name, of any shape; dtypes are floats of 16 to 64 bits, integers and bool.
         metadata: strings stored with the arrays.
 
     Raises:
@@ -78,17 +78,17 @@ def write_shard_parts(
     parts: Iterable[tuple[str, AnyArray]],
     metadata: Mapping[str, str],
 ) -> ShardInfo:
-    """The same of arrays that come in parts: see :func:`edl.storage.safetensors_writer.write_array_parts`."""
+    """Like ``write_shard``, for arrays in parts; see :func:`edl.storage.safetensors_writer.write_array_parts`."""
     path = shard_path(directory, ps_index)
     size, checksum = write_array_parts(path, arrays, parts, metadata)
     return ShardInfo(file=path.name, size=size, crc32=checksum)
 
 
 def read_shard(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
-    """The arrays and the strings of a committed shard, after its checksum was compared with the manifest beside it.
+    """The arrays and strings of a committed shard, after its checksum was compared with the manifest.
 
     Raises:
-        StorageError: there is no manifest, the file is not as it was written, or it cannot be read.
+        StorageError: there is no manifest, the file differs from it, or cannot be read.
     """
     manifest = load_manifest(path.parent)
     if isinstance(manifest, SkippedCheckpoint):

@@ -1,11 +1,12 @@
-"""What two ends of a pipe say to each other when files travel: frames with their length in front.
+"""The protocol for copying files through a pipe to another process: frames that begin with their length.
 
-A pipe through the API server cannot be closed in one direction, so nothing here means anything by ending.
+A pipe through the API server cannot be closed in one direction, so the end of a transfer is always a frame and never
+the end of the stream.
 
 ======== ===== ======================================================================================
 bytes    type  field (big endian)
 ======== ===== ======================================================================================
-0        c     kind: ``Q`` request, ``A`` answer, ``D`` data, ``X`` error, ``K`` still at it
+0        c     kind: ``Q`` request, ``A`` reply, ``D`` data, ``X`` error, ``K`` busy
 1..5     u32   length of the payload, at most 1 MiB: JSON, or bytes of a file for ``D``, or nothing for ``K``
 ======== ===== ======================================================================================
 """
@@ -26,11 +27,11 @@ from edl.storage.durable_files import remove_on_error, rename_durably, translate
 
 REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME = b"Q", b"A", b"D", b"X", b"K"
 MAX_PAYLOAD_BYTES = 1 << 20
-"""Bytes of a payload."""
+"""Maximum bytes of a payload. Checked before anything is allocated."""
 CHUNK_BYTES = 256 << 10
-"""Bytes of a file in one frame: small enough that progress moves, large enough that frames cost nothing."""
+"""Bytes of a file per frame: small enough for smooth progress, large enough that the overhead of frames is small."""
 BUSY_SECONDS = 5.0
-"""The other end says at least this often that it is still at it."""
+"""Maximum time between two messages: the other end sends a busy frame while it computes for longer."""
 
 _FRAME_HEAD = struct.Struct(">cI")
 _FRAME_KINDS = (REQUEST_FRAME, REPLY_FRAME, DATA_FRAME, ERROR_FRAME, BUSY_FRAME)
@@ -43,13 +44,13 @@ class CopyFrame(NamedTuple):
     payload: bytes
 
     def json_payload(self) -> dict[str, Any]:
-        """The payload as a JSON object; raises RefusedError if it is none."""
+        """The payload as a JSON object; raises RefusedError if it is not one."""
         try:
             value = decode_json_file(self.payload)
         except ValueError as error:
-            raise RefusedError("The other end sends what is no JSON") from error
+            raise RefusedError("The other end sent a message that is not JSON") from error
         if not isinstance(value, dict):
-            raise RefusedError("The other end sends what is no JSON object")
+            raise RefusedError("The other end sent a message that is not a JSON object")
         return value
 
 
@@ -58,11 +59,11 @@ class ProcessPipe(Protocol):
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the process wrote for people."""
+        """The end of the process's standard error output."""
         ...
 
     def read(self, size: int) -> bytes:
-        """Exactly ``size`` bytes; fewer only when the other end has ended."""
+        """Exactly ``size`` bytes; fewer only if the other end has exited."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -70,54 +71,53 @@ class ProcessPipe(Protocol):
         ...
 
     def has_pending_input(self) -> bool:
-        """Whether the other end has said something that was not read yet, or has ended."""
+        """Whether the other end has sent something that was not read yet, or has exited."""
         ...
 
 
 def encode_frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """A frame as bytes; ``payload`` is at most LARGEST."""
+    """A frame as bytes; ``payload`` has at most MAX_PAYLOAD_BYTES."""
     assert len(payload) <= MAX_PAYLOAD_BYTES
     return _FRAME_HEAD.pack(kind, len(payload)) + payload
 
 
 def encode_json_frame(kind: bytes, value: dict[str, Any]) -> bytes:
-    """A frame of JSON; names that are not UTF-8 survive."""
+    """A frame of JSON. File names that are not UTF-8 survive, because json.dumps escapes their surrogates."""
     return encode_frame(kind, json.dumps(value).encode())
 
 
 def read_frame(read: Callable[[int], bytes]) -> CopyFrame | None:
-    """The next frame; None when the other end has ended between two of them.
+    """The next frame; None if the other end has exited between two frames.
 
     Raises:
-        RefusedError: what arrives is no frame, or one that is cut off.
+        RefusedError: the bytes are not a frame, or the frame is truncated.
     """
     head = read(_FRAME_HEAD.size)
     if not head:
         return None
     if len(head) < _FRAME_HEAD.size:
-        raise RefusedError("The other end ended in the middle of a message")
+        raise RefusedError("The other end exited in the middle of a message")
     kind, size = _FRAME_HEAD.unpack(head)
     if kind not in _FRAME_KINDS or size > MAX_PAYLOAD_BYTES:
-        raise RefusedError(f"The other end sends what is no message: {head!r}")
+        raise RefusedError(f"The other end sent something that is not a message: {head!r}")
     payload = read(size) if size else b""
     if len(payload) < size:
-        raise RefusedError("The other end ended in the middle of a message")
+        raise RefusedError("The other end exited in the middle of a message")
     return CopyFrame(kind, payload)
 
 
 # --------------------------------------------------------------------------------------------------
-# A file that arrives in parts, perhaps over several connections, and has its name only when it is whole and proven.
+# A file that arrives in parts, perhaps over several connections. It gets its name when its checksum was verified.
 #
-# What has arrived lies beside the final name as ``.<name>.<16 hex digits of its SHA-256>.part``: a part is only ever
-# gone
-# on with for the same content.
+# Received bytes are in ``.<name>.<16 hex digits of its SHA-256>.part`` beside the final name. The digits ensure that a
+# transfer continues only what an earlier transfer of the same content has left.
 
 
 _BLOCK_BYTES = 1 << 20
 
 
 def ignore_progress() -> None:
-    """For callers who need not be told that hashing goes on."""
+    """The default of ``tick`` parameters: do nothing."""
 
 
 def file_sha256(path: Path, tick: Callable[[], None] = ignore_progress, *, limit: int | None = None) -> str:
@@ -130,16 +130,16 @@ def file_sha256(path: Path, tick: Callable[[], None] = ignore_progress, *, limit
 
 
 class PartialUpload:
-    """One file on its way; a context manager that keeps what has arrived.
+    """A file that is being received; a context manager that keeps the received bytes for a later attempt.
 
     Args:
-        final: the name that it gets; its folders are made.
-        size: of the whole file, in bytes.
-        sha256: of the whole file, in hex.
-        tick: called now and then while what has arrived before is read again.
+        final: the file's final path; its folders are created.
+        size: size of the whole file in bytes.
+        sha256: SHA-256 of the whole file, in hex.
+        tick: called repeatedly while bytes of an earlier attempt are read again.
 
     Raises:
-        StorageError: it cannot be written here.
+        StorageError: the file cannot be written.
     """
 
     def __init__(self, final: Path, size: int, sha256: str, tick: Callable[[], None] = ignore_progress) -> None:
@@ -149,7 +149,7 @@ class PartialUpload:
             final.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self._part_path, os.O_CREAT | os.O_RDWR, 0o666)
             arrived = os.fstat(self._descriptor).st_size
-            if arrived > size:
+            if arrived > size:  # not the beginning of this file
                 os.ftruncate(self._descriptor, 0)
                 arrived = 0
             os.lseek(self._descriptor, arrived, os.SEEK_SET)
@@ -165,18 +165,18 @@ class PartialUpload:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes that are here already: the next ones follow from there."""
+        """Number of bytes that were received; the next ones must follow them."""
         return self._received_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes to come."""
+        """Number of bytes that are still to be received."""
         return self._size - self._received_bytes
 
     def write(self, data: bytes) -> None:
-        """The next bytes; raises StorageError when they cannot be written, or are too many."""
+        """Append bytes; raises StorageError if they cannot be written, or exceed the announced size."""
         if len(data) > self.missing_bytes:
-            raise StorageError("more arrives than was announced", where=str(self._final_path))
+            raise StorageError("more bytes arrived than were announced", where=str(self._final_path))
         with translate_os_errors(self._final_path, "write"):
             view = memoryview(data)
             while view:
@@ -185,19 +185,20 @@ class PartialUpload:
         self._received_bytes += len(data)
 
     def finish(self) -> None:
-        """Prove the content and give the file its name, durably.
+        """Verify the checksum and rename the file to its final path, durably.
 
         Raises:
-            StorageError: bytes are missing, or the content is another; what has arrived of another is thrown away.
+            StorageError: bytes are missing, or the checksum is wrong. With a wrong checksum, the received bytes are
+                removed.
         """
         if self.missing_bytes:
             raise StorageError(f"{self.missing_bytes:,} bytes are missing", where=str(self._final_path))
         with remove_on_error(self._part_path):
             if self._hash.hexdigest() != self._sha256:
                 raise StorageError(
-                    "the checksum is wrong: it was changed on its way, or while it was read",
+                    "the checksum is wrong: the file changed while it was read, or on the way",
                     where=str(self._final_path),
-                    hint="Copy it once more; nothing of it was kept.",
+                    hint="Copy the file again; nothing was kept.",
                 )
         with translate_os_errors(self._final_path, "write"):
             os.fsync(self._descriptor)
@@ -205,7 +206,7 @@ class PartialUpload:
 
 
 def partial_upload_path(final: Path, sha256: str) -> Path:
-    """Where the bytes of a file of this content lie until it is whole."""
+    """The path of the received bytes of a file until it is complete."""
     return final.with_name(f".{final.name}.{sha256[:16]}.part")
 
 

@@ -1,4 +1,4 @@
-"""Bytes that survive a crash: write, fsync, rename, fsync the folder; and the translation of what can go wrong."""
+"""Writing files that survive a crash (write, fsync, rename, fsync of the folder), and translating OSErrors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _ERRNO_HINTS = {
     errno.EACCES: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
     errno.EPERM: "Permission is missing: check the owner of the folder, and security.run_as in the spec.",
 }
-_OTHER_HINT = "Look at the disk and its mount; what was stored before is still valid."
+_OTHER_HINT = "Check the disk and its mount. What was stored before is still valid."
 
 
 def to_storage_error(error: OSError, path: Path, activity: str) -> StorageError:
-    """Translate ``error``, met while ``activity`` something ("write a journal group") to ``path``."""
+    """Translate an error that occurred during an ``activity`` such as "write a journal group" on ``path``."""
     return StorageError(
         f"cannot {activity}: {error.strerror or error}",
         where=str(path),
@@ -37,7 +37,7 @@ def to_storage_error(error: OSError, path: Path, activity: str) -> StorageError:
 
 @contextlib.contextmanager
 def translate_os_errors(path: Path, activity: str) -> Iterator[None]:
-    """Raise every OSError of the block as a StorageError that names ``path``."""
+    """Raise every OSError of the block as a StorageError with ``path``."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def translate_os_errors(path: Path, activity: str) -> Iterator[None]:
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write every byte of ``data`` (a view of single bytes): one ``os.write`` may take only a part.
+    """Write all of ``data``, a view of single bytes. One call of ``os.write`` may write only a part of it.
 
     Raises:
         OSError: as the system reports it; a part may have been written.
@@ -56,9 +56,9 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def set_file_mode(target: Path | int, mode: int) -> None:
-    """Set the mode of a path or an open file, as far as the volume has modes and this user may set them.
+    """Set the mode of a path or an open file, if the volume supports modes and this user may set them.
 
-    Network volumes may have one mode for all files, which says who mounts them, and answer with an error.
+    Some network volumes have one mode for all files, which is chosen when they are mounted, and report an error.
     """
     with contextlib.suppress(PermissionError, NotImplementedError):
         try:
@@ -69,7 +69,7 @@ def set_file_mode(target: Path | int, mode: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in ``directory`` durable: files created, renamed and removed."""
+    """Make the names in ``directory`` durable: files that were created, renamed or removed."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -78,7 +78,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make the content of ``path`` durable, whoever wrote it."""
+    """Make the content of ``path`` durable, even if another process wrote it."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -87,37 +87,38 @@ def sync_file(path: Path) -> None:
 
 
 def rename_durably(temporary: Path, final: Path) -> None:
-    """Give a file that is written and synced its name: whoever sees the name sees the whole file."""
+    """Rename a file that is written and synced. Whoever sees the final name sees the complete file."""
     os.rename(temporary, final)
     sync_directory(final.parent)
 
 
 @contextlib.contextmanager
 def remove_on_error(path: Path) -> Iterator[None]:
-    """Remove the half-made file at ``path`` when the block fails, so that a full disk gets its space back."""
+    """Remove the unfinished file at ``path`` if the block fails, so that its space is free again."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(OSError):  # the error on its way out is the one to report
+        with contextlib.suppress(OSError):  # the error of the block is the one to report
             path.unlink(missing_ok=True)
         raise
 
 
 # --------------------------------------------------------------------------------------------------
-# JSON in files: written whole or not at all, appended line by line, and followed while another process writes.
+# JSON files: replaced as a whole, appended line by line, and followed while another process writes.
 
 
 def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None = None) -> None:
-    """Replace ``path`` by ``value`` as indented JSON: a reader sees the old file or the new one, never a part.
+    """Replace the file at ``path`` by ``value`` as indented JSON. Readers see the old file or the new one.
 
     Args:
-        path: the file; its folder exists.
-        value: anything JSON can hold.
-        fsync: also survive the loss of the machine, for what something else relies on.
-        mode: of the file, whatever the umask; None: as the umask leaves 0644. No more can read it, not even a moment.
+        path: the file; its folder must exist.
+        value: any JSON value.
+        fsync: make the file durable; needed if something else relies on it after a crash of the machine.
+        mode: mode of the file, regardless of the umask; None: 0644 and the umask. At no moment is the file readable
+            for more users than that.
 
     Raises:
-        StorageError: it cannot be written; the old file stays as it was.
+        StorageError: the file cannot be written; the old one is unchanged.
     """
     data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -137,10 +138,10 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
 
 
 def read_json(path: Path) -> Any:
-    """The value in ``path``.
+    """Read the JSON value in ``path``.
 
     Raises:
-        StorageError: it is missing, cannot be read or is not JSON.
+        StorageError: the file does not exist, cannot be read or is not JSON.
     """
     with translate_os_errors(path, "read"):
         data = path.read_bytes()
@@ -151,10 +152,10 @@ def read_json(path: Path) -> Any:
 
 
 def append_json_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Add ``value`` as one line. One process writes a file; a line that does not fit on the disk leaves nothing behind.
+    """Append ``value`` as one line. Only one process may write the file. If the disk is full, nothing is appended.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the line cannot be written.
     """
     line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
     with translate_os_errors(path, "append"):
@@ -180,14 +181,14 @@ class JsonLinesTail:
     """Follows a file of JSON lines that another process appends to."""
 
     def __init__(self, path: Path) -> None:
-        """Begin at the start of ``path``, which need not exist yet."""
+        """Start at the beginning of ``path``, which need not exist yet."""
         self.path = path
         self.damaged_lines = 0
-        """Complete lines that were no JSON object, and were left out."""
+        """Number of complete lines that were not JSON objects, and were skipped."""
         self._offset = 0
 
     def poll(self) -> list[dict[str, Any]]:
-        """The values of the lines completed since the last call; a line still being written waits for the next.
+        """The values of the lines that were completed since the last call. A partial line is left for a later call.
 
         Raises:
             StorageError: the file exists and cannot be read.
@@ -207,7 +208,7 @@ class JsonLinesTail:
 
 
 def follow_json_lines(path: Path) -> JsonLinesTail:
-    """Follow the JSON lines of ``path`` from its start."""
+    """Follow the JSON lines of ``path`` from the beginning."""
     return JsonLinesTail(path)
 
 
@@ -220,32 +221,32 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Locked files that say who holds them: a folder has one owner, and whoever comes second learns its name.
+# Lock files that contain the name of their holder, for the message to a second process.
 
 
-_HOLDER_LIMIT = 4096  # bytes of holder text shown; a lock file holds one line
+_HOLDER_LIMIT = 4096  # bytes that a message shows at most; a lock file has one line
 
 
 class LockHeldError(RefusedError, BadInputError):
-    """Another process holds the lock; the message names it (exit code 2)."""
+    """Another process holds the lock; the message has its name (exit code 2)."""
 
     exit_code = 2
 
 
 class FileLock:
-    """An exclusive ``flock``, held until ``close`` or until the process is gone, however it goes.
+    """An exclusive ``flock``, held until ``close`` or until the process ends in any way.
 
-    The file stays where it is after a release: removing it would let two processes lock two files of one name.
+    The file is not removed when the lock is released: a second file of the same name would be a second lock.
     """
 
     def __init__(self, path: Path, holder: str, *, protected_thing: str, hint: str) -> None:
         """Take the lock and write ``holder`` into the file.
 
         Args:
-            path: the lock file; created when it is missing.
-            holder: who is taking it, one line of text.
+            path: the lock file; created if it does not exist.
+            holder: name of the new holder, one line of text.
             protected_thing: what the lock protects, for the message ("the journal").
-            hint: what the user can do when another holds it.
+            hint: what the user can do if another process holds it.
 
         Raises:
             LockHeldError: another process (or another lock in this one) holds it.
@@ -267,7 +268,7 @@ class FileLock:
         self.write_holder(holder)
 
     def write_holder(self, holder: str) -> None:
-        """Replace the holder's text."""
+        """Replace the name of the holder in the file."""
         with translate_os_errors(self.path, "write the holder's name"):
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -277,7 +278,7 @@ class FileLock:
         """Release the lock. Closing twice does nothing."""
         if self._descriptor < 0:
             return
-        with contextlib.suppress(OSError):  # the text is a courtesy; the lock goes with the descriptor
+        with contextlib.suppress(OSError):  # the name is only for messages; closing the descriptor releases the lock
             os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
         self._descriptor = -1

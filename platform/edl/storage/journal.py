@@ -1,7 +1,7 @@
-"""The journal: what was acknowledged survives the process and the machine (format: docs/design/0003).
+"""The journal: acknowledged entries survive the process and the machine (format: docs/design/0003).
 
-Callers append entries and wait until they are durable; one thread writes. While it waits for the disk, the entries of
-other callers gather, and the next write and fdatasync carry them all: group commit.
+Callers append entries and wait until they are durable; one thread writes. While it waits for the disk, entries of
+other callers accumulate, and the next write and fdatasync cover all of them (group commit).
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from edl.storage.journal_replay import JournalReplay, replay_journal
 from edl.storage.segment_chain import SegmentChain, encode_record, remove_unfinished_segments
 
 # --------------------------------------------------------------------------------------------------
-# How far the journal is durable, and the threads that wait until it has come further.
+# The position up to which the journal is durable, and the threads that wait for it.
 
 
 @dataclass(frozen=True)
 class _LsnWaiter:
-    """Somebody who waits for ``lsn``; ``callback`` is called once, when it is reached or never will be."""
+    """A caller that waits for ``lsn``. ``callback`` is called once, when it is reached or can never be reached."""
 
     lsn: int
     callback: Callable[[], object]
 
 
 class DurablePosition:
-    """An lsn that only grows, until it fails for good."""
+    """A log sequence number (LSN) that increases until it fails for good."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -42,20 +42,21 @@ class DurablePosition:
 
     @property
     def failure(self) -> EdlError | None:
-        """Why it will never move again; None while all is well."""
+        """Why it will never increase again; None while the journal works."""
         return self._failure
 
     def advance(self, entry_count: int) -> None:
-        """``entry_count`` more entries are durable: let their threads go."""
+        """``entry_count`` more entries are durable: call their waiters back."""
         with self._mutex:
             self._lsn += entry_count
             done = [waiter for waiter in self._waiters if waiter.lsn <= self._lsn]
             self._waiters = [waiter for waiter in self._waiters if waiter.lsn > self._lsn]
+        # outside of the mutex, so that a callback may use this object
         for waiter in done:
             waiter.callback()
 
     def fail(self, error: EdlError) -> None:
-        """Nothing more will become durable: every thread that waits, now or later, gets ``error``."""
+        """Nothing more will become durable: every current and later waiter gets ``error``."""
         with self._mutex:
             self._failure = error
             waiters, self._waiters = self._waiters, []
@@ -66,12 +67,14 @@ class DurablePosition:
         """Block until ``lsn`` is reached.
 
         Raises:
-            EdlError: what ``fail`` was given.
-            RetryableError: ``timeout`` seconds are over.
+            EdlError: the error that was passed to ``fail``.
+            RetryableError: ``timeout`` seconds have passed.
         """
         if lsn <= self._lsn:
             return
-        gate = threading.Lock()  # a bare lock wakes just this thread, without a shared one to pass on
+        # A lock for each waiter: a commit wakes only the threads that it covers. With a shared Condition, all of them
+        # would wake and contend for its lock.
+        gate = threading.Lock()
         gate.acquire()
         if self.call_when_reached(lsn, gate.release) and not gate.acquire(timeout=-1 if timeout is None else timeout):
             raise RetryableError(f"the journal was not synced within {timeout} s")
@@ -79,10 +82,10 @@ class DurablePosition:
             raise self._failure
 
     def call_when_reached(self, lsn: int, callback: Callable[[], object]) -> bool:
-        """Call ``callback`` once, on the writer's thread, when ``lsn`` is reached or never will be; it must not block.
+        """Call ``callback`` once, on the writer's thread, when ``lsn`` is reached or can never be; it must not block.
 
         Returns:
-            Whether it will be called: not if ``lsn`` is reached already, or never will be.
+            Whether it will be called: not if ``lsn`` is reached already, or can never be.
         """
         with self._mutex:
             if lsn <= self._lsn or self._failure is not None:
@@ -97,7 +100,7 @@ _LOCK_HELD_HINT = "A journal has one writer. Stop the other process, or wait unt
 
 @dataclass(frozen=True)
 class FsyncLatency:
-    """How long the last fdatasync calls took, in seconds; zeros when there was none yet."""
+    """Latency of the last fdatasync calls in seconds; zeros before the first call."""
 
     count: int
     median: float
@@ -106,16 +109,16 @@ class FsyncLatency:
 
 @dataclass(frozen=True)
 class _SegmentStart:
-    """A place in the queue where a segment begins; ``opening`` is its encoded opening record."""
+    """Marks in the queue where a new segment begins; ``opening`` is its encoded opening record."""
 
     opening: bytes
 
 
 class Journal:
-    """An open journal. Every method may be called from every thread."""
+    """An open journal. Methods may be called from any thread."""
 
     def __init__(self, directory: Path, lock: FileLock | None, chain: SegmentChain, size_bytes: int) -> None:
-        """For ``open`` only."""
+        """Called by ``open`` only."""
         self._directory = directory
         self._lock = lock
         self._chain = chain
@@ -140,21 +143,21 @@ class Journal:
         minimum_incarnation: int = 0,
         validate_replay: Callable[[JournalReplay], object] = lambda found: None,
     ) -> tuple[Journal, JournalReplay]:
-        """Lock the journal, read it, and begin a new incarnation of it.
+        """Lock the journal, read it, and begin a new incarnation.
 
-        The new segment's fence notes exactly what was read, so nothing that an earlier incarnation still writes counts.
+        The fence of the new segment records exactly what was read, so anything that an earlier incarnation writes later
+        does not count.
 
         Args:
-            directory: the journal's folder; created when it is missing.
-            holder: who opens it, one line of text for whoever comes second.
-            exclusive: take the folder's lock. A volume shared by several machines may not support locks; there the
-                Lease excludes a second master, and the segments' fence excludes a master that has lost its Lease
-                without noticing.
+            directory: the journal's folder; created if it does not exist.
+            holder: name of the new holder of the lock, one line of text.
+            exclusive: take the folder's lock. A volume that several machines share may not support locks. There the
+                Lease excludes a second master, and the fence excludes one that has lost its Lease without noticing.
             minimum_incarnation: lower bound of the new incarnation's number.
             validate_replay: raises if the journal is incomplete; then nothing is written.
 
         Raises:
-            RefusedError: another process has it open; its holder is named.
+            RefusedError: another process has the journal open; the message has the name of the holder.
             StorageError: it cannot be read or written.
         """
         lock = (
@@ -164,6 +167,7 @@ class Journal:
         )
         try:
             journal_replay = replay_journal(directory)
+            # before anything is written: a new segment's fence would make a lost end of the journal permanent
             validate_replay(journal_replay)
             remove_unfinished_segments(directory)
             incarnation = max(journal_replay.incarnation + 1, minimum_incarnation)
@@ -176,17 +180,17 @@ class Journal:
 
     @property
     def incarnation(self) -> int:
-        """This writer's number: above any before it in this folder."""
+        """Number of this writer, higher than that of all earlier ones in this folder."""
         return self._chain.incarnation
 
     @property
     def failure(self) -> EdlError | None:
-        """Why nothing is written any more; None while the journal works."""
+        """Why the journal is not written any more; None while it works."""
         return self._durable_position.failure
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the entries behind the last snapshot, with those that were replayed; grows until ``compact``."""
+        """Bytes of all entries since the last snapshot, including replayed ones; ``compact`` resets it."""
         return self._size_bytes
 
     @property
@@ -198,24 +202,23 @@ class Journal:
         return FsyncLatency(len(syncs), median(syncs), syncs[len(syncs) * 99 // 100])
 
     def append(self, entry: Mapping[str, Any]) -> int:
-        """Queue ``entry`` and return its lsn; it is durable when ``wait_until_durable`` has returned.
+        """Queue ``entry`` and return its LSN. It is durable when ``wait_until_durable`` has returned.
 
-        Entries keep the order of lsn.
+        Entries are written in the order of their LSNs.
 
         Raises:
-            StorageError, RefusedError: the journal has failed earlier, as ``wait_until_durable`` told.
+            StorageError, RefusedError: the journal has failed earlier, as ``wait_until_durable`` reports it.
             TypeError, ValueError: ``entry`` is not JSON (NaN is not), or too large.
         """
         return self._enqueue(encode_record(entry))
 
     def compact(self, snapshot: Mapping[str, Any]) -> int:
-        """Let ``snapshot`` stand for every entry appended before this call.
+        """Replace all entries that were appended before this call by ``snapshot``.
 
-        Returns its lsn, for ``wait_until_durable``. The caller makes sure, by the lock under which it also appends,
-        that the snapshot is the state after exactly those entries. Entries appended later follow it. The writer begins
-        a new segment with the snapshot, makes it durable and only then removes the older ones: a crash in between
-        leaves the old journal or the new one. The snapshot is encoded before this returns; the disk is left to the
-        writer.
+        Returns its LSN, for ``wait_until_durable``. The caller must hold the lock under which it also appends, so that
+        the snapshot is the state after exactly those entries. The writer begins a new segment with the snapshot, makes
+        it durable and only then removes the older ones: a crash in between leaves the old journal or the new one. The
+        snapshot is encoded before this returns, and written later by the writer.
 
         Raises:
             StorageError, RefusedError: the journal has failed earlier.
@@ -227,28 +230,28 @@ class Journal:
         """Block until everything up to ``lsn`` is written and synced.
 
         Args:
-            lsn: what ``append`` or ``compact`` returned.
-            timeout: seconds; None waits as long as it takes.
+            lsn: a result of ``append`` or ``compact``.
+            timeout: seconds; None: no limit.
 
         Raises:
             StorageError: it could not be written, and nothing is written any more.
             RefusedError: a newer incarnation has opened the journal.
-            RetryableError: the time is over; the entry may still become durable.
+            RetryableError: the time has passed; the entry may still become durable.
         """
         if lsn >= self._next_lsn:
             raise ValueError(f"lsn {lsn} was never given out; the last one is {self._next_lsn - 1}")
         self._durable_position.wait(lsn, timeout)
 
     def call_when_durable(self, lsn: int, callback: Callable[[], object]) -> bool:
-        """Call once, on the writer's thread, when everything up to ``lsn`` is durable or never will be.
+        """Call back once, on the writer's thread, when everything up to ``lsn`` is durable or can never be.
 
         Returns:
-            Whether it will be called; if not, ``wait_until_durable`` returns or raises at once.
+            Whether it will be called. If not, ``wait_until_durable`` returns or raises at once.
         """
         return self._durable_position.call_when_reached(lsn, callback)
 
     def close(self) -> None:
-        """Write what is queued, then release the lock. Does not raise: ``failure`` says whether all was written."""
+        """Write what is queued and release the lock. Does not raise; ``failure`` is None if everything was written."""
         with self._mutex:
             self._closing = True
             self._wake.set()
@@ -267,24 +270,25 @@ class Journal:
             self._next_lsn += 1
             self._size_bytes = self._size_bytes + len(item) if isinstance(item, bytes) else 0
             self._queue.append(item)
+            # with more items in the queue, the writer has been woken already
             if len(self._queue) == 1:
                 self._wake.set()
         return lsn
 
     def _run_writer(self) -> None:
-        """The writer thread: commit what has gathered, until the journal is closed or fails."""
+        """The writer thread: commit queued items until the journal is closed or fails."""
         try:
             while (items := self._take_queued_items()) is not None:
                 self._commit_items(items)
         except EdlError as error:
             self._durable_position.fail(error)
-        except Exception as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
+        except Exception as error:  # noqa: BLE001 - waiters must get an error, whatever it is
             self._durable_position.fail(
                 StorageError(f"the journal's writer failed: {error!r}", where=str(self._directory))
             )
 
     def _take_queued_items(self) -> list[bytes | _SegmentStart] | None:
-        """Wait for items and take them; None when the journal is closed and all is written."""
+        """Wait for items and take all of them; None if the journal is closed and everything is written."""
         self._wake.wait()
         with self._mutex:
             items, self._queue = self._queue, []
@@ -298,6 +302,7 @@ class Journal:
             if isinstance(item, bytes):
                 group.append(item)
             else:
+                # entries before the snapshot belong to the old segment, which must be complete first
                 self._commit_group(group)
                 self._chain.compact(item.opening)
                 self._durable_position.advance(1)

@@ -1,9 +1,9 @@
-"""Reading a journal: which bytes count, in which order, and what to say when some are damaged.
+"""Reads a journal: which bytes count, in which order, and which error to report if some are damaged.
 
-Every segment opens with a record that carries a *fence*: the exact length of each older segment that still counts. So
-the newest segment alone decides what is read. A segment that the fence does not name, and bytes behind a fenced length,
-were written by an incarnation that had been replaced, or are replaced by a snapshot: they never happened. Only the
-newest segment may end in a torn record; a bad record anywhere else is damage.
+Every segment begins with a record that has a *fence*: the exact length of each older segment that still counts. So the
+newest segment alone determines what is read. Segments that the fence does not list, and bytes after a fenced length,
+are ignored: a replaced incarnation wrote them, or a snapshot replaces them. Only the newest segment may end in a torn
+record; a bad record anywhere else is damage.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from edl.storage.segment_chain import (
 )
 
 _DAMAGED_HINT = (
-    "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes back "
-    "to the newest checkpoint; or bring back a copy of this file."
+    "The disk lost or changed data that was durable. `--resume RUN --from-checkpoint` of edl run or edl submit goes "
+    "back to the newest checkpoint. Or restore a copy of this file."
 )
 
 
 class JournalDamagedError(StorageError):
-    """What was safe in the journal is not there any more, or not as it was."""
+    """Durable data of the journal is missing or changed."""
 
 
 @dataclass(frozen=True)
 class JournalEntries:
-    """The entries of some segments in the order of their lsn; decoded anew, one at a time, by every iteration."""
+    """The entries of some segments in the order of their LSNs. Every iteration decodes them again, one at a time."""
 
     _segments: tuple[_SegmentData, ...]
 
@@ -55,15 +55,15 @@ class JournalEntries:
 
 @dataclass(frozen=True)
 class JournalReplay:
-    """What a journal says. Holds the bytes of the segments: drop it when its entries have been applied."""
+    """The content of a journal. It holds the bytes of all segments: drop it when the entries have been applied."""
 
     snapshot: dict[str, Any] | None
-    """The state that the entries start from; None when nothing was compacted yet."""
+    """State before the first entry; None if the journal was never compacted."""
     entries: JournalEntries
     incarnation: int
-    """The highest that ever wrote here; 0 for an empty journal."""
+    """Highest incarnation that wrote here; 0 for an empty journal."""
     torn_bytes: int
-    """Bytes at the end of the newest segment that a crash left behind: written, never acknowledged."""
+    """Bytes that a crash left at the end of the newest segment: written and never acknowledged."""
     size_bytes: int = 0
     """Bytes of all entries."""
     fence: Mapping[str, int] = field(default_factory=dict)
@@ -71,10 +71,10 @@ class JournalReplay:
 
 
 def replay_journal(directory: Path) -> JournalReplay:
-    """Read the journal in ``directory``; changes nothing, and may run while the journal is written.
+    """Read the journal in ``directory``. Changes nothing, and may run while the journal is written.
 
     Raises:
-        StorageError: a segment is missing, of another format version, or damaged; names the file and the byte.
+        StorageError: a segment is missing, damaged or of another format version; the message has the file and the byte.
     """
     while True:
         segments = list_segments(directory)
@@ -88,12 +88,12 @@ def replay_journal(directory: Path) -> JournalReplay:
                 raise JournalDamagedError(
                     "this journal segment is missing", where=str(path), hint=_DAMAGED_HINT
                 ) from error
-            # A compaction replaced what was being read: begin again with its snapshot.
+            # A compaction removed segments while they were read: start again with its snapshot.
 
 
 @dataclass(frozen=True)
 class _SegmentData:
-    """One file's bytes, checked up to ``entries_end``. The opening record is not among the entries."""
+    """The bytes of one file, verified up to ``entries_end``. The entries do not include the opening record."""
 
     path: Path
     data: memoryview
@@ -136,13 +136,13 @@ def _segment_id(name: str, last: _SegmentData) -> SegmentId:
     segment = SegmentId.parse(name)
     if segment is None:
         raise _damaged_error(
-            last.path, BadRecordError(HEADER_STRUCT.size, f"the fence names {name!r}, which is no segment")
+            last.path, BadRecordError(HEADER_STRUCT.size, f"the fence names {name!r}, which is not a segment")
         )
     return segment
 
 
 def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None) -> _SegmentData:
-    """Read one file: up to its fenced length, where all must be intact, or, without one, up to the torn tail."""
+    """Read one file. All bytes below its fenced length must be intact; without one, read up to the torn tail."""
     path = directory / segment.file_name
     data = _read_segment_bytes(path)
     view = memoryview(data)
@@ -158,6 +158,7 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
     except BadRecordError as bad:
         raise _damaged_error(path, bad) from None
     end, count, bad_record = _scan_intact_records(view, begin, limit)
+    # a bad record is a torn tail only in the newest segment, and only if no durable group follows it
     if bad_record is not None and (fenced_length is not None or find_group_start(data, end) is not None):
         raise _damaged_error(path, bad_record)
     return _SegmentData(path, view, _decode_record(view, HEADER_STRUCT.size, begin, path), begin, end, count)
@@ -173,7 +174,7 @@ def _read_segment_bytes(path: Path) -> bytes:
 
 
 def _scan_intact_records(view: memoryview, offset: int, limit: int) -> tuple[int, int, BadRecordError | None]:
-    """Where the intact records from ``offset`` on end, how many they are, and what stands there if not ``limit``."""
+    """Offset after the last intact record, number of records, and the bad record that ended the scan, if any."""
     count = 0
     try:
         while offset < limit:

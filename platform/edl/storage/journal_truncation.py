@@ -1,9 +1,9 @@
-"""Whether a journal has its end: what it knows of checkpoints, held against those that are there.
+"""Detects a journal that lost its end, by comparing the checkpoints that it mentions with those on disk.
 
-A journal whose newest segment is cut short reads like one whose writer was interrupted: nothing in it is damaged. But a
-cut is announced in the journal before any of its files are written, and a checkpoint is pruned only after the journal
-names a newer one. So checkpoints that the journal cannot have left behind prove that entries are lost. To go on from
-what is left would bring old numbers, leases and records back beside them.
+A journal with a truncated newest segment looks like one whose writer was interrupted: nothing in it is damaged. But a
+cut is announced in the journal before any of its files is written, and a checkpoint is pruned only after the journal
+has a newer one. So checkpoints on disk can prove that entries are lost. Continuing from the rest would reuse numbers,
+leases and records that already exist.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from edl.storage.run_directory import RunDirectory
 from edl.storage.segment_chain import SegmentId, SegmentWriter, encode_record, list_segments
 
 _TRUNCATED_HINT = (
-    "The disk lost or changed data that was safe. `--resume RUN --from-checkpoint` of edl run or edl submit goes on "
-    "from the newest checkpoint; or bring back the whole file."
+    "The disk lost or changed data that was durable. `--resume RUN --from-checkpoint` of edl run or edl submit "
+    "continues from the newest checkpoint. Or restore the complete file."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledCuts:
-    """What a journal says of cuts.
+    """The cuts that a journal mentions.
 
     Attributes:
-        checkpoint: the newest, from which the run goes on.
-        highest_cut: number of the last cut that was announced.
+        checkpoint: the newest checkpoint, from which the run continues.
+        highest_cut: highest number of a cut that was announced.
     """
 
     checkpoint: SavedCheckpoint | None
@@ -54,8 +54,8 @@ class JournaledCuts:
 
     @classmethod
     def from_replay(cls, journal_replay: JournalReplay) -> Self:
-        """From all entries of a journal."""
-        # 45 ms that the start of a new run does not need
+        """Collect them from the entries of a journal."""
+        # imported here: it takes 45 ms, which a new run saves
         from edl.api import journal_entries as entries
         from edl.core.state import snapshot_cut_number
 
@@ -73,19 +73,20 @@ class JournaledCuts:
 
 
 def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> JournaledCuts:
-    """Refuse to go on with a journal that lost its end; returns what it knows.
+    """Refuse to continue with a journal that lost its end; otherwise return its cuts.
 
     Raises:
-        JournalDamagedError: there are checkpoints that it cannot have left behind.
-        StorageError: the checkpoint that it names is not there, nor is any other; or the folder cannot be read.
+        JournalDamagedError: there are checkpoints that the journal should mention and does not.
+        StorageError: the checkpoint that the journal names is missing, and so are all others; or the folder cannot be
+            read.
     """
     journaled_cuts, existing_cuts = JournaledCuts.from_replay(journal_replay), list_cuts(run.checkpoints)
     newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest_cut]
     if newer:
         knows = (
-            f"it knows of no checkpoint after {journaled_cuts.highest_cut}"
+            f"it has no checkpoint after {journaled_cuts.highest_cut}"
             if journaled_cuts.highest_cut
-            else "it knows of no checkpoint"
+            else "it has no checkpoint"
         )
         raise JournalDamagedError(
             f"the journal lost its end: {knows}, and there is {newer[-1]}", where=str(run.journal), hint=_TRUNCATED_HINT
@@ -96,25 +97,24 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
     complete = [cut for cut in existing_cuts if _has_manifest(run, cut)]
     if complete and complete[-1] > journaled_checkpoint.cut:
         raise JournalDamagedError(
-            f"the journal goes on from checkpoint {journaled_checkpoint.cut}, which cannot be used, "
-            "and does not know of "
-            f"{complete[-1]}",
+            f"the journal continues from checkpoint {journaled_checkpoint.cut}, which cannot be used, and does not "
+            f"have checkpoint {complete[-1]}",
             where=str(run.journal),
             hint=_TRUNCATED_HINT,
         )
     if not complete:
         raise StorageError(
-            f"checkpoint {journaled_checkpoint.cut}, from which the run goes on, is not there, and no other is",
+            f"checkpoint {journaled_checkpoint.cut}, from which the run continues, is missing, and so are all others",
             where=str(run.checkpoints),
-            hint="Bring the folder back, or start a new run, without --resume.",
+            hint="Restore the folder, or start a new run, without --resume.",
         )
     return journaled_cuts
 
 
 def usable_checkpoint(run: RunDirectory, named: SavedCheckpoint) -> SavedCheckpoint:
-    """The checkpoint that a run goes on from when its journal names this one: an older one, if its manifest is gone.
+    """The checkpoint from which a run continues, if its journal names ``named``: an older one if its manifest is gone.
 
-    A damaged byte in a file is found later, when it is loaded.
+    Only the manifest is checked here. Damaged shards are found when they are loaded.
     """
     if _has_manifest(run, named.cut):
         return named
@@ -132,13 +132,11 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# A journal that is damaged, begun again from the newest intact checkpoint: ``--resume RUN --from-checkpoint``.
+# Replacing a damaged journal by one that begins at the newest intact checkpoint: ``--resume RUN --from-checkpoint``.
 #
-# A checkpoint holds parameters and ledger of one moment, and since it says what the data set is, it is all that a run
-# needs to go on. What was done after it is done again. The new journal is one segment whose fence is empty, so that it
-# makes the older ones void at the moment in which it gets its name; these are then moved aside, for whoever wants to
-# know
-# what happened to them.
+# A checkpoint has the parameters, the ledger and the description of the data set, so it is all that a run needs to
+# continue. Records that were done after it are done again. The new journal is one segment with an empty fence, so it
+# voids the older segments at the moment in which it gets its name. These are then moved aside, for analysis.
 
 
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
@@ -147,12 +145,12 @@ _ONE_WRITER_HINT = "A journal has one writer. Stop the job first."
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRestart:
-    """What going back to the newest intact checkpoint means.
+    """The consequences of going back to the newest intact checkpoint.
 
     Attributes:
         run: the run.
-        checkpoint: the newest that is intact to the last byte.
-        repeated_records: done after it, as far as the run's status says; they are done again.
+        checkpoint: the newest checkpoint of which every byte is intact.
+        repeated_records: records that were done after it, according to the run's status; they are done again.
         skipped_checkpoints: newer checkpoints that cannot be used.
     """
 
@@ -163,25 +161,25 @@ class CheckpointRestart:
 
     @property
     def step(self) -> int:
-        """Training steps that the checkpoint holds."""
+        """Number of training steps in the checkpoint."""
         return int(self.checkpoint.ledger["done_steps"])
 
     def describe_losses(self) -> list[str]:
-        """What is lost, for people."""
+        """What is lost, as lines for people."""
         skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped_checkpoints]
         return [
-            f"its journal is not read: it goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}",
-            f"{self.repeated_records:,} records were done after that and are done again",
-            "counts of repeated records, corrupt records and lost workers begin at 0",
+            f"the journal is ignored: the run goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}",
+            f"{self.repeated_records:,} records were done after that and will be done again",
+            "the counts of repeated records, corrupt records and lost workers start at 0",
             *skipped_lines,
         ]
 
 
 @contextmanager
 def explain_journal_damage(run: RunDirectory) -> Iterator[None]:
-    """Opens the run's journal: one that is damaged is told with what going back to a checkpoint would cost.
+    """Add to the error of a damaged journal what going back to a checkpoint would cost.
 
-    Who resumes a run on a cluster sees no more of its volume than this before they decide.
+    A user who resumes a run on a cluster cannot look at its volume before deciding.
     """
     try:
         yield
@@ -194,10 +192,10 @@ def explain_journal_damage(run: RunDirectory) -> Iterator[None]:
 
 
 def plan_restart(run: RunDirectory) -> CheckpointRestart:
-    """Find the checkpoint to go back to; changes nothing.
+    """Find the checkpoint to go back to. Changes nothing.
 
     Raises:
-        BadInputError: there is none that is intact, or it does not say what the data set is.
+        BadInputError: no checkpoint is intact, or the newest one does not describe the data set.
         StorageError: the folder cannot be read.
     """
     skipped: list[SkippedCheckpoint] = []
@@ -211,7 +209,7 @@ def plan_restart(run: RunDirectory) -> CheckpointRestart:
         )
     if not checkpoint.ledger.get(DATASET_KEY):
         raise BadInputError(
-            f"checkpoint {checkpoint.cut} was written by a version of EDL that did not note the data set in it",
+            f"checkpoint {checkpoint.cut} was written by a version of EDL that did not store the data set in it",
             where=str(checkpoint.directory),
             hint="Resume with the journal, without --from-checkpoint, or start a new run.",
         )
@@ -221,18 +219,18 @@ def plan_restart(run: RunDirectory) -> CheckpointRestart:
 
 
 def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
-    """Replace the journal by one that begins at the checkpoint; returns where the old segments are now.
+    """Replace the journal by one that begins at the checkpoint; return the folder with the old segments.
 
-    Idempotent: after a crash halfway, calling it again gives the same result.
+    Idempotent: after a crash in between, calling it again gives the same result.
 
     Args:
         restart: the result of ``plan_restart``.
-        holder: who does it, one line of text.
-        exclusive: take the journal's lock, which a volume that several nodes mount may not have.
+        holder: name of the holder of the lock, one line of text.
+        exclusive: take the journal's lock, which a volume that several nodes mount may not support.
 
     Raises:
         RefusedError: a master has the journal open.
-        StorageError: it cannot be written; the old journal is as it was.
+        StorageError: it cannot be written; the old journal is unchanged.
     """
     run = restart.run
     lock = (
@@ -242,6 +240,7 @@ def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool 
     )
     try:
         old = list_segments(run.journal)
+        # above all others, so that lease numbers, which contain the incarnation, are not reused
         segment = SegmentId(old[-1].incarnation + 1 if old else 1, 1)
         entries = b"".join(encode_record(entry) for entry in _initial_entries(restart))
         SegmentWriter(run.journal, segment, encode_record({"holder": holder, "fence": {}}), entries).close()
@@ -252,8 +251,8 @@ def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool 
 
 
 def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
-    """What a master would have journaled that had lost everything but this checkpoint."""
-    from edl.api.journal_entries import (  # 15 ms that only such a run needs
+    """The entries of a master that lost everything except this checkpoint."""
+    from edl.api.journal_entries import (  # imported here: it takes 15 ms, and only this case needs it
         CheckpointReplaced,
         CutCalledOff,
         DatasetEntered,
@@ -264,11 +263,12 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
 
     manifest, run = planned.checkpoint, planned.run
     ledger = {name: value for name, value in manifest.ledger.items() if name != DATASET_KEY}
-    reason = "the run goes on from this checkpoint, without its journal"
+    reason = "the run continues from this checkpoint, without its journal"
     workers = [int(match[1]) for path in run.logs.glob("worker-*.log") if (match := _WORKER_LOG.fullmatch(path.name))]
     written: list[JournalEntry] = [
         DatasetEntered.from_fields(manifest.ledger[DATASET_KEY]),
-        CutCalledOff(cut=max(list_cuts(run.checkpoints)), reason=reason),  # so far numbers are used
+        CutCalledOff(cut=max(list_cuts(run.checkpoints)), reason=reason),  # marks all numbers with a folder as used
+        # likewise for indexes of workers, which are never reused: the highest one that has a log
         *(WorkerChanged(index=max(workers)) for _ in workers[:1]),
         CheckpointReplaced(cut=manifest.cut, step=planned.step, version=manifest.version, ledger=ledger, reason=reason),
         ParametersRolledBack(cut=manifest.cut, records=planned.repeated_records, ledger=ledger, reason=reason),
@@ -289,7 +289,7 @@ def _move_segments_aside(run: RunDirectory, old: list[SegmentId], segment: Segme
 
 
 def _read_done_records(run: RunDirectory) -> int:
-    """Records that the run had done, as its status says; 0 where that cannot be read."""
+    """Number of records that the run had done, according to its status; 0 if that cannot be read."""
     with suppress(StorageError, SpecError):
         if run.status.exists():
             return from_json(Status, read_json(run.status), str(run.status)).records_done

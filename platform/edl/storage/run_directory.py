@@ -1,4 +1,4 @@
-"""Run directories: ``<storage.path>/<namespace>/<job>/<run id>/``, who owns a job's folder, and which run is meant."""
+"""Run directories ``<storage.path>/<namespace>/<job>/<run id>/``: creating, listing and locking them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 PRIVATE_MODE, GROUP_MODE = 0o700, 0o750
-"""Modes of a run's folder: on this machine its user's alone, on a claim also of the job's group, as its pods run."""
+"""Modes of a run's folder. On this machine only its user may read it; on a claim also the job's group, because the
+pods of a job share a group."""
 _SPEC_MODE_MASK = 0o640
 LOCAL_NAMESPACE = "local"
 _RUN_NAME = re.compile(r"r([1-9][0-9]*)")
@@ -60,7 +61,7 @@ _JOB_BUSY_HINT = (
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder of one run. Only names: nothing here looks at the disk."""
+    """The paths of one run. Nothing here accesses the disk."""
 
     path: Path
 
@@ -71,7 +72,7 @@ class RunDirectory:
 
     @property
     def job_dir(self) -> Path:
-        """The folder of all runs of the job."""
+        """Folder of all runs of the job."""
         return self.path.parent
 
     @property
@@ -81,12 +82,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the cuts, one folder each."""
+        """Folder of the checkpoints, one folder for each."""
         return self.path / "checkpoints"
 
     @property
     def export(self) -> Path:
-        """Folder of the exported model; made when the export is complete."""
+        """Folder of the exported model; created when the export is complete."""
         return self.path / "export"
 
     @property
@@ -96,17 +97,17 @@ class RunDirectory:
 
     @property
     def status(self) -> Path:
-        """The newest status, replaced as a whole."""
+        """The newest status; the file is replaced as a whole."""
         return self.path / "status.json"
 
     @property
     def events(self) -> Path:
-        """One event a line, appended."""
+        """The events, one per line; the file is appended to."""
         return self.path / "events.jsonl"
 
     @property
     def history(self) -> Path:
-        """Loss and pace in the course of training, a line every few seconds, appended."""
+        """Loss and speed of training, a line every few seconds; the file is appended to."""
         return self.path / "history.jsonl"
 
     @property
@@ -116,12 +117,12 @@ class RunDirectory:
 
 
 def locate_job_dir(storage: Path, job: str, namespace: str = LOCAL_NAMESPACE) -> Path:
-    """The folder of all runs of ``job``."""
+    """Folder of all runs of ``job``."""
     return storage / namespace / job
 
 
 def list_numbered_runs(job_dir: Path) -> list[RunDirectory]:
-    """The numbered runs in ``locate_job_dir``, oldest first."""
+    """The numbered runs (``r1``, ``r2``, …) in a folder from ``locate_job_dir``, oldest first."""
     with translate_os_errors(job_dir, "list the runs"):
         try:
             names = os.listdir(job_dir)
@@ -132,14 +133,12 @@ def list_numbered_runs(job_dir: Path) -> list[RunDirectory]:
 
 
 def list_submitted_runs(job_dir: Path) -> list[RunDirectory]:
-    """The runs in ``locate_job_dir`` that have a spec, whatever their names.
+    """The runs in a folder from ``locate_job_dir`` that have a spec, with any names; the last one started is last.
 
-    The one that was started or resumed last is last.
-
-    On Kubernetes names are uids, which say nothing of their order: the events of a run do.
+    On Kubernetes, run ids are uids, which have no order, so the order is that of the events.
 
     Raises:
-        StorageError: they cannot be read.
+        StorageError: the folder cannot be read.
     """
     with translate_os_errors(job_dir, "list the runs"):
         found = [RunDirectory(path.parent) for path in job_dir.glob("*/spec.json")]
@@ -147,21 +146,21 @@ def list_submitted_runs(job_dir: Path) -> list[RunDirectory]:
 
 
 def _last_start_time(run: RunDirectory) -> float:
-    """When a run was started or resumed last, in unix seconds."""
+    """When a run was last started or resumed, in unix seconds."""
     starts = [0.0]
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
             if b'"run_started"' in line:
-                with suppress(ValueError, KeyError, TypeError, OverflowError):  # a crash cut it off
+                with suppress(ValueError, KeyError, TypeError, OverflowError):  # a line that a crash truncated
                     starts.append(float(decode_json_file(line)["time"]))
     return max(starts) or run.path.stat().st_mtime
 
 
 def create_run(job_dir: Path) -> RunDirectory:
-    """Make the next run's folder, with ``journal``, ``checkpoints`` and ``logs`` in it.
+    """Create the folder of the next run, with ``journal``, ``checkpoints`` and ``logs`` in it.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: it cannot be created.
     """
     with translate_os_errors(job_dir, "create a run directory"):
         job_dir.mkdir(parents=True, exist_ok=True)
@@ -171,13 +170,14 @@ def create_run(job_dir: Path) -> RunDirectory:
 
 
 def make_run_directory(run: RunDirectory, mode: int = PRIVATE_MODE) -> None:
-    """Make a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they are not there.
+    """Create a run's folder with ``journal``, ``checkpoints`` and ``logs`` in it, as far as they do not exist.
 
     Args:
-        mode: of the folder, also where it is there: what is in it, such as variables of pods, is for nobody else.
+        mode: mode of the folder, also if it exists. The folder may contain values that others must not read, such as
+            environment variables of pods.
 
     Raises:
-        StorageError: it cannot be made.
+        StorageError: it cannot be created.
     """
     with translate_os_errors(run.path, "create a run directory"):
         run.path.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -189,7 +189,7 @@ def make_run_directory(run: RunDirectory, mode: int = PRIVATE_MODE) -> None:
 
 
 def write_run_spec(run: RunDirectory, spec: Mapping[str, Any], *, fsync: bool = False) -> None:
-    """Write a run's JobSpec, for those who may read its folder: its user, and on a claim the job's group.
+    """Write a run's JobSpec, readable for those who may read its folder: its user, and on a claim the job's group.
 
     Raises:
         StorageError: it cannot be written.
@@ -207,47 +207,47 @@ def _create_next_run(job_dir: Path) -> RunDirectory:
         try:
             run.path.mkdir(mode=PRIVATE_MODE)
         except FileExistsError:
-            number += 1  # another process took it in between
+            number += 1  # another process created it in between
         else:
             return run
 
 
 def newest_run(job_dir: Path) -> RunDirectory | None:
-    """The newest run; None when there is none."""
+    """The newest run; None if there is none."""
     existing = list_numbered_runs(job_dir)
     return existing[-1] if existing else None
 
 
 def find_run(job_dir: Path, run_id: str | None) -> RunDirectory:
-    """The run that the user means: ``run_id``, or the newest.
+    """The run with the id ``run_id``; with None, the newest run.
 
     Raises:
-        BadInputError: there is no such run; names those that exist.
+        BadInputError: there is no such run; the message has those that exist.
     """
     existing = list_numbered_runs(job_dir)
     if not existing:
         raise BadInputError(
             "this job has no run yet",
             where=str(job_dir),
-            hint="Start one with edl run, without --resume. If there is one, call this in the folder where it was "
-            "started: runs are kept there, in .edl, unless storage.path says where.",
+            hint="Start one with edl run, without --resume. If there is one, call this in the folder in which it was "
+            "started: runs are stored there, in .edl, unless storage.path names another folder.",
         )
     found = [run for run in existing if run_id in (None, run.run_id)]
     if not found:
         names = ", ".join(run.run_id for run in existing)
-        raise BadInputError(f"this job has no run {run_id!r}", where=str(job_dir), hint=f"Its runs are: {names}.")
+        raise BadInputError(f"this job has no run {run_id!r}", where=str(job_dir), hint=f"The runs are: {names}.")
     return found[-1]
 
 
 class JobLock:
-    """The right to run a job, held by its supervisor as long as that lives; whoever comes second learns its name."""
+    """The right to run a job. Its supervisor holds it until it ends; a second process gets an error with its name."""
 
     def __init__(self, job_dir: Path, run_id: str | None = None) -> None:
         """Take the lock ``<job_dir>/LOCK``.
 
         Raises:
-            LockHeldError: the job is running (exit code 2); names process, host, run and start.
-            StorageError: the folder cannot be made or locked.
+            LockHeldError: the job is running (exit code 2); the message has process, host, run and start.
+            StorageError: the folder cannot be created or locked.
         """
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._lock = FileLock(
@@ -255,11 +255,11 @@ class JobLock:
         )
 
     def describe_run(self, run_id: str) -> None:
-        """Tell which run it is, once that is known."""
+        """Add the run's id to the holder's name, when it is known."""
         self._lock.write_holder(self._holder_text(run_id))
 
     def close(self) -> None:
-        """Let another process run the job. Closing twice does nothing."""
+        """Allow another process to run the job. Closing twice does nothing."""
         self._lock.close()
 
     def __enter__(self) -> JobLock:

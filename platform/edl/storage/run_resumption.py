@@ -1,6 +1,6 @@
-"""May a run go on with another JobSpec? Its ledger and checkpoints mean something only for the records they are about.
+"""Decides whether a run can continue with a changed JobSpec: its ledger and checkpoints depend on some of the fields.
 
-Loads specs and, for a run that ended, the journal; no arrays.
+Loads specs and, for an ended run, the journal; no arrays.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edl.storage.run_directory import RunDirectory, read_json
 from edl.storage.segment_chain import list_segments
 
 FieldChange = tuple[str, JsonValue, JsonValue]
-"""A field of the spec that is not as it was: its path, the old value, the new one."""
+"""A field of the spec that changed: its path, the old value, the new value."""
 
 FIXED_FIELDS = (
     "data.training",
@@ -34,52 +34,52 @@ FIXED_FIELDS = (
     "model.params",
     "strategy.name",
 )
-"""Fields that may not change: the ledger counts tasks cut by them, the checkpoints hold variables made by them."""
+"""Fields that must not change: they determine the ranges in the ledger, or the variables in the checkpoints."""
 
 
 def is_fixed_field(path: str) -> bool:
-    """Whether a field may not change between two starts of a run."""
+    """Whether a field must not change between two starts of a run."""
     return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED_FIELDS)
 
 
 def check_resume_changes(run: RunDirectory, spec: JobSpec) -> Sequence[FieldChange]:
-    """What ``spec`` changes about the run.
+    """The fields of the run's spec that ``spec`` changes.
 
     Raises:
-        BadInputError: it changes what the run's ledger or checkpoints are built on.
+        BadInputError: it changes a field that the run's ledger or checkpoints depend on.
     """
     return check_spec_changes(run.run_id, load_job_file(run.spec), spec)
 
 
 def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[FieldChange]:
-    """What differs between the specs of two starts of a run.
+    """The differences between the specs of two starts of a run.
 
     Raises:
-        BadInputError: something that the run's ledger or checkpoints are built on.
+        BadInputError: they include a field that the run's ledger or checkpoints depend on.
     """
     field_changes = diff_job_specs(old, new)
     forbidden_changes = [change for change in field_changes if is_fixed_field(change[0])]
     if forbidden_changes:
         told = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
         raise BadInputError(
-            f"run {run_id} cannot go on with this job file: its ledger is about other work\n{told}",
+            f"run {run_id} cannot continue with this job file: its ledger belongs to other work\n{told}",
             hint="Change these fields back, or start a new run without --resume.",
         )
     return field_changes
 
 
 def format_change(change: FieldChange) -> str:
-    """A change in words."""
+    """A change as text for people."""
     path, old, new = change
     return f"{path} was {_format_value(old)}, is {_format_value(new)}"
 
 
 def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
-    """That a run is further already than ``spec`` lets it come, so that it ends at once; None: there is work.
+    """A message that a run has already reached the limits of ``spec``, so it would end at once; None: there is work.
 
     Args:
-        status: the run's newest; its newest checkpoint may be of a time before.
-        spec: that the run is to go on with.
+        status: the run's newest status. Its newest checkpoint may be older.
+        spec: the spec with which the run is to continue.
     """
     train = spec.train
     if status.epoch > train.epochs:
@@ -89,14 +89,14 @@ def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
     else:
         return None
     return (
-        f"{spec_limit}, and run {status.run} was {run_progress} already: it ends at once, or as soon "
-        "as it is there again. Nothing "
-        "is rolled back to there, and a run that is done cannot go on"
+        f"{spec_limit}, and run {status.run} was already {run_progress}: it ends at once, or when it has reached "
+        "that point again after a rollback. Nothing is rolled back to the limit, and a run that is done cannot "
+        "continue"
     )
 
 
 def has_journal(run: RunDirectory) -> bool:
-    """Whether a master ever decided anything about the run: one that was only submitted holds no work.
+    """Whether a master ever made a decision about the run. A run that was only submitted has no work to lose.
 
     Raises:
         StorageError: its journal cannot be listed.
@@ -105,29 +105,29 @@ def has_journal(run: RunDirectory) -> bool:
 
 
 def read_status(run: RunDirectory) -> Status | None:
-    """The run's newest status; None when it never wrote one."""
+    """The run's newest status; None if it never wrote one."""
     return from_json(Status, read_json(run.status), str(run.status)) if run.status.exists() else None
 
 
 def read_phase(run: RunDirectory) -> str | None:
-    """The phase in the run's status; None when it never wrote one."""
+    """The phase in the run's status; None if it never wrote one."""
     status = read_status(run)
     return status.phase if status else None
 
 
 def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> None:
-    """Make an ended run one that goes on: its next master reads so in the journal (strategy Local has neither).
+    """Make an ended run continue: its next master reads that in the journal. (Strategy Local has neither.)
 
     Args:
         run: the run.
-        holder: who does it, one line of text.
-        exclusive: take the journal's lock, which a volume that several nodes mount may not have.
+        holder: name of the holder of the lock, one line of text.
+        exclusive: take the journal's lock, which a volume that several nodes mount may not support.
 
     Raises:
         StorageError: a file cannot be written; the run stays ended.
     """
     from edl.api.journal_entries import JobResumed
-    from edl.storage.journal import Journal  # 30 ms that only an ended run needs
+    from edl.storage.journal import Journal  # imported here: it takes 30 ms, and only an ended run needs it
     from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 
     if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
@@ -137,11 +137,11 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
             )
         with closing(journal):
             journal.wait_until_durable(journal.append(JobResumed().to_json()))
-    with translate_os_errors(run.path, "remove what told of the end"):
+    with translate_os_errors(run.path, "remove the files about the end"):
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)
 
 
 def _format_value(value: JsonValue) -> str:
-    """A value as a job file has it."""
+    """A value in the syntax of a job file."""
     return value if isinstance(value, str) else json.dumps(value)

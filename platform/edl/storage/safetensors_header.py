@@ -1,7 +1,8 @@
-"""The head of a safetensors file: which arrays it has and where, checked against the file's size; without NumPy.
+"""The header of a safetensors file: names, types and places of its arrays. It needs no NumPy.
 
-Nothing that a file says is believed before it fits the file: a header is no longer than the file, arrays lie within it,
-follow each other without gaps and are as large as their shapes. So what is read later is never larger than the file.
+The header is checked against the file before it is used: it is not longer than the file, and arrays lie within the
+file, follow each other without gaps and have the sizes of their shapes. So nothing that is read or allocated later can
+be larger than the file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import translate_os_errors
 
 MAX_HEADER_BYTES = 100 << 20
-"""Bytes; what the safetensors package itself accepts."""
+"""The limit of the safetensors package."""
 DTYPE_CODES = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -33,7 +34,7 @@ DTYPE_CODES = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-"""By NumPy's name: the format's name and the bytes of an element."""
+"""The format's name of a dtype and the bytes of an element, by NumPy's name."""
 _DTYPE_NAMES = {code: name for name, (code, _) in DTYPE_CODES.items()}
 _MAX_DIMENSIONS = 32
 _LENGTH_BYTES = 8
@@ -44,11 +45,11 @@ class StoredArray:
     """An array in a file.
 
     Attributes:
-        name: in the file.
-        dtype: NumPy's name of it; little-endian.
-        shape: of the array.
+        name: name in the file.
+        dtype: NumPy's name of the dtype; little-endian.
+        shape: shape of the array.
         path: the file.
-        start: offset of its first byte in the file.
+        start: offset of the first byte in the file.
     """
 
     name: str
@@ -59,13 +60,13 @@ class StoredArray:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the file."""
+        """Bytes of the array in the file."""
         return prod(self.shape) * DTYPE_CODES[self.dtype][1]
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What a file says of itself."""
+    """The header of one file."""
 
     path: Path
     arrays: Mapping[str, StoredArray]
@@ -73,17 +74,17 @@ class SafetensorsHeader:
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
-    """The arrays and the strings that are in ``path``; of the arrays, where they are.
+    """Read the header of ``path``: its strings, and the places of its arrays.
 
     Raises:
-        StorageError: it cannot be read, is not in the format, or is cut off.
+        StorageError: the file cannot be read, has another format, or is truncated.
     """
     with translate_os_errors(path, "read a checkpoint"), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES + length or not 0 < length <= MAX_HEADER_BYTES:
-            raise StorageError(f"is not a safetensors file, or cut off: it has {size} bytes", where=str(path))
+            raise StorageError(f"is not a safetensors file, or is truncated: it has {size} bytes", where=str(path))
         text = file.read(length)
     try:
         return _parse_header(path, text, size)
@@ -94,12 +95,12 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
 def encode_safetensors_header(
     arrays: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str]
 ) -> memoryview:
-    """The header of a file whose arrays follow each other in this order.
+    """The header of a file in which the arrays follow each other in this order.
 
-    A uint64 length, then JSON padded by spaces so that the data begins at a multiple of 8 bytes.
+    It is a uint64 length, then JSON, padded with spaces so that the data begins at a multiple of 8 bytes.
 
     Args:
-        arrays: name, NumPy's name of the dtype (one of DTYPES), shape.
+        arrays: name, NumPy's name of the dtype (a key of DTYPE_CODES), shape.
         metadata: strings stored with the arrays.
     """
     fields: dict[str, object] = {"__metadata__": dict(metadata)}
@@ -118,7 +119,7 @@ def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
     fields: dict[str, Any] = decode_json_file(text)
     strings = fields.pop("__metadata__", {})
     if not all(isinstance(value, str) for value in strings.values()):
-        raise ValueError("its metadata are not strings")
+        raise ValueError("its metadata values are not strings")
     data = _LENGTH_BYTES + len(text)
     found = sorted(
         (_parse_array_entry(name, field, path, data) for name, field in fields.items()), key=lambda one: one[0].start
@@ -126,18 +127,18 @@ def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
     end = data
     for array, array_end in found:
         if array.start != end or array_end != end + array.nbytes:
-            raise ValueError(f"array {array.name!r} is not where it should be")
+            raise ValueError(f"array {array.name!r} does not follow the previous array, or has a wrong size")
         end = array_end
     if end != size:
-        raise StorageError(f"has {size} bytes where its header describes {end}", where=str(path))
+        raise StorageError(f"has {size} bytes, its header describes {end}", where=str(path))
     return SafetensorsHeader(path, {array.name: array for array, _ in found}, strings)
 
 
 def _parse_array_entry(name: str, field: Mapping[str, Any], path: Path, data: int) -> tuple[StoredArray, int]:
-    """An array and where it ends."""
+    """An array and its end."""
     code, shape, (start, end) = field["dtype"], field["shape"], field["data_offsets"]
     if code not in _DTYPE_NAMES:
-        raise ValueError(f"array {name!r} is of the type {code!r}, which EDL does not write")
+        raise ValueError(f"array {name!r} has the type {code!r}, which EDL does not write")
     if len(shape) > _MAX_DIMENSIONS or not all(_is_valid_count(number) for number in (*shape, start, end)):
         raise ValueError(f"array {name!r} has the shape {shape} and the place {[start, end]}")
     return StoredArray(name, _DTYPE_NAMES[code], tuple(shape), path, data + start), data + end

@@ -1,4 +1,4 @@
-"""A file of named arrays whose parts come in any order between arrays: nobody needs a whole array in memory."""
+"""Writes safetensors files part by part, so that no whole array has to be in memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from edl.storage.durable_files import remove_on_error, rename_durably, translate
 from edl.storage.safetensors_header import DTYPE_CODES, encode_safetensors_header
 
 # --------------------------------------------------------------------------------------------------
-# The CRC-32 of bytes that are put together: zlib's ``crc32_combine``, which Python does not have.
+# The CRC-32 of concatenated bytes, like zlib's ``crc32_combine``, which Python does not have.
 #
-# CRC-32 is linear: what the bytes behind add to it does not depend on what stands in front of them, but for the front's
-# checksum times x^(8n), a polynomial over GF(2) modulo the CRC's own (https://zlib.net/crc_v3.txt).
+# CRC-32 is linear: the checksum of a concatenation is that of the second part, xor the checksum of the first part times
+# x^(8n), for n bytes in the second part. Products are of polynomials over GF(2) modulo that of the CRC
+# (https://zlib.net/crc_v3.txt).
 
 
 _MODULUS = 0xEDB88320
-"""Of CRC-32; the highest power of x is the lowest bit."""
+"""The polynomial of CRC-32; the lowest bit is the highest power of x."""
 _ONE = 1 << 31
 _BYTE = _ONE >> 8
-"""x^8: one byte further."""
+"""x^8, which shifts by one byte."""
 
 
 def combine_crc32(first_crc: int, second_crc: int, second_length: int) -> int:
@@ -66,61 +67,60 @@ def _raise_polynomial(base: int, exponent: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether a disk has room for a checkpoint, asked before the first byte is written.
+# Checking for free space before the first byte of a checkpoint is written.
 #
-# A checkpoint that fills the disk takes the journal with it, and a master that cannot write its journal ends the job.
+# The journal is on the same disk. If a checkpoint filled the disk, the master could not write its journal, and the job
+# would fail.
 
 
 RESERVE_BYTES = 16 << 20
 RESERVE_SHARE = 0.01
-"""What is left to the journal: the lesser of both, in bytes and as a share of the file system."""
+"""Space that is left for the journal: the smaller of both, in bytes and as a share of the file system."""
 
 
 def ensure_free_space(folder: Path, size: int) -> None:
-    """Refuse to write ``size`` bytes to a disk that has not so many and a reserve.
+    """Refuse to write ``size`` bytes to a disk that does not have room for them and the reserve.
 
-    A file system that does not say how large it is passes: writing will tell.
+    A file system that does not report its size passes; writing then fails if it is full.
 
     Raises:
-        StorageError: there is no room; says how much there is.
-        OSError: the folder cannot be asked.
+        StorageError: there is not enough room; the message has the numbers.
+        OSError: the file system cannot be queried.
     """
     disk = os.statvfs(folder)
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
     reserve = min(RESERVE_BYTES, int(total * RESERVE_SHARE))
     if total and size + reserve > free:
         raise StorageError(
-            f"no space left on the disk: {size:,} bytes are to be written, {free:,} are free, and {reserve:,} of them "
-            "are left to the journal",
+            f"no space left on the disk: {size:,} bytes are to be written, {free:,} are free, and {reserve:,} of these "
+            "are reserved for the journal",
             where=str(folder),
-            hint="Make room there, or keep fewer checkpoints (checkpoint.keep).",
+            hint="Free some space there, or keep fewer checkpoints (checkpoint.keep).",
         )
 
 
 # --------------------------------------------------------------------------------------------------
-# A large file that goes to its disk while it is written, instead of all at once at the end.
+# Writing a large file in steps, each of which is synced, instead of syncing everything at the end.
 #
-# Left to the kernel, a file of gigabytes fills as much memory first: of the machine, and in a pod of the pod's limit.
-# Each page is allocated and cleared before it is copied to, which costs more than the copy, and in a virtual machine
-# that
-# gives unused memory back a fault in its host as well. At the end ``fsync`` has all of it to write. Written in steps,
-# the
-# file needs the memory of one step over and over; this is what RocksDB's ``bytes_per_sync`` is for.
+# The kernel would keep gigabytes of written data in memory, which counts toward the memory limit of a pod. Each new
+# page is allocated and cleared before data is copied into it, which costs more than the copy; in a virtual machine
+# that returns unused memory, it also causes a page fault in the host. At the end, fsync would have to write everything.
+# In steps, the file uses the memory of one step again and again. RocksDB's ``bytes_per_sync`` does the same.
 
 
 SYNC_STEP_BYTES = 32 << 20
-"""Written before the disk is waited for."""
+"""Bytes that are written before the first sync."""
 
 
 class PacedWriter:
-    """A new file, as a context.
+    """Writes a new file in synced steps; a context manager.
 
     Args:
-        path: of the file; what is there already is overwritten.
-        step: bytes that are written at most before the disk is waited for, but for a last part that is longer.
+        path: the file; an existing one is overwritten.
+        step: bytes after which a sync follows. A single write may be longer.
 
     Raises:
-        OSError: from each method, as the system reports it; a part may have been written.
+        OSError: raised by each method as the system reports it; a part may have been written.
     """
 
     def __init__(self, path: Path, step: int = SYNC_STEP_BYTES) -> None:
@@ -129,33 +129,33 @@ class PacedWriter:
         self._unsynced_bytes = 0
 
     def __enter__(self) -> Self:
-        """Nothing: it is open already."""
+        """Return the writer, which is open already."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; what :meth:`sync` was not called for need not be on the disk."""
+        """Close the file. What was written since the last :meth:`sync` need not be durable."""
         os.close(self._descriptor)
 
     def write(self, data: memoryview) -> None:
-        """Write single bytes where the last ones ended."""
+        """Write ``data``, a view of single bytes, after the previous bytes."""
         write_all(self._descriptor, data)
         self._unsynced_bytes += data.nbytes
         if self._unsynced_bytes >= self._step_bytes:
             self.sync()
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """The same at ``offset``, in bytes from the beginning."""
+        """Write ``data`` at ``offset`` from the beginning, in bytes."""
         os.lseek(self._descriptor, offset, os.SEEK_SET)
         self.write(data)
 
     def sync(self) -> None:
-        """Make everything that was written durable, and free the memory that it took."""
+        """Make everything that was written durable, and free its page cache."""
         os.fsync(self._descriptor)
         self._unsynced_bytes = 0
         if sys.platform == "linux":
-            with suppress(OSError):  # advice: a file system that does not take it keeps the pages
+            with suppress(OSError):  # only advice: a file system that does not support it keeps the pages
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -164,12 +164,12 @@ AnyArray = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True)
 class ArrayShape:
-    """An array that is to be written.
+    """Name, type and shape of an array to be written.
 
     Attributes:
-        name: in the file.
-        dtype: NumPy's name of it, one of DTYPES.
-        shape: of the whole array.
+        name: name in the file.
+        dtype: NumPy's name of the dtype, a key of DTYPE_CODES.
+        shape: shape of the whole array.
     """
 
     name: str
@@ -179,27 +179,27 @@ class ArrayShape:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_CODES:
             raise ValueError(
-                f"array {self.name!r} has dtype {self.dtype}; a checkpoint stores {', '.join(DTYPE_CODES)}"
+                f"array {self.name!r} has dtype {self.dtype}; a checkpoint can store {', '.join(DTYPE_CODES)}"
             )
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the file."""
+        """Bytes of the array in the file."""
         return prod(self.shape) * DTYPE_CODES[self.dtype][1]
 
 
 def write_array_parts(
     path: Path, arrays: Sequence[ArrayShape], parts: Iterable[tuple[str, AnyArray]], metadata: Mapping[str, str]
 ) -> tuple[int, int]:
-    """Write arrays to ``path`` part by part; return the size and CRC-32 of the file, which is durable by then.
+    """Write arrays to ``path`` part by part; return the size and CRC-32 of the file, which is then durable.
 
     A part is consumed before the next one is requested, so the caller may reuse its buffer. The checksum is computed
     for each array and combined at the end, because parts of different arrays may alternate.
 
     Args:
-        path: of the file.
-        arrays: in the order in which they stand in the file.
-        parts: name and the next values of that array, of its dtype, in C order.
+        path: the file.
+        arrays: the arrays, in their order in the file.
+        parts: pairs of an array's name and its next values, in its dtype and in C order.
         metadata: strings stored with the arrays.
 
     Raises:
@@ -228,7 +228,7 @@ def array_bytes(array: AnyArray) -> memoryview:
 
 @dataclass(slots=True)
 class _ArrayCursor:
-    """An array's part of the file: where it ends, where the next values go, and the crc32 of those before."""
+    """An array's place in the file: its end, the position of the next values, and the CRC-32 of those before."""
 
     array: ArrayShape
     position: int
@@ -237,7 +237,7 @@ class _ArrayCursor:
 
     def write_values(self, file: PacedWriter, values: AnyArray) -> None:
         if values.dtype.name != self.array.dtype:
-            raise ValueError(f"array {self.array.name!r} is {self.array.dtype}, a part of it is {values.dtype}")
+            raise ValueError(f"array {self.array.name!r} is {self.array.dtype}, and a part of it is {values.dtype}")
         data = array_bytes(np.asarray(values, values.dtype.newbyteorder("<"), order="C"))
         if self.position + data.nbytes > self.end:
             raise ValueError(f"array {self.array.name!r} has more values than {list(self.array.shape)}")
@@ -263,22 +263,22 @@ def _write_file(
             places[name].write_values(file, values)
         for place in places.values():
             if place.position != place.end:
-                raise ValueError(f"array {place.array.name!r} lacks {place.end - place.position} bytes")
+                raise ValueError(f"array {place.array.name!r} is {place.end - place.position} bytes short")
         file.sync()
 
 
 # --------------------------------------------------------------------------------------------------
-# Files of named arrays in the safetensors format, written from the arrays' own memory and read without pickle.
+# Whole arrays: written from their own memory, and read without pickle.
 
 
 def write_array_file(path: Path, arrays: Mapping[str, AnyArray], metadata: Mapping[str, str]) -> tuple[int, int]:
-    """Write ``arrays`` to ``path``, durable under its name when this returns; its size in bytes and its crc32.
+    """Write ``arrays`` to ``path``; return its size in bytes and its CRC-32. The file is then durable.
 
-    Streamed, with the checksum taken on the way: no second copy in memory (what the package's own writer needs), and
-    no second pass over the file. The arrays must not change meanwhile.
+    The checksum is computed while writing. So there is no second copy in memory, which the writer of the safetensors
+    package needs, and no second pass over the file. The arrays must not change meanwhile.
 
     Raises:
-        StorageError: it cannot be written (the disk is full); nothing of it is left.
+        StorageError: the file cannot be written (the disk is full). No partial file is left.
         ValueError: an array's dtype cannot be stored.
     """
     shapes = [ArrayShape(name, array.dtype.name, array.shape) for name, array in arrays.items()]
@@ -286,10 +286,10 @@ def write_array_file(path: Path, arrays: Mapping[str, AnyArray], metadata: Mappi
 
 
 def read_array_file(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
-    """The arrays and the strings in ``path``; each array is a copy of its own.
+    """Read the arrays and strings in ``path``. Each array is a copy.
 
     Raises:
-        StorageError: it cannot be read, or is not in the format.
+        StorageError: the file cannot be read, or has another format.
     """
     try:
         with translate_os_errors(path, "read a checkpoint"), safe_open(path, framework="numpy") as file:
@@ -299,7 +299,7 @@ def read_array_file(path: Path) -> tuple[dict[str, AnyArray], dict[str, str]]:
 
 
 def write_byte_stream(path: Path, parts: Iterable[memoryview]) -> tuple[int, int]:
-    """Write ``parts``, views of single bytes, to a new file and sync it; its size and its crc32.
+    """Write ``parts``, views of single bytes, to a new file and sync it; return its size and CRC-32.
 
     Raises:
         OSError: as the system reports it; a part may have been written.

@@ -1,4 +1,4 @@
-"""One incarnation's segments, as its writer sees them: begun, appended to, compacted, and given up when replaced."""
+"""Segments of the journal: their format, and writing those of one incarnation."""
 
 from __future__ import annotations
 
@@ -24,32 +24,30 @@ from edl.storage.durable_files import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# The journal's files, byte by byte (docs/design/0003): names, headers, and records.
-#
-# Layout, little-endian::
+# The format of segments (docs/design/0003), little-endian::
 #
 #     header  magic "EDLJRNL\n" | uint32 format version | uint32 incarnation | uint32 number | uint32 crc32 of these
-#     record  uint32 length, bit 31 = begins a group | uint32 crc32 of the payload | payload: a compact JSON object
+#     record  uint32 length, bit 31 = first of a group | uint32 crc32 of the payload | payload: a compact JSON object
 
 
 SEGMENT_MAGIC = b"EDLJRNL\n"
 JOURNAL_FORMAT_VERSION = 1
 SEGMENT_SUFFIX = ".edlj"
 MAX_RECORD_BYTES = 256 << 20
-"""Bytes of the largest payload; a longer length is damage, and is found before anything is allocated."""
+"""Maximum bytes of a payload. A larger length is damage, and is detected before anything is allocated."""
 
 GROUP_START_FLAG = 1 << 31
-"""Flag in a record's length: everything in front of this record was durable before it was written."""
+"""Flag in a record's length: everything before this record was durable before it was written."""
 
 HEADER_STRUCT = struct.Struct("<8sIIII")
 RECORD_STRUCT = struct.Struct("<II")
-_MIN_PAYLOAD_BYTES = len("{}")  # also keeps a run of zeros, as a crash may leave it, from passing for empty records
+_MIN_PAYLOAD_BYTES = len("{}")  # so that a run of zeros, which a crash may leave, is not read as empty records
 _encode_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 @dataclass(frozen=True, order=True)
 class SegmentId:
-    """Which segment: ``number`` counts from 1 within an incarnation; the order is that of writing."""
+    """Identifies a segment. ``number`` counts from 1 in each incarnation; the order is that of writing."""
 
     incarnation: int
     number: int
@@ -61,7 +59,7 @@ class SegmentId:
 
     @classmethod
     def parse(cls, name: str) -> SegmentId | None:
-        """The id that a file's name tells, or None for a file that is no segment."""
+        """The id in a file's name; None if the file is not a segment."""
         incarnation, dash, number = name.removesuffix(SEGMENT_SUFFIX).partition("-")
         if not (name.endswith(SEGMENT_SUFFIX) and dash and incarnation.isdecimal() and number.isdecimal()):
             return None
@@ -69,7 +67,7 @@ class SegmentId:
 
 
 def list_segments(directory: Path) -> list[SegmentId]:
-    """The segments in ``directory``, oldest first; none when it does not exist."""
+    """The segments in ``directory``, oldest first; empty if it does not exist."""
     with translate_os_errors(directory, "read the journal"):
         try:
             names = os.listdir(directory)
@@ -79,7 +77,7 @@ def list_segments(directory: Path) -> list[SegmentId]:
 
 
 class BadRecordError(Exception):
-    """No intact record stands at ``offset``; ``reason`` says what is there instead."""
+    """There is no intact record at ``offset``; ``reason`` says why."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"{reason} at byte {offset}")
@@ -88,10 +86,10 @@ class BadRecordError(Exception):
 
 
 def encode_record(entry: Mapping[str, Any]) -> bytes:
-    """One record: header and payload.
+    """Encode one record: header and payload.
 
     Raises:
-        TypeError, ValueError: ``entry`` is not JSON (NaN and infinities are not), or is larger than MAX_RECORD.
+        TypeError, ValueError: ``entry`` is not JSON (NaN and infinities are not), or exceeds MAX_RECORD_BYTES.
     """
     payload = _encode_json(entry).encode()
     if len(payload) > MAX_RECORD_BYTES:
@@ -100,26 +98,26 @@ def encode_record(entry: Mapping[str, Any]) -> bytes:
 
 
 def mark_group_start(record: bytes) -> bytes:
-    """The same record, marked as the first of a group."""
+    """The record, marked as the first of a group."""
     return record[:3] + bytes([record[3] | GROUP_START_FLAG >> 24]) + record[4:]
 
 
 def encode_segment_header(segment: SegmentId) -> bytes:
-    """The first bytes of the file."""
+    """The header of a segment's file."""
     fields = HEADER_STRUCT.pack(SEGMENT_MAGIC, JOURNAL_FORMAT_VERSION, segment.incarnation, segment.number, 0)[:-4]
     return fields + struct.pack("<I", zlib.crc32(fields))
 
 
 class BadHeaderError(StorageError):
-    """The first bytes of a segment are not as they were written."""
+    """The header of a segment is damaged."""
 
 
 def check_segment_header(data: memoryview, segment: SegmentId, path: Path) -> None:
-    """Make sure that ``data`` begins as ``segment`` must.
+    """Verify the header of a segment.
 
     Raises:
         BadHeaderError: it is damaged.
-        StorageError: of another format version (both are named), or a file under a wrong name.
+        StorageError: it has another format version (the message has both), or the file was renamed.
     """
     if len(data) < HEADER_STRUCT.size or bytes(data[: len(SEGMENT_MAGIC)]) != SEGMENT_MAGIC:
         raise BadHeaderError("is not a journal segment: its first bytes are damaged", where=str(path))
@@ -139,10 +137,10 @@ def check_segment_header(data: memoryview, segment: SegmentId, path: Path) -> No
 
 
 def find_record_end(data: memoryview, offset: int, limit: int) -> int:
-    """The offset behind the intact record at ``offset``, which must end at or before ``limit``.
+    """The offset after the intact record at ``offset``, which must end at or before ``limit``.
 
     Raises:
-        BadRecordError: the record is cut off, or its length or checksum is wrong.
+        BadRecordError: the record is truncated, or its length or checksum is wrong.
     """
     if offset + RECORD_STRUCT.size > limit:
         raise BadRecordError(offset, "a record header is cut off")
@@ -159,11 +157,13 @@ def find_record_end(data: memoryview, offset: int, limit: int) -> int:
 
 
 def find_group_start(data: bytes, offset: int) -> int | None:
-    """The offset of an intact record behind ``offset`` that begins a group, or None.
+    """The offset of an intact record after ``offset`` that is the first of a group; None if there is none.
 
-    There is one only when what stands at ``offset`` was once durable: then it is damage, not the tail of a crash.
+    A group is written only when everything before it is durable. So if there is one, the bytes at ``offset`` are
+    damaged, and not the torn tail of a crash.
     """
     view = memoryview(data)
+    # every payload begins with a brace, so only bytes before a brace can be a record's header
     brace = data.find(b"{", offset + RECORD_STRUCT.size + 1)
     while brace >= 0:
         start = brace - RECORD_STRUCT.size
@@ -171,7 +171,7 @@ def find_group_start(data: bytes, offset: int) -> int | None:
             try:
                 find_record_end(view, start, len(data))
             except BadRecordError:
-                pass  # not the start of a record; look on
+                pass  # not the start of a record; try the next brace
             else:
                 return start
         brace = data.find(b"{", brace + 1)
@@ -179,19 +179,19 @@ def find_group_start(data: bytes, offset: int) -> int | None:
 
 
 class SegmentWriter:
-    """The open end of the journal: one file, appended to in groups that are durable when ``append`` returns."""
+    """Writes one segment, in groups of records that are durable when ``append`` returns."""
 
     def __init__(self, directory: Path, segment: SegmentId, opening: bytes, entries: bytes = b"") -> None:
-        """Create the segment with its opening record and first entries, durable before it has its name.
+        """Create the segment with its opening record and first entries, which are durable before it has its name.
 
         Args:
             directory: the journal's folder.
-            segment: which segment to create.
-            opening: the encoded record that holds the fence, and the snapshot where there is one.
-            entries: encoded records that follow it at once.
+            segment: the segment to create.
+            opening: the encoded opening record, with the fence and perhaps a snapshot.
+            entries: encoded records that follow it.
 
         Raises:
-            StorageError: it cannot be written; nothing of it is left.
+            StorageError: it cannot be written; no partial file is left.
         """
         self.segment = segment
         self.path = directory / segment.file_name
@@ -210,10 +210,11 @@ class SegmentWriter:
         """Bytes that are durable."""
 
     def append(self, group: bytes) -> float:
-        """Write ``group`` (one or more records) and make it durable; returns the seconds that fdatasync took.
+        """Write ``group`` (one or more records) and make it durable; return the seconds that fdatasync took.
 
         Raises:
-            StorageError: it cannot be written; the file ends where it ended before, and must not be appended to again.
+            StorageError: it cannot be written. The group is removed from the file, and ``append`` must not be called
+                again: after a failed fdatasync it is unknown which pages are on the disk.
         """
         try:
             write_all(self._descriptor, mark_group_start(group))
@@ -229,7 +230,7 @@ class SegmentWriter:
         try:
             os.ftruncate(self._descriptor, self.durable_bytes)
         except OSError:
-            return  # the remains are a torn tail, which replay ignores; the error that led here is the one to report
+            return  # what remains is a torn tail, which replay ignores; the caller reports the first error
 
     def close(self) -> None:
         """Close the file. Closing twice does nothing."""
@@ -238,19 +239,19 @@ class SegmentWriter:
             self._descriptor = -1
 
 
-_CLOCK_TICK_NS = 100_000_000  # ns; coarser than the time stamps of any file system in use
+_CLOCK_TICK_NS = 100_000_000  # coarser than the timestamps of any file system in use
 
 
 class SegmentChain:
-    """Where the journal's writer puts its groups. Used by one thread at a time."""
+    """Writes the segments of one incarnation. Only one thread may use it at a time."""
 
     def __init__(self, directory: Path, incarnation: int, fence: Mapping[str, int], holder: str) -> None:
-        """Begin ``incarnation`` behind the segments and lengths in ``fence``, which is made durable first.
+        """Begin ``incarnation`` after the segments in ``fence``, which are first made durable up to those lengths.
 
-        A killed process leaves bytes that are in the system's memory only; once the fence counts them they must last.
+        A killed process leaves bytes in the page cache only. Once the fence counts them, they must not get lost.
 
         Raises:
-            StorageError: the first segment cannot be written; the journal is as it was.
+            StorageError: the first segment cannot be written; the journal is unchanged.
         """
         self._directory = directory
         self._directory_name = os.fspath(directory)
@@ -259,35 +260,37 @@ class SegmentChain:
                 sync_file(directory / name)
         opening = encode_record({"holder": holder, "fence": dict(fence)})
         self._writer = SegmentWriter(directory, SegmentId(incarnation, 1), opening)
-        self._checked_mtime_ns = 0  # ns: when the folder had last changed and held no newer incarnation; 0: look at it
+        # time (ns) of the folder's last change for which it was checked that no newer incarnation exists; 0: check it
+        self._checked_mtime_ns = 0
 
     @property
     def incarnation(self) -> int:
-        """Whose segments these are."""
+        """The incarnation that writes these segments."""
         return self._writer.segment.incarnation
 
     def append(self, group: bytes) -> float:
-        """Make ``group`` (whole records) durable; returns the seconds that fdatasync took.
+        """Make ``group`` (whole records) durable; return the seconds that fdatasync took.
 
         Raises:
-            StorageError: it could not be written; the segment ends where it did before.
-            RefusedError: a newer incarnation has read the journal, so ``group`` may never be read.
+            StorageError: it could not be written, and was removed from the segment.
+            RefusedError: a newer incarnation has opened the journal, so ``group`` may never be read.
         """
         seconds = self._writer.append(group)
         self._check_not_replaced()
         return seconds
 
     def compact(self, opening: bytes) -> None:
-        """Begin a segment with ``opening``, an encoded record that holds a snapshot; then remove all older ones.
+        """Begin a segment with ``opening``, an encoded record with a snapshot, then remove all older segments.
 
         Raises:
-            StorageError: something could not be written or removed; the old segments or the new one are the journal.
-            RefusedError: a newer incarnation has read the journal; nothing was removed.
+            StorageError: something could not be written or removed. The journal is the old segments or the new one.
+            RefusedError: a newer incarnation has opened the journal; nothing was removed.
         """
         old = self._writer
         segment = SegmentId(self.incarnation, old.segment.number + 1)
         self._writer = SegmentWriter(self._directory, segment, opening)
         old.close()
+        # a newer incarnation's fence may list the old segments: then they must stay
         self._check_not_replaced()
         with translate_os_errors(self._directory, "remove compacted journal segments"):
             for found in list_segments(self._directory):
@@ -300,31 +303,31 @@ class SegmentChain:
         self._writer.close()
 
     def _check_not_replaced(self) -> None:
-        """Acknowledge nothing, and remove nothing, once a newer incarnation has read the journal."""
-        try:  # once a group: pathlib and a context manager cost as much as the system call
+        """Raise if a newer incarnation has opened the journal: then nothing may be acknowledged or removed."""
+        try:  # runs once per group, where pathlib and a context manager would cost as much as the system call
             modified = os.stat(self._directory_name).st_mtime_ns
         except OSError as error:
-            raise to_storage_error(error, self._directory, "look at the journal") from error
+            raise to_storage_error(error, self._directory, "check the journal") from error
         if modified == self._checked_mtime_ns:
             return
         segments = list_segments(self._directory)
         if self._writer.segment not in segments:
-            raise StorageError("the journal was removed while it was written", where=str(self._writer.path))
+            raise StorageError("the journal was removed while it was in use", where=str(self._writer.path))
         if segments[-1].incarnation > self.incarnation:
             raise RefusedError(
                 f"incarnation {segments[-1].incarnation} has replaced this one ({self.incarnation})",
                 where=str(self._directory),
-                hint="Another master runs this job now; this one must end.",
+                hint="Another master runs this job now; this one must exit.",
             )
-        # Within one tick of the file system's clock another file may still appear without a new time.
+        # Within one clock tick of the file system, a file may still be created without a new modification time.
         self._checked_mtime_ns = modified if time.time_ns() - modified > _CLOCK_TICK_NS else 0
 
 
 def remove_unfinished_segments(directory: Path) -> None:
-    """Remove segments that a crash left before they had their name.
+    """Remove segments that a crash left before they had their names.
 
     Raises:
-        StorageError: one cannot be removed.
+        StorageError: a file cannot be removed.
     """
     with translate_os_errors(directory, "remove an unfinished journal segment"):
         for path in directory.glob("*.tmp"):

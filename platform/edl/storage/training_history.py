@@ -1,4 +1,4 @@
-"""The course of a run's training, kept in its directory: a line with loss and pace every few seconds."""
+"""Records the course of training in the run's directory: a line with loss and speed every few seconds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from edl.storage.run_directory import RunDirectory, append_json_line
 log = logging.getLogger(__name__)
 
 HISTORY_PERIOD_SECONDS = 5.0
-"""Between two lines, of about 150 bytes: 2.6 MB a day."""
+"""Time between two lines of about 150 bytes, which is 2.6 MB per day."""
 _PENDING_STATES = ("pending", "leaving")
 
 
 class TrainingHistory:
-    """Appends to ``history.jsonl``; a run that goes on goes on with it. A full disk is logged and stops nothing.
+    """Appends to ``history.jsonl``, also when a run is resumed. A full disk is logged and does not stop the job.
 
     Args:
-        run: whose.
+        run: the run.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -28,8 +28,9 @@ class TrainingHistory:
         self._last_step, self._last_time = -1, float("-inf")
 
     def record_status(self, status: Status) -> None:
-        """A line, if there was a step since the last one, and ``PERIOD_SECONDS`` have passed or the job is over."""
+        """Add a line if steps were done since the last one, and the period has passed or training is over."""
         over = status.phase not in ("Starting", "Training")
+        # 0.9: the times at which a status is written are not exact
         if status.step == self._last_step or (
             status.updated - self._last_time < 0.9 * HISTORY_PERIOD_SECONDS and not over
         ):
@@ -41,7 +42,7 @@ class TrainingHistory:
             "step": status.step,
             "epoch": status.epoch,
             "records_done": status.records_done,
-            "loss": to_json(status)["loss"],  # null where it is not a number that JSON has
+            "loss": to_json(status)["loss"],  # null if it is NaN or infinite, which JSON cannot express
             "samples_per_second": status.samples_per_second,
             "workers": len(status.workers) - pending,
             "pending": pending,

@@ -142,7 +142,7 @@ def test_a_range_or_a_source_that_is_not_there_is_refused(tmp_path: Path) -> Non
     path = str(recordio(tmp_path / "a.recordio"))
     reader = open_reader(path)
     for start, end in ((0, 4), (-1, 2), (2, 1)):
-        with pytest.raises(BadInputError, match="were asked for"):
+        with pytest.raises(BadInputError, match="were requested"):
             reader.read(path, start, end)
     with pytest.raises(BadInputError, match="no such source"):
         reader.read("other", 0, 1)

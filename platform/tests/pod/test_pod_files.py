@@ -109,7 +109,7 @@ def test_more_than_was_announced_is_refused(tmp_path: Path) -> None:
     with server(tmp_path) as pod:
         pod.ask("receive", "b.rec", size=2, sha256=SHA256)
         pod.say(encode_frame(DATA_FRAME, b"new"))
-        assert "more arrives" in pod.hear().json_payload()["message"]
+        assert "more bytes arrived" in pod.hear().json_payload()["message"]
 
 
 def test_a_file_is_sent_from_where_the_other_end_has_it(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_parts_in_any_order_make_the_same_file(tmp_path_factory, data):
     [
         ([np.ones(2, np.float32)], "lacks 4 bytes"),
         ([np.ones(2, np.float32), np.ones(2, np.float32)], "more values"),
-        ([np.ones(3)], "is float32, a part of it is float64"),
+        ([np.ones(3)], "is float32, and a part of it is float64"),
     ],
 )
 def test_parts_that_are_not_the_array_leave_nothing_behind(tmp_path, parts, problem):

@@ -1,5 +1,5 @@
-"""RecordIO, the on-disk format of pyrecordio and ElasticDL: chunks, index, reader, writer.
+"""RecordIO, the file format of pyrecordio and ElasticDL: chunks, index, reader, writer.
 
-A file is a plain sequence of chunks. A chunk is a header of 20 bytes and a payload, which holds records, each
-behind its length, and may be compressed. Every chunk is checked by CRC-32 when it is read.
+A file is a sequence of chunks. A chunk is a header of 20 bytes and a payload, which may be compressed. The payload
+contains records, each after its length. The CRC-32 of every chunk is checked when it is read.
 """

@@ -1,4 +1,4 @@
-"""A chunk, byte by byte: the header, the compressors, and the records within a payload."""
+"""The bytes of a chunk: the header, the compression, and the records within a payload."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 from edl.api.errors import BadInputError
 from edl.numerics.checksum import crc32
 
-try:  # a twentieth of the time: workers walk through the chunks of a shuffled window several times an epoch
+try:  # takes a twentieth of the time: workers divide the chunks of a shuffled window several times per epoch
     from edl.data import _records
 except ImportError:
     _NATIVE = False
@@ -34,7 +34,7 @@ LENGTH_BYTES = _LENGTH.size
 
 
 class CorruptChunkError(Exception):
-    """A chunk's bytes are not what its header says. The reader adds the place and translates it."""
+    """A chunk's bytes do not match its header. The reader adds file and chunk, and raises an error of EDL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class ChunkHeader:
     """The 20 bytes before a payload.
 
     Args:
-        checksum: CRC-32 (IEEE) of the payload as stored.
+        checksum: CRC-32 (IEEE) of the stored payload.
         compressor: 0 none, 1 snappy framing, 2 gzip.
-        size: bytes of the payload as stored.
-        records: records in the chunk.
+        size: size of the stored payload in bytes.
+        records: number of records in the chunk.
     """
 
     checksum: int
@@ -55,32 +55,32 @@ class ChunkHeader:
 
     @classmethod
     def parse(cls, data: bytes) -> ChunkHeader | None:
-        """The header in ``data``, or None where these bytes are none (too short, or another magic)."""
+        """Parse a header; None if the bytes are too short or have another magic number."""
         if len(data) != HEADER_BYTES:
             return None
         magic, *fields = _HEADER.unpack(data)
         return cls(*fields) if magic == CHUNK_MAGIC else None
 
     def pack(self) -> bytes:
-        """The header as it stands in a file."""
+        """The header as bytes."""
         return _HEADER.pack(CHUNK_MAGIC, self.checksum, self.compressor, self.size, self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """A checked, decompressed payload. Record i lies in ``payload[bounds[i] + 4 : bounds[i + 1]]``."""
+    """A verified, decompressed payload. Record i is ``payload[bounds[i] + 4 : bounds[i + 1]]``."""
 
     payload: bytes
     bounds: array[int]
 
     def slice_records(self, first: int, last: int) -> list[bytes]:
-        """Records ``[first, last)``, counted within the chunk."""
+        """Records ``[first, last)`` of the chunk."""
         payload = self.payload
         return [payload[begin + LENGTH_BYTES : end] for begin, end in pairwise(self.bounds[first : last + 1])]
 
 
 def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
-    """Header and payload of one chunk. Uncompressed, the bytes are those of the original writer."""
+    """Header and payload of one chunk. Without compression, the bytes equal those of pyrecordio's writer."""
     parts: list[bytes] = []
     for record in records:
         parts += (_LENGTH.pack(len(record)), record)
@@ -89,10 +89,11 @@ def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
 
 
 def decode_chunk(header: ChunkHeader, stored: bytes) -> DecodedChunk:
-    """Check, decompress and divide a payload.
+    """Verify, decompress and divide a payload.
 
     Raises:
-        CorruptChunkError: truncated, a wrong checksum, an unknown or failing compressor, lengths that do not add up.
+        CorruptChunkError: the payload is truncated or has a wrong checksum, the compressor is unknown or fails, or the
+            lengths of the records do not add up.
     """
     if len(stored) < header.size:
         raise CorruptChunkError(f"the payload is truncated: {len(stored)} of {header.size} bytes")
@@ -131,9 +132,9 @@ def _lengths_differ(payload: bytes, records: int) -> CorruptChunkError:
 
 def _compress_payload(payload: bytes, compression: Compression) -> bytes:
     if compression == "snappy":
-        # Frames of up to 64 KiB that span records: the original reads records across frames.
+        # One compressed stream of frames of up to 64 KiB; records may span frames, which pyrecordio reads too.
         return bytes(_import_cramjam().snappy.compress(payload))
-    # mtime 0: equal records give equal files.
+    # mtime=0, so that equal records give equal files
     return gzip.compress(payload, mtime=0) if compression == "gzip" else payload
 
 

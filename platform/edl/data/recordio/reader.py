@@ -1,4 +1,4 @@
-"""Reading records by position, out of one file and out of a data set of files."""
+"""Reads records by position, from one file and from a data set of files."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from edl.data.recordio.chunk import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Where the chunks of a file are: what random access needs.
+# The index of a file: where its chunks are. Random access needs it.
 #
-# The index is found by walking the headers and seeking over the payloads, without checksums. It lives in memory; on
-# request it is also saved beside the file (``<file>.idx``), which pays where many processes open large files on a
-# network
-# volume. A saved index belongs to one size and modification time of its file. One that does not fit, cannot be
-# understood or cannot be written costs a walk and is never an error.
+# It is made by reading the headers and seeking over the payloads, without checking checksums, and is kept in memory.
+# With ``index: file`` it is also saved beside the file (``<file>.idx``), which saves time if many processes open large
+# files on a network volume. A saved index is valid for one size and modification time of its file. If it does not
+# match, cannot be parsed or cannot be written, the headers are read instead; that is never an error.
 
 
 _INDEX_VERSION = 1
-# The most bytes that one stored byte can stand for: snappy's copies give 64 bytes for 3, deflate 1032 for 1.
+# The most bytes that one stored byte can become: a copy of snappy's takes 3 bytes for 64, deflate reaches 1032 to 1.
 _EXPANSION = {COMPRESSORS["none"]: 1, COMPRESSORS["snappy"]: 64}
 _MOST_EXPANSION = 1100
 _log = logging.getLogger(__name__)
 
 
 class NotRecordIOError(BadInputError, RuntimeError):
-    """The index cannot be read: no RecordIO file, or junk between or after its chunks.
+    """The index cannot be read: the file is not RecordIO, or has other bytes between or after its chunks.
 
-    A RuntimeError too, as in the original.
+    It is also a RuntimeError, as in pyrecordio.
     """
 
 
@@ -58,9 +57,9 @@ class ChunkIndex:
     """The chunks of one file.
 
     Args:
-        headers: one for each chunk, in the order of the file.
+        headers: header of each chunk, in the order of the file.
         offsets: byte offset of each chunk's header.
-        first_records: index of each chunk's first record, and the file's record count at the end.
+        first_records: index of each chunk's first record, and at the end the file's record count.
     """
 
     headers: tuple[ChunkHeader, ...]
@@ -69,29 +68,29 @@ class ChunkIndex:
 
     @classmethod
     def from_headers(cls, headers: Sequence[ChunkHeader]) -> ChunkIndex:
-        """The index of a file with these chunks."""
+        """The index of a file that consists of chunks with these headers."""
         offsets = accumulate((HEADER_BYTES + header.size for header in headers), initial=0)
         firsts = accumulate((header.records for header in headers), initial=0)
         return cls(tuple(headers), tuple(offsets)[:-1], tuple(firsts))
 
     @property
     def record_count(self) -> int:
-        """Records in the file."""
+        """Number of records in the file."""
         return self.first_records[-1]
 
     def chunks_of_range(self, start: int, end: int) -> range:
-        """Numbers of the chunks that hold records ``[start, end)``, which must lie within the file."""
+        """Numbers of the chunks that contain records ``[start, end)``, which must lie within the file."""
         if start >= end:
             return range(0)
         return range(bisect_right(self.first_records, start) - 1, bisect_right(self.first_records, end - 1))
 
 
 def load_index(file: Path, *, save: bool = False) -> ChunkIndex:
-    """The index of ``file``: a saved one that fits, else a walk; with ``save`` the walk's result is kept beside it.
+    """The index of ``file``: the saved one if it is valid, otherwise a new one, which ``save`` saves beside the file.
 
     Raises:
         NotRecordIOError: the file is not a sequence of chunks.
-        EdlError: it cannot be read.
+        EdlError: the file cannot be read.
     """
     try:
         with file.open("rb", buffering=0) as stream:
@@ -116,7 +115,7 @@ def _walk_headers(descriptor: int, size: int, file: Path) -> list[ChunkHeader]:
             raise NotRecordIOError(
                 f"failed to read the index: no chunk header at byte {offset} of {size}",
                 where=str(file),
-                hint="the file is not RecordIO, or was cut or overwritten there; write it again",
+                hint="the file is not RecordIO, or was truncated or overwritten there; write it again",
             )
         headers.append(header)
         offset += HEADER_BYTES + header.size
@@ -124,7 +123,8 @@ def _walk_headers(descriptor: int, size: int, file: Path) -> list[ChunkHeader]:
 
 
 def _is_plausible(header: ChunkHeader) -> bool:
-    """Whether so many records can be in the payload, where each takes at least its length."""
+    """Whether the payload can contain so many records, each of which has at least a length."""
+    # a damaged count must not make the master plan for records that cannot exist
     return header.records * LENGTH_BYTES <= header.size * _EXPANSION.get(header.compressor, _MOST_EXPANSION)
 
 
@@ -143,7 +143,7 @@ def _load_saved_index(file: Path, stat: os.stat_result) -> ChunkIndex | None:
 
 def _parse_count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
-        raise TypeError(f"{value!r} is no count")
+        raise TypeError(f"{value!r} is not a count")
     return value
 
 
@@ -154,7 +154,7 @@ def _save_index(file: Path, stat: os.stat_result, index: ChunkIndex) -> None:
     temporary = temporary_path(path)
     try:
         temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
-        temporary.replace(path)
+        temporary.replace(path)  # atomic: several processes may write the index at once
     except OSError as error:
         _log.info("the index of %s is kept in memory only: %s", file, error)
         with suppress(OSError):
@@ -166,52 +166,53 @@ def _index_path(file: Path) -> Path:
 
 
 _OBJECT_BYTES = 40
-"""What a record takes in memory besides its bytes."""
+"""Memory of a record in addition to its bytes."""
 _EXPANDED = {COMPRESSORS["snappy"]: 3, COMPRESSORS["gzip"]: 4}
-"""How much larger a payload is once it is decompressed: usual for records that are worth it."""
+"""Typical ratio of a payload's size after and before decompression."""
 
 
 class RecordFile:
-    """One RecordIO file. Keeps the last chunk that was read, so that small reads in order are cheap.
+    """One RecordIO file. It caches the last chunk, so that small reads in order are cheap.
 
-    Nothing stays open between calls, and threads may share an instance.
+    No file stays open between calls, and threads may share an instance.
 
     Args:
         path: the file.
-        save_index: keep the index beside the file too.
+        save_index: also save the index beside the file.
     """
 
     def __init__(self, path: str | Path, *, save_index: bool = False) -> None:
         self.path = Path(path)
         self._save_index = save_index
-        # (number, its content or why it cannot be read): replaced as a whole, which is what makes threads safe.
+        # Number of a chunk, and its content or why it cannot be read. One tuple, replaced as a whole, because threads
+        # share it.
         self._cached_chunk: tuple[int, DecodedChunk | str] = (-1, "")
 
     @cached_property
     def index(self) -> ChunkIndex:
-        """Where the chunks are; walked once."""
+        """The index, made when it is first needed."""
         return load_index(self.path, save=self._save_index)
 
     @property
     def records(self) -> int:
-        """Records in the file, as the headers say."""
+        """Number of records in the file, according to its headers."""
         return self.index.record_count
 
     def blocks(self) -> BlockSizes:
-        """The chunks."""
+        """The chunks are the blocks."""
         headers = self.index.headers
         stored = sum(_EXPANDED.get(header.compressor, 1) * header.size for header in headers)
         return BlockSizes([header.records for header in headers], stored + self.records * _OBJECT_BYTES)
 
     def drop_cached_chunk(self) -> None:
-        """Keep no chunk in memory."""
+        """Free the memory of the cached chunk."""
         self._cached_chunk = (-1, "")
 
     def read(self, start: int = 0, end: int | None = None, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
-        """Records ``[start, end)``, clipped to the file as the original's Scanner does; ``on_corrupt`` as in the port.
+        """Records ``[start, end)``, limited to the file as pyrecordio does it; ``on_corrupt`` as in ``Reader.read``.
 
         Raises:
-            CorruptRecordError: a chunk of the range cannot be read and ``on_corrupt`` is None.
+            CorruptRecordError: a needed chunk cannot be read and ``on_corrupt`` is None.
         """
         start, end = max(start, 0), self.records if end is None else min(end, self.records)
         records: list[bytes] = []
@@ -226,7 +227,7 @@ class RecordFile:
         return records
 
     def read_packed(self, start: int, end: int) -> PackedRecords | None:
-        """Records ``[start, end)`` where they are; None: they are not one whole chunk, or it cannot be read."""
+        """Records ``[start, end)`` without copying them; None: they are not one whole chunk, or it cannot be read."""
         numbers = self.index.chunks_of_range(start, end)
         if len(numbers) != 1 or (start, end) != (
             self.index.first_records[numbers[0]],
@@ -264,11 +265,12 @@ class RecordFile:
             with self.path.open("rb") as stream:
                 stream.seek(offset)
                 current = ChunkHeader.parse(stream.read(HEADER_BYTES))
-                # A damaged size must not be allocated.
+                # limited by the file's size: a damaged size must not be allocated
                 rest = os.fstat(stream.fileno()).st_size - offset - HEADER_BYTES
                 stored = stream.read(max(0, min(header.size, rest)))
         except OSError as error:
             raise read_error(self.path, error) from error
+        # the index belongs to an earlier file of this name
         if current != header:
             raise BadInputError(
                 f"the file changed while it was in use: another chunk at byte {offset}",
@@ -279,7 +281,7 @@ class RecordFile:
 
 
 class RecordIOReader:
-    """A data set of RecordIO files: the reader port."""
+    """A data set of RecordIO files."""
 
     metadata = Metadata(format="recordio")
 
@@ -289,7 +291,7 @@ class RecordIOReader:
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> RecordIOReader:
-        """With the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
+        """A reader with the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
         chosen = ReaderOptions(options, allowed_names=("index",))
         return cls(files, save_index=chosen.get_choice("index", ("memory", "file")) == "file")
 
@@ -298,15 +300,15 @@ class RecordIOReader:
         return tuple(Source(name, file.records) for name, file in self._files.items())
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
-        """Records ``[start, end)`` of one file; see the port. A chunk of one file stays in memory, not one of each."""
+        """Records ``[start, end)`` of one file; see ``Reader.read``. One chunk in total is cached, not one per file."""
         return self._select_file(source, start, end).read(start, end, on_corrupt)
 
     def packed_records(self, source: str, start: int, end: int) -> PackedRecords | None:
-        """Records ``[start, end)`` of one file where they are in memory; None: ``read`` has them, or says why not."""
+        """Records ``[start, end)`` of one file without copying them; None: use ``read``, which also reports errors."""
         return self._select_file(source, start, end).read_packed(start, end)
 
     def blocks(self, source: str) -> BlockSizes:
-        """The chunks of one file."""
+        """The chunks of one file are its blocks."""
         return self._source_file(source).blocks()
 
     def _select_file(self, source: str, start: int, end: int) -> RecordFile:
@@ -315,7 +317,7 @@ class RecordIOReader:
         if newest is not None and newest is not file:
             newest.drop_cached_chunk()
         if not 0 <= start <= end <= file.records:
-            raise BadInputError(f"records {start} to {end} of {file.records} were asked for", where=source)
+            raise BadInputError(f"records {start} to {end} were requested, the file has {file.records}", where=source)
         return file
 
     def _source_file(self, source: str) -> RecordFile:

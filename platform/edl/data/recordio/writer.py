@@ -1,4 +1,4 @@
-"""Writing a file: records are gathered into chunks by the original's rule; the file appears when it is complete."""
+"""Writes RecordIO files. Records are grouped into chunks by pyrecordio's rule; a file appears when it is complete."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from edl.data.data_files import temporary_path
 from edl.data.recordio.chunk import COMPRESSORS, Compression, encode_chunk
 
 DEFAULT_CHUNK_LIMIT = 1024 * 1024
-"""Bytes of records in a chunk: small, for cheap access to any record, and for little loss when a byte is damaged."""
+"""Bytes of records in a chunk. Small, because one record costs reading its chunk, and one bad byte loses a chunk."""
 LARGEST_RECORD = 32 * 1024 * 1024
-"""A record is smaller than that unless the caller sets a chunk limit; it is the chunk limit of the original."""
+"""Limit of a record's size, unless the caller sets a chunk limit. It is the chunk limit of pyrecordio."""
 
 
 class RecordTooLargeError(BadInputError):
-    """A record does not fit into a chunk. (The original drops it with a line in its log.)"""
+    """A record does not fit into a chunk. (pyrecordio drops such a record and logs a line.)"""
 
 
 class NotBytesError(BadInputError, ValueError):
-    """What was to be written is not bytes. A ValueError too, as in the original."""
+    """A record is not bytes. It is also a ValueError, as in pyrecordio."""
 
 
 class Writer:
     """Writes one RecordIO file, as a context manager.
 
-    The bytes go to a hidden file beside ``path``, which is renamed at the end; after an exception it is removed and an
-    earlier file of that name stays.
+    It writes a hidden file beside ``path`` and renames it at the end. After an exception the hidden file is removed,
+    and an earlier file at ``path`` is kept.
 
     Args:
-        path: the file to write; it is replaced.
-        compression: ``none`` writes byte for byte what the original would; it reads ``none`` and ``snappy``.
-        chunk_limit: most bytes of records in a chunk, not counting their lengths, before compression; a record has to
-            be smaller. A reader holds a chunk in memory and reads all of it to get at one record. None is 1 MiB, where
-            a larger record, below 32 MiB, gets a chunk of its own.
+        path: the file to write; an existing file is replaced.
+        compression: with ``none`` the file equals pyrecordio's byte for byte. pyrecordio reads ``none`` and ``snappy``.
+        chunk_limit: maximum bytes of records in a chunk, without their lengths and before compression; a record must be
+            smaller. Readers hold a chunk in memory and read all of it for one record. None: 1 MiB, and a larger
+            record, below 32 MiB, gets a chunk of its own.
 
     Raises:
         StorageError: the file cannot be written.
@@ -70,12 +70,12 @@ class Writer:
             self.discard()
 
     def write(self, record: bytes) -> None:
-        """Add a record. Empty ones are legal.
+        """Add a record. Empty records are valid.
 
         Raises:
-            RecordTooLargeError: it is as large as the chunk limit that was set, or 32 MiB, or larger; the file goes on
-                without it.
-            NotBytesError: it is not bytes.
+            RecordTooLargeError: the record is not smaller than the chunk limit that was set, or 32 MiB. The writer can
+                continue without it.
+            NotBytesError: the record is not bytes.
         """
         if not isinstance(record, bytes | bytearray | memoryview):
             raise NotBytesError(f"a record of type {type(record).__name__}", where=str(self.path), hint="pass bytes")
@@ -93,12 +93,13 @@ class Writer:
         self.records += 1
 
     def close(self) -> None:
-        """Write what is pending, flush to disk, and put the file in its place. Again: nothing."""
+        """Write pending records, flush to disk, and rename the file. Further calls do nothing."""
         if self._stream.closed:
             return
         self._write_chunk()
         try:
             self._stream.flush()
+            # before the rename: after a crash, the name could otherwise belong to an empty file
             os.fsync(self._stream.fileno())
             self._stream.close()
             self._temporary.replace(self.path)
@@ -106,8 +107,8 @@ class Writer:
             raise self._storage_error(error) from error
 
     def discard(self) -> None:
-        """Forget the file; one that was there before stays."""
-        # Closing flushes, which a full disk refuses again; what matters was raised before.
+        """Remove the file that is being written; an earlier file of the name is kept."""
+        # Closing flushes, which fails again on a full disk. The first failure was raised already.
         with suppress(OSError):
             self._stream.close()
         self._temporary.unlink(missing_ok=True)
