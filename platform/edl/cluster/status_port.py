@@ -1,7 +1,7 @@
-"""The port between a master and people who have no route to it: what it tells, and what they want of it.
+"""The port between a master and users without a route to it: the published status, and the desired state.
 
-Implementations: ``edl.cluster.kubernetes.status_publisher`` (a ConfigMap, and an annotation of the Job); on one
-machine files and signals do, and there is none.
+``edl.cluster.kubernetes.status_publisher`` implements it with a ConfigMap and an annotation of the Job. On one machine
+files and signals serve the purpose, and there is no implementation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What somebody wants of a job that runs; None: as the spec says.
+    """What users requested of a running job with ``edl scale`` and ``edl stop``. None: as in the spec.
 
     Attributes:
-        min: below so many workers the job is called starved.
-        max: so many workers are asked for.
+        min: with fewer workers, the job counts as starved.
+        max: number of workers that the job requests.
         stop: end the job now; it can be resumed.
-        unreadable: what is wrong with what somebody wrote; numbers of workers are then as they were.
+        unreadable: what is wrong with the request; the numbers of workers are then those before it.
     """
 
     min: int | None = None
@@ -29,16 +29,16 @@ class DesiredState:
 
 
 class StatusPublisher(Protocol):
-    """Where a job's status hangs out, and where wishes are pinned."""
+    """Publishes a job's status and receives its desired state."""
 
     def publish(self, pages: Mapping[str, str]) -> None:
-        """Show these pages, by name, in place of those before. Returns at once; the newest pages win."""
+        """Replace the published pages, by name. Returns at once; only the newest pages are certain to be published."""
         ...
 
     def watch_desired_state(self) -> Iterator[DesiredState]:
-        """Yield what is wanted now, then every change, until ``close``."""
+        """Yield the current desired state, then every change, until ``close``."""
         ...
 
     def close(self) -> None:
-        """Show what was published last, end ``watch_desired_state``."""
+        """Publish the newest pages and end ``watch_desired_state``."""
         ...

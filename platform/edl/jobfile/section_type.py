@@ -239,7 +239,7 @@ T = TypeVar("T")
 
 
 def section_of(report: type) -> SectionType:
-    """The section of a class of ``edl.api.status`` or ``edl.api.events``; that of an event has its kind as a constant."""
+    """The section of a class of ``edl.api.status`` or ``edl.api.events``; an event's has its kind as a constant."""
     return SectionType(report, constants=(("event", report.kind),) if issubclass(report, JobEvent) else ())
 
 

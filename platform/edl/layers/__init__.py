@@ -1,7 +1,7 @@
-"""Keras layers for users' models: what click-through models need and Keras lacks.
+"""Keras layers for users' models, for needs of click-through models that Keras' own layers do not cover.
 
-They are ordinary Keras layers: they train under plain Keras, and a file that has them is loaded where this package can
-be imported. It imports Keras and TensorFlow, and nothing of EDL.
+They are ordinary Keras layers. They train under plain Keras, and saved files load wherever this package can be
+imported. The package imports Keras and TensorFlow, and nothing else of EDL.
 """
 
 from edl.layers.embedding import Embedding

@@ -1,4 +1,4 @@
-"""Checks of an Embedding's ids and weights: at once where shapes are known, otherwise at run time."""
+"""Checks of an Embedding's ids and weights: at once if shapes are known, otherwise at run time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def check_rank(layer_name: str, ids: Any) -> None:
         return
     remedy = ": reshape them with tf.sparse.reshape, or look up each column by itself" if kind == "sparse" else ""
     raise ValueError(
-        f"{layer_name}: a combiner takes {kind} ids of records and columns, [records, columns], not "
-        f"{tuple(ids.shape)}{remedy}"
+        f"{layer_name}: a combiner takes {kind} ids of shape [records, columns], not {tuple(ids.shape)}{remedy}"
     )
 
 
@@ -35,16 +34,16 @@ def align_weights(layer_name: str, ids: Any, weights: Any) -> Any:
             "the form of the ids"
         )
     if kinds[0] == "sparse":
-        message = f"{layer_name}: the weights are not where the ids are: give both the same indices"
+        message = f"{layer_name}: weights and ids have different indices: give both the same indices"
         return _values_if_equal(ids.indices, weights.indices, message, weights.values)
     if kinds[0] == "ragged":
         if weights.ragged_rank != 1 or weights.flat_values.shape.rank not in (None, 1):
             raise ValueError(
-                f"{layer_name}: the weights of ragged ids are ragged, of rank 1 as these, not {weights.shape}"
+                f"{layer_name}: the weights of ragged ids must be ragged with rank 1, like the ids, not {weights.shape}"
             )
-        message = f"{layer_name}: the weights are not of as many ids in each record: give both the same row_splits"
+        message = f"{layer_name}: weights and ids differ in number in some record: give both the same row_splits"
         return _values_if_equal(ids.row_splits, weights.row_splits, message, weights.flat_values)
-    message = f"{layer_name}: the weights have another shape than the ids: give each id a weight"
+    message = f"{layer_name}: the weights have another shape than the ids: give one weight for each id"
     if not ids.shape.is_compatible_with(weights.shape):
         raise ValueError(f"{message}; {tuple(ids.shape)} and {tuple(weights.shape)}")
     if ids.shape.is_fully_defined() and weights.shape.is_fully_defined():
@@ -56,16 +55,17 @@ def align_weights(layer_name: str, ids: Any, weights: Any) -> Any:
 def check_ids_in_table(ids: Any, rows: int, table: str) -> Any:
     """The ids, after asserting that all are from 0 to rows - 1.
 
-    Keras counts negative ones from the table's end; ids past it have rows of zeros on a GPU, as ``tf.gather`` says.
+    Without the check, Keras would count negative ids from the end of the table, and ids beyond it would give rows of
+    zeros on a GPU, as ``tf.gather`` does.
 
     Args:
-        ids: dense.
-        rows: of the table.
-        table: what people are told of it.
+        ids: dense ids.
+        rows: number of rows of the table.
+        table: name and shape of the table, for messages.
     """
     ids = ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
     message = f"an id is outside of {table}, whose ids are 0 to {rows - 1}"
-    # Without ids, the minimum and maximum are the type's limits.
+    # for an empty tensor, minimum and maximum are the limits of the type, which pass both assertions
     lowest, highest = (tf.cast(of(ids), tf.int64) for of in (tf.reduce_min, tf.reduce_max))
     not_negative = tf.debugging.assert_non_negative(lowest, message)
     not_past_end = tf.debugging.assert_less(highest, tf.constant(rows, tf.int64), message)
@@ -92,5 +92,5 @@ def _values_if_equal(ids: Any, weights: Any, message: str, values: Any) -> Any:
 
 
 def _after_assertions(*assertions: Any) -> Any:
-    """A context whose operations wait for assertions; one evaluated eagerly is None."""
+    """A context whose operations wait for assertions. An assertion that was evaluated eagerly is None."""
     return tf.control_dependencies([each for each in assertions if each is not None])

@@ -1,8 +1,8 @@
 """Combiners: sum, mean and sqrtn of the rows of a record, with weights, as in
 ``tf.nn.embedding_lookup_sparse``.
 
-With rows r and weights w (1 where none are given): ``sum`` is the sum of w r, ``mean`` is that divided by the sum of w,
-``sqrtn`` is that divided by the root of the sum of w squared. A record without rows gives zeros.
+With rows r and weights w (by default 1): ``sum`` is the sum of w r, ``mean`` is that divided by the sum of w, ``sqrtn``
+is that divided by the root of the sum of w squared. A record without rows gives zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) ->
     Args:
         combiner: one of :data:`COMBINERS`.
         rows: ``[..., dim]``.
-        weights: of the rows, ``[...]``; zero leaves a row out.
+        weights: weights of the rows, ``[...]``; a row with weight zero is left out.
         sum_rows: sums the rows of each record.
     """
     weights = tf.cast(weights, rows.dtype)[..., None]
@@ -35,10 +35,10 @@ def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) ->
 
 
 def make_segment_sum(records: Any, count: Any) -> RecordSum:
-    """A function that sums entries by record; ``records`` [entries] gives the record of each of ``count``."""
+    """A function that sums entries by record. ``records`` [entries] has the record of each; there are ``count``."""
     return lambda values: tf.math.unsorted_segment_sum(values, records, count)
 
 
 def sum_columns(values: Any) -> Any:
-    """A function that sums over the columns of dense records: of ``[..., columns, dim]``."""
+    """Sum over the columns of dense records: over the second last axis of ``[..., columns, dim]``."""
     return tf.reduce_sum(values, -2)

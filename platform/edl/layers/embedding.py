@@ -14,32 +14,33 @@ from edl.layers.known_rows import constant_initializer, initial_known_rows, row_
 
 @keras.saving.register_keras_serializable(package="edl")
 class Embedding(keras.layers.Embedding):  # type: ignore[misc]
-    """``keras.layers.Embedding`` with combiners, sparse and ragged inputs, weights, and tables without a bound.
+    """``keras.layers.Embedding`` with combiners, sparse and ragged inputs, weights, and tables without a fixed size.
 
-    Like Keras' own it is a dense variable below ``ps.embedding_threshold`` and lives on the parameter servers above.
+    Like the layer of Keras, it is a dense variable below ``ps.embedding_threshold``, and is on the parameter servers
+    above it.
 
     Args:
         output_dim: length of a row.
-        input_dim: number of ids, which are 0 to input_dim - 1. None: every int64 is an id, and the rows of those that
-            are trained live on the parameter servers, whatever the threshold.
-        combiner: ``sum``, ``mean`` or ``sqrtn`` makes one row of the ids of a record, which are the last dimension;
-            with None every id gives a row. See ``edl.layers.combiners``.
-        known: set in files only: how many ids the file holds of a table without a bound.
-        mask_zero: id 0 is padding: combiners leave it out, and without one it is masked as by Keras.
-        **options: the others of ``keras.layers.Embedding``.
+        input_dim: number of ids, which are 0 to input_dim - 1. None: every int64 is an id. The rows that are trained
+            are then on the parameter servers, whatever the threshold.
+        combiner: ``sum``, ``mean`` or ``sqrtn`` makes one row from all ids of a record, which are the last dimension.
+            None: every id gives a row. See ``edl.layers.combiners``.
+        known: set in files only: number of ids that the file contains for a table without a fixed size.
+        mask_zero: id 0 is padding. Combiners leave it out; without a combiner, it is masked as in Keras.
+        **options: other arguments of ``keras.layers.Embedding``.
 
-    Called with ids (dense ``[..., columns]``, ragged or sparse ``[records, columns]``) and, with a combiner, with their
-    weights, in the form of the ids: of one shape, or with the same row_splits or indices. An absent entry of a sparse
-    tensor is no id.
+    Call it with ids (dense ``[..., columns]``, ragged or sparse ``[records, columns]``) and, with a combiner, optional
+    weights. Weights have the form of the ids: the same shape, row_splits or indices. A missing entry of a sparse tensor
+    is not an id.
 
     Raises:
-        ValueError: arguments or inputs that do not go together.
-        tf.errors.InvalidArgumentError: inputs that do not, of which that is known only when they come; ids that the
-            table does not have.
+        ValueError: arguments or inputs that contradict each other.
+        tf.errors.InvalidArgumentError: the same for inputs whose shapes are known only at run time, and ids outside of
+            the table.
     """
 
     served_table: Any = None
-    """Set if the rows live on parameter servers; whoever fetches the rows then checks the ids."""
+    """Set if the rows are on parameter servers; the code that fetches the rows then checks the ids."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         if combiner is not None and combiner not in COMBINERS:
-            raise ValueError(f"combiner is one of {', '.join(COMBINERS)} or None, not {combiner!r}")
+            raise ValueError(f"combiner must be one of {', '.join(COMBINERS)} or None, not {combiner!r}")
         super().__init__(input_dim or 1, output_dim, mask_zero=mask_zero, **options)
         self.input_dim = input_dim
         self.combiner = combiner
@@ -60,13 +61,12 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         self.ids: Any = None
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the table; for an unbounded one, only the rows of an export."""
+        """Create the table. For a table without a fixed size, create only the rows of an export."""
         if self.built:
             return
         known_table = initial_known_rows(self.path, self.known, self.output_dim) if self.input_dim is None else None
         if known_table is None:
-            # A worker intercepts this for PS-backed tables.
-            super().build(input_shape)  # which a worker intercepts for tables that are served
+            super().build(input_shape)  # a worker intercepts this for tables on parameter servers
             return
         self.ids = self.add_weight(
             shape=known_table.ids.shape,
@@ -80,18 +80,18 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         )
 
     def add_weight(self, shape: Any = None, **options: Any) -> Any:
-        """As in Keras; refuses an unbounded table, which has no variable."""
+        """As in Keras, but refuses a table without a fixed size, which has no variable."""
         if None in (shape or ()):
             raise ValueError(
-                f"the Embedding '{self.path}' has no input_dim: its rows live on parameter servers, so that only an "
-                "EDL job with strategy ParameterServer trains it; set input_dim to train it otherwise"
+                f"the Embedding '{self.path}' has no input_dim: its rows are on parameter servers, so only an "
+                "EDL job with strategy ParameterServer can train it; set input_dim to train it otherwise"
             )
         return super().add_weight(shape=shape, **options)
 
     def call(self, inputs: Any, weights: Any = None) -> Any:
         """The rows of ids, or one combined row per record."""
         if weights is not None and self.combiner is None:
-            raise ValueError("weights are for a combiner: set combiner to sum, mean or sqrtn")
+            raise ValueError("weights need a combiner: set combiner to sum, mean or sqrtn")
         if self.combiner is not None:
             check_rank(self._display_name, inputs)
             weights = None if weights is None else align_weights(self._display_name, inputs, weights)
@@ -104,7 +104,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
 
     def _call_sparse(self, ids: Any, weights: Any) -> Any:
         if self.combiner is None:
-            raise ValueError("sparse ids need a combiner: what is absent has no row")
+            raise ValueError("sparse ids need a combiner, because a missing entry has no row")
         total = make_segment_sum(ids.indices[:, 0], ids.dense_shape[0])
         return self._combine_rows(ids.values, self._look_up_rows(ids.values), weights, total)
 
@@ -133,7 +133,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         return combine_rows(str(self.combiner), rows, weights, sum_rows)
 
     def compute_mask(self, inputs: Any, mask: Any = None) -> Any:
-        """As in Keras without a combiner; a combiner leaves nothing to mask."""
+        """As in Keras without a combiner. With a combiner there is nothing to mask."""
         return None if self.combiner else super().compute_mask(inputs, mask)
 
     def compute_output_spec(self, inputs: Any, weights: Any = None) -> Any:
@@ -144,12 +144,12 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         return keras.KerasTensor((*inputs.shape[:-1], self.output_dim), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments."""
+        """All arguments of the constructor."""
         known = {} if self.ids is None else {"known": self.ids.shape[0]}
         return {**super().get_config(), "combiner": self.combiner, **known}
 
     @property
     def variable_serialization_spec(self) -> Any:
-        """As Keras: the variables of a file, in order, by mode of quantization."""
+        """As in Keras: the variables of a file, in order, by quantization mode."""
         spec = super().variable_serialization_spec
         return spec if self.ids is None else {**spec, None: ["embeddings", "ids"]}

@@ -1,7 +1,7 @@
-"""The rows of an unbounded table in an exported model: a lookup table of ids, and a row for each.
+"""The rows of a table without a fixed size in an exported model: an array of ids, and a row for each id.
 
-While a model is trained there are none here. An export gives them with :func:`provide_known_rows`; a model that is
-loaded from a file makes variables of as many as the file has.
+During training there are none, because the rows are on parameter servers. An export sets them with
+:func:`provide_known_rows`. A model that is loaded from a file creates variables of the sizes in the file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class KnownRows(NamedTuple):
 
 
 ALIGNMENT = 64
-"""Alignment of TensorFlow's own tensors, in bytes."""
+"""Alignment of TensorFlow's tensors in bytes."""
 
 _KNOWN_ROWS: ContextVar[Mapping[str, KnownRows] | None] = ContextVar("known", default=None)
 
 
 @contextmanager
 def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
-    """Give these rows to layers that are built in this context, by layer path."""
+    """Give these rows, by layer path, to layers that are built in this context."""
     token = _KNOWN_ROWS.set(tables)
     try:
         yield
@@ -43,7 +43,7 @@ def provide_known_rows(tables: Mapping[str, KnownRows]) -> Iterator[None]:
 
 
 def initial_known_rows(path: str, count: int | None, dim: int) -> KnownRows | None:
-    """The initial rows of the layer at a path: the provided ones, zeros for a file's ``count``, or None."""
+    """The initial rows of the layer at a path: the provided ones, zeros for the ``count`` of a file, or None."""
     provided = (_KNOWN_ROWS.get() or {}).get(path)
     if provided is not None or count is None:
         return provided
@@ -54,8 +54,8 @@ def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
     """An initializer with fixed values, type and shape.
 
     Args:
-        values: where they begin at a multiple of :data:`ALIGNMENT`, the variable has them without a copy: they are
-            not to be written to.
+        values: the values. If they are aligned to :data:`ALIGNMENT`, the variable shares their memory, so they must not
+            be changed any more.
     """
     if values.ctypes.data % ALIGNMENT:
         return lambda shape, dtype=None: tf.constant(values, dtype, shape)
@@ -63,9 +63,10 @@ def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
 
 
 def row_positions(known_ids: Any, ids: Any) -> Any:
-    """The row index of each id; 0 for ids that are not among the ascending ``known_ids``."""
+    """The row index of each id; 0 for ids that are not in ``known_ids``, which are ascending."""
     known_ids, ids = tf.convert_to_tensor(known_ids), tf.cast(ids, tf.int64)
     insertion_points = tf.reshape(tf.searchsorted(known_ids, tf.reshape(ids, [-1])), tf.shape(ids))
+    # an insertion point may be beyond the last id: a 0 is appended so that gather() stays in range
     is_known = tf.equal(tf.gather(tf.concat([known_ids, [0]], 0), insertion_points), ids) & (
         insertion_points < tf.size(known_ids)
     )

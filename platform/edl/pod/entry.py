@@ -1,7 +1,7 @@
 """``edl-role master|ps|worker|submit SPEC``: the entry point of EDL's images.
 
-Exit codes: those of the role (128 + n when signal n killed it); 2 for a wrong command line, spec, environment or
-volume, with a message on standard error.
+Exit codes: that of the role (128 + n if signal n killed it); 2 for a wrong command line, spec, environment or volume,
+with a message on standard error.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from edl.pod.init_process import AnnounceLog, InitProcess
 ROLES = ("master", "ps", "worker")
 USAGE = """usage: edl-role master|ps|worker|submit SPEC
 
-What a container of a job runs: SPEC is the JobSpec, mounted by the pod. master, ps and worker are started in pods that
-edl submit and the master make. submit does what edl submit SPEC --yes --watch does, or what the submitter of a release
-of the chart edl-job does.
+The process of a container of a job. SPEC is the JobSpec, mounted by the pod. The pods of edl submit and of the master
+run master, ps and worker. submit does the same as edl submit SPEC --yes --watch, or as the submitter of a release of
+the chart edl-job.
 """
 BAD_INPUT_EXIT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; returns the exit code."""
+    """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given in (["-h"], ["--help"]):
         print(USAGE, end="")
@@ -41,18 +41,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _usage_problem(given: Sequence[str]) -> str | None:
     if len(given) != 2:
-        return f"takes a role and a spec, not {len(given)} arguments"
+        return f"takes a role and a spec, found {len(given)} arguments"
     if given[0] not in (*ROLES, "submit"):
-        return f"{given[0]!r} is no role"
+        return f"{given[0]!r} is not a role"
     return None
 
 
 def _exec_submitter(spec: str) -> NoReturn:
+    # -P keeps the current folder off sys.path, so that its modules cannot replace EDL's
     os.execv(sys.executable, [sys.executable, "-P", "-m", "edl.cli.submitter", spec])  # noqa: S606
 
 
 def _exec_role(role: str, spec: str, announce_log: AnnounceLog) -> None:
-    """In the child: prepare, and become the role."""
+    """Run in the child: prepare the environment and become the role."""
+    # imported in the child only: process 1 stays small
     from edl.api.errors import EdlError
     from edl.pod.role_preparation import log_heading, prepare_role, role_log_path
 

@@ -1,22 +1,22 @@
-"""Lists, receives and sends files of a volume, for ``edl data``: started in a short-lived pod through pods/exec.
+"""Lists, receives and sends files of a volume for ``edl data``. It is started in a temporary pod through pods/exec.
 
-``python -m edl.pod.files ROOT`` answers requests on standard input, one after the other (edl.storage.copy_protocol
-has the frames), until that ends. Paths are relative to ROOT; nothing outside of it is touched. Requests and their
-answers:
+``python -m edl.pod.files ROOT`` answers requests on standard input, one after the other, until it ends
+(edl.storage.copy_protocol has the frames). Paths are relative to ROOT; nothing outside of it is accessed. Requests and
+their answers:
 
 ``list`` path, recursive
-    ``{"entries": [{path, kind, size, modified}], "more": bool}``, as often as it takes.
+    ``{"entries": [{path, kind, size, modified}], "more": bool}``, repeated while ``more`` is true.
 ``stat`` path, digest
     ``{"kind": file | directory | other | missing, "size", "sha256"}``.
 ``make`` path
-    Makes a directory: ``{}``.
+    Creates a directory: ``{}``.
 ``receive`` path, size, sha256
-    ``{"arrived": bytes}``: what is here from an earlier attempt; then data until ``size``; then ``{}`` when the file is
-    proven, durable and has its name.
+    ``{"arrived": bytes}``, what is left from an earlier attempt; then data follows up to ``size``; then ``{}``, when
+    the checksum was verified and the file is durable under its name.
 ``send`` path, offset, size
-    Data until ``size``.
+    Data up to ``size``.
 
-An error is a frame of its own; after one in the middle of a ``receive`` this end ends, since data may be on its way.
+An error has a frame of its own. After an error during ``receive`` this process exits, because data may be on the way.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from edl.storage.copy_protocol import (
 from edl.storage.durable_files import translate_os_errors
 
 ENTRIES_PER_ANSWER = 1000
-"""Entries in one answer: far below the largest frame, also with long names."""
+"""Entries in one answer. Even with long names, they stay far below the largest frame."""
 
 
 class FileServer:
-    """Answers requests about the files below ``root``."""
+    """Answers requests about files below ``root``."""
 
     def __init__(self, root: Path, source: BinaryIO, sink: BinaryIO) -> None:
         self._root, self._source, self._sink = root.resolve(), source, sink
         self._last_write = time.monotonic()
 
     def serve(self) -> None:
-        """Answer until the other end has ended."""
+        """Answer requests until the other end exits."""
         while (request := read_frame(self._source.read)) is not None:
             value = request.json_payload()
             try:
@@ -69,12 +69,12 @@ class FileServer:
                     return
 
     def _error_payload(self, error: EdlError) -> dict[str, Any]:
-        """An error as the other end is told it: paths as its user knows them, and whom this process runs as."""
+        """The error in the terms of the user: with paths of the volume, and the user that this process runs as."""
         where = None if error.where is None else error.where.removeprefix(str(self._root)) or "/"
         told = {"message": error.message, "where": where, "hint": error.hint, "input": isinstance(error, BadInputError)}
         if isinstance(error.__cause__, PermissionError):
             who = f"user {os.getuid()}, group {os.getgid()}"
-            told |= {"hint": f"This was tried as {who}; --uid and --gid choose others.", "input": True}
+            told |= {"hint": f"This was tried as {who}; --uid and --gid select others.", "input": True}
         return told
 
     def _handle_request(self, value: dict[str, Any]) -> None:
@@ -95,12 +95,13 @@ class FileServer:
             case "send":
                 self._send_file(path, int(value["offset"]), int(value["size"]))
             case other:
-                raise BadInputError(f"no request is called {other!r}", hint="The image is of another version of EDL.")
+                raise BadInputError(f"unknown request {other!r}", hint="The image has another version of EDL.")
 
     def _resolve_path(self, text: str) -> Path:
+        # resolve() follows links, so that a link cannot lead out of the volume either
         path = (self._root / text.lstrip("/")).resolve()
         if not path.is_relative_to(self._root):
-            raise BadInputError("this leads out of the volume", where=text)
+            raise BadInputError("the path leads out of the volume", where=text)
         return path
 
     def _send_listing(self, path: Path, *, recursive: bool) -> None:
@@ -154,12 +155,12 @@ class FileServer:
 
 def _data_payload(arrived: CopyFrame | None) -> bytes:
     if arrived is None or arrived.kind != DATA_FRAME:
-        raise StorageError("the other end broke off; what has arrived is kept")
+        raise StorageError("the connection was lost; received bytes are kept")
     return arrived.payload
 
 
 def _walk_entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
-    """The entries below a directory, or the file itself, in the order of their names; links are not followed."""
+    """The entries below a directory, or the file itself, in the order of names. Links are not followed."""
     if not path.is_dir():
         yield _entry_json(path, path.name)
         return
@@ -184,10 +185,10 @@ def _file_kind(mode: int) -> str:
 
 
 def main() -> None:
-    """Serve the directory that the command line names."""
+    """Serve the directory on the command line."""
     try:
         FileServer(Path(sys.argv[1]), sys.stdin.buffer, sys.stdout.buffer).serve()
-    except EdlError as error:  # what arrives is not from us, or its end is gone: there is nobody to tell but the log
+    except EdlError as error:  # invalid input, or the other end is gone: nobody can be answered, so it is logged
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
 

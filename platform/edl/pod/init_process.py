@@ -1,8 +1,8 @@
-"""Process 1 of a container: starts the role, forwards signals to it, reaps, copies its output, and ends as it ends.
+"""Process 1 of a container: starts the role, forwards signals, reaps, copies output, and exits with its exit code.
 
-The kernel gives process 1 no default action for signals and makes it the parent of every orphan; a role knows nothing
-of either. What the role wrote before its end has been written to standard output when this process ends, also when a
-process that the role left behind still holds the pipe open.
+The kernel does not apply default actions of signals to process 1 and makes it the parent of all orphans. Roles handle
+neither. All output of the role before its end is written to standard output before this process exits, even if a child
+of the role still holds the pipe open.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pathlib import Path
 from typing import NoReturn
 
 # --------------------------------------------------------------------------------------------------
-# A copy of a role's output in a file, as far as the file's disk keeps up: a log must never stop what it is about.
+# A copy of the role's output in a file. It is best effort, because logging must never block the role.
 
 
 BACKLOG_BYTES = 4 << 20
-"""Bytes that wait for the disk at most; what comes on top is left out, and the file says so."""
+"""Bytes that may wait for the disk. Output beyond that is dropped, and the file says so."""
 
 
 class LogFile:
-    """Writes on a thread of its own. No method but ``close`` waits, and that one not for long.
+    """Writes a file on a thread of its own. Only ``close`` waits, and not for long.
 
     Args:
-        on_failure: called once, with a sentence, when the file cannot be written; nothing is written after that.
+        on_failure: called once, with a sentence, if the file cannot be written; nothing is written after that.
         limit: bytes that may wait.
     """
 
@@ -47,30 +47,30 @@ class LogFile:
         self._thread: threading.Thread | None = None
 
     def open(self, path: Path, heading: str) -> None:
-        """Append to ``path``, beginning with what waits already; the folder is made if it is missing.
+        """Append to ``path``, beginning with the output that waits already. The folder is created if necessary.
 
         Args:
             path: the file.
-            heading: a line that says whose output follows.
+            heading: a line that names the process whose output follows.
         """
         self._thread = threading.Thread(target=self._write_loop, args=(path, heading), name="log", daemon=True)
         self._thread.start()
 
     def write(self, data: bytes) -> None:
-        """Hand over output."""
+        """Queue output; drop it if the queue is full."""
         with self._changed:
             if self._backlog_bytes + len(data) > self._limit:
                 self._dropped_bytes += len(data)
                 return
             if self._dropped_bytes:
-                data = b"[%d bytes left out: the disk was too slow]\n" % self._dropped_bytes + data
+                data = b"[%d bytes dropped: the disk was too slow]\n" % self._dropped_bytes + data
                 self._dropped_bytes = 0
             self._backlog.append(data)
             self._backlog_bytes += len(data)
             self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Give the disk up to ``timeout`` seconds for what waits."""
+        """Wait up to ``timeout`` seconds until everything is written."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -86,12 +86,12 @@ class LogFile:
                     _write_all(file.fileno(), data)
         except OSError as error:
             with self._changed:
-                self._limit = 0
+                self._limit = 0  # from now on, write() drops everything
                 self._backlog.clear()
-            self._on_failure(f"{path}: {error.strerror or error}; this log goes on without the file")
+            self._on_failure(f"{path}: {error.strerror or error}; logging continues without this file")
 
     def _next_block(self) -> bytes:
-        """What waits, once something does; nothing when it is closed."""
+        """Wait for output and take all of it; empty if the file is closed and nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._backlog or self._closing)
             data = b"".join(self._backlog)
@@ -108,19 +108,19 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
 LOG_FLUSH_SECONDS = 2.0
-"""What a slow disk gets at the end for the copy of the output."""
+"""Time for a slow disk to write the rest of the output at the end."""
 _CHUNK = 1 << 16
 
 AnnounceLog = Callable[[str, str], None]
-"""Tells process 1 where the copy of the output goes: the file, and the heading in it."""
+"""Tells process 1 the path of the log file, and the heading to write into it."""
 
 
 class InitProcess:
-    """One child and its output.
+    """Runs one child and copies its output.
 
     Args:
-        exec_child: runs in the child: prepares it, announces where its log goes, and becomes the role by ``exec``. A
-            SystemExit that it raises is the end of the child.
+        exec_child: runs in the child. It prepares the role, announces the path of its log, and becomes the role by
+            ``exec``. If it raises SystemExit, the child exits.
     """
 
     def __init__(self, exec_child: Callable[[AnnounceLog], None]) -> None:
@@ -130,21 +130,21 @@ class InitProcess:
         self._exit_code: int | None = None
 
     def run(self) -> int:
-        """Start the child and stay until it has ended; returns its exit code as a shell has it (128 + n)."""
+        """Start the child and wait for its end; return its exit code as a shell reports it (128 + n)."""
         woken, wake = _make_pipe()
         os.set_blocking(wake, False)
         output, child_output = _make_pipe()
         word, child_word = _make_pipe()
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGCHLD):
-            signal.signal(number, lambda number, _: None)  # the descriptor says which; this keeps it from killing us
+            # the wakeup descriptor reports the signal; a handler is only needed to replace the default action
+            signal.signal(number, lambda number, _: None)
         self._child = self._fork_child(child_output, child_word)
         os.close(child_output)
         os.close(child_word)
         self._poll_until_exit({woken: self._handle_signals, output: self._copy_output, word: self._read_announcement})
-        while self._read_announcement(word) or self._copy_output(
-            output
-        ):  # what the child said and wrote before it ended
+        # the child has exited; its announcement and output may still be in the pipes
+        while self._read_announcement(word) or self._copy_output(output):
             pass
         self._log.close(LOG_FLUSH_SECONDS)
         assert self._exit_code is not None
@@ -162,7 +162,8 @@ class InitProcess:
     # ------------------------------------------------------------------ the child
 
     def _fork_child(self, output: int, word: int) -> int:
-        """Start the child; it gets signals from its first moment on, and none of our handlers."""
+        """Fork the child. It can get signals from its first moment on, and has none of our handlers."""
+        # blocked around the fork: a signal in the child before its handlers are reset would wake this process
         every = {*FORWARDED, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, every)
         child = os.fork()
@@ -187,23 +188,24 @@ class InitProcess:
         except BaseException:  # noqa: BLE001 - a forked child must not return into its parent's code
             traceback.print_exc()
         finally:
+            # os._exit skips the flush at exit, and must be used: the child shares the parent's state
             with suppress(OSError):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
 
-    # ------------------------------------------------------------------ what happens
+    # ------------------------------------------------------------------ events
 
     def _handle_signals(self, woken: int) -> bool:
         for number in _read_available(woken) or b"":
             if number == signal.SIGCHLD:
                 self._reap_children()
             elif number in FORWARDED and self._exit_code is None:
-                os.kill(self._child, number)  # not reaped yet, so the number is still its own
+                os.kill(self._child, number)  # not reaped yet, so its pid cannot belong to another process
         return True
 
     def _reap_children(self) -> None:
-        """Take note of every process that ended: the child, and orphans that became ours."""
+        """Reap every process that has ended: the child, and orphans that this process inherited."""
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -214,7 +216,7 @@ class InitProcess:
                     self._exit_code = code if code >= 0 else 128 - code
 
     def _copy_output(self, output: int) -> bool:
-        """Pass on what the child wrote; whether there was something."""
+        """Copy output of the child; return whether there may be more."""
         data = _read_available(output)
         if not data:
             return data is None and self._exit_code is None
@@ -223,7 +225,7 @@ class InitProcess:
         return True
 
     def _read_announcement(self, word: int) -> bool:
-        """Take in where the log goes; whether there is more to hear: the word ends when the child becomes the role."""
+        """Read where the log goes; return whether more may follow. The pipe ends when the child becomes the role."""
         data = _read_available(word)
         self._announcement += data or b""
         if data or data is None:
@@ -240,17 +242,17 @@ def _send_announcement(word: int, path: str, heading: str) -> None:
 
 
 def _make_pipe() -> tuple[int, int]:
-    """A pipe that is not inherited by ``exec`` and whose reading end does not wait."""
+    """A pipe that ``exec`` closes, with a reading end that does not block."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with suppress(OSError):  # beyond the user's share of pipe memory
+        with suppress(OSError):  # the user's limit of pipe memory is reached: the default size works, too
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4 * _CHUNK)
     return reading, writing
 
 
 def _read_available(descriptor: int) -> bytes | None:
-    """What is there; None for nothing yet, empty at the end."""
+    """Available bytes; None if there are none yet, empty at the end."""
     try:
         return os.read(descriptor, _CHUNK)
     except BlockingIOError:
@@ -258,7 +260,7 @@ def _read_available(descriptor: int) -> bytes | None:
 
 
 def _write_stdout(data: bytes) -> None:
-    """Write to standard output; whoever closed it does not want it."""
+    """Write to standard output; ignored if nobody reads it."""
     view = memoryview(data)
     with suppress(BrokenPipeError):
         while view:

@@ -1,4 +1,4 @@
-"""Who a role in a container is: the variables that its pod lacks, and the run directory with the job's spec in it."""
+"""Prepares a role in a container: missing environment variables, and the run directory with the job's spec."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from edl.storage.run_directory import (
 from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run
 
 # --------------------------------------------------------------------------------------------------
-# The run directory of a job on Kubernetes: ``<storage>/<namespace>/<job>/<run id>``, found again by every master.
+# The run directory of a job on Kubernetes: ``<storage>/<namespace>/<job>/<run id>``, which every master finds again.
 #
-# A new run has the Job's uid for its id. A Job that goes on with an older run says so once: what it meant is written
-# down beside the runs in ``<Job's uid>.run``, so that a container that restarts does not resume a second time, and
-# ``latest`` stays the run that was the latest then.
+# The id of a new run is the Job's uid. A Job that resumes an older run resolves it once and stores the result beside
+# the runs, in ``<Job's uid>.run``. So a container that restarts does not resume a second time, and ``latest`` keeps
+# its meaning.
 
 
 LATEST_RUN = "latest"
@@ -47,13 +47,13 @@ FROM_CHECKPOINT_SUFFIX = "@checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class RequestedRun:
-    """Which run a Job is.
+    """The run that a Job executes.
 
     Attributes:
         job_dir: folder of all runs of the job.
-        uid: of the Job.
-        run: the run that it goes on with: an id, or ``latest``; empty for a new run. With ``@checkpoint`` behind it the
-            run goes on from its newest intact checkpoint, without its journal.
+        uid: uid of the Job.
+        run: the run to resume: an id, or ``latest``; empty for a new run. With the suffix ``@checkpoint``, the run
+            continues from its newest intact checkpoint, without its journal.
     """
 
     job_dir: Path
@@ -62,20 +62,20 @@ class RequestedRun:
 
     @property
     def run_id(self) -> str:
-        """The run that is meant, or ``latest``."""
+        """The id of the run to resume, or ``latest``."""
         return self.run.removesuffix(FROM_CHECKPOINT_SUFFIX)
 
     @property
     def from_checkpoint(self) -> bool:
-        """Whether its journal is left out."""
+        """Whether the run continues without its journal."""
         return self.run.endswith(FROM_CHECKPOINT_SUFFIX)
 
 
 def open_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
-    """The Job's run directory, ready for its master.
+    """Open the Job's run directory, ready for its master.
 
     Args:
-        requested: which run.
+        requested: the run.
         spec: the job's spec, with the paths of this pod.
 
     Raises:
@@ -111,39 +111,39 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     reopen_run(run, holder, exclusive=False)
     make_run_directory(run, GROUP_MODE)
     _write_start(run, spec, RunStarted(run.run_id, str(run.path), resumed=True, changes=changed, time=time.time()))
+    # last: if the container crashes before, the next one resumes the run again
     write_json(marker, {"run": run.run_id}, fsync=True)
     return run
 
 
 def _find_run(requested: RequestedRun) -> RunDirectory:
-    existing = [
-        run for run in list_submitted_runs(requested.job_dir) if has_journal(run)
-    ]  # a submission that failed leaves a spec only
+    # a failed submission leaves a spec and no journal
+    existing = [run for run in list_submitted_runs(requested.job_dir) if has_journal(run)]
     matching_runs = [run for run in existing if requested.run_id in (LATEST_RUN, run.run_id)]
     if not matching_runs:
         names = ", ".join(run.run_id for run in existing) or "none"
-        meant = "run to go on with" if requested.run_id == LATEST_RUN else f"run {requested.run_id!r} to go on with"
-        hint = f"Its runs there, the one that was started or resumed last is last: {names}."
+        meant = "run to resume" if requested.run_id == LATEST_RUN else f"run {requested.run_id!r} to resume"
+        hint = f"Its runs, in the order of their last start: {names}."
         raise BadInputError(f"this job has no {meant}", where=str(requested.job_dir), hint=hint)
     run = matching_runs[-1]
     if read_phase(run) == "Done":
         raise BadInputError(
-            f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts anew."
+            f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts a new run."
         )
     return run
 
 
 def _write_start(run: RunDirectory, spec: JobSpec, started: RunStarted) -> None:
-    """The spec comes last: a run that has one was started."""
+    """Write event and spec of a start. The spec is last, because a run with a spec counts as started."""
     append_json_line(run.events, to_json(started))
     write_run_spec(run, dump_job_spec(spec), fsync=True)
 
 
 def check_writable(folder: Path) -> None:
-    """Write a file, sync it, rename it and remove it: what a mode says about a network volume proves nothing.
+    """Write, sync, rename and remove a file: the mode of a folder on a network volume does not tell enough.
 
     Raises:
-        BadInputError: this user may not; names user, path and what to do.
+        BadInputError: this user cannot write there; the message has user, path and remedy.
         StorageError: the disk fails in another way.
     """
     probe = folder / f".probe-{os.getpid()}"
@@ -175,18 +175,18 @@ EnvironmentVariables = Mapping[str, str]
 
 
 def prepare_role(role: str, spec: str, environment: EnvironmentVariables) -> dict[str, str]:
-    """Make sure that the role finds its run directory with a spec in it.
+    """Ensure that the role has a run directory with a spec.
 
     Args:
         role: ``master``, ``ps`` or ``worker``.
         spec: path of the JobSpec as it was submitted.
-        environment: of the container.
+        environment: environment variables of the container.
 
     Returns:
-        The variables that are to be set beside those of the container.
+        The variables to set in addition to those of the container.
 
     Raises:
-        BadInputError: the image, the spec, the environment or the volume is not as it must be.
+        BadInputError: the image, the spec, the environment or the volume is invalid.
         StorageError: the volume fails.
     """
     _require_training_image(role)
@@ -194,24 +194,24 @@ def prepare_role(role: str, spec: str, environment: EnvironmentVariables) -> dic
     if role == Role.MASTER:
         return given | _master_variables(spec, environment)
     run = RunDirectory(Path(_require_variable(environment, "EDL_RUN_DIR")))
-    if not run.spec.exists():  # no volume is shared: every pod has its own folder
+    if not run.spec.exists():  # without a shared volume, every pod has its own folder
         _write_own_spec(run, spec)
     return given
 
 
 def _require_training_image(role: str) -> None:
-    """The submitter image has edl-role too, and nothing of what the roles import."""
+    """Refuse the submitter's image, which has edl-role too, but not the packages that roles import."""
     needed = {"grpc": "gRPC", **({"tensorflow": "TensorFlow"} if role == Role.WORKER else {})}
     lacking = [name for module, name in needed.items() if find_spec(module) is None]
     if lacking:
         raise BadInputError(
             f"the image has no {' and no '.join(lacking)}: it is the submitter's, or another that cannot train",
-            hint="Use the training image, or one that edl zoo build made of it.",
+            hint="Use the training image, or an image that edl zoo build made from it.",
         )
 
 
 def role_log_path(environment: EnvironmentVariables) -> Path:
-    """Where the role's output is copied to."""
+    """Path of the copy of the role's output."""
     return (
         RunDirectory(Path(environment["EDL_RUN_DIR"])).logs
         / f"{environment['EDL_ROLE']}-{_role_index(environment)}.log"
@@ -219,7 +219,7 @@ def role_log_path(environment: EnvironmentVariables) -> Path:
 
 
 def log_heading(environment: EnvironmentVariables) -> str:
-    """The line in the log that says whose output follows."""
+    """The line in the log that names the process whose output follows."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return f"--- {environment.get('EDL_POD', environment['EDL_ROLE'])} started {now} ---"
 
@@ -249,7 +249,7 @@ def _load_submitted_spec(path: str) -> JobSpec:
     try:
         return load_job_file(path)
     except SpecError as error:
-        hint = "It is the job's ConfigMap edl-<job>-spec. edl submit writes it; delete the job and submit it again."
+        hint = "This is the ConfigMap edl-<job>-spec, which edl submit writes. Delete the job and submit it again."
         raise BadInputError(str(error), hint=hint) from error
 
 
@@ -261,6 +261,7 @@ def _require_variable(environment: EnvironmentVariables, name: str) -> str:
     value = environment.get(name)
     if not value:
         raise BadInputError(
-            f"the environment lacks {name}", hint="edl-role is started by the pods that edl submit makes, not by hand."
+            f"the environment has no {name}",
+            hint="edl-role is started in the pods that edl submit creates, not by hand.",
         )
     return value

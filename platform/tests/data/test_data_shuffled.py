@@ -134,7 +134,9 @@ def test_a_reader_that_does_not_give_what_it_was_asked_for_is_refused() -> None:
 def test_blocks_that_do_not_add_up_are_refused_by_the_name_of_the_source() -> None:
     reader = MemoryReader([[10]])
     reader.blocks = lambda source: BlockSizes([4, 4], 1)  # type: ignore[method-assign]
-    with pytest.raises(BadInputError, match=r"s0: blocks\(\) of the data reader returns 8 records, sources\(\) returns 10"):
+    with pytest.raises(
+        BadInputError, match=r"s0: blocks\(\) of the data reader returns 8 records, sources\(\) returns 10"
+    ):
         read_reader_blocks(reader)
 
 

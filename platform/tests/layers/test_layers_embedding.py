@@ -104,10 +104,10 @@ def test_without_a_combiner_it_is_that_of_keras() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: Embedding(2, 3, combiner="max"), "combiner is one of sum, mean, sqrtn or None, not 'max'"),
-        (lambda: Embedding(2, 3)(np.zeros((1, 1)), weights=np.ones((1, 1))), "weights are for a combiner"),
+        (lambda: Embedding(2, 3, combiner="max"), "sum, mean, sqrtn or None, not 'max'"),
+        (lambda: Embedding(2, 3)(np.zeros((1, 1)), weights=np.ones((1, 1))), "weights need a combiner"),
         (lambda: Embedding(2, 3)(tf.sparse.from_dense([[1]])), "sparse ids need a combiner"),
-        (lambda: Embedding(2, 3, combiner="sum")(tf.ragged.constant([[[1]]])), "ragged ids of records and columns"),
+        (lambda: Embedding(2, 3, combiner="sum")(tf.ragged.constant([[[1]]])), "ragged ids of shape"),
         (lambda: Embedding(2, name="words")(np.zeros((1, 1))), "'words' has no input_dim"),
     ],
 )

@@ -1,8 +1,8 @@
-"""The API server, as plain objects: one request a method, one stream for watches and logs, errors translated.
+"""A client of the API server: one method for each request, a stream for watches and logs, and translated errors.
 
-Requests are retried by urllib3 as told when the connection was made. Names are fixed and deletions name a uid, so that
-a request that arrives twice does nothing twice; but the second creation is told that its name is taken, which is why a
-POST is retried only where the server has surely not carried it out. All of this is safe to use from several threads.
+urllib3 retries requests if the connection says so. Most requests can be repeated: names are fixed, and deletions name a
+uid. But a repeated creation fails because the name is taken. Therefore a POST is retried only if the server has
+certainly not carried it out. All methods may be called from several threads.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from edl.cluster.kubernetes.api_errors import NoResponseError, ServerBusyError, 
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest, ResourceKind, manifest_kind
 
 # --------------------------------------------------------------------------------------------------
-# Lines that arrive from the API server for as long as they are wanted: watches and logs.
+# Streams of lines: watches and logs.
 
 
 _MAX_LINE_BYTES = 32 << 20
-"""Bytes of one watch event; an object is at most 1.5 MiB in etcd."""
+"""Limit of one watch event. An object in etcd has at most 1.5 MiB."""
 _URLLIB3_PREFIX = re.compile(r"^HTTPS?Connection(?:Pool)?\(.*?\): ")
-"""How urllib3 begins: with its own object."""
+"""The prefix of urllib3's messages: the representation of its own object."""
 
 
 class ResponseStream:
-    """Lines that arrive; ``close`` may be called from another thread and ends the iteration."""
+    """A stream of lines. ``close`` may be called from another thread and ends the iteration."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, where: str) -> None:
         self._response, self._where = response, where
         self._closed = threading.Event()
 
     def lines(self) -> Iterator[bytes]:
-        """Yield each line without its end, until the server ends the stream.
+        """Yield each line without its line end, until the server ends the stream.
 
         Raises:
-            NoResponseError: it fell silent or broke off.
+            NoResponseError: the stream was silent for too long, or the connection broke.
         """
         rest = b""
         try:
             for chunk in self._response.stream(1 << 16):
                 *whole, rest = (rest + chunk).split(b"\n")
                 if len(rest) > _MAX_LINE_BYTES:
-                    raise NoResponseError("The server sends a line without an end", where=self._where)
+                    raise NoResponseError("The server sent a line without an end", where=self._where)
                 yield from whole
             if rest:
                 yield rest
@@ -65,7 +65,7 @@ class ResponseStream:
             self._response.close()
 
     def release(self) -> None:
-        """End the stream for good, from the thread that reads it; its connection is closed."""
+        """End the stream, from the thread that reads it, and close its connection."""
         self._closed.set()
         self._response.close()
 
@@ -73,27 +73,29 @@ class ResponseStream:
         """Yield type and object of each change.
 
         Raises:
-            ResourceExpiredError: the server cannot continue from that version: list again.
-            NoResponseError: as ``lines``; also for a line that cannot be read.
+            ResourceExpiredError: the server cannot continue from that version; list again.
+            NoResponseError: as in ``lines``, or a line is not a watch event.
         """
         for line in self.lines():
-            if not line:
+            if not line:  # a blank line between two events
                 continue
             try:
                 event = json.loads(line)
                 kind, value = str(event["type"]), event["object"]
             except (ValueError, KeyError, TypeError) as error:
-                raise NoResponseError("The server sends what is no watch event", where=self._where) from error
+                raise NoResponseError(
+                    "The server sent something that is not a watch event", where=self._where
+                ) from error
             if kind == "ERROR":
                 code = int(value.get("code") or 500)
                 raise error_from_response(code, json.dumps(value).encode(), where=self._where)
             yield kind, value
 
     def close(self) -> None:
-        """End the stream, from any thread; whoever waits for its next line wakes up."""
+        """End the stream from any thread; a thread that waits for its next line wakes up."""
         if not self._closed.is_set():
             self._closed.set()
-            with suppress(HTTPError, OSError, RuntimeError, ValueError):  # it had ended by itself
+            with suppress(HTTPError, OSError, RuntimeError, ValueError):  # the stream has ended already
                 self._response.shutdown()
 
     def __enter__(self) -> ResponseStream:
@@ -104,7 +106,7 @@ class ResponseStream:
 
 
 def connection_error_text(error: BaseException) -> str:
-    """What urllib3 says of a server that does not answer."""
+    """A message for an error of urllib3, without the name of its internal object."""
     cause = getattr(error, "reason", None) or error
     return f"The API server does not answer: {_URLLIB3_PREFIX.sub('', str(cause))}"
 
@@ -116,27 +118,28 @@ _PATCH_TYPES = {
     JSON_PATCH: "application/json-patch+json",
 }
 ALL_NAMESPACES = ""
-"""Instead of a namespace: all of them."""
+"""Used as a namespace: all namespaces."""
 REQUEST_TIMEOUT_SECONDS = 10.0
-"""How long one answer may take."""
+"""Maximum time for one response."""
 
 
 _RETRYABLE_POST_STATUSES = (429, 503)
-"""Answers that say that the server did not begin."""
+"""Status codes that mean that the server did not begin to carry out the request."""
 
 
 class RateLimiter(Protocol):
-    """How fast requests may follow each other; see ``edl.cluster.kubernetes.rate_limiter.TokenBucketLimiter``."""
+    """Limits the rate of requests; see ``edl.cluster.kubernetes.rate_limiter.TokenBucketLimiter``."""
 
     def __call__(self) -> None:
         """Return when the next request may be sent."""
 
     def pause_requests(self, seconds: float) -> None:
-        """The server asks to be left alone for that long."""
+        """The server asked for a pause."""
 
 
 RequestHook = Callable[[str], AbstractContextManager[object]]
-"""Of a server's address: what goes on while a request to it is on its way, such as telling people that it is silent."""
+"""Makes a context manager that is active while a request to a server's address is in flight, for example to tell users
+that the server is slow."""
 
 
 def _no_request_hook(_: str) -> AbstractContextManager[object]:
@@ -144,25 +147,25 @@ def _no_request_hook(_: str) -> AbstractContextManager[object]:
 
 
 class NoRateLimiter:
-    """As fast as they come."""
+    """Does not limit the rate."""
 
     def __call__(self) -> None:
         """Return at once."""
 
     def pause_requests(self, seconds: float) -> None:
-        """Do nothing: who asks reads the error."""
+        """Do nothing: the caller gets the server's error."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeConnection:
-    """A way to one API server.
+    """How to reach one API server.
 
     Attributes:
         host: ``https://host:port``.
-        http_pool: with the server's certificate authority and the client's certificate.
-        auth_headers: of each request: proof of who asks; asked each time, since tokens are renewed.
-        namespace: what a missing namespace means.
-        context: of the kubeconfig; None in a pod.
+        http_pool: connection pool, with the server's certificate authority and the client's certificate.
+        auth_headers: returns the authentication headers; called for each request, because tokens are renewed.
+        namespace: the default namespace.
+        context: context of the kubeconfig; None in a pod.
     """
 
     host: str
@@ -174,11 +177,11 @@ class KubeConnection:
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """What the server said.
+    """The response to one request.
 
     Attributes:
         body: the object.
-        server_time: the server's clock, in unix seconds, to the second; None if it does not say.
+        server_time: the server's clock in unix seconds, to the second; None if the response has no date.
     """
 
     body: Manifest
@@ -187,7 +190,7 @@ class ApiResponse:
 
 @dataclass(frozen=True, slots=True)
 class ResourceList:
-    """Objects of one moment; a watch that begins at ``resource_version`` misses nothing."""
+    """The objects at one moment. A watch from ``resource_version`` on misses no change."""
 
     items: tuple[Manifest, ...]
     resource_version: str
@@ -195,14 +198,15 @@ class ResourceList:
 
 
 class KubeClient:
-    """Requests over one connection.
+    """Sends requests over one connection.
 
     Args:
-        connection: from ``edl.cluster.kubernetes.kubeconfig.load_connection``.
-        rate_limiter: called before each request; may wait, so that a thousand lost pods do not flood the server.
-        retries: of urllib3; see the module's docstring.
-        may_write: called before each request that changes something; False: the request raises NoResponseError instead.
-        request_hook: a context manager around each request, left when the response begins or with the error.
+        connection: result of ``edl.cluster.kubernetes.kubeconfig.load_connection``.
+        rate_limiter: called before each request. It may wait, so that a thousand lost pods do not flood the server.
+        retries: retry policy of urllib3; see the module's docstring.
+        may_write: called before each request that changes something. If it returns False, the request raises
+            NoResponseError instead.
+        request_hook: a context manager around each request, until the response begins or an error occurs.
     """
 
     def __init__(
@@ -223,11 +227,11 @@ class KubeClient:
         self._request_hook = request_hook
 
     def with_fence(self, may_write: Callable[[], bool]) -> KubeClient:
-        """The same server, asked for changes only while ``may_write`` says so.
+        """A client for the same server that sends changes only while ``may_write`` returns True.
 
-        For who may lose the right to decide without noticing, as a master does whose node is cut off: what it wanted
-        then must not be carried out when the network is back. A request that was sent in time is over, also for the
-        network, ``REQUEST_TIMEOUT_SECONDS`` later.
+        A master whose node is cut off may lose the right to decide without noticing. Its requests must not be carried
+        out when the network is back. A request that was sent in time has arrived or is lost for good
+        ``REQUEST_TIMEOUT_SECONDS`` later.
         """
         return KubeClient(
             self._connection,
@@ -239,17 +243,17 @@ class KubeClient:
 
     @property
     def connection(self) -> KubeConnection:
-        """The way to the server, for what is no plain request."""
+        """The connection, for requests that this class does not have."""
         return self._connection
 
     @property
     def namespace(self) -> str:
-        """What a missing namespace means."""
+        """The default namespace."""
         return self._connection.namespace
 
     @property
     def context(self) -> str | None:
-        """The kubeconfig's context in use; None in a pod."""
+        """The context of the kubeconfig; None in a pod."""
         return self._connection.context
 
     @property
@@ -266,28 +270,29 @@ class KubeClient:
     def list(
         self, kind: ResourceKind, *, namespace: str | None = None, labels: str = "", fields: str = ""
     ) -> ResourceList:
-        """All objects that a label and a field selector choose; ``namespace=EVERYWHERE`` looks in all of them."""
+        """All objects that a label and a field selector match; ``namespace=ALL_NAMESPACES`` lists all namespaces."""
         path = kind.path(self._namespace_or_default(namespace))
         answer = self.request("GET", path, query={"labelSelector": labels, "fieldSelector": fields})
         body = answer.body
+        # items of a list have neither apiVersion nor kind
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         items = tuple({**head, **item} for item in body.get("items") or ())
         return ResourceList(items, str(body.get("metadata", {}).get("resourceVersion", "")), answer.server_time)
 
     def create(self, manifest: Manifest, *, namespace: str | None = None, dry_run: bool = False) -> Manifest:
-        """Create an object and return it as the server has it; ConflictError if its name is taken.
+        """Create an object and return it as stored; raises ConflictError if its name is taken.
 
         Args:
-            manifest: its own namespace wins over ``namespace``.
-            namespace: of the object.
-            dry_run: admission only; nothing is stored.
+            manifest: the object. Its own namespace takes precedence over ``namespace``.
+            namespace: namespace of the object.
+            dry_run: run admission only, and store nothing.
         """
         where = manifest.get("metadata", {}).get("namespace") or self._namespace_or_default(namespace)
         path = manifest_kind(manifest).path(where)
         return self.request("POST", path, query=_dry_run_query(dry_run), body=manifest).body
 
     def replace(self, manifest: Manifest, *, namespace: str | None = None) -> Manifest:
-        """Put an object in the place of the one with its resourceVersion; ConflictError if that has changed."""
+        """Replace the object that has the same resourceVersion; raises ConflictError if it has changed."""
         where = manifest["metadata"].get("namespace") or self._namespace_or_default(namespace)
         return self.request(
             "PUT", manifest_kind(manifest).path(where, manifest["metadata"]["name"]), body=manifest
@@ -320,16 +325,18 @@ class KubeClient:
         propagation: str = "Background",
         dry_run: bool = False,
     ) -> Manifest:
-        """Delete an object; the server goes on for as long as finalizers and grace periods take.
+        """Delete an object. It disappears when its finalizers and grace period are over.
 
         Args:
-            kind: of the object.
-            name: of the object.
-            namespace: of the object.
-            uid: delete only this one, never a later one of the same name; ConflictError if it is another.
-            grace: seconds; 0 removes a pod at once, also from a dead node.
-            propagation: what becomes of what it owns; the server's own default for some clients is to orphan it.
-            dry_run: admission only.
+            kind: kind of the object.
+            name: name of the object.
+            namespace: namespace of the object.
+            uid: delete only the object with this uid, and never a later one of the same name; raises ConflictError if
+                the uid differs.
+            grace: grace period in seconds; 0 removes a pod at once, also from a dead node.
+            propagation: what happens to the objects that it owns. It is always sent, because the default of some
+                clients and servers is to orphan them.
+            dry_run: run admission only.
         """
         options: Manifest = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid is not None:
@@ -353,11 +360,11 @@ class KubeClient:
         timeout_seconds: int = 300,
         idle_timeout: float = 90.0,
     ) -> ResponseStream:
-        """Follow changes from a listing on, with bookmarks; the stream ends by itself after ``timeout_seconds``.
+        """Follow changes after a list, with bookmarks. The server ends the stream after ``timeout_seconds``.
 
-        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``; an ERROR
-        makes ``ResponseStream.events`` raise the error that it stands for. A stream that is silent for ``idle_timeout``
-        seconds raises NoResponseError.
+        Each line is ``{"type": ADDED | MODIFIED | DELETED | BOOKMARK | ERROR, "object": ...}``. For an ERROR,
+        ``ResponseStream.events`` raises the corresponding error. A stream that is silent for ``idle_timeout`` seconds
+        raises NoResponseError.
         """
         query = {
             "watch": "true",
@@ -379,13 +386,14 @@ class KubeClient:
         tail: int | None = None,
         previous: bool = False,
     ) -> ResponseStream:
-        """What a container printed; ``follow`` goes on with what it prints."""
+        """The log of a container; ``follow`` also streams what it prints from now on."""
         query = {
             "container": container,
             "follow": "true" if follow else "",
             "previous": "true" if previous else "",
             "tailLines": "" if tail is None else str(tail),
         }
+        # a container may print nothing for hours; the keepalive of the connection detects a lost server
         silence = None if follow else REQUEST_TIMEOUT_SECONDS
         return self._open_stream(PODS.path(self._namespace_or_default(namespace), pod, "log"), query, silence)
 
@@ -400,10 +408,10 @@ class KubeClient:
         body: Any = None,
         content_type: str = "application/json",
     ) -> ApiResponse:
-        """Send a request and read the answer whole.
+        """Send a request and read the whole response.
 
         Raises:
-            ApiError: one of its subclasses; NoResponseError when there was no answer.
+            ApiError: one of its subclasses; NoResponseError if there was no response.
         """
         response = self._send_request(
             method,
@@ -432,13 +440,14 @@ class KubeClient:
         content_type: str = "application/json",
         **how: Any,
     ) -> urllib3.BaseHTTPResponse:
-        """Send a request as urllib3 is told, and raise what a refusal means."""
+        """Send a request with these options of urllib3; raise the error of a response with an error status."""
         self._rate_limiter()
         query_string = urlencode({name: value for name, value in (query or {}).items() if value})
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._connection.auth_headers()}
         url, where = f"{self.host}{path}" + (f"?{query_string}" if query_string else ""), f"{method} {self.host}{path}"
+        # after the rate limiter, which may have waited: the right to write may have expired meanwhile
         if method != "GET" and not self._may_write():
-            raise NoResponseError("Not sent: the right to decide for this job was not renewed in time", where=where)
+            raise NoResponseError("Not sent: this master did not renew its Lease in time", where=where)
         try:
             with self._request_hook(self.host):
                 response = self._connection.http_pool.request(method, url, headers=headers, redirect=False, **how)
@@ -453,18 +462,19 @@ class KubeClient:
         return response
 
     def _unreachable_hint(self) -> str:
-        """What to look at when nobody does."""
+        """What the user can check if there is no response."""
         if self.context is None:
             return f"The cluster's own API server, {self.host}, cannot be reached from this pod."
         return (
             f"Is {self.host} up, and can it be reached from here? It is the cluster of the context {self.context}; "
-            "--context chooses another."
+            "--context selects another one."
         )
 
     def _retries_for(self, method: str) -> urllib3.Retry | bool:
         if self._retries is None:
             return False
         return (
+            # a broken connection or another status does not tell whether the object was created
             self._retries.new(read=False, status_forcelist=_RETRYABLE_POST_STATUSES)
             if method == "POST"
             else self._retries
@@ -479,7 +489,7 @@ def _dry_run_query(dry_run: bool) -> dict[str, str]:
 
 
 def _error_body(response: urllib3.BaseHTTPResponse) -> bytes:
-    """The body of a refusal; empty when it breaks off: the code says enough."""
+    """The body of an error response; empty if the connection breaks, because the status code suffices."""
     try:
         return response.data
     except HTTPError:
@@ -492,7 +502,7 @@ def _parse_object(text: bytes, where: str) -> Manifest:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise NoResponseError("What answers there is no API server, or was cut off", where=where) from error
+        raise NoResponseError("The response is not from an API server, or is truncated", where=where) from error
     return value if isinstance(value, dict) else {"items": value}
 
 
@@ -506,7 +516,7 @@ def _parse_http_date(header: str | None) -> float | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# How a server that vanished without a word is noticed, also by a watch that waits: after 25 s.
+# TCP keepalive detects a server that vanished silently within 25 s, also for a watch that waits for changes.
 
 
 _KEEPALIVE_PROBES = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -519,10 +529,10 @@ KEEPALIVE_OPTIONS = (
         if hasattr(socket, name)
     ),
 )
-"""For connections to an API server."""
+"""Socket options of connections to an API server."""
 NO_LINGER_OPTIONS = (*KEEPALIVE_OPTIONS, (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)))
-"""The same; closing one throws away what it has not delivered.
+"""The same, and closing a connection discards data that was not delivered.
 
-Otherwise the kernel goes on for minutes, and a request that was given up on a node without a network would arrive when
-the network is back.
+Otherwise the kernel retransmits for minutes, and a request that was abandoned on a node without a network would arrive
+when the network is back.
 """

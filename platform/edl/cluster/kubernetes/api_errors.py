@@ -1,10 +1,10 @@
-"""What an API server refuses, translated once: each error says what, where, and who can do something about it.
+"""Errors of the API server, translated once. Each says what happened, where, and who can do something about it.
 
-All of them end a command with code 2; ``edl submit`` has another error for a job whose master was asked for.
+All of them end a command with exit code 2. ``edl submit`` replaces the error if the master had been requested already.
 
-Retryable are those that pass without anybody changing the request: the server is away or busy. A 403 has four
-meanings that a user must be able to tell apart: no right to ask (RBAC), no room by quota, a pod that the namespace's
-Pod Security level forbids, and what EDL's own policies refuse. Only its text tells them apart.
+An error is retryable if it can pass without a change of the request: the server is unreachable or busy. A 403 has four
+meanings that a user must be able to distinguish: a missing right (RBAC), an exhausted quota, a pod that the namespace's
+Pod Security level forbids, and EDL's own policies. Only the text of the message distinguishes them.
 """
 
 from __future__ import annotations
@@ -18,48 +18,47 @@ from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.cluster.kubernetes import names
 
 # --------------------------------------------------------------------------------------------------
-# How EDL is installed: the commands that remedies give admins, those of the README and of docs/operations.md.
+# Installation commands for the hints to admins; the same as in the README and docs/operations.md.
 
 
 def helm_install_command(namespace: str) -> str:
-    """The command that installs EDL in a cluster with one team; jobs are only taken from namespaces of its list."""
+    """The command that installs EDL with one team. Jobs are accepted only from namespaces in the list of teams."""
     return f'`helm install edl helm/edl -n edl-system --create-namespace --set "teams[0].namespace={namespace}"`'
 
 
 HELM_ADD_TEAM_COMMAND = "`helm upgrade edl helm/edl -n edl-system --reset-then-reuse-values -f teams.yaml`"
-"""The command for a team that joins others, with an entry more on the list in that file."""
+"""The command that adds a team to an installed release, with another entry in the list in that file."""
 
 
 def kustomize_install_command(namespace: str) -> str:
-    """The command that installs the same without Helm."""
+    """The command that installs a team without Helm."""
     return f"`kubectl apply -k kustomize/base -n {namespace}`"
 
 
 def install_hint(namespace: str) -> str:
-    """How what a namespace lacks is installed, in sentences."""
+    """How to install what a namespace lacks, in sentences."""
     return (
-        f"An admin installs it: {helm_install_command(namespace)}. Where that release is there already, for other"
-        f" teams, the namespace goes on its list of teams: {HELM_ADD_TEAM_COMMAND}. Without Helm:"
+        f"An admin installs it: {helm_install_command(namespace)}. If that release exists already, for other"
+        f" teams, the namespace is added to its list of teams: {HELM_ADD_TEAM_COMMAND}. Without Helm:"
         f" {kustomize_install_command(namespace)}."
     )
 
 
 _NAMESPACE_ROLE_HINT = (
-    "Rights in a namespace are granted by its admin, who binds the ClusterRole edl-data-scientist; "
+    "The admin of the namespace grants these rights by binding the ClusterRole edl-data-scientist; "
     "`edl doctor` lists what is missing."
 )
 _CLUSTER_ROLE_HINT = (
-    "That belongs to the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
+    "This concerns the whole cluster: its admin can bind the ClusterRole edl-cluster-viewer; "
     "`edl doctor` lists what is missing."
 )
 _NO_ROLE_HINT = (
-    "No ClusterRole of EDL's allows that in all namespaces: ask about one namespace, with -n, "
-    "or an admin of the cluster."
+    "No ClusterRole of EDL allows this in all namespaces: name one namespace with -n, or ask an admin of the cluster."
 )
 _CLUSTER_VIEWER_RESOURCES = re.compile(
     r'resource "(?:nodes|pods|priorityclasses)" .* at the cluster scope|resource "namespaces"'
 )
-"""What edl-cluster-viewer allows."""
+"""What edl-cluster-viewer allows to read."""
 _MASTER_ACCOUNT_DENIED = re.compile(
     rf'User "system:serviceaccount:(?P<namespace>[^":]+):{names.MASTER_ACCOUNT}" cannot '
 )
@@ -68,14 +67,14 @@ _QUOTA_EXCEEDED = re.compile(
     r"|(?:maximum|minimum) \S+ usage per \S+ is "
     r"|\S+ max limit to request ratio per \S+ is "
 )
-"""What the quota and the LimitRange plugins say."""
+"""Messages of the quota and LimitRange admission plugins."""
 
 
 class ApiError(EdlError):
-    """The API server refuses a request.
+    """The API server refused a request, or did not respond.
 
     Attributes:
-        code: HTTP status; 0 when there was no answer.
+        code: HTTP status; 0 if there was no response.
         reason: machine-readable reason of the Status object.
     """
 
@@ -84,26 +83,26 @@ class ApiError(EdlError):
 
 
 class ClusterConfigError(ApiError, BadInputError):
-    """No cluster is configured, or what is configured cannot be used (exit code 2)."""
+    """No cluster is configured, or the configuration cannot be used (exit code 2)."""
 
     exit_code = 2
 
 
 class NoKubeconfigError(ClusterConfigError):
-    """There is no kubeconfig at all: whoever asks may have no cluster, and mean a run on this machine."""
+    """There is no kubeconfig. The user may have no cluster and mean a run on this machine."""
 
 
 class NoResponseError(ApiError, RetryableError):
-    """The API server did not answer."""
+    """The API server did not respond."""
 
     exit_code = 2
 
 
 class ServerBusyError(ApiError, RetryableError):
-    """The API server asks to come back later (429) or has an error of its own (5xx).
+    """The API server asks to retry later (429), or has an internal error (5xx).
 
     Attributes:
-        retry_after: seconds that it asks for; None if it does not say.
+        retry_after: requested delay in seconds; None if the response has none.
     """
 
     exit_code = 2
@@ -111,45 +110,45 @@ class ServerBusyError(ApiError, RetryableError):
 
 
 class NotFoundError(ApiError, BadInputError):
-    """There is no such object (404)."""
+    """The object does not exist (404)."""
 
     exit_code = 2
 
 
 class ConflictError(ApiError, RefusedError):
-    """The name is taken, or the object has changed meanwhile (409)."""
+    """The name is taken, or the object was changed meanwhile (409)."""
 
     exit_code = 2
 
 
 class ResourceExpiredError(ApiError, RetryableError):
-    """The resourceVersion is too old (410): list again."""
+    """The resourceVersion is too old (410); list again."""
 
     exit_code = 2
 
 
 class InvalidObjectError(ApiError, BadInputError):
-    """The object is not valid (400, 415, 422)."""
+    """The object is invalid (400, 413, 415, 422)."""
 
     exit_code = 2
 
 
 class ForbiddenError(ApiError, BadInputError):
-    """The server will not do this for us (401, 403)."""
+    """The server refuses the request to this user (401, 403)."""
 
     exit_code = 2
 
 
 class UnauthorizedError(ForbiddenError):
-    """The server does not know us (401): the token or certificate is not valid, or not any more."""
+    """The server does not accept the credentials (401): the token or certificate is invalid or has expired."""
 
 
 class RbacDeniedError(ForbiddenError):
-    """RBAC does not allow it; the message names verb, resource and namespace."""
+    """RBAC does not allow the request; the message has verb, resource and namespace."""
 
 
 class QuotaExceededError(ForbiddenError):
-    """A ResourceQuota or LimitRange has no room for it."""
+    """The object would exceed a ResourceQuota or LimitRange."""
 
 
 class PodSecurityError(ForbiddenError):
@@ -157,7 +156,7 @@ class PodSecurityError(ForbiddenError):
 
 
 class AdmissionPolicyError(ForbiddenError):
-    """One of EDL's own admission policies refuses it; the message ends with what is allowed."""
+    """One of EDL's admission policies refused the request; the message ends with what is allowed."""
 
 
 _ERROR_BY_STATUS: Mapping[int, type[ApiError]] = {
@@ -172,13 +171,13 @@ _ERROR_BY_STATUS: Mapping[int, type[ApiError]] = {
 
 
 def error_from_response(status_code: int, body: bytes, *, where: str, retry_after: str | None = None) -> ApiError:
-    """The error of an answer.
+    """The error for a response.
 
     Args:
         status_code: HTTP status, 400 or above.
         body: a Status object, or the text of a proxy.
-        where: the request, for people.
-        retry_after: the header of that name, in seconds.
+        where: the request, for messages.
+        retry_after: the header Retry-After, in seconds.
     """
     status = _parse_status(body)
     message = str(status.get("message") or body[:500].decode(errors="replace").strip() or f"HTTP {status_code}")
@@ -225,11 +224,11 @@ def _forbidden_class(message: str) -> type[ForbiddenError]:
 
 
 def permission_hint(message: str) -> str:
-    """Who can grant what RBAC refuses, by the subject and the scope that the message names."""
+    """Who can grant a right that RBAC refused, by the subject and the scope in the message."""
     if asked := _MASTER_ACCOUNT_DENIED.search(message):
         return (
-            f"This is the account of jobs' masters, bound to the ClusterRole {names.MASTER_ACCOUNT} where EDL is "
-            f"installed for the namespace. {install_hint(asked['namespace'])} `edl doctor` looks at that."
+            f"This is the account of jobs' masters. It is bound to the ClusterRole {names.MASTER_ACCOUNT} if EDL is "
+            f"installed for the namespace. {install_hint(asked['namespace'])} `edl doctor` checks that."
         )
     if _CLUSTER_VIEWER_RESOURCES.search(message):
         return _CLUSTER_ROLE_HINT
@@ -237,17 +236,17 @@ def permission_hint(message: str) -> str:
 
 
 _HINT_BY_ERROR: Mapping[type[ApiError], str] = {
-    UnauthorizedError: "The token or certificate in use is not valid (any more): log in to the cluster again.",
+    UnauthorizedError: "The token or certificate is invalid or has expired: log in to the cluster again.",
     QuotaExceededError: (
-        "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
+        "Request less, wait until other jobs in the namespace have ended, or ask its admin to raise the quota."
     ),
     PodSecurityError: (
-        "EDL's own pods pass `restricted`: "
-        "look at pod.overrides, host_path volumes and security.run_as in the job file."
+        "EDL's own pods comply with `restricted`: "
+        "check pod.overrides, host_path volumes and security.run_as in the job file."
     ),
     AdmissionPolicyError: (
-        "An admin of the cluster can allow further Secrets, volumes, PriorityClasses and accounts: "
+        "An admin of the cluster can allow more Secrets, volumes, PriorityClasses and accounts: "
         "`admission` in the values of helm/edl."
     ),
-    ForbiddenError: "An admission rule of the cluster refuses it; its admin knows which.",
+    ForbiddenError: "An admission rule of the cluster refused it; ask an admin of the cluster.",
 }

@@ -1,6 +1,6 @@
-"""A JobSpec as manifests: plain values, made without a cluster, a clock or chance.
+"""Renders a JobSpec as manifests: plain values, made without a cluster, a clock or random numbers.
 
-``render_job`` is what a person applies; from it a master starts, and asks for the pods that ``render_pod`` describes.
+``render_job`` renders what a user applies. A master starts from it and requests the pods that ``render_pod`` renders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.jobfile.document_tree import SpecError, SpecProblem
 from edl.jobfile.loader import dump_job_spec
 
 MASTER_BACKOFF_LIMIT = 2**31 - 1
-"""Restarts of the master that Kubernetes allows: all there can be, since the master ends the job by its own rules."""
+"""Restarts of the master that Kubernetes allows: the maximum, because the master ends the job by its own rules."""
 
 
 def render_job(
@@ -31,19 +31,19 @@ def render_job(
     run: str | None = None,
     suspend: bool = False,
 ) -> list[Manifest]:
-    """Everything that a job is begun with; the Job comes last, as ``edl submit`` wants it.
+    """The objects of a new job. The Job is last, because the others must exist when its master starts.
 
     Args:
         namespace: None leaves it to whoever applies the manifests.
-        token: the job's secret; None when ``token_secret`` is given.
-        token_secret: name of a Secret that exists and holds the token under ``token``; none is rendered then.
-        run: the run to go on with: its id, or ``latest``.
-        suspend: whether the Job waits before it starts its master.
+        token: the job's token; None if ``token_secret`` is given.
+        token_secret: name of an existing Secret with the token under the key ``token``; no Secret is rendered then.
+        run: the run to resume: its id, or ``latest``.
+        suspend: create the Job suspended, so that its master does not start yet.
 
     Raises:
-        SpecError: the spec is unfit for a cluster; see ``find_spec_problems``.
+        SpecError: the spec cannot run on a cluster; see ``find_spec_problems``.
     """
-    assert (token is None) != (token_secret is None), "either a token or the name of the Secret that holds it"
+    assert (token is None) != (token_secret is None), "either a token or the name of the Secret that has it"
     if found := find_spec_problems(spec):
         raise SpecError([SpecProblem(f"job {spec.name}", each.field_path, each.message, each.hint) for each in found])
     secrets = [_token_secret(spec.name, token)] if token is not None else []
@@ -69,10 +69,10 @@ def render_pod(
 
     Args:
         spec: as submitted, or with its paths resolved for pods: both give the same pod.
-        job_uid: uid of the Job; empty while there is none, then nobody owns the pod.
+        job_uid: uid of the Job; empty if there is none yet, and the pod then has no owner.
         run_dir: directory of the run, as pods see it.
-        token_secret: name of the Secret that holds the token; by default the one that ``render_job`` renders.
-        spec_uid: uid of the job's ConfigMap; empty while it is not known, then ``kubectl drain`` needs ``--force``.
+        token_secret: name of the Secret with the token; by default the one that ``render_job`` renders.
+        spec_uid: uid of the job's ConfigMap; empty if it is unknown, and ``kubectl drain`` then needs ``--force``.
     """
     identity = PodIdentity(role, index, token_secret or names.token_secret(spec.name), namespace, run_dir)
     pod = _make_object(PODS, names.pod_name(spec.name, role, index), render_pod_template(spec, identity, options))
@@ -83,15 +83,16 @@ def render_pod(
 
 
 def render_master_pod(job: Manifest) -> Manifest:
-    """The pod that the Job controller will make of a rendered Job, to be shown to an API server beforehand."""
+    """The pod that the Job controller will make from a rendered Job, for a dry run on an API server."""
     pod = _make_object(PODS, job["metadata"]["name"], job["spec"]["template"])
     return _with_namespace(pod, job["metadata"].get("namespace"))
 
 
 def owner_reference(job: str, uid: str) -> Manifest:
-    """The reference by which an object is deleted with the job's Job.
+    """The owner reference with which an object is deleted together with the job's Job.
 
-    Not as a controller, and without blocking the deletion: the Job controller strips the reference otherwise.
+    The Job is not its controller and does not block on its deletion: otherwise the Job controller would remove the
+    reference.
     """
     return {
         "apiVersion": JOBS.api_version,
@@ -104,10 +105,10 @@ def owner_reference(job: str, uid: str) -> Manifest:
 
 
 def controller_reference(job: str, spec_uid: str) -> Manifest:
-    """The reference that ``kubectl drain`` and cluster autoscalers ask a pod for: to what would make it anew.
+    """The controller reference that ``kubectl drain`` and cluster autoscalers require of a pod.
 
-    They look for ``controller: true`` of whatever kind, and the Job cannot be that: its controller strips the
-    reference. The job's ConfigMap, which the Job owns, stands for it, so that the pod still goes when the Job goes.
+    They accept ``controller: true`` with any kind. It cannot be the Job, whose controller would remove the reference.
+    So it is the job's ConfigMap. The Job owns the ConfigMap, so the pod is still deleted with the Job.
     """
     return {
         "apiVersion": CONFIGMAPS.api_version,
@@ -131,6 +132,7 @@ def _job_manifest(spec: JobSpec, identity: PodIdentity, suspend: bool) -> Manife
             "completions": 1,
             "parallelism": 1,
             "backoffLimit": MASTER_BACKOFF_LIMIT,
+            # a pod on a lost node stays Terminating; its successor must not wait until it has failed
             "podReplacementPolicy": "TerminatingOrFailed",
             **({} if ttl is None else {"ttlSecondsAfterFinished": math.ceil(ttl)}),
             "template": render_pod_template(spec, identity),

@@ -1,4 +1,4 @@
-"""The cluster port over the API server: what a master in a pod uses."""
+"""The cluster port of a master in a pod: starts, deletes and watches pods through the API server."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from edl.cluster.kubernetes.pod_watch import PodCache, PodRecord, PodWatch, Watc
 from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
 
 # --------------------------------------------------------------------------------------------------
-# Removes the objects of pods that are over: more ended ones than anybody reads, and those that nobody else removes.
+# Removes pod objects: ended pods beyond a number per role, and pods whose deletion got stuck.
 #
-# A pod on a dead node stays Terminating until its kubelet returns, and its name with it. Past its grace period it is
-# deleted with grace 0. The process may still run there: its incarnation is refused, so that it can do no harm.
+# A pod on a dead node stays Terminating until its kubelet returns, and its name stays in use. When its grace period is
+# over, it is deleted with grace period 0. Its process may still run there, but cannot do harm, because its incarnation
+# is refused.
 
 
 log = logging.getLogger(__name__)
 
 KEPT_ENDED_PODS = 5
-"""Ended pods of a role that stay, for `kubectl logs` and `kubectl describe`."""
+"""Ended pods of a role that are kept for `kubectl logs` and `kubectl describe`."""
 LOST_NODE_SECONDS, STUCK_SECONDS = 5.0, 30.0
-"""How long past its grace a pod may stay: when its node is known to be lost, and otherwise."""
+"""Time that a pod may exceed its grace period: if its node is known to be lost, and otherwise."""
 GC_INTERVAL_SECONDS = 2.0
 
 
 def stuck_deletions(bodies: Iterable[PodRecord], now: float) -> list[PodRecord]:
-    """Pods that were told to go and are still there, long after their grace."""
+    """Pods that were told to exit and still exist, long after their grace period."""
     return [
         body for body in bodies if body.leaving_since is not None and now > body.leaving_since + _allowed_seconds(body)
     ]
 
 
 def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> list[PodRecord]:
-    """Ended pods that are not among the newest of their role."""
+    """Ended pods, except the newest of each role."""
     ended: defaultdict[Role, list[PodRecord]] = defaultdict(list)
     for body in bodies:
         if body.status.has_ended and body.leaving_since is None:
@@ -57,7 +58,7 @@ def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> lis
 
 
 def newest_crashed_pods(bodies: Iterable[PodRecord]) -> list[PodRecord]:
-    """The newest pod of each role that crashed: where no volume has its log, nobody else can say why."""
+    """The newest crashed pod of each role. Without a volume, its log is nowhere else."""
     crashed = [body for body in bodies if body.status.phase is PodPhase.FAILED and body.leaving_since is None]
     newest = {body.status.role: body for body in sorted(crashed, key=_age_key)}
     return list(newest.values())
@@ -74,7 +75,7 @@ def _allowed_seconds(body: PodRecord) -> float:
 
 
 class PodGarbageCollector:
-    """Looks at the pods every few seconds, on a thread of its own, and carries out deletions that were put off.
+    """Checks the pods every few seconds on its own thread, and retries deletions that failed.
 
     Args:
         pod_cache: the pods of the job.
@@ -97,24 +98,24 @@ class PodGarbageCollector:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the rounds, once."""
+        """Start the thread, if it does not run yet."""
         with self._lock:
             if self._thread is None and not self._closed.is_set():
                 self._thread = threading.Thread(target=self._run_loop, name="pods-undertaker", daemon=True)
                 self._thread.start()
 
     def retry_later(self, uid: str, grace: int) -> None:
-        """Have a deletion that failed tried again each round, until the server has answered it."""
+        """Retry a failed deletion in each round, until the server has answered it."""
         with self._lock:
             self._postponed[uid] = grace
         self.start()
 
     def close(self) -> None:
-        """End the rounds."""
+        """Stop the thread."""
         self._closed.set()
 
     def collect_once(self) -> None:
-        """One look at all pods."""
+        """Run one round: retry deletions, then remove stuck and excess pods."""
         with self._lock:
             waiting = dict(self._postponed)
         for uid, grace in waiting.items():
@@ -125,7 +126,8 @@ class PodGarbageCollector:
         late = stuck_deletions(bodies, self._clock())
         for body in late:
             self._warn_once(
-                body.uid, f"pod {body.name} is still there after its grace ({body.status.cause or 'leaving'}): removed"
+                body.uid,
+                f"pod {body.name} still exists after its grace period ({body.status.cause or 'leaving'}): removed",
             )
         for body in (*late, *excess_pods(bodies)):
             self._try_delete(body.uid, 0)
@@ -145,7 +147,7 @@ class PodGarbageCollector:
         return True
 
     def _warn_once(self, uid: str, text: str) -> None:
-        """Once for each pod."""
+        """Log a warning, once for each pod."""
         if uid not in self._warned_uids:
             self._warned_uids.add(uid)
             log.warning("%s", text)
@@ -159,11 +161,11 @@ class KubeCluster:
     """The pods of one job on Kubernetes. Safe to use from several threads.
 
     Args:
-        api: with a pace, without retries: what fails is asked for again by those who know what it is worth.
+        api: client with a rate limiter and without retries: the callers of this class decide what to request again.
         job: name of the job.
-        job_uid: of its ``batch/v1`` Job, the owner of every pod of this job.
-        namespace: of the job.
-        render: the manifest of a pod.
+        job_uid: uid of its ``batch/v1`` Job, which owns all pods of the job.
+        namespace: namespace of the job.
+        render: renders the manifest of a pod.
         watch_settings: timeouts and delays of the watch.
         gc_interval: seconds between two rounds of the garbage collector.
     """
@@ -188,7 +190,7 @@ class KubeCluster:
         self._watches: set[PodWatch] = set()
 
     def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
-        """Ask for a pod; see ``edl.api.cluster_port.JobCluster.start``."""
+        """Request a pod; see ``edl.api.cluster_port.JobCluster.start``."""
         if role == Role.MASTER or index < 0:
             raise BadInputError(f"A master cannot start {role} {index}")
         self._require_open()
@@ -196,13 +198,14 @@ class KubeCluster:
         try:
             return self._create_pod(manifest)
         except ConflictError as error:
-            if error.reason != "AlreadyExists":  # a quota that changed meanwhile
+            if error.reason != "AlreadyExists":  # the quota object changed while it was evaluated
                 raise RetryableError(error.message, where=error.where) from error
         return self._resolve_existing(manifest)
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell a pod to go; see ``JobCluster.delete``. What the server cannot do now is done later."""
+        """Tell a pod to exit; see ``JobCluster.delete``. A request that fails for now is retried later."""
         self._require_open()
+        # before the request, so that a watch event does not report the deletion as somebody else's
         self._pod_cache.mark_deletion_requested(uid)
         seconds = math.ceil(max(grace, 0.0))
         try:
@@ -214,7 +217,7 @@ class KubeCluster:
         """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
 
         Raises:
-            ForbiddenError: pods may not be listed here.
+            ForbiddenError: this account may not list pods.
         """
         watching = PodWatch(self._api, self._namespace, self._selector, self._pod_cache, self._watch_settings)
         with self._lock:
@@ -229,7 +232,7 @@ class KubeCluster:
                 self._watches.discard(watching)
 
     def close(self) -> None:
-        """End every watch; calls after it raise ``RetryableError``. Pods stay as they are."""
+        """End every watch; later calls raise ``RetryableError``. Pods keep running."""
         with self._lock:
             self._closed = True
             watches = tuple(self._watches)
@@ -238,16 +241,16 @@ class KubeCluster:
             watching.close()
 
     def delete_all_pods(self, *, keep_crashed: bool = False) -> bool:
-        """Remove every pod of the job, also those that have ended; after ``close`` too, for the end of the job.
+        """Delete all pods of the job, including ended ones. Works after ``close``, for the end of the job.
 
         Args:
-            keep_crashed: the newest pod of each role that crashed stays, for its log.
+            keep_crashed: keep the newest crashed pod of each role, for its log.
 
         Returns:
-            Whether there was none to remove.
+            Whether there was no pod left to delete.
 
         Raises:
-            ApiError: the server cannot do it now, or does not let us.
+            ApiError: the server cannot do it now, or refuses.
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         there = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
@@ -261,28 +264,28 @@ class KubeCluster:
     def _create_pod(self, manifest: Manifest) -> str:
         try:
             pod = self._api.create(manifest, namespace=self._namespace)
-        except ForbiddenError as error:  # a quota, an admission rule, a right: all of them change without us
+        except ForbiddenError as error:  # a quota, an admission rule or a right, all of which may change
             raise RetryableError(error.message, where=error.where, hint=error.hint) from error
         self._pod_cache.update(pod)
         return str(pod["metadata"]["uid"])
 
     def _resolve_existing(self, manifest: Manifest) -> str:
-        """Answer for a pod whose name is taken."""
+        """Return the uid of the existing pod of that name, or recreate it if it has ended."""
         name = manifest["metadata"]["name"]
         try:
             holder = self._api.get(PODS, name, self._namespace)
         except NotFoundError as error:
-            raise RetryableError(f"Pod {name} has just gone", where=self._namespace) from error
+            raise RetryableError(f"Pod {name} has just been deleted", where=self._namespace) from error
         seen = self._pod_cache.update(holder)
         if seen is None:
-            raise RetryableError(f"Pod {name} belongs to somebody else", where=self._namespace)
+            raise RetryableError(f"Pod {name} does not belong to this job", where=self._namespace)
         if not seen.has_ended:
-            # Leaving: the name will be free when it has gone. Otherwise it is the pod that is asked for, from before a
-            # restart of the master or from a request whose answer was lost.
+            # A leaving pod has the name until it is gone. Any other is the requested pod: an earlier request created
+            # it, whose answer was lost with the connection or with the previous master.
             if seen.leaving:
                 raise RetryableError(f"Pod {name} is still leaving", where=self._namespace)
             return seen.uid
-        # Only its object stands in the way, as it does on a node that is slow to say that the pod has gone.
+        # Only the object is left, for example because its node is slow to report the deletion.
         self._delete_pod(seen.uid, name, 0)
         try:
             return self._create_pod(manifest)
@@ -290,13 +293,13 @@ class KubeCluster:
             raise RetryableError(error.message, where=error.where) from error
 
     def _delete_by_uid(self, uid: str, grace: int) -> None:
-        """Delete a pod whatever its name; one that the server does not know either is gone."""
+        """Delete a pod by uid. If the server does not know it, it is gone already."""
         name = self._pod_cache.pod_name(uid) or self._find_name(uid)
         if name is not None:
             self._delete_pod(uid, name, grace)
 
     def _find_name(self, uid: str) -> str | None:
-        """Name of a pod of this job that no watch has shown yet."""
+        """Name of a pod of this job that no watch has reported yet."""
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         for pod in listing.items:
             if pod["metadata"]["uid"] == uid and self._pod_cache.update(pod) is not None:
@@ -304,7 +307,7 @@ class KubeCluster:
         return None
 
     def _delete_pod(self, uid: str, name: str, grace: int) -> None:
-        """Delete this very pod; one that is gone, or a later one of its name, is none of our business."""
+        """Delete the pod with this uid. If it is gone, or the name belongs to a later pod, there is nothing to do."""
         try:
             self._api.delete(PODS, name, namespace=self._namespace, uid=uid, grace=grace)
         except (NotFoundError, ConflictError):

@@ -1,7 +1,7 @@
-"""Which cluster, as whom, in which namespace: as kubectl decides it, or as a pod's service account.
+"""Finds the cluster, the credentials and the namespace as kubectl does, or those of a pod's service account.
 
-The only module that imports the Kubernetes client: its configuration knows every way to log in (certificates, tokens,
-exec plugins, OIDC).
+This is the only module that imports the Kubernetes client, whose configuration supports all ways to log in
+(certificates, tokens, exec plugins, OIDC).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from kubernetes.config import kube_config
 from kubernetes.config.config_exception import ConfigException
 from urllib3.exceptions import MaxRetryError
 from urllib3.exceptions import TimeoutError as SilenceError
-from yaml import YAMLError  # in which the client reads a kubeconfig
+from yaml import YAMLError  # raised by the client for a malformed kubeconfig
 
 from edl.cluster.kubernetes.api_client import KEEPALIVE_OPTIONS, KubeClient, KubeConnection, RequestHook
 from edl.cluster.kubernetes.api_errors import ClusterConfigError, NoKubeconfigError, NoResponseError
 
 _POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _KUBECONFIG_ERRORS = (ConfigException, OSError, YAMLError, AttributeError, KeyError, TypeError)
-"""What the client raises for a kubeconfig that is missing, unreadable, or has another shape."""
+"""Errors of the client for a kubeconfig that is missing, unreadable or malformed."""
 MAX_TIMEOUTS = 2
-"""After so many requests that nobody answered a command line gives up: it has waited 20 s for its first answer."""
+"""Timeouts after which a command gives up: it has then waited 20 s for a first response."""
 
 
 class CommandRetry(urllib3.Retry):
-    """Asks a server that is busy or hangs up as often as told, and one that is silent SILENCES times at most."""
+    """Retries a server that is busy or closes connections as configured, but gives up after MAX_TIMEOUTS timeouts."""
 
     def increment(
         self,
@@ -60,20 +60,20 @@ COMMAND_RETRIES = CommandRetry(
     respect_retry_after_header=True,
     retry_after_max=10,
 )
-"""For the command line: a busy server is asked a few times within seconds."""
+"""Retries of commands: a busy server is asked a few times within seconds."""
 
 
 def load_connection(context: str | None = None, namespace: str | None = None, *, pool_size: int = 8) -> KubeConnection:
     """The connection that kubectl would use: ``KUBECONFIG`` or ``~/.kube/config``; in a pod, its service account.
 
     Args:
-        context: of the kubeconfig; its current one by default.
-        namespace: the context's by default, else ``default``.
-        pool_size: connections that are kept open.
+        context: context of the kubeconfig; by default the current one.
+        namespace: by default that of the context, or ``default``.
+        pool_size: number of connections that are kept open.
 
     Raises:
-        NoKubeconfigError: there is none, and this is no pod.
-        ClusterConfigError: what is configured cannot be used.
+        NoKubeconfigError: there is no kubeconfig, and this is not a pod.
+        ClusterConfigError: the configuration cannot be used.
     """
     settings = Configuration()
     as_pod = context is None and runs_in_pod() and not _has_kubeconfig()
@@ -84,6 +84,7 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
             config.load_incluster_config(client_configuration=settings)
             default_namespace, context_name = _POD_NAMESPACE.read_text().strip(), None
         else:
+            # persist_config=False: a renewed token must not be written back into the user's file
             config.load_kube_config(context=context, client_configuration=settings, persist_config=False)
             kubeconfig = _merged_kubeconfig()
             context_name = context or str(kubeconfig["current-context"])
@@ -92,7 +93,7 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
         raise ClusterConfigError(
             f"No cluster can be used: {error}",
             where=os.environ.get("KUBECONFIG", "~/.kube/config"),
-            hint="Set KUBECONFIG, or choose with --context; `kubectl cluster-info` must work first.",
+            hint="Set KUBECONFIG, or select a context with --context; `kubectl cluster-info` must work first.",
         ) from error
     settings.connection_pool_maxsize = pool_size
     settings.socket_options = list(KEEPALIVE_OPTIONS)
@@ -101,7 +102,7 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
     def headers() -> Mapping[str, str]:
         try:
             proof = settings.auth_settings().get("BearerToken")
-        except (ConfigException, OSError) as error:  # the token is read again from its file or plugin
+        except (ConfigException, OSError) as error:  # the token is read again from its file or plugin each time
             raise NoResponseError(f"The token cannot be renewed: {error}", where=settings.host) from error
         return {"authorization": str(proof["value"])} if proof and proof.get("value") else {}
 
@@ -113,7 +114,7 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
 def make_client(
     context: str | None = None, namespace: str | None = None, *, request_hook: RequestHook | None = None
 ) -> KubeClient:
-    """The API server for a command line: patient with a busy server; ``request_hook``: see ``KubeClient``."""
+    """An API client for commands, which retries a busy server. For ``request_hook`` see ``KubeClient``."""
     connection = load_connection(context, namespace)
     return (
         KubeClient(connection, retries=COMMAND_RETRIES, request_hook=request_hook)
@@ -123,7 +124,7 @@ def make_client(
 
 
 def list_contexts() -> list[str]:
-    """Names of the kubeconfig's contexts, for completion; empty when there is none."""
+    """Names of the kubeconfig's contexts, for completion; empty if there is none."""
     try:
         return list(_contexts_by_name(_merged_kubeconfig()))
     except _KUBECONFIG_ERRORS:
@@ -142,7 +143,7 @@ def _require_kubeconfig() -> None:
 
 
 def _merged_kubeconfig() -> Mapping[str, Any]:
-    """All files of the kubeconfig as one; unlike the client's list of contexts, also when none of them is current."""
+    """All files of the kubeconfig, merged. Unlike the client's list of contexts, this works without a current one."""
     merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION).config
     if merged is None:
         raise ConfigException("there is no kubeconfig")

@@ -1,8 +1,8 @@
-"""The fence of a job's masters: a Lease that one pod holds, renews and gives back.
+"""The fence between masters of a job: a Lease that one pod acquires, renews and releases.
 
-Every write names the resourceVersion that it changes, so that of two masters that try at the same moment one is
-refused. When it was renewed is told by the API server's clock, or by watching it stand still; never by a node's clock.
-A Lease that somebody deleted is made again, but not one that its Job took along: it would be left behind.
+Every write names the resourceVersion that it replaces, so if two masters write at the same time, one is refused. The
+age of a renewal is measured with the API server's clock, or by observing that the Lease does not change; never with a
+node's clock. A Lease that somebody deleted is created again, unless its Job is being deleted: nobody would remove it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _NUMBER_PATTERN = re.compile(r"\b\d+\b")
 
 @dataclass(frozen=True, slots=True)
 class LeaseCandidate:
-    """The pod that wants to decide for a job.
+    """The pod that wants to become the master of a job.
 
     Attributes:
         job: name of the job.
         pod: name of the pod.
-        uid: of the pod.
+        uid: uid of the pod.
         owner_references: owner references that the Lease gets.
     """
 
@@ -55,15 +55,15 @@ class LeaseCandidate:
 
     @property
     def holder_identity(self) -> str:
-        """How the Lease calls it."""
+        """The pod as holder of the Lease."""
         return f"{self.pod}{_HOLDER_SEPARATOR}{self.uid}"
 
 
 class LeaseFence:
-    """The Lease of a job, as one candidate has it; see ``edl.core.leader_election.MasterFence``.
+    """The Lease of a job, from the view of one candidate; see ``edl.core.leader_election.MasterFence``.
 
     Args:
-        api: with a pace of its own: a renewal must not wait for other requests.
+        api: a client of its own: a renewal must not wait for other requests.
         candidate: this pod.
         clock: monotonic seconds.
     """
@@ -73,7 +73,9 @@ class LeaseFence:
     ) -> None:
         self._api, self._candidate, self._clock = api, candidate, clock
         self._name = names.master_name(candidate.job)
-        self._lock = threading.Lock()  # one request at a time: each needs the resourceVersion of the one before
+        self._lock = (
+            threading.Lock()
+        )  # one request at a time, because each needs the resourceVersion of the previous one
         self._version = ""
         self._unchanged_since = 0.0
         self._renewed_at: float | None = None
@@ -87,20 +89,20 @@ class LeaseFence:
 
     @property
     def incarnation(self) -> int:
-        """Above that of every master that held the Lease before."""
+        """Number of this master, higher than that of every master that held the Lease before."""
         return self._incarnation
 
     def holds(self) -> bool:
-        """Whether the Lease cannot have passed to another yet."""
+        """Whether no other master can have acquired the Lease yet."""
         renewed = self._renewed_at
         return renewed is not None and not self._lost and self._clock() - renewed < RENEW_DEADLINE_SECONDS
 
     def lost(self) -> bool:
-        """Whether another master has it."""
+        """Whether another master has acquired the Lease."""
         return self._lost
 
     def release(self) -> None:
-        """Stop renewing and give the Lease back; a server that is away lets it expire instead."""
+        """Stop renewing and release the Lease. If the server is unreachable, it expires instead."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -112,11 +114,11 @@ class LeaseFence:
             try:
                 self._write_lease({"holderIdentity": None})
             except NotFoundError:
-                log.info("the Lease is gone with its Job")
+                log.info("the Lease was deleted with its Job")
             except ApiError as error:
-                log.warning("the Lease was not given back, it expires in %g s: %s", LEASE_SECONDS, error)
+                log.warning("the Lease was not released; it expires in %g s: %s", LEASE_SECONDS, error)
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ acquiring
 
     def acquire(self, should_stop: Callable[[], bool], wait: Callable[[float], Any]) -> bool:
         """Try to acquire the Lease until ``should_stop`` returns True, then renew it until ``release``.
@@ -142,9 +144,9 @@ class LeaseFence:
         return False
 
     def try_acquire(self) -> Decision[bool]:
-        """Take the Lease if that is allowed now; whether it was, and why or why not."""
+        """Acquire the Lease if that is allowed now; return whether it was acquired, and the reason."""
         with self._lock:
-            began = self._clock()
+            began = self._clock()  # before the request: the deadline must not begin later than at the server
             try:
                 found, server_now = self._read_lease()
                 seen = None if found is None else self._leadership_record(found)
@@ -153,7 +155,7 @@ class LeaseFence:
                 if answer.value:
                     self._take_lease(found, began)
             except ConflictError:
-                return Decision(False, "another master was faster")
+                return Decision(False, "another master acquired it first")
             except ApiError as error:
                 if not isinstance(error, RetryableError):
                     raise
@@ -177,7 +179,7 @@ class LeaseFence:
         )
 
     def _holder_ended(self, holder: str) -> bool:
-        """Whether a kubelet has seen the holder's container end. A pod that is merely gone may run on a lost node."""
+        """Whether a kubelet reported that the holder has ended. A deleted pod may still run on a lost node."""
         pod, _, uid = holder.rpartition(_HOLDER_SEPARATOR)
         if not pod or holder == self._candidate.holder_identity:
             return False
@@ -187,23 +189,24 @@ class LeaseFence:
             return False
         return str(found["metadata"]["uid"]) == uid and has_pod_ended(found)
 
-    # ------------------------------------------------------------------ keeping it
+    # ------------------------------------------------------------------ renewing
 
     def renew_lease(self) -> None:
-        """Renew once; what goes wrong is remembered: ``holds`` and ``lost`` tell."""
+        """Renew once. Errors are logged, and change what ``holds`` and ``lost`` return."""
         with self._lock:
             began = self._clock()
             try:
                 self._write_renewal(began)
             except ApiError as error:
-                self._log_change(Decision(False, f"it was not renewed: {error}"))
+                self._log_change(Decision(False, f"not renewed: {error}"))
             else:
-                self._log_change(Decision(not self._lost, "another master has it" if self._lost else "it is renewed"))
+                self._log_change(Decision(not self._lost, "another master holds it" if self._lost else "renewed"))
 
     def _write_renewal(self, began: float) -> None:
         try:
             self._write_lease(self._renewed_spec())
         except (ConflictError, NotFoundError):
+            # the Lease was changed or deleted: lost if another master holds it, otherwise written again
             found, _ = self._read_lease()
             holder = "" if found is None else found.get("spec", {}).get("holderIdentity") or ""
             if found is not None and holder != self._candidate.holder_identity:
@@ -216,7 +219,7 @@ class LeaseFence:
         self._renewed_at = began
 
     def _is_job_going(self) -> bool:
-        """Whether the Lease is missing because its Job is being deleted, or is nobody's while this master leaves."""
+        """Whether the Lease is missing because its Job is being deleted, or because this master is releasing it."""
         if self._stopping.is_set():
             return True
         try:
@@ -231,7 +234,7 @@ class LeaseFence:
             self.renew_lease()
 
     def _log_change(self, decision: Decision[bool]) -> None:
-        """Log what changed; that seconds pass is no change."""
+        """Log a decision if it differs from the last one in more than its numbers, such as seconds."""
         said = _NUMBER_PATTERN.sub("", decision.reason)
         if said != self._last_logged:
             log.log(logging.INFO if decision.value else logging.WARNING, "Lease %s: %s", self._name, decision.reason)
@@ -248,7 +251,7 @@ class LeaseFence:
         }
 
     def _read_lease(self) -> tuple[Manifest | None, float | None]:
-        """The Lease, None if there is none, and the server's clock."""
+        """The Lease, or None if there is none, and the server's time."""
         try:
             answer = self._api.request("GET", LEASES.path(self._api.namespace, self._name))
         except NotFoundError:
@@ -271,9 +274,9 @@ class LeaseFence:
 
 
 def has_pod_ended(pod: Manifest) -> bool:
-    """Whether a kubelet says that every container of a pod has ended, for good.
+    """Whether a kubelet reported that all containers of a pod have ended.
 
-    The phase alone does not: pods of a node that is gone are called Failed by a controller that cannot see them.
+    The phase is not enough: a controller sets the phase Failed for pods of a lost node, which it cannot observe.
     """
     ends = [container.end for container in read_containers(pod) if not container.is_init]
     return is_pod_over(pod) and bool(ends) and None not in ends
@@ -285,7 +288,7 @@ def _parse_incarnation(found: Manifest | None) -> int:
 
 
 def _last_change_time(found: Manifest) -> float | None:
-    """When the server changed the object last, in its own unix seconds."""
+    """When the server last changed the object, in unix seconds of its clock."""
     times = [entry["time"] for entry in found["metadata"].get("managedFields") or () if entry.get("time")]
     return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
 

@@ -1,7 +1,7 @@
-"""What a master in a pod uses: the cluster, the fence and the status publisher of its job, and how it ends the job.
+"""Everything that a master in a pod uses: cluster, fence and status publisher of its job, and the steps at its end.
 
-``KubeMasterBackend.acquire`` makes the first request to the API server. No other request is sent before it has
-succeeded: until then another master decides.
+``KubeMasterBackend.acquire`` sends the first request to the API server. No other request is sent before it has
+succeeded, because another master may decide until then.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
 from edl.jobfile.path_resolution import has_shared_storage
 
 # --------------------------------------------------------------------------------------------------
-# Everything of a job belongs to its Job, and goes with it.
+# All objects of a job belong to its Job, and are deleted with it.
 #
-# ``edl submit`` makes it so. After ``edl render | kubectl apply`` nobody has: the master does when it starts, but for
-# the
-# token's Secret. Whoever may patch Secrets can read them (docs/reference/rights.md); so the master, which may delete
-# its
-# own token, takes that along when its job is over or its Job is gone.
+# ``edl submit`` adds the owner references. After ``edl render | kubectl apply`` they are missing, so the master adds
+# them when it starts, except to the token's Secret: whoever may patch Secrets can read them
+# (docs/reference/rights.md). The master may delete its own token instead, and does so when its job is over or its Job
+# is gone.
 
 
 def adopt_objects(api: KubeClient, job: str, uid: str) -> None:
-    """Put the Job's reference onto the objects of the job that lack it; what cannot be had is logged.
+    """Add the Job's owner reference to the objects of the job that lack it. Failures are logged.
 
     Args:
-        api: of the job's namespace.
+        api: client for the job's namespace.
         job: name of the job.
-        uid: of the Job.
+        uid: uid of the Job.
 
     Raises:
         ApiError: the Job cannot be read.
@@ -68,39 +67,38 @@ def adopt_objects(api: KubeClient, job: str, uid: str) -> None:
 
 
 def dependent_objects(job: str) -> Iterator[tuple[ResourceKind, str]]:
-    """What is made beside a Job and its token."""
+    """The objects beside a Job, except its token."""
     yield CONFIGMAPS, names.spec_configmap(job)
     yield CONFIGMAPS, names.status_configmap(job)
     yield SERVICES, names.master_name(job)
 
 
 def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str, *, job_ended: bool) -> bool:
-    """Delete the token that nobody owns, if nobody will need it again.
+    """Delete a token without an owner, if it is not needed any more.
 
-    Nobody will when the Job is gone, or being deleted. When the job is over and its Job stays, the token of
-    ``edl submit`` stays as well: it is the Job's. A later Job of the same name may use a Secret of the same name: only
-    the Secret that was there while there was no such Job is deleted.
+    It is not needed if the Job is gone or being deleted. If the job is over and its Job stays, a token of
+    ``edl submit`` stays too, because the Job owns it. A later Job of the same name may use a Secret of the same name,
+    so only the Secret that existed while there was no such Job is deleted.
 
     Args:
-        api: of the job's namespace.
+        api: client for the job's namespace.
         job: name of the job.
-        uid: of the Job.
-        token_secret: name of the Secret that the pods of the job mount. One that the user named is the user's.
+        uid: uid of the Job.
+        token_secret: name of the Secret that the job's pods mount. A Secret that the user named is the user's.
         job_ended: the job has ended, and its pods are gone.
 
     Returns:
-        Whether there is nothing left to retry. A Secret that may not be deleted is logged and stays.
+        Whether nothing is left to retry. If the Secret must not be deleted, that is logged, and it stays.
     """
     if token_secret != names.token_secret(job):
         return True
     try:
         if _is_token_needed(api, job, uid, job_ended=job_ended):
             return True
-        # A master may not get Secrets; this tells the uid alone.
+        # A master may not get Secrets; a dry run of the deletion returns the uid and nothing of the content.
         found = api.delete(SECRETS, token_secret, dry_run=True)
-        if _is_token_needed(
-            api, job, uid, job_ended=job_ended
-        ):  # a new Job may have been made since, and then its token
+        # a new Job, and then its token, may have been created since the first check
+        if _is_token_needed(api, job, uid, job_ended=job_ended):
             return True
         api.delete(SECRETS, token_secret, uid=found["details"]["uid"])
     except (NotFoundError, ConflictError):
@@ -125,52 +123,52 @@ def _is_token_needed(api: KubeClient, job: str, uid: str, *, job_ended: bool) ->
 
 
 def _made_by_submit(there: Manifest) -> bool:
-    """Whether ``edl submit`` made the Job, and with it all else as the Job's own."""
+    """Whether ``edl submit`` created the Job, and with it the owner references of the other objects."""
     return names.SUBMISSION_ANNOTATION in (there["metadata"].get("annotations") or {})
 
 
 def _adopt_object(api: KubeClient, kind: ResourceKind, name: str, job: str, uid: str) -> None:
-    """Two patches: one that only tests whether the object is the job's, one that adds."""
+    """Adopt an object with two patches: one tests that the object belongs to the job, the other adds the reference."""
     label = names.JOB_LABEL.replace("~", "~0").replace("/", "~1")
     try:
         api.patch(kind, name, [{"op": "test", "path": f"/metadata/labels/{label}", "value": job}], style=JSON_PATCH)
     except InvalidObjectError:
-        log.info("%s %s is somebody else's", kind.name, name)
+        log.info("%s %s does not belong to this job", kind.name, name)
         return
-    # Merged by uid: other owners stay, and the Job's own reference is there once however often this is done.
+    # A strategic merge by uid: other owners stay, and repeating it does not add the reference twice.
     api.patch(kind, name, {"metadata": {"ownerReferences": [owner_reference(job, uid)]}}, style=STRATEGIC_MERGE_PATCH)
 
 
 def _leftover_text(kind: ResourceKind, name: str, job: str, why: str) -> str:
-    """What becomes of an object that is not the Job's own, why, and what to do: one line."""
+    """A line about an object without an owner: what happens to it, why, and what the user can do."""
     return (
-        f"{kind.name} {name} stays behind when the Job is deleted with kubectl: {why}. "
-        f"`edl delete {job}` removes it, before or after, and so does `kubectl delete {kind.name.lower()} {name}`"
+        f"{kind.name} {name} stays when the Job is deleted with kubectl: {why}. "
+        f"`edl delete {job}` removes it, before or after that, and so does `kubectl delete {kind.name.lower()} {name}`"
     )
 
 
 log = logging.getLogger(__name__)
 
 CONCLUDE_SECONDS = 20.0
-"""How long a master goes on removing the pods of its job, and telling Kubernetes that it has failed."""
+"""Time for which a master tries to remove the pods of its job and to mark the Job as failed."""
 LEAVE_SECONDS = 5.0
-"""How long a master that goes tries to hear whether its Job is still there: its pod has 30 s in all."""
+"""Time for which a leaving master tries to find out whether its Job still exists. Its pod has 30 s in all."""
 _CONCLUDE_PAUSE_SECONDS = 0.5
 _POOL_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class MasterPodInfo:
-    """Where a master is, as its pod tells it.
+    """Identity of a master's pod, from its environment.
 
     Attributes:
         job: name of the job.
-        job_uid: of the Job.
-        namespace: of all of it.
+        job_uid: uid of the Job.
+        namespace: namespace of the job.
         pod: name of the master's pod.
-        pod_uid: of the master's pod.
+        pod_uid: uid of the master's pod.
         run_dir: directory of the run.
-        token_secret: name of the Secret that the pods of the job mount.
+        token_secret: name of the Secret that the job's pods mount.
     """
 
     job: str
@@ -183,7 +181,7 @@ class MasterPodInfo:
 
     @classmethod
     def from_environment(cls, job: str, environment: Mapping[str, str]) -> MasterPodInfo:
-        """Read what ``edl.cluster.kubernetes.job_manifests`` put into the master's pod.
+        """Read the variables that ``edl.cluster.kubernetes.job_manifests`` sets in the master's pod.
 
         Raises:
             BadInputError: a variable is missing.
@@ -191,7 +189,9 @@ class MasterPodInfo:
         wanted = ("EDL_JOB_UID", "EDL_NAMESPACE", "EDL_POD", "EDL_UID", "EDL_RUN_DIR")
         missing = [name for name in wanted if not environment.get(name)]
         if missing:
-            raise BadInputError(f"The environment lacks {', '.join(missing)}", hint="edl submit makes a master's pod.")
+            raise BadInputError(
+                f"The environment has no {', '.join(missing)}", hint="The pod of a master is created by edl submit."
+            )
         job_uid, namespace, pod, uid, run_dir = (environment[name] for name in wanted)
         return cls(
             job, job_uid, namespace, pod, uid, run_dir, environment.get("EDL_TOKEN_SECRET") or names.token_secret(job)
@@ -214,62 +214,64 @@ class KubeMasterBackend:
         self._pod_info = pod_info
         self.durable = has_shared_storage(spec)
         self.fence = LeaseFence(make_client(None), LeaseCandidate(pod_info.job, pod_info.pod, pod_info.pod_uid, owners))
+        # cluster and publisher send changes only while this master holds the Lease; a renewal must wait for neither
         self._api = make_client(TokenBucketLimiter()).with_fence(self.fence.holds)
         render = partial(self._render_pod, spec)
         self.cluster = KubeCluster(self._api, pod_info.job, pod_info.job_uid, pod_info.namespace, render)
         self.status_publisher = KubeStatusPublisher(make_client(None).with_fence(self.fence.holds), pod_info.job)
-        self._unfenced = make_client(None)
+        self._unfenced = make_client(None)  # for the token, which may be deleted after the Lease was released
         self._concluded = False
         self._spec_uid: str | None = None
 
     @classmethod
     def from_environment(cls, spec: JobSpec, environment: Mapping[str, str]) -> KubeMasterBackend:
-        """The platform of this pod.
+        """The backend of a master in this pod.
 
         Raises:
-            BadInputError: this is no master's pod, or it has no service account.
+            BadInputError: this is not the pod of a master, or it has no service account.
         """
         pod_info = MasterPodInfo.from_environment(spec.name, environment)
         connection = connect_service_account(environment, pod_info.namespace, pool_size=_POOL_SIZE)
         return cls(spec, pod_info, lambda pace: KubeClient(connection, rate_limiter=pace))
 
     def acquire(self, stopping: threading.Event) -> bool:
-        """Wait for the right to decide; then what was applied by hand is made the Job's own.
+        """Acquire the Lease; then adopt the job's objects, in case they were applied with kubectl.
 
         Args:
-            stopping: set when this master is told to go.
+            stopping: set when this master is told to exit.
 
         Returns:
-            Whether it has the right; not, if it was told to go before.
+            Whether the Lease was acquired; False if the master was told to exit before.
 
         Raises:
-            ApiError: it will never get it: its service account may not touch Leases.
+            ApiError: a permanent error; the service account may not use Leases.
         """
         if not self.fence.acquire(stopping.is_set, stopping.wait):
             return False
+        # on a thread of its own: training must not wait for these requests
         threading.Thread(target=self._adopt_objects, name="ownership", daemon=True).start()
         return True
 
     def conclude(self, *, failed: bool) -> None:
-        """Leave nothing of the job behind, and tell Kubernetes that one that exits 1 after this was the last master.
+        """Remove the pods of the job. If it failed, prevent that Kubernetes starts another master.
 
-        Goes on for a while if the server is away. When that was in vain for a job that failed, another master starts,
-        reads in the journal that the job has ended, and does this again; what a job that is done left behind goes with
-        its Job, but for a token that nobody owns.
+        Retries for a while if the server is unreachable. If that fails for a failed job, another master starts, finds
+        the end of the job in its journal, and does this again. What remains of a completed job is deleted with its
+        Job, except a token without an owner.
         """
         until = time.monotonic() + CONCLUDE_SECONDS
         steps: list[Callable[[], bool]] = [partial(self._clear_pods, keep_crashed=failed and not self.durable)]
         if failed:
             steps.append(self._fail_job)
         done = [_retry_until(step, until) for step in steps]
-        if all(done):  # otherwise another master may come, and its pod mounts the token
+        if all(done):  # otherwise another master may start, and its pod mounts the token
             self._concluded = _retry_until(partial(self._delete_unowned_token, job_ended=True), until)
 
     def close(self) -> None:
-        """Show what was published last, give the right back, and leave nothing behind if the Job is gone.
+        """Publish the last status, release the Lease, and delete the token if the Job is gone.
 
-        Whether a master was told to go because its node is drained or because its Job was deleted, only the Job can
-        tell. The next master must not wait for that answer.
+        A master cannot tell from SIGTERM whether its node is drained or its Job was deleted, so it looks at the Job.
+        The next master must not wait for that, so the Lease is released first.
         """
         self.status_publisher.close()
         self.fence.release()
@@ -291,9 +293,9 @@ class KubeMasterBackend:
         )
 
     def _read_spec_uid(self) -> str:
-        """Uid of the ConfigMap that pods of the job name as their controller; empty when it cannot be had.
+        """Uid of the ConfigMap that the job's pods name as their controller; empty if it cannot be read.
 
-        A pod starts without it, and then ``kubectl drain`` wants ``--force``: nothing that a job would wait for.
+        Pods start without it, but ``kubectl drain`` then needs ``--force``. That is not worth delaying a job.
         """
         if self._spec_uid is None:
             name = names.spec_configmap(self._pod_info.job)
@@ -302,17 +304,17 @@ class KubeMasterBackend:
             except NotFoundError:
                 self._spec_uid = ""
                 log.warning(
-                    "there is no ConfigMap %s: pods start without a controller, kubectl drain wants --force", name
+                    "there is no ConfigMap %s: pods start without a controller, and kubectl drain needs --force", name
                 )
             except ApiError as error:
-                log.warning("a pod starts without a controller, and kubectl drain will want --force: %s", error)
+                log.warning("a pod starts without a controller, so kubectl drain will need --force: %s", error)
         return self._spec_uid or ""
 
     def _adopt_objects(self) -> None:
         try:
             adopt_objects(self._api, self._pod_info.job, self._pod_info.job_uid)
         except Exception:  # training does not depend on it
-            log.exception("the objects of the job were not made the Job's own")
+            log.exception("the owner references of the job's objects could not be added")
 
     def _delete_unowned_token(self, *, job_ended: bool) -> bool:
         pod_info = self._pod_info
@@ -321,30 +323,34 @@ class KubeMasterBackend:
         )
 
     def _clear_pods(self, *, keep_crashed: bool) -> bool:
-        """Whether the pods are gone, also one that was asked for in the last moment; or cannot be removed by us."""
+        """Return whether no pods are left, or they cannot be deleted.
+
+        A pod may appear late, requested just before the end, so this is repeated until there was nothing to delete.
+        """
         try:
             return self.cluster.delete_all_pods(keep_crashed=keep_crashed)
         except ApiError as error:
-            log.warning("pods of the job are still there: %s", error)
+            log.warning("pods of the job still exist: %s", error)
             return not isinstance(error, RetryableError)
 
     def _fail_job(self) -> bool:
-        """Whether the Job knows, or never will."""
+        """Set the Job's backoffLimit to 0, so that it fails with this master; return False if a retry may help."""
         name = names.master_name(self._pod_info.job)
         test: list[dict[str, Any]] = [
+            # the test fails, and with it the patch, if a later Job has the name
             {"op": "test", "path": "/metadata/uid", "value": self._pod_info.job_uid},
             {"op": "replace", "path": "/spec/backoffLimit", "value": 0},
         ]
         try:
             self._api.patch(JOBS, name, test, style="json")
         except ApiError as error:
-            log.warning("the Job was not told that it has failed: %s", error)
+            log.warning("the Job could not be marked as failed: %s", error)
             return not isinstance(error, RetryableError)
         return True
 
 
 def _retry_until(step: Callable[[], bool], deadline: float) -> bool:
-    """Try a step until it has succeeded, or it is too late; whether it has."""
+    """Repeat a step until it succeeds or the deadline has passed; return whether it succeeded."""
     while not step():
         if time.monotonic() >= deadline:
             return False

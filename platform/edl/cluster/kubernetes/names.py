@@ -1,4 +1,4 @@
-"""Names, labels and annotations of everything that a job is made of on Kubernetes."""
+"""Names, labels and annotations of the Kubernetes objects of a job."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ JOB_LABEL, ROLE_LABEL, INDEX_LABEL = "edl.dev/job", "edl.dev/role", "edl.dev/ind
 ELEVATED_LABEL = "edl.dev/elevated"
 """Label of a worker that has the higher class of a divided priority."""
 DESIRED_ANNOTATION = "edl.dev/desired"
-"""Annotation of the Job: what people want of it, as JSON; see ``edl.cluster.status_port.DesiredState``."""
+"""Annotation of the Job: its desired state as JSON; see ``edl.cluster.status_port.DesiredState``."""
 RUN_ANNOTATION = "edl.dev/run"
-"""Annotation of the Job and of its pod template: the run that it goes on with, or ``latest``."""
+"""Annotation of the Job and its pod template: the run to resume, or ``latest``."""
 SUBMISSION_ANNOTATION = "edl.dev/submission"
-"""Annotation of the Job: which call of ``edl submit`` made it. Tells a request that arrived twice from a taken name."""
+"""Annotation of the Job: id of the call of ``edl submit`` that created it. If the name is taken, the id tells whether
+the same call created it before, with a request that was repeated."""
 INCARNATION_ANNOTATION = "edl.dev/incarnation"
-"""Annotation of the Lease: the number of the newest master."""
+"""Annotation of the Lease: number of the newest master."""
 CONTROLLER_UID_LABEL = "batch.kubernetes.io/controller-uid"
-"""Label that the Job controller puts on the master's pod: the uid of the Job."""
+"""Label of the master's pod, set by the Job controller: uid of the Job."""
 LATEST_RUN = "latest"
 CHECKPOINT_SUFFIX = "@checkpoint"
-"""Behind a run in that annotation: it goes on from its newest intact checkpoint, without its journal."""
+"""Suffix of the run in that annotation: resume from its newest intact checkpoint, without its journal."""
 
 MANAGED_BY = "edl"
 MASTER_ACCOUNT, POD_ACCOUNT = "edl-job-master", "edl-none"
 CONTROL_PORT, BULK_PORT = 7070, 7071
 ROLE_CONTAINER = "edl"
-"""The one container of every pod."""
+"""Name of the role's container in every pod."""
 
 SPEC_KEY, TOKEN_KEY = "job.json", "token"
 SPEC_DIR, TOKEN_DIR = "/etc/edl/spec", "/etc/edl/token"
@@ -43,27 +44,27 @@ def pod_name(job: str, role: Role, index: int) -> str:
 
 
 def spec_configmap(job: str) -> str:
-    """Name of the ConfigMap that holds the JobSpec."""
+    """Name of the ConfigMap with the JobSpec."""
     return f"edl-{job}-spec"
 
 
 def status_configmap(job: str) -> str:
-    """Name of the ConfigMap in which the master publishes."""
+    """Name of the ConfigMap with the published status."""
     return f"edl-{job}-status"
 
 
 def token_secret(job: str) -> str:
-    """Name of the Secret that holds the job's token."""
+    """Name of the Secret with the job's token."""
     return f"edl-{job}-token"
 
 
 def master_address(job: str, namespace: str) -> str:
-    """Where workers and parameter servers reach the master."""
+    """Address of the master for workers and parameter servers."""
     return f"{master_name(job)}.{namespace}:{CONTROL_PORT}"
 
 
 def object_labels(job: str, role: Role | None = None, index: int | None = None) -> dict[str, str]:
-    """Labels of an object of a job; of a pod, with its role and index."""
+    """Labels of an object of a job; for a pod also its role and index."""
     found = {
         "app.kubernetes.io/name": "edl",
         "app.kubernetes.io/instance": job,
@@ -79,7 +80,7 @@ def object_labels(job: str, role: Role | None = None, index: int | None = None) 
 
 
 def label_selector(job: str | None = None, role: Role | None = None, index: int | None = None) -> str:
-    """Label selector of all that belongs to a job (of any job: None), or of its pods of a role."""
+    """Label selector of a job's objects (with None of all jobs), optionally of the pods of one role."""
     parts = [JOB_LABEL if job is None else f"{JOB_LABEL}={job}"]
     if role is not None:
         parts.append(f"{ROLE_LABEL}={role}")

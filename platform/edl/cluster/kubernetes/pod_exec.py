@@ -1,6 +1,6 @@
-"""A program in a running container, and its standard input and output: pods/exec over a websocket.
+"""Runs a program in a container and connects to its standard input and output: pods/exec over a websocket.
 
-Channels of the protocol are one byte in front of each message: 0 standard input, 1 output, 2 errors, 3 the end.
+Each message begins with one byte, its channel: 0 standard input, 1 output, 2 errors, 3 the exit status.
 Source: https://kubernetes.io/docs/reference/using-api/ (websocket subprotocol v5.channel.k8s.io).
 """
 
@@ -24,24 +24,24 @@ from edl.cluster.kubernetes.api_errors import NoResponseError, error_from_respon
 from edl.cluster.kubernetes.resource_kinds import PODS
 
 EXEC_IDLE_SECONDS = 30.0
-"""How long the other end may say nothing while something is waited for."""
+"""Maximum time without a message while one is expected."""
 _SUBPROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN_CHANNEL, _STDOUT_CHANNEL, _STDERR_CHANNEL, _STATUS_CHANNEL = range(4)
 _STDERR_TAIL_BYTES = 4096
 
 
 class PodExec:
-    """A program that runs; a context manager that ends the connection, and the program with its standard input.
+    """A running program. As a context manager it closes the connection, which also closes the program's standard input.
 
     Args:
-        connection: to the API server.
-        pod: where it runs.
+        connection: connection to the API server.
+        pod: name of the pod.
         command: the program and its arguments.
-        namespace: of the pod; the connection's by default.
+        namespace: namespace of the pod; by default that of the connection.
 
     Raises:
         RbacDeniedError: pods/exec is not allowed.
-        ApiError: the pod is not there or does not run; NoResponseError when there is no answer.
+        ApiError: the pod does not exist or does not run; NoResponseError if there is no response.
     """
 
     def __init__(
@@ -58,44 +58,44 @@ class PodExec:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError, WebSocketException):  # it had ended by itself
+        with suppress(OSError, WebSocketException):  # the connection has ended already
             self._socket.close(timeout=1)
-        # Of a connection that the server has closed, ``close`` leaves the socket open.
+        # If the server closed the connection, ``close`` does not close the socket.
         self._socket.shutdown()  # type: ignore[no-untyped-call]
 
     @property
     def stderr_tail(self) -> str:
-        """The end of what the program wrote on standard error."""
+        """The end of the program's standard error output."""
         return self._stderr.decode(errors="replace").strip()
 
     def write(self, data: bytes) -> None:
-        """To the program's standard input; raises NoResponseError when the connection broke."""
+        """Write to the program's standard input; raises NoResponseError if the connection broke."""
         try:
             self._socket.send(bytes([_STDIN_CHANNEL]) + data, ABNF.OPCODE_BINARY)
         except (OSError, WebSocketException) as error:
             raise self._connection_error(error) from error
 
     def read(self, size: int) -> bytes:
-        """Exactly ``size`` bytes of its standard output; fewer only when the program has ended.
+        """Exactly ``size`` bytes of the program's standard output; fewer only if it has exited.
 
         Raises:
-            NoResponseError: the connection broke, or nothing was said for SILENCE_SECONDS.
+            NoResponseError: the connection broke, or was silent for EXEC_IDLE_SECONDS.
         """
         spoke = time.monotonic()
         while len(self._stdout) < size and not self._ended:
             if self._receive_message():
                 spoke = time.monotonic()
-            elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # the connection lives, the program says nothing
-                raise self._connection_error(TimeoutError(f"nothing was said for {EXEC_IDLE_SECONDS:g} s"))
+            elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # pings arrive, but nothing from the program
+                raise self._connection_error(TimeoutError(f"no message for {EXEC_IDLE_SECONDS:g} s"))
         taken = bytes(self._stdout[:size])
         del self._stdout[:size]
         return taken
 
     def has_pending_input(self) -> bool:
-        """Whether there is output that was not read, or the program has ended; waits for neither.
+        """Whether there is unread output, or the program has exited. Does not wait.
 
-        What has arrived is looked at: a ping, or a word on standard error, is nothing to read, and who read then would
-        wait for a program that waits for its input.
+        Messages that have arrived are processed: a ping, or standard error output, is not something to read. A caller
+        that read because of it would wait for a program that itself waits for input.
         """
         while not self._stdout and not self._ended and self._is_readable():
             self._receive_message()
@@ -105,11 +105,12 @@ class PodExec:
         raw = self._socket.sock
         if raw is None:
             return True
+        # TLS may have decrypted bytes that select() does not see
         pending = isinstance(raw, ssl.SSLSocket) and raw.pending() > 0
         return pending or bool(select.select([raw], [], [], 0)[0])
 
     def _receive_message(self) -> bool:
-        """Take one message; whether it is one of the program, and none of the connection."""
+        """Process one message; return whether it is from the program, and not a control frame."""
         try:
             kind, message = self._socket.recv_data(control_frame=True)
         except (OSError, WebSocketException) as error:
@@ -134,7 +135,7 @@ class PodExec:
             self._stderr = str(status.get("message", "")).encode()
 
     def _connection_error(self, error: Exception) -> NoResponseError:
-        return NoResponseError(f"The connection broke: {error or type(error).__name__}", where=self._where)
+        return NoResponseError(f"The connection was lost: {error or type(error).__name__}", where=self._where)
 
 
 def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebSocket:
@@ -158,7 +159,7 @@ def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebS
 
 
 def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
-    """What the websocket library calls the pool's own settings."""
+    """The TLS settings of a connection pool, with the names of the websocket library."""
     told: Mapping[str, Any] = pool.connection_pool_kw
     names_of = {
         "ca_certs": "ca_certs",

@@ -1,16 +1,16 @@
-"""What a pod's object means to its job: the only module that reads ``status`` of a pod.
+"""Interprets the object of a pod. No other module reads a pod's ``status``.
 
-``read_pod_status`` is a pure function from the API server's words to the ``PodStatus`` of the core. Commands, which
-tell people of pods, ask the functions below it. The rules that are easy to get wrong:
+``read_pod_status`` is a pure function from a pod object to the ``PodStatus`` of the core. Commands that describe pods
+use the functions below it. Rules that are easy to get wrong:
 
-- Pods never restart their containers, so that the end of the role's container is the end of the pod, whatever a sidecar
-  still does and however long the object stays.
-- A sidecar's end says nothing of the role, and neither does a sidecar that runs while the role's container waits.
-- ``ContainerStatusUnknown`` comes with an exit code (137) that the kubelet made up: it lost the container.
-- A deletion is seen twice: ``deletionTimestamp`` when it is asked for, the end of the container when it is done. It
-  does not say when it was asked for: the kubelet moves it when it is done.
-- Exit code 137 says SIGKILL. Who sent it is told by the reason ``OOMKilled``, the condition ``DisruptionTarget``, the
-  pod's own ``reason`` or the deletion; without any of them it was somebody on the node.
+- Pods never restart their containers. So a pod has ended when its role's container has, whatever a sidecar still does
+  and however long the object exists.
+- The state of a sidecar says nothing about the role, whether it has ended or runs while the role's container waits.
+- ``ContainerStatusUnknown`` has an exit code (137) that the kubelet invented because it lost the container.
+- A deletion is visible twice: as ``deletionTimestamp`` when it is requested, and as the end of the container. The
+  timestamp does not tell when it was requested, because the kubelet changes it when the pod has ended.
+- Exit code 137 means SIGKILL. The reason ``OOMKilled``, the condition ``DisruptionTarget``, the pod's own ``reason`` or
+  a deletion tells who sent it. Without any of these, it was sent on the node.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest, parse_timestamp
 
 # --------------------------------------------------------------------------------------------------
-# Of what a container wrote last, the line that says why it ended.
+# Finds the line in a container's last output that says why it ended.
 #
-# Kubernetes passes on the end of a failed container's log, and that of a process that uses TensorFlow is mostly noise.
+# Kubernetes reports the end of a failed container's log, which is mostly noise for a process that uses TensorFlow.
 
 
 _LOG_NOISE = re.compile(
@@ -41,9 +41,9 @@ _INDENTED = re.compile(r"\s")
 
 
 def last_error_line(text: str) -> str:
-    """The last line that begins a statement, such as an exception's; empty when there is nothing but noise.
+    """The last line that begins a message, such as that of an exception; empty if there is only noise.
 
-    Indented lines go on with one before them: a traceback, or the hint of an error of EDL's.
+    Indented lines belong to a line before them, in a traceback or as the hint of an error of EDL.
     """
     lines = [line.rstrip() for line in text.splitlines()]
     told = (line for line in reversed(lines) if line and not _INDENTED.match(line) and not _LOG_NOISE.match(line))
@@ -53,7 +53,7 @@ def last_error_line(text: str) -> str:
 DELETED_REASON = "Deleted"
 _OOM_KILLED = "OOMKilled"
 _UNKNOWN_STATUS = "ContainerStatusUnknown"
-"""What the kubelet writes, with a made-up exit code, for a container that it cannot find any more."""
+"""Written by the kubelet, with an invented exit code, for a container that it cannot find any more."""
 _SIGNAL_REASONS = {SIGKILL_EXIT: "Killed (SIGKILL)", SIGTERM_EXIT: "Terminated (SIGTERM)"}
 _STARTING_REASONS = {"ContainerCreating", "PodInitializing"}
 PERMANENT_WAIT_REASONS = frozenset(
@@ -67,7 +67,7 @@ PERMANENT_WAIT_REASONS = frozenset(
         "RunContainerError",
     }
 )
-"""Reasons of a waiting container that waiting does not mend."""
+"""Reasons of a waiting container that do not go away by waiting."""
 _DISRUPTION_CAUSES: Mapping[str, TerminationCause] = {
     "PreemptionByScheduler": TerminationCause.PREEMPTED,
     "EvictionByEvictionAPI": TerminationCause.EVICTED,
@@ -84,22 +84,23 @@ _REASON_CAUSES: Mapping[str, TerminationCause] = {
     "UnexpectedAdmissionError": TerminationCause.EVICTED,
     "NodeLost": TerminationCause.NODE_LOST,
 }
-"""``status.reason`` of a pod that the kubelet ended or would not take."""
+"""``status.reason`` of pods that the kubelet ended or rejected."""
 _DISK_LIMIT_EXCEEDED = re.compile(
     r"ephemeral local storage usage exceeds|exceeded its local ephemeral storage limit|Usage of EmptyDir .* exceeds"
 )
-"""What the kubelet says when a pod has written more on its node's disk than its own limit."""
+"""The kubelet's messages for a pod that has exceeded its own limit on its node's disk."""
 _OUT_OF_PREFIX = "OutOf"
-"""Begins the kubelet's reasons (``OutOfcpu``...) for a pod that has no room on the node it was bound to."""
+"""Prefix of the kubelet's reasons (``OutOfcpu``...) for a pod that does not fit on the node it was bound to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnd:
-    """How a container ended; nothing is known of one that never ran or was lost.
+    """How a container ended. Fields are empty for a container that never ran or was lost.
 
     Attributes:
-        exit_code: None if nobody knows it.
-        message: what it wrote last, or what its runtime says.
+        exit_code: None if it is unknown.
+        reason: the runtime's word for the end.
+        message: the end of its output, or a message of the runtime.
     """
 
     exit_code: int | None = None
@@ -108,7 +109,7 @@ class ContainerEnd:
 
     @property
     def error_line(self) -> str:
-        """The line of the message that says why it ended."""
+        """The line of the message that says why the container ended."""
         return last_error_line(self.message)
 
 
@@ -117,10 +118,10 @@ class ContainerStatus:
     """One container of a pod.
 
     Attributes:
-        is_init: it has to end before the others begin.
-        waiting: why it waits, in the kubelet's word and sentence, either of them perhaps empty; None: it does not.
-        end: how it ended; None while it has not.
-        last_end: how it ended before it was started again.
+        is_init: it must end before the other containers start.
+        waiting: the kubelet's reason and message for its waiting, each perhaps empty; None: it does not wait.
+        end: how it ended; None if it has not.
+        last_end: how it ended before it was restarted.
     """
 
     name: str
@@ -133,24 +134,24 @@ class ContainerStatus:
 
     @property
     def is_role(self) -> bool:
-        """Whether the role runs in it; the others are init containers and sidecars."""
+        """Whether the role runs in it. The others are init containers and sidecars."""
         return self.name == names.ROLE_CONTAINER and not self.is_init
 
     @property
     def has_run(self) -> bool:
-        """Whether it has come so far as to print something."""
+        """Whether it has run, so that it may have a log."""
         return self.running or self.end is not None or self.last_end is not None
 
     @property
     def waits_in_vain(self) -> bool:
-        """Whether only a change by somebody ends its waiting."""
+        """Whether it waits for something that only somebody's action changes."""
         reason, message = self.waiting or ("", "")
-        # The kubelet may not have seen a ConfigMap or Secret yet that was made a moment ago: it looks again.
+        # A ConfigMap or Secret that was created a moment ago may be missing in the kubelet's cache. It tries again.
         return reason in PERMANENT_WAIT_REASONS and "failed to sync" not in message
 
 
 def read_containers(pod: Manifest) -> list[ContainerStatus]:
-    """The containers of a pod that a kubelet tells of: init containers first, in their order."""
+    """The containers of a pod that its kubelet has reported, init containers first."""
     status = pod.get("status") or {}
     return [
         _read_container(each, is_init=key == "initContainerStatuses")
@@ -160,27 +161,27 @@ def read_containers(pod: Manifest) -> list[ContainerStatus]:
 
 
 def role_container(pod: Manifest) -> ContainerStatus | None:
-    """The container in which the role runs; None while no kubelet tells of it."""
+    """The container of the role; None if no kubelet has reported it."""
     return next((each for each in read_containers(pod) if each.is_role), None)
 
 
 def pod_phase(pod: Manifest) -> str:
-    """The cluster's own word for the phase of a pod."""
+    """The phase of a pod, as the cluster reports it."""
     return str((pod.get("status") or {}).get("phase") or PodPhase.PENDING.value)
 
 
 def is_pod_over(pod: Manifest) -> bool:
-    """Whether the cluster says that a pod has ended; a controller may say so of one that it cannot see."""
+    """Whether the phase says that the pod has ended. A controller may set it for a pod that it cannot observe."""
     return pod_phase(pod) in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 def is_pod_leaving(pod: Manifest) -> bool:
-    """Whether somebody deleted a pod that is still there."""
+    """Whether the pod is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def scheduling_refusal(pod: Manifest) -> tuple[str, str] | None:
-    """Why the scheduler found no node, in its word and sentence; None: it did, or has not looked yet."""
+    """The scheduler's reason and message if it found no node; None if it did, or has not tried yet."""
     scheduled = _pod_condition(pod, "PodScheduled")
     if scheduled.get("status") != "False":
         return None
@@ -210,19 +211,20 @@ def _read_end(state: Mapping[str, Any]) -> ContainerEnd | None:
 
 
 def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodStatus:
-    """What the object says now.
+    """The status of a pod.
 
     Args:
-        pod: of a job, with EDL's labels.
-        deletion_requested: the master has asked for the deletion of the pod.
+        pod: object of a job's pod, with EDL's labels.
+        deletion_requested: the master has requested the deletion of the pod.
 
     Raises:
-        ValueError: the labels do not say what it is in its job.
+        ValueError: the labels do not give role and index.
     """
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     container_end = _container_end(pod)
     deleting = "deletionTimestamp" in meta
+    # with TerminationByKubelet (eviction, node shutdown) the kubelet stops a pod that is not being deleted
     leaving = container_end is None and (deleting or _disruption_condition(pod).get("reason") == "TerminationByKubelet")
     reason, message = _reason_and_message(pod, container_end, deleting)
     return PodStatus(
@@ -244,7 +246,7 @@ def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodSt
 
 
 def removed_pod_status(last: PodStatus, *, deletion_requested: bool = False) -> PodStatus:
-    """The end of a pod whose object is gone, from what it was last like; an end that it has had stays its end."""
+    """The final status of a pod whose object is gone, from its last status; a status that was final already is kept."""
     if last.has_ended:
         return last
     cause = last.cause if last.leaving else TerminationCause.NONE if deletion_requested else TerminationCause.DELETED
@@ -252,10 +254,10 @@ def removed_pod_status(last: PodStatus, *, deletion_requested: bool = False) -> 
 
 
 def unreachable_since(pod: Manifest) -> float:
-    """Since when the control plane has not heard of the pod's node, in unix seconds; 0: it does.
+    """When the control plane lost contact with the pod's node, in unix seconds; 0: it has contact.
 
-    A master may not look at nodes. But the node controller sets the condition Ready of their pods to False, and nothing
-    else: the kubelet, which has the last word of it otherwise, gives a reason and says the same of ContainersReady.
+    A master may not read nodes. But the node controller sets the pods' condition Ready to False, without a reason and
+    without a change of ContainersReady. The kubelet, which usually sets Ready, gives a reason and changes both.
     """
     ready, containers = _pod_condition(pod, "Ready"), _pod_condition(pod, "ContainersReady")
     if ready.get("status") != "False" or ready.get("reason") or containers.get("status") == "False":
@@ -267,7 +269,7 @@ def unreachable_since(pod: Manifest) -> float:
 
 
 def _container_end(pod: Manifest) -> ContainerEnd | None:
-    """How the pod ended; None while its role runs or waits."""
+    """How the pod ended; None if its role runs or waits."""
     containers = read_containers(pod)
     own = next((each for each in containers if each.is_role), None)
     if own is not None and own.end is not None:
@@ -276,7 +278,7 @@ def _container_end(pod: Manifest) -> ContainerEnd | None:
         return None
     if own is not None and own.last_end is not None:
         return own.last_end
-    # An init container that failed: for want of it the role's container never ran.
+    # An init container failed, so the role's container never ran.
     failed = (each.end for each in containers if each.is_init and each.end is not None and each.end.exit_code != 0)
     return next(failed, ContainerEnd())
 
@@ -292,11 +294,11 @@ def _pod_phase(pod: Manifest, container_end: ContainerEnd | None, deleting: bool
     return PodPhase.SUCCEEDED if container_end.exit_code == 0 else PodPhase.FAILED
 
 
-# ---------------------------------------------------------------------- words
+# ---------------------------------------------------------------------- reason and message
 
 
 def _reason_and_message(pod: Manifest, container_end: ContainerEnd | None, deleting: bool) -> tuple[str, str]:
-    """Reason and message."""
+    """Reason and message of a pod's status, as users see them."""
     if container_end is None:
         reason, message = _waiting_reason(pod)
     else:
@@ -306,13 +308,13 @@ def _reason_and_message(pod: Manifest, container_end: ContainerEnd | None, delet
 
 
 def _end_message(container_end: ContainerEnd) -> str:
-    """What the container or its runtime says of the end; a process that was killed did not know of it."""
+    """What the container or its runtime reports about the end; empty for a process that was killed without warning."""
     killed = container_end.exit_code in _SIGNAL_REASONS or container_end.reason == _OOM_KILLED
     return "" if killed else container_end.error_line
 
 
 def _end_reason(pod: Manifest, container_end: ContainerEnd) -> str:
-    """The most telling of what the kubelet and the container's runtime say."""
+    """The most specific reason that the kubelet and the container runtime give."""
     if container_end.reason == _OOM_KILLED:
         return container_end.reason
     status = pod["status"]
@@ -321,14 +323,14 @@ def _end_reason(pod: Manifest, container_end: ContainerEnd) -> str:
 
 
 def _waiting_reason(pod: Manifest) -> tuple[str, str]:
-    """What a pod that has not ended waits for, in the words of the scheduler or of the kubelet."""
+    """What a pod that has not ended waits for, as the scheduler or the kubelet reports it."""
     if pod_phase(pod) == PodPhase.RUNNING:
         return "Started", ""
     refusal = scheduling_refusal(pod)
     if refusal is not None:
         return refusal
     waiting = [each.waiting for each in read_containers(pod) if each.waiting is not None and each.waiting[0]]
-    # A container that only waits for its turn says less than one that cannot be started.
+    # A container that cannot be started says more than one that waits for it.
     trouble = next((each for each in waiting if each[0] not in _STARTING_REASONS), None)
     if trouble is not None:
         return trouble
@@ -348,7 +350,7 @@ def _pod_condition(pod: Manifest, kind: str) -> Mapping[str, Any]:
 def _end_cause(
     pod: Manifest, container_end: ContainerEnd | None, deleting: bool, deletion_requested: bool
 ) -> TerminationCause:
-    """Who wanted it to go; a deletion that its master asked for before anybody else did has no cause to tell."""
+    """Who caused the end. A deletion that the master requested first has no external cause."""
     if deleting and deletion_requested:
         return TerminationCause.NONE
     disruption = _disruption_condition(pod).get("reason")
@@ -357,7 +359,7 @@ def _end_cause(
     status = pod.get("status") or {}
     reason = status.get("reason") or ""
     if reason == "Evicted" and _DISK_LIMIT_EXCEEDED.search(status.get("message") or ""):
-        return TerminationCause.NONE  # nobody wanted its place: it wrote more than it may, and its successor would, too
+        return TerminationCause.NONE  # a crash: it exceeded its own limit, and so would its successor
     if reason in _REASON_CAUSES or reason.startswith(_OUT_OF_PREFIX):
         return _REASON_CAUSES.get(reason, TerminationCause.EVICTED)
     if deleting:
@@ -367,6 +369,6 @@ def _end_cause(
 
 
 def _disruption_condition(pod: Manifest) -> Mapping[str, Any]:
-    """The condition that says that the pod is about to be disrupted; it is taken back when that comes to nothing."""
+    """The condition of a pod that is about to be disrupted. Kubernetes resets it if the disruption does not happen."""
     condition = _pod_condition(pod, "DisruptionTarget")
     return condition if condition.get("status") == "True" else {}

@@ -1,6 +1,6 @@
-"""One pod of a job: who it is, what it runs, what it asks for, where it may run.
+"""Renders one pod of a job: identity, container, resources, volumes, scheduling.
 
-The same for every role, except where the role is looked at: what only masters know, what only parameter servers offer.
+All roles have the same template, except for what only masters know and what only parameter servers offer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage
 from edl.jobfile.quantities import format_cores, format_size
 
 # --------------------------------------------------------------------------------------------------
-# What a pod sees beside its image: spec and token, folders of its own to write in, the job's volumes.
+# Volumes of a pod: spec and token, its own writable folders, and the job's volumes.
 
 
 SCRATCH_DIRS = {"home": names.HOME_DIR, "run": names.RUNTIME_DIR, "tmp": "/tmp"}  # noqa: S108 (a pod's own)
-"""Folders that a pod may write, by their volume's name: its root filesystem is read-only."""
+"""Writable folders of a pod, by the name of their volume. The root filesystem is read-only."""
 RESERVED_MOUNTS = (*SCRATCH_DIRS.values(), names.SPEC_DIR, names.TOKEN_DIR)
-"""Where no volume of the spec may be mounted."""
+"""Paths at which a volume of the spec must not be mounted."""
 
 
 def pod_volumes(spec: JobSpec, token_secret: str) -> list[Manifest]:
-    """The volumes of a pod; a claim that is mounted twice is one volume."""
+    """The volumes of a pod. A claim that the spec mounts twice is one volume."""
     shared = {_volume_name(volume, spec): _volume_source(volume) for volume in shared_volumes(spec)}
     return [
         {"name": "spec", "configMap": {"name": names.spec_configmap(spec.name)}},
@@ -43,7 +43,7 @@ def pod_volumes(spec: JobSpec, token_secret: str) -> list[Manifest]:
 
 
 def container_mounts(spec: JobSpec) -> list[Manifest]:
-    """Where the container sees them."""
+    """The mounts of these volumes in the container."""
     return [
         {"name": "spec", "mountPath": names.SPEC_DIR, "readOnly": True},
         {"name": "token", "mountPath": names.TOKEN_DIR, "readOnly": True},
@@ -53,12 +53,12 @@ def container_mounts(spec: JobSpec) -> list[Manifest]:
 
 
 def scratch_dirs(spec: JobSpec) -> dict[str, str]:
-    """Folders that are the pod's own and go with it, by their volume's name."""
+    """Folders that belong to the pod and are lost with it, by the name of their volume."""
     return SCRATCH_DIRS | ({} if has_shared_storage(spec) else {"storage": UNSHARED_STORAGE_DIR})
 
 
 def shared_volumes(spec: JobSpec) -> tuple[VolumeSpec, ...]:
-    """The spec's volumes, and that of ``storage.claim`` when it is not one of them."""
+    """The spec's volumes, and the claim of ``storage.claim`` if it is not one of them."""
     claim = spec.storage.claim
     if claim is None or any(volume.claim == claim for volume in spec.volumes):
         return spec.volumes
@@ -66,30 +66,31 @@ def shared_volumes(spec: JobSpec) -> tuple[VolumeSpec, ...]:
 
 
 def _volume_name(volume: VolumeSpec, spec: JobSpec) -> str:
-    """One name for volumes of the same content: that of the first of them."""
+    """The name of a volume. Volumes with the same source have the name of the first of them."""
     return f"volume-{[_volume_source(each) for each in shared_volumes(spec)].index(_volume_source(volume))}"
 
 
 def _volume_source(volume: VolumeSpec) -> Manifest:
     if volume.claim is not None:
         return {"persistentVolumeClaim": {"claimName": volume.claim}}
+    # type Directory: a path that does not exist on a node must not be created there by accident
     return {"hostPath": {"path": volume.host_path, "type": "Directory"}}
 
 
 # --------------------------------------------------------------------------------------------------
-# What the ``restricted`` Pod Security Standard asks of a pod, and a root filesystem that cannot be written.
+# Security contexts that comply with the Pod Security Standard ``restricted``, with a read-only root filesystem.
 #
 # Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
 
 
 def pod_security_context(run_as: RunAsSpec) -> Manifest:
-    """Security context of a pod: one user for all of it, which owns what its volumes let it own."""
+    """Security context of a pod: all containers run as one user, whose group owns the files of volumes."""
     return {
         "runAsNonRoot": True,
         "runAsUser": run_as.user,
         "runAsGroup": run_as.group,
         "fsGroup": run_as.group,
-        # a volume of millions of files would be walked at the start of every pod
+        # otherwise every start of a pod would change the owner of all files on the volume, perhaps millions
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -105,7 +106,7 @@ def container_security_context() -> Manifest:
 
 
 # --------------------------------------------------------------------------------------------------
-# ``pod.overrides``: what the spec does not model, merged into a pod last, as a strategic merge patch would be.
+# ``pod.overrides``: settings that the spec does not model. They are merged last, as a strategic merge patch would be.
 
 
 MERGE_KEYS = {
@@ -116,24 +117,27 @@ MERGE_KEYS = {
     "env": "name",
     "volumeMounts": "mountPath",
 }
-"""Lists that are merged item by item, and what tells their items apart. Other lists are replaced.
+"""Lists that are merged item by item, and the key that identifies their items. Other lists are replaced.
 
 Source: patchMergeKey in the API's types, https://github.com/kubernetes/api/blob/master/core/v1/types.go
 """
 
 
 def apply_strategic_merge(base: Any, patch: Any, field: str = "") -> Any:
-    """``base`` with ``patch`` in it: mappings are merged, null takes a field away, anything else is replaced.
+    """Merge ``patch`` into ``base``: mappings are merged, null removes a field, other values are replaced.
 
     Args:
-        field: the name under which both stand, which says how lists are merged.
+        base: the value to change.
+        patch: the changes.
+        field: the name of the field that has these values, which determines how lists are merged.
     """
     if isinstance(patch, Mapping):
         old = base if isinstance(base, Mapping) else {}
         merged = {**old, **{name: apply_strategic_merge(old.get(name), value, name) for name, value in patch.items()}}
         return {name: value for name, value in merged.items() if value is not None}
     key = MERGE_KEYS.get(field)
-    if key is not None and has_unique_keys(patch, key):  # an annotation may have such a name, and any value
+    # the keys are checked because an annotation may have one of these names, with any value
+    if key is not None and has_unique_keys(patch, key):
         return _merge_items(base if has_unique_keys(base, key) else [], patch, key)
     return patch
 
@@ -146,7 +150,7 @@ def _merge_items(base: list[Any], patch: list[Any], key: str) -> list[Any]:
 
 
 def has_unique_keys(value: Any, key: str) -> bool:
-    """Whether a list's items are mappings, each with its own text under ``key``."""
+    """Whether all items of a list are mappings with distinct texts under ``key``."""
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
         return False
     keys = [item.get(key) for item in value]
@@ -157,24 +161,25 @@ GPU_RESOURCE = "nvidia.com/gpu"
 SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 POD_GRACE_SECONDS = 30
 DISK_RESOURCE, DISK_REQUEST_BYTES = "ephemeral-storage", 256 << 20
-"""Kubernetes' name for a node's own disk, and the bytes of it that a pod asks for, unless its limit is lower."""
+"""Kubernetes' name of a node's own disk, and the request of a pod in bytes, unless its limit is lower."""
 _UNHEALTHY_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_LOST_SECONDS: Mapping[Role, int | None] = {Role.MASTER: 30, Role.PS: 120, Role.WORKER: 10}
-"""The master deletes a PS of which nobody hears (``edl.core.parameter_servers``).
+"""Time for which pods tolerate a lost node.
 
-And one that answers is to be kept.
+It is long for parameter servers: one that still answers is kept. One that does not is deleted earlier by the master
+(``edl.core.parameter_servers``).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """Which pod of a job this is.
+    """Identifies a pod of a job.
 
     Attributes:
-        namespace: where it will live; None: wherever its manifest is applied.
-        token_secret: name of the Secret that holds the job's token.
-        run_dir: directory of the run on the volumes; None for a master, which finds its own.
-        run: the run that a master goes on with; None starts a new one.
+        namespace: namespace of the pod; None: wherever its manifest is applied.
+        token_secret: name of the Secret with the job's token.
+        run_dir: directory of the run on the volumes; None for a master, which finds it itself.
+        run: the run that a master resumes; None starts a new one.
     """
 
     role: Role
@@ -186,17 +191,18 @@ class PodIdentity:
 
 
 def render_pod_template(spec: JobSpec, identity: PodIdentity, options: PodOptions = DEFAULT_OPTIONS) -> Manifest:
-    """Metadata and spec of a pod, as a Job's template has them."""
+    """Metadata and spec of a pod, in the form of a Job's template."""
     merged = apply_strategic_merge(
         {"metadata": _pod_metadata(spec, identity), "spec": _pod_spec(spec, identity, options)}, spec.pod.overrides
     )
+    # after the overrides, which must not replace these labels
     labels = merged["metadata"].get("labels", {}) | _identity_labels(spec, identity, options)
     annotations = merged["metadata"].get("annotations", {})
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": merged["spec"]}
 
 
 def role_section(spec: JobSpec, role: Role) -> MasterSpec | ParameterServerSpec | WorkerSpec:
-    """The part of the spec that is about one role."""
+    """The section of the spec about one role."""
     sections: dict[Role, MasterSpec | ParameterServerSpec | WorkerSpec] = {
         Role.MASTER: spec.master,
         Role.PS: spec.ps,
@@ -206,7 +212,7 @@ def role_section(spec: JobSpec, role: Role) -> MasterSpec | ParameterServerSpec 
 
 
 def _identity_labels(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> dict[str, str]:
-    """Labels by which EDL finds the pod; nothing overrides them."""
+    """The labels by which EDL finds the pod."""
     index = None if identity.role is Role.MASTER else identity.index
     elevated = {names.ELEVATED_LABEL: "true"} if options.elevated else {}
     return names.object_labels(spec.name, identity.role, index) | elevated
@@ -226,6 +232,7 @@ def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Mani
     master = identity.role is Role.MASTER
     section = role_section(spec, identity.role)
     found: Manifest = {
+        # a master restarts in its pod; the others never do, so that the end of a container is the end of its pod
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
         "priorityClassName": worker_priority.parse_priority(section.priority).priority_class(elevated=options.elevated),
@@ -241,7 +248,7 @@ def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Mani
 
 
 def _optional_fields(spec: JobSpec) -> Manifest:
-    """What only some specs ask for."""
+    """Fields that only some specs set."""
     asked = {
         "nodeSelector": dict(spec.pod.node_selector),
         "affinity": dict(spec.pod.affinity),
@@ -260,6 +267,7 @@ def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceS
         "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(identity.role)],
         "resources": resource_requirements(resources, options.memory_factor),
         "securityContext": container_security_context(),
+        # the end of the log becomes the message of a failed container, which `edl why` shows
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": container_mounts(spec),
     }
@@ -271,9 +279,10 @@ def _container_ports(role: Role) -> list[tuple[str, int]]:
 
 
 def resource_requirements(resources: ResourceSpec, memory_factor: float) -> Manifest:
-    """Requests and limits: memory is promised and bounded; CPU is promised only, what is idle may be used.
+    """Requests and limits. Memory has both; CPU has a request only, so that idle CPU can be used.
 
-    Of its node's disk a pod is promised little and may use more, as few do: a limit alone would be its request too.
+    Of its node's disk a pod requests little and may use more. Without an explicit request, the limit would be the
+    request, too.
     """
     memory = {"memory": format_size(math.ceil(resources.memory * memory_factor))}
     devices = {GPU_RESOURCE: str(resources.gpu)} if resources.gpu else {}
@@ -285,7 +294,7 @@ def resource_requirements(resources: ResourceSpec, memory_factor: float) -> Mani
 
 
 def _disk_amounts(limit: int | None) -> tuple[Manifest, Manifest]:
-    """Request and limit of the node's own disk; empty where it is not bounded."""
+    """Request and limit of the node's own disk; empty without a limit."""
     if limit is None:
         return {}, {}
     return {DISK_RESOURCE: format_size(min(limit, DISK_REQUEST_BYTES))}, {DISK_RESOURCE: format_size(limit)}
@@ -294,9 +303,9 @@ def _disk_amounts(limit: int | None) -> tuple[Manifest, Manifest]:
 def pod_tolerations(
     spec_tolerations: tuple[Mapping[str, JsonValue], ...], node_lost_seconds: int | None
 ) -> list[dict[str, Any]]:
-    """The spec's tolerations, and how long a pod stays on a node that is lost, where the spec does not say it.
+    """The spec's tolerations, and the time for which a pod tolerates a lost node, unless the spec sets it.
 
-    Clusters add 300 s themselves to pods without such tolerations. None: until somebody deletes it.
+    Clusters add 300 s to pods without such tolerations. With None, a pod stays until somebody deletes it.
     """
     limit = {} if node_lost_seconds is None else {"tolerationSeconds": node_lost_seconds}
     said = [one.get("key") for one in spec_tolerations if one.get("effect") in (None, "", "NoExecute")]
@@ -309,7 +318,7 @@ def pod_tolerations(
 
 
 def container_environment(spec: JobSpec, identity: PodIdentity) -> list[Manifest]:
-    """The variables of a pod's container: who it is, where it finds what it needs, then the spec's own."""
+    """The environment variables of a pod's container: identity, paths and addresses, then those of the spec."""
     values = {
         "EDL_ROLE": identity.role.value,
         "EDL_INDEX": str(identity.index),

@@ -1,8 +1,8 @@
-"""One watch of a job's pods that never ends by itself: list, follow the changes from there, on any trouble list again.
+"""An endless watch of a job's pods: list, follow the changes, and list again after any error.
 
-A watch at the API server ends after its time, falls silent, is cut off, or answers 410 because it waited too long;
-events can be lost with any of these. What was missed is derived from the next list, deletions by uid. Bookmarks, which
-arrive about once a minute, tell a quiet watch from a silent one.
+A watch of the API server ends after its timeout, falls silent, breaks, or gets a 410 because its version is too old.
+Events can be lost in all of these cases. What was missed is derived from the next list, deletions by uid. Bookmarks
+arrive about once a minute and distinguish a quiet watch from a broken one.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
 
 # --------------------------------------------------------------------------------------------------
-# What a cluster object knows of its pods' objects: their names, who was asked to go, since when they are leaving.
+# A cache of the job's pod objects: names, requested deletions, and when a pod started to leave.
 #
-# Filled by watches and by starts; the port speaks of uids, the API server of names.
+# Watches and creations fill it. It is needed because the cluster port identifies pods by uid, the API server by name.
 
 
 @dataclass(frozen=True, slots=True)
 class PodRecord:
-    """The object of a pod, without what does not matter after it was read.
+    """What is kept of a pod's object.
 
     Attributes:
-        name: of the object.
-        status: what it meant.
-        created_at: when it was created; ISO 8601, sorts by time.
-        leaving_since: seconds of this process's clock at which it was first seen to be deleted; None: it is not. The
-            server's clock, which is in the object, may differ from ours.
-        grace_seconds: seconds that it was given to go.
+        name: name of the object.
+        status: status of the pod.
+        created_at: creation time in ISO 8601, which sorts by time.
+        leaving_since: time at which the deletion was first seen, in seconds of this process's clock; None: the pod is
+            not being deleted. The object has a time of the server's clock, which may differ from ours.
+        grace_seconds: grace period of the deletion in seconds.
     """
 
     name: str
@@ -50,12 +50,12 @@ class PodRecord:
 
     @property
     def uid(self) -> str:
-        """Of the pod."""
+        """Uid of the pod."""
         return self.status.uid
 
 
 class PodCache:
-    """The pods of one job that exist as objects. Safe to use from several threads."""
+    """The existing pod objects of one job. May be used from several threads."""
 
     def __init__(self, job_uid: str, now: Callable[[], float] = time.monotonic) -> None:
         self._job_uid, self._clock = job_uid, now
@@ -65,26 +65,26 @@ class PodCache:
         self._lock = threading.Lock()
 
     def owns(self, pod: Manifest) -> bool:
-        """Whether it belongs to this very job: a label may be anybody's, an owner's uid is not."""
+        """Whether a pod belongs to this Job. Anybody may set a label, but the uid of an owner is unique."""
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self._job_uid for owner in owners)
 
     def update(self, pod: Manifest) -> PodStatus | None:
-        """Note an object and say what it means; None if it is no pod that a master of this job started."""
+        """Store an object and return its status; None if a master of this job did not start it."""
         if not self.owns(pod):
             return None
         meta = pod["metadata"]
         with self._lock:
             try:
                 seen = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._deletion_requested)
-            except ValueError:
+            except ValueError:  # no role and index in its labels
                 return None
             known = self._records.get(seen.uid)
             since = known.leaving_since if known else None
             if since is None and "deletionTimestamp" in meta:
                 since = self._clock()
-            grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet writes 0 when it is done
-            if seen.uid not in self._removed:  # the answer to a creation may come after the end that a watch told
+            grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet sets 0 when the pod has ended
+            if seen.uid not in self._removed:  # the response to a creation may arrive after the deletion was watched
                 self._records[seen.uid] = PodRecord(
                     meta["name"],
                     seen,
@@ -110,7 +110,7 @@ class PodCache:
         return [*seen, *(self.final_status(body.status) for body in vanished)]
 
     def remove_deleted(self, pod: Manifest) -> PodStatus | None:
-        """Forget an object that is gone and say how it ended."""
+        """Remove an object that was deleted; return its final status."""
         seen = self.update(pod)
         if seen is None:
             return None
@@ -123,25 +123,25 @@ class PodCache:
             self._removed.add(uid)
 
     def final_status(self, last: PodStatus) -> PodStatus:
-        """The end of a pod whose object is gone."""
+        """The final status of a pod whose object is gone."""
         with self._lock:
             return pod_status.removed_pod_status(last, deletion_requested=last.uid in self._deletion_requested)
 
     def pod_name(self, uid: str) -> str | None:
-        """Name of the object; None if it is not known."""
+        """Name of the object; None if it is unknown."""
         with self._lock:
             body = self._records.get(uid)
             return body.name if body else None
 
     def mark_deletion_requested(self, uid: str) -> None:
-        """Remember that the master wants it to go, unless somebody else wanted that before."""
+        """Remember that the master requested a deletion, unless the pod was being deleted already."""
         with self._lock:
             body = self._records.get(uid)
             if body is None or body.leaving_since is None:
                 self._deletion_requested.add(uid)
 
     def records(self) -> tuple[PodRecord, ...]:
-        """All objects that are known to exist."""
+        """All known objects."""
         with self._lock:
             return tuple(self._records.values())
 
@@ -149,21 +149,21 @@ class PodCache:
 log = logging.getLogger(__name__)
 
 STABLE_WATCH_SECONDS = 5.0
-"""A watch that lasted as long worked, whether or not anything happened."""
+"""A watch that lasted at least this long worked, even if no event arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How a watch behaves.
+    """Timeouts and delays of a watch.
 
     Attributes:
-        timeout_seconds: after which the server ends it, so that it is listed again; heals events that were lost without
-            a sign.
-        idle_timeout: seconds without a line after which it is given up; longer than ``timeout_seconds``.
-        forbidden_timeout: seconds for which 401 and 403 are borne: a server that has just started refuses everybody.
-        backoff: after failures.
-        jitter: evenly distributed over 0-1.
-        clock: seconds of a clock that does not go back.
+        timeout_seconds: time after which the server ends a watch. The list after it repairs the effect of events that
+            were lost without an error.
+        idle_timeout: seconds without a line after which a watch counts as broken; longer than ``timeout_seconds``.
+        forbidden_timeout: seconds for which 401 and 403 are retried: a server that has just started refuses everybody.
+        backoff: delays after failures.
+        jitter: returns a random number, uniform in 0-1.
+        clock: monotonic seconds.
     """
 
     timeout_seconds: int = 60
@@ -176,25 +176,25 @@ class WatchSettings:
 
 @dataclass(slots=True)
 class _FailureState:
-    """Failures in a row, and whether the last watch worked."""
+    """Consecutive failures, and whether the last watch worked."""
 
     failures: int = 0
     last_succeeded: bool = False
     forbidden_since: float | None = None
 
     def reset(self) -> None:
-        """Something worked."""
+        """Record a success."""
         self.failures, self.last_succeeded, self.forbidden_since = 0, True, None
 
 
 class PodWatch:
-    """Follows the pods that a selector chooses, until ``close``.
+    """Watches the pods that match a selector, until ``close``.
 
     Args:
-        api: of the cluster.
-        namespace: of the job.
-        selector: of labels; whose pod it is, the register decides.
-        pod_cache: gets every object.
+        api: client for the cluster.
+        namespace: namespace of the job.
+        selector: label selector. Whether a pod belongs to the job is decided by ``pod_cache``.
+        pod_cache: stores every object.
         settings: timeouts and delays; see ``WatchSettings``.
     """
 
@@ -210,7 +210,7 @@ class PodWatch:
         self._stream: ResponseStream | None = None
 
     def close(self) -> None:
-        """End it, also while it waits. Safe to call from another thread."""
+        """End the watch, even while it waits. May be called from another thread."""
         with self._lock:
             self._closed.set()
             if self._stream is not None:
@@ -220,8 +220,8 @@ class PodWatch:
         """Yield every pod, ``WatchSynced``, then changes.
 
         Raises:
-            ForbiddenError: pods may not be listed here, for longer than a server needs to start.
-            BadInputError: the server will never answer this.
+            ForbiddenError: this account may not list pods, and a server that is just starting is not the reason.
+            BadInputError: the server rejects the request.
         """
         synced = False
         while not self._closed.is_set():
@@ -239,7 +239,8 @@ class PodWatch:
                 self._wait_if_unstable()
 
     def _list_pods(self) -> tuple[str, list[PodStatus]]:
-        """Where a watch begins, and what changed until there."""
+        """The version at which a watch begins, and what has changed before it."""
+        # taken before the request: a pod that is created meanwhile may be missing in the list without having ended
         before = self._pod_cache.records()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         self._failure_state.forbidden_since = None
@@ -248,7 +249,7 @@ class PodWatch:
         )
 
     def _follow_changes(self, version: str) -> Iterator[list[PodStatus]]:
-        """What each line of a watch means to the job: mostly one state, nothing for a bookmark."""
+        """What each event of a watch means for the job: usually one status, and nothing for a bookmark."""
         stream = self._open_stream(version)
         if stream is None:
             return
@@ -276,6 +277,7 @@ class PodWatch:
             idle_timeout=self._settings.idle_timeout,
         )
         with self._lock:
+            # close() may have been called while the watch was opened; then nobody else would end it
             if not self._closed.is_set():
                 self._stream = stream
                 return stream
@@ -288,7 +290,7 @@ class PodWatch:
         return self._pod_cache.remove_deleted(item) if kind == "DELETED" else None
 
     def _wait_after_error(self, error: RetryableError | ForbiddenError) -> None:
-        """Wait before the next attempt."""
+        """Wait before the next attempt; raise an error that lasts too long."""
         now = self._settings.clock()
         if isinstance(error, ForbiddenError):
             since = self._failure_state.forbidden_since
@@ -296,11 +298,11 @@ class PodWatch:
             if now - self._failure_state.forbidden_since > self._settings.forbidden_timeout:
                 raise error
         if self._failure_state.failures == 0:
-            log.info("the watch of the pods begins again: %s", error.message)
+            log.info("the watch of the pods starts again: %s", error.message)
         self._back_off(error.retry_after if isinstance(error, ServerBusyError) else None)
 
     def _wait_if_unstable(self) -> None:
-        """A watch ended as watches do; a server that ends each at once is not asked without a pause."""
+        """After a regular end, wait only if the watch ended at once: such a server must not be asked in a loop."""
         if not self._failure_state.last_succeeded:
             self._back_off(None)
         self._failure_state.last_succeeded = False

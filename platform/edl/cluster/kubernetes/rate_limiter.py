@@ -1,7 +1,7 @@
-"""How fast to ask the API server: a rate for all requests.
+"""Limits the rate of requests to the API server.
 
-A job that loses a thousand pods at once asks for a thousand others; the server has other users. The decision is
-a value (``TokenBucket``); ``TokenBucketLimiter`` puts a clock to it.
+A job that loses a thousand pods at once requests a thousand others, and the server has other users. ``TokenBucket``
+decides as a value; ``TokenBucketLimiter`` adds the clock.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 from edl.core.backoff import MAX_SERVER_DELAY_SECONDS
 
 REQUESTS_PER_SECOND, REQUEST_BURST = 50.0, 100.0
-"""Requests a second in the long run, and at once."""
+"""Requests per second in the long run, and in a burst."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBucket:
-    """Tokens that flow in at ``rate`` a second up to ``burst``; below zero are those promised to requests that wait.
+    """A token bucket, refilled with ``rate`` tokens per second up to ``burst``. Waiting requests make it negative.
 
     Attributes:
-        rate: tokens a second.
-        burst: the most that are kept.
-        tokens: at the time ``updated_at``.
+        rate: tokens per second.
+        burst: maximum number of tokens.
+        tokens: tokens at the time ``updated_at``.
         updated_at: seconds of the caller's clock.
     """
 
@@ -35,17 +35,17 @@ class TokenBucket:
 
     @classmethod
     def create_full(cls, rate: float, burst: float, now: float) -> TokenBucket:
-        """A bucket that nobody has used."""
+        """A full bucket."""
         return cls(rate, burst, burst, now)
 
     def take_token(self, now: float) -> tuple[TokenBucket, float]:
-        """Take a token, first come first served; return the bucket after it and the seconds to wait for it."""
+        """Take a token, first come, first served; return the new bucket and the seconds to wait."""
         earned = max(now - self.updated_at, 0.0) * self.rate
         left = min(self.burst, self.tokens + earned) - 1
         return replace(self, tokens=left, updated_at=max(now, self.updated_at)), max(-left / self.rate, 0.0)
 
     def after_pause(self, now: float, seconds: float) -> TokenBucket:
-        """Have every later request wait until ``seconds`` from now, because the server asked for it."""
+        """Delay all later requests until ``seconds`` from now, because the server asked for it."""
         earned = max(now - self.updated_at, 0.0) * self.rate
         tokens = min(self.burst, self.tokens + earned)
         return replace(
@@ -56,9 +56,9 @@ class TokenBucket:
 
 
 class TokenBucketLimiter:
-    """Holds requests back to a rate, for ``Api(pace=...)``. Safe to use from several threads.
+    """Delays requests to keep a rate; a ``RateLimiter`` of ``KubeClient``. May be used from several threads.
 
-    What must not wait (a Lease that is renewed) asks through an ``KubeClient`` of its own.
+    Requests that must not wait, such as renewals of a Lease, use a ``KubeClient`` of their own.
     """
 
     def __init__(
@@ -77,10 +77,11 @@ class TokenBucketLimiter:
         """Return when the next request may be sent."""
         with self._lock:
             self._bucket, seconds = self._bucket.take_token(self._clock())
+        # outside of the lock: others may take their tokens meanwhile
         if seconds > 0:
             self._sleep(seconds)
 
     def pause_requests(self, seconds: float) -> None:
-        """Send nothing for that long: the server answered 429."""
+        """Send nothing for that time: the server answered 429."""
         with self._lock:
             self._bucket = self._bucket.after_pause(self._clock(), seconds)

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 Manifest = dict[str, Any]
-"""An object as the API server has it: apiVersion, kind, metadata, spec, status ..."""
+"""An object of the API: apiVersion, kind, metadata, spec, status ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class ResourceKind:
 
     Attributes:
         api_version: ``v1`` or ``group/version``.
-        name: as manifests have it in ``kind``.
-        plural: as paths have it.
+        name: the kind, as in manifests.
+        plural: the resource, as in paths.
+        namespaced: whether its objects are in namespaces.
     """
 
     api_version: str
@@ -31,7 +32,7 @@ class ResourceKind:
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path of the collection or of one object; a namespaced kind without a namespace means all of them."""
+        """Path of the collection or of one object. For a namespaced kind, no namespace means all namespaces."""
         root = f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
         where = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return root + where + "".join(f"/{part}" for part in (self.plural, name, subresource) if part)
@@ -80,7 +81,7 @@ KIND_BY_NAME = {
         STORAGE_CLASSES,
     )
 }
-"""Kinds by the name that manifests use."""
+"""Kinds by name, as in manifests."""
 
 
 def manifest_kind(manifest: Manifest) -> ResourceKind:
@@ -89,14 +90,14 @@ def manifest_kind(manifest: Manifest) -> ResourceKind:
 
 
 # --------------------------------------------------------------------------------------------------
-# Kubernetes' times as unix seconds.
+# Times of Kubernetes as unix seconds.
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Unix seconds of ``2026-01-31T12:00:00Z``, with or without parts of a second; None for nothing."""
+    """Unix seconds of ``2026-01-31T12:00:00Z``, with or without a fraction; None if there is no text."""
     return datetime.fromisoformat(text).timestamp() if text else None
 
 
 def creation_time(manifest: Manifest) -> float:
-    """When an object was created, in unix seconds; 0.0 for one that never was."""
+    """Creation time of an object in unix seconds; 0.0 if it was never created."""
     return parse_timestamp(manifest.get("metadata", {}).get("creationTimestamp")) or 0.0

@@ -1,7 +1,7 @@
-"""The way from a pod to its API server: the service account's token and the cluster's certificate authority.
+"""Connects a pod to its API server, with the service account's token and the cluster's certificate authority.
 
-What a master uses. The Kubernetes client (module ``connection``) knows every other way to log in, and takes a third of
-a second and 20 MiB for that.
+Masters use it. The Kubernetes client (module ``kubeconfig``) supports all other ways to log in, and costs a third of a
+second and 20 MiB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.cluster.kubernetes.names import MASTER_ACCOUNT
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_CACHE_SECONDS = 60.0
-"""How long a token is used before it is read again: the kubelet replaces it long before it expires."""
+"""Time for which a token is cached. The kubelet replaces the file long before the token expires."""
 
 
 def connect_service_account(
@@ -30,17 +30,17 @@ def connect_service_account(
     account_dir: Path = SERVICE_ACCOUNT_DIR,
     clock: Callable[[], float] = time.monotonic,
 ) -> KubeConnection:
-    """The connection of this pod's service account.
+    """The connection with this pod's service account.
 
     Args:
         environment: environment variables of this process.
-        namespace: used when the mounted account names none.
-        pool_size: connections that are kept open.
-        account_dir: where the kubelet mounts the account.
+        namespace: default namespace of the connection.
+        pool_size: number of connections that are kept open.
+        account_dir: folder in which the kubelet mounts the account.
         clock: monotonic seconds.
 
     Raises:
-        BadInputError: this pod has no service account, or this is no pod.
+        BadInputError: this pod has no service account, or this is not a pod.
     """
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     authority = account_dir / "ca.crt"
@@ -56,7 +56,7 @@ def connect_service_account(
 
 
 class _BearerToken:
-    """Who asks, as a header; several threads may read the token at once, which does no harm."""
+    """The authorization header. Threads may read the token file at the same time, which does no harm."""
 
     def __init__(self, token: Path, clock: Callable[[], float]) -> None:
         self._token, self._clock = token, clock

@@ -1,4 +1,4 @@
-"""What makes a spec unfit for a cluster, and what is worth knowing before it goes there; no cluster is asked."""
+"""Checks that a spec can run on a cluster, and finds costs that are easily overlooked. It asks no cluster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edl.jobfile.loader import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
 
 # --------------------------------------------------------------------------------------------------
-# What a spec adds to its pods in Kubernetes' own words, as far as it can be wrong: names that are EDL's, and syntax.
+# Checks of the parts of a spec in Kubernetes' syntax: reserved names and syntax.
 #
-# Whether an affinity or a toleration makes sense is for the API server to say.
+# Whether an affinity or a toleration makes sense is left to the API server.
 
 
 _RESERVED_NAMES = {
@@ -39,7 +39,7 @@ _VARIABLE_NAME = re.compile(r"[-._A-Za-z][-._A-Za-z0-9]*")
 
 
 def check_pod_additions(pod: PodSpec) -> Iterator[RuleViolation]:
-    """What is wrong with the additions of a spec."""
+    """Problems of a spec's additions to its pods."""
     yield from _check_variables(pod.env, "pod.env")
     yield from _check_labels(pod.labels, "pod.labels")
     yield from _check_keys(pod.annotations, "pod.annotations")
@@ -60,7 +60,7 @@ def _check_labels(labels: Mapping[str, Any], path: str) -> Iterator[RuleViolatio
 
 
 def _check_node_selector(labels: Mapping[str, Any]) -> Iterator[RuleViolation]:
-    """Labels of nodes, of which none is EDL's."""
+    """Labels of nodes, where no name is reserved."""
     for name in labels:
         yield from _check_key(name, "pod.node_selector")
     yield from _check_label_values(labels, "pod.node_selector")
@@ -74,8 +74,8 @@ def _check_keys(keys: Mapping[str, Any], path: str) -> Iterator[RuleViolation]:
 
 def _check_key(name: str, path: str) -> Iterator[RuleViolation]:
     if not _LABEL_KEY.fullmatch(name):
-        hint = "up to 63 letters, digits, -, _ and ., perhaps after the name of a domain and /"
-        yield RuleViolation(path, f"found '{name}', must be a key as Kubernetes has them", hint)
+        hint = "up to 63 letters, digits, -, _ and ., optionally after a domain name and /"
+        yield RuleViolation(path, f"found '{name}', must be a key in Kubernetes' syntax", hint)
 
 
 def _check_label_values(labels: Mapping[str, Any], path: str) -> Iterator[RuleViolation]:
@@ -108,7 +108,7 @@ def _check_overrides(overrides: Mapping[str, Any]) -> Iterator[RuleViolation]:
 def _check_metadata(metadata: Mapping[str, Any], path: str) -> Iterator[RuleViolation]:
     for name, value in metadata.items():
         if name not in ("labels", "annotations"):
-            yield RuleViolation(f"{path}.{name}", "is EDL's to set", "allowed here: labels, annotations")
+            yield RuleViolation(f"{path}.{name}", "is set by EDL", "allowed here: labels, annotations")
         elif not isinstance(value, Mapping):
             yield RuleViolation(f"{path}.{name}", f"found '{value}', must be a mapping")
         else:
@@ -120,7 +120,7 @@ def _check_metadata(metadata: Mapping[str, Any], path: str) -> Iterator[RuleViol
 def _check_pod_spec(spec: Mapping[str, Any], path: str) -> Iterator[RuleViolation]:
     if "restartPolicy" in spec:
         yield RuleViolation(
-            f"{path}.restartPolicy", "is EDL's to set: its master replaces lost pods, and Kubernetes the master"
+            f"{path}.restartPolicy", "is set by EDL: its master replaces lost pods, and Kubernetes replaces the master"
         )
     wrong = list(_check_merge_lists(spec, path))
     yield from wrong
@@ -132,7 +132,7 @@ def _check_pod_spec(spec: Mapping[str, Any], path: str) -> Iterator[RuleViolatio
 
 
 def _check_merge_lists(value: Any, path: str, field: str = "") -> Iterator[RuleViolation]:
-    """Lists that are merged item by item, at any depth, in which an item cannot be told from another."""
+    """Problems of lists that are merged item by item, at any depth: items without a unique key."""
     if field in MERGE_KEYS and not has_unique_keys(value, MERGE_KEYS[field]):
         yield RuleViolation(path, f"must be a list of mappings, each with its own {MERGE_KEYS[field]}")
     if isinstance(value, Mapping):
@@ -145,14 +145,14 @@ def _check_merge_lists(value: Any, path: str, field: str = "") -> Iterator[RuleV
 
 _MAX_USER_ID = 2**31 - 1
 MIN_TTL_SECONDS = 60
-"""Seconds that the objects of an ended job stay at least."""
+"""Minimum time for which the objects of an ended job are kept."""
 _VOLUME_HINT = (
-    "give the volume that holds it, such as volumes: [{claim: NAME, mount: /data}], and a path below its mount"
+    "add the volume that contains it, such as volumes: [{claim: NAME, mount: /data}], and use a path below its mount"
 )
 
 
 def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
-    """What of the spec cannot be on a cluster: the field to change, what is wrong with it, what can be done."""
+    """What in the spec cannot run on a cluster: the field to change, what is wrong, and a remedy."""
     return [
         *_check_image(spec),
         *_check_strategy(spec),
@@ -168,14 +168,14 @@ def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
 
 
 def find_spec_warnings(spec: JobSpec) -> list[str]:
-    """What works, and costs something that is easily overlooked."""
+    """What works, but has consequences that are easily overlooked."""
     return [*_warn_without_volume(spec), *_warn_host_paths(spec), *_warn_data_outside(spec), *_warn_export_lost(spec)]
 
 
 def _check_image(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.image is None:
         yield RuleViolation(
-            "image", "is missing", "name the image that every role runs; edl zoo build makes one with your model"
+            "image", "is missing", "name the image that all roles run; edl zoo build makes one with your model"
         )
 
 
@@ -199,8 +199,11 @@ def _local_data_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _check_export(spec: JobSpec) -> Iterator[RuleViolation]:
     path = spec.export and spec.export.path
+    # checked for the export, which is written; data may also be in the image
     if path and not (_is_in_volume(path, spec) or _is_in_scratch(path, spec)):
-        yield RuleViolation("export.path", f"{_misplaced_path_text(path)}: pods can write nowhere else", _VOLUME_HINT)
+        yield RuleViolation(
+            "export.path", f"{_misplaced_path_text(path)}: pods can only write to volumes", _VOLUME_HINT
+        )
 
 
 def _misplaced_path_text(path: str) -> str:
@@ -229,12 +232,10 @@ def _check_volumes(spec: JobSpec) -> Iterator[RuleViolation]:
             )
         if ":" in volume.mount:
             yield RuleViolation(
-                f"{where}.mount", f"found '{volume.mount}', which Kubernetes cannot mount at for its ':'"
+                f"{where}.mount", f"found '{volume.mount}', at which Kubernetes cannot mount because of its ':'"
             )
         for ours in _hidden_mounts(volume):
-            yield RuleViolation(
-                f"{where}.mount", f"found '{volume.mount}', which would hide {ours}, where EDL mounts its own"
-            )
+            yield RuleViolation(f"{where}.mount", f"found '{volume.mount}', which would hide {ours}, a mount of EDL")
 
 
 def _hidden_mounts(volume: VolumeSpec) -> list[str]:
@@ -258,7 +259,7 @@ def _check_storage(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_storage_mount(path: str, claim: str, spec: JobSpec) -> Iterator[RuleViolation]:
-    """A claim that only holds storage is mounted at its path."""
+    """Check a claim for storage only, which is mounted at the storage path."""
     taken = [volume.mount for volume in spec.volumes if PurePosixPath(volume.mount) == PurePosixPath(path)]
     hidden = _hidden_mounts(VolumeSpec(mount=path))
     if taken or hidden or ":" in path:
@@ -279,12 +280,12 @@ def _check_user(spec: JobSpec) -> Iterator[RuleViolation]:
 def _check_ttl(spec: JobSpec) -> Iterator[RuleViolation]:
     ttl = spec.ttl_after_finished
     if ttl is not None and ttl < MIN_TTL_SECONDS:
-        hint = "Who waits for the job's end, edl wait or a release's submitter, must be able to read it."
+        hint = "edl wait and the submitter of a release must have time to read how the job ended."
         yield RuleViolation("ttl_after_finished", f"found {ttl:g} seconds, must be at least {MIN_TTL_SECONDS}", hint)
 
 
 def _check_token_use(spec: JobSpec) -> Iterator[RuleViolation]:
-    """A job's token proves its roles to each other: it is mounted as a file, and no variable of the user's code."""
+    """Refuse a variable with the job's token: it authenticates roles, and user code must not find it."""
     for name, value in spec.pod.env.items():
         if isinstance(value, SecretKeyRef) and value.secret == names.token_secret(spec.name):
             yield RuleViolation(
@@ -296,8 +297,8 @@ def _warn_without_volume(spec: JobSpec) -> Iterator[str]:
     if not has_shared_storage(spec):
         yield (
             "the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing a parameter server "
-            "takes training back to its start, losing the master's pod begins the job anew, and logs and the exported "
-            "model go with their pods"
+            "means that training starts again, losing the master's pod means that the job starts again, and logs and "
+            "the exported model are lost with their pods"
         )
 
 
@@ -306,19 +307,20 @@ def _warn_host_paths(spec: JobSpec) -> Iterator[str]:
         if volume.host_path is not None:
             yield (
                 f"volumes[{index}].host_path: namespaces that enforce the Pod Security Standard restricted or baseline "
-                f"refuse it, and elsewhere an admin must allow {volume.host_path} by admission.allowedHostPaths of the "
-                f"chart edl; it must be the same directory on every node, writable for uid {spec.security.run_as.user}"
+                f"refuse it, and elsewhere an admin must allow {volume.host_path} with admission.allowedHostPaths of "
+                f"the chart edl; it must be the same directory on every node, writable for uid "
+                f"{spec.security.run_as.user}"
             )
 
 
 def _warn_data_outside(spec: JobSpec) -> Iterator[str]:
-    """What the image holds, or pod.overrides mount, can be known by nobody before the pods run."""
+    """Data outside of volumes is in the image or mounted by pod.overrides, which cannot be checked here."""
     for name, path in _local_data_paths(spec):
         if path.startswith("/") and not _is_in_volume(path, spec):
-            yield f"{name}: {path} is not in a volume of the job, so the image or pod.overrides must bring it"
+            yield f"{name}: {path} is not in a volume of the job, so the image or pod.overrides must provide it"
 
 
 def _warn_export_lost(spec: JobSpec) -> Iterator[str]:
     path = spec.export and spec.export.path
     if path and not _is_in_volume(path, spec) and _is_in_scratch(path, spec):
-        yield f"export.path: {path} is not in a volume, the exported model goes with the worker that writes it"
+        yield f"export.path: {path} is not in a volume, so the exported model is lost with the worker that writes it"

@@ -1,4 +1,4 @@
-"""The board of a job: what its master tells hangs in a ConfigMap, what people want is pinned to the Job."""
+"""Publishes a job's status in a ConfigMap, and reads its desired state from an annotation of the Job."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from edl.core.backoff import ExponentialBackoff
 from edl.core.strict_json import decode_json
 
 # --------------------------------------------------------------------------------------------------
-# What people want of a job that runs, pinned to it as an annotation: ``edl.dev/desired``, a JSON object.
+# The desired state of a running job: the annotation ``edl.dev/desired`` of its Job, a JSON object.
 
 
 _MAX_ATTEMPTS = 5
 _MAX_SHOWN_CHARS = 80
 ANY_BOUNDS = (0, 2**31 - 1)
-"""Bounds of a spec that is not looked at."""
+"""Bounds that allow any number, for callers without a spec."""
 
 
 def read_desired_state(job: Manifest) -> DesiredState:
-    """What is wanted of a Job, or what is wrong with it."""
+    """The desired state of a Job; ``unreadable`` if its annotation is invalid."""
     return parse_desired_state(job["metadata"].get("annotations", {}).get(names.DESIRED_ANNOTATION, ""))
 
 
 def parse_desired_state(text: str) -> DesiredState:
-    """The wish that an annotation holds; anybody may write one. One that is wrong changes no number of workers."""
+    """Parse the annotation, which anybody may write. If it is invalid, it changes no number of workers."""
     try:
         value = decode_json(text or "{}")
     except ValueError as error:
@@ -51,7 +51,7 @@ def parse_desired_state(text: str) -> DesiredState:
 
 
 def format_desired_state(desired: DesiredState) -> str:
-    """The annotation; ``read`` gives an equal value back."""
+    """The annotation's text; ``parse_desired_state`` returns an equal value."""
     stop = {"stop": True} if desired.stop else {}
     return json.dumps({name: n for name, n in (("min", desired.min), ("max", desired.max)) if n is not None} | stop)
 
@@ -76,7 +76,7 @@ def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds
     )
     for name, asked in (("--min", change.min), ("--max", change.max)):
         if asked is not None and asked > MOST_WORKERS:
-            raise BadInputError(f"{name} {asked}: a job has at most {MOST_WORKERS} workers")
+            raise BadInputError(f"{name} {asked}: a job can have at most {MOST_WORKERS} workers")
     low, high = (
         (spec_bounds[0] if found.min is None else found.min),
         (spec_bounds[1] if found.max is None else found.max),
@@ -93,11 +93,11 @@ def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds
 def update_desired_state(
     api: KubeClient, job: str, change: DesiredState, spec_bounds: tuple[int, int], *, namespace: str | None = None
 ) -> DesiredState:
-    """Want something of a job, beside what is wanted already; returns all that is wanted now.
+    """Change the desired state of a job; return the resulting desired state.
 
     Raises:
-        BadInputError: see ``merged``.
-        RbacDeniedError: the user may not patch Jobs here.
+        BadInputError: see ``merge_desired_state``.
+        RbacDeniedError: the user may not patch Jobs in this namespace.
     """
     for attempt in range(_MAX_ATTEMPTS):
         found = api.get(JOBS, names.master_name(job), namespace)
@@ -108,7 +108,7 @@ def update_desired_state(
         }
         try:
             api.patch(JOBS, names.master_name(job), {"metadata": meta}, namespace=namespace)
-        except ConflictError:  # the Job controller counts pods in the same object
+        except ConflictError:  # the Job controller updates the same object whenever a pod changes
             if attempt == _MAX_ATTEMPTS - 1:
                 raise
         else:
@@ -117,15 +117,16 @@ def update_desired_state(
 
 
 def _member_error(name: str, value: object) -> str:
-    """What is wrong with one member of a wish; empty if nothing is."""
+    """What is wrong with one member of a desired state; empty if it is valid."""
     if name == "stop":
-        return "" if isinstance(value, bool) else "stop is true or false"
+        return "" if isinstance(value, bool) else "stop must be true or false"
     if name not in ("min", "max"):
-        return f"nobody knows {_shorten_text(name)}: min, max and stop can be wanted"
+        return f"unknown field {_shorten_text(name)}; allowed: min, max, stop"
     least = 0 if name == "min" else 1
+    # type(), because true is an int for isinstance()
     if value is None or (type(value) is int and least <= value <= MOST_WORKERS):
         return ""
-    return f"{name} is a whole number from {least} to {MOST_WORKERS}"
+    return f"{name} must be a whole number from {least} to {MOST_WORKERS}"
 
 
 def _unreadable_state(text: str, why: str) -> DesiredState:
@@ -141,18 +142,18 @@ def _shorten_text(text: str) -> str:
 log = logging.getLogger(__name__)
 
 PUBLISH_PERIOD_SECONDS = 1.0
-"""The least time between two publications."""
+"""Minimum time between two publications."""
 FINAL_PUBLISH_SECONDS = 5.0
-"""How long the last publication may take."""
+"""Maximum time for the last publication."""
 _FINAL_RETRY_SECONDS = 0.2
 _BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 
 
 class KubeStatusPublisher:
-    """See ``edl.cluster.status_port.StatusPublisher``.
+    """The status publisher of a job on Kubernetes; see ``edl.cluster.status_port.StatusPublisher``.
 
     Args:
-        api: of the job's namespace.
+        api: client for the job's namespace.
         job: name of the job.
         clock: monotonic seconds.
     """
@@ -171,13 +172,13 @@ class KubeStatusPublisher:
     # ------------------------------------------------------------------ publishing
 
     def publish(self, pages: Mapping[str, str]) -> None:
-        """Show these pages; returns at once, the newest win."""
+        """Publish these pages soon, and return at once. Newer pages replace those that were not published yet."""
         with self._changed:
             self._pending_pages = dict(pages)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Show what was published last, as far as the server answers in time; end ``watch_desired_state``."""
+        """Publish the newest pages if the server responds in time, and end ``watch_desired_state``."""
         with self._changed:
             self._closing = True
             self._deadline = self._clock() + FINAL_PUBLISH_SECONDS
@@ -217,14 +218,15 @@ class KubeStatusPublisher:
             return self._clock() < self._deadline
 
     def _next_pages(self) -> Mapping[str, str] | None:
-        """The newest pages, once there are some; None when the board is closed and all is shown."""
+        """The newest pages, when there are some; None if the publisher is closed and everything is published."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending_pages is not None or self._closing)
             pages, self._pending_pages = self._pending_pages, None
             return pages
 
     def _write_pages(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
-        """Replace the pages; the ConfigMap itself was made by whoever made the Job, and goes with it."""
+        """Replace the published pages. Whoever created the Job created the ConfigMap, which is deleted with the Job."""
+        # in a merge patch, null removes a key
         gone: dict[str, Any] = dict.fromkeys(self._published_keys - pages.keys())
         try:
             self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**gone, **pages}})
@@ -236,10 +238,10 @@ class KubeStatusPublisher:
         self._published_keys = frozenset(pages)
         return None
 
-    # ------------------------------------------------------------------ wishes
+    # ------------------------------------------------------------------ desired state
 
     def watch_desired_state(self) -> Iterator[DesiredState]:
-        """Yield what is wanted now, then every change, until ``close``; a server that is away is asked again."""
+        """Yield the desired state now, then every change, until ``close``. Errors of the server are retried."""
         last: DesiredState | None = None
         failures = 0
         while not self._closing:
@@ -253,17 +255,17 @@ class KubeStatusPublisher:
             except ApiError as error:
                 failures += 1
                 if not isinstance(error, RetryableError):
-                    log.warning("wishes cannot be read: %s", error)
+                    log.warning("the desired state cannot be read: %s", error)
                 self._wait_or_close(_retry_delay(failures, error))
 
     def _watch_job(self) -> Iterator[Manifest]:
-        """The Job as it is, then as it becomes, until the stream ends."""
+        """The Job now, then after each change, until the stream ends."""
         only = f"metadata.name={names.master_name(self._job)}"
         listing = self._api.list(JOBS, fields=only)
         yield from listing.items
         self._stream = self._api.watch(JOBS, resource_version=listing.resource_version, fields=only)
         with self._stream as stream:
-            if self._closing:
+            if self._closing:  # close() may have run before the stream existed
                 return
             yield from (job for kind, job in stream.events() if kind in ("ADDED", "MODIFIED"))
 

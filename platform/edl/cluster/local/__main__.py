@@ -1,7 +1,7 @@
-"""``python -m edl.cluster.local RUN_DIR``: supervise the job whose spec stands in the run directory.
+"""``python -m edl.cluster.local RUN_DIR``: supervise the job of a run directory.
 
-Exit codes: 0 the master ended the job, 1 the master cannot live, 2 there is no such run directory, 130 and 143
-interrupted and terminated.
+Exit codes: 0 the master ended the job, 1 the master keeps crashing, 2 there is no such run directory, 130 interrupted,
+143 terminated.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str], command: RoleCommand = role_command) -> int:
     try:
         supervisor = Supervisor(loop, run_dir, runtime, command)
         if options.parent is not None:
+            # the pipe ends when the parent dies, also where the kernel sends no signal for that
             loop.watch(sys.stdin.fileno(), selectors.EVENT_READ, lambda _: _abandon_without_parent(supervisor))
         return supervisor.run()
     finally:
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "--parent",
         type=int,
         metavar="PID",
-        help="kill every role when this parent dies; its standard input must be a pipe that the parent holds open",
+        help="kill all roles when this parent dies; its standard input must be a pipe that the parent holds open",
     )
     return parser
 

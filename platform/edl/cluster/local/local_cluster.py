@@ -1,4 +1,4 @@
-"""The cluster port over the supervisor's socket: what a master on this machine uses."""
+"""The cluster port of a master on this machine: a client of the supervisor's socket."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
 
 ANSWER_SECONDS = 10.0
-"""How long one answer may take; starting a process takes milliseconds."""
+"""Maximum time for one answer. Starting a process takes milliseconds."""
 CONNECT_SECONDS = 5.0
-"""How long to go on connecting to a supervisor that does not answer."""
+"""Time for which connecting is retried."""
 _CONNECT_BACKOFF = ExponentialBackoff(first_seconds=0.01, max_seconds=0.5)
 
 
@@ -38,7 +38,7 @@ class LocalCluster:
 
     @classmethod
     def from_environment(cls, token: str, variables: Mapping[str, str] | None = None) -> LocalCluster:
-        """Return the cluster that the environment names (``os.environ`` unless told).
+        """Return the cluster that the environment names; ``variables`` replaces ``os.environ``.
 
         Raises:
             BadInputError: ``EDL_CLUSTER_SOCKET`` is not set.
@@ -46,30 +46,31 @@ class LocalCluster:
         path = (os.environ if variables is None else variables).get("EDL_CLUSTER_SOCKET")
         if not path:
             raise BadInputError(
-                "The environment lacks EDL_CLUSTER_SOCKET", hint="Roles are started by `edl run`, not by hand."
+                "The environment has no EDL_CLUSTER_SOCKET", hint="Roles are started by `edl run`, not by hand."
             )
         return cls(Path(path), token)
 
     def start(self, role: Role, index: int, options: PodOptions = DEFAULT_OPTIONS) -> str:
-        """Start a pod; see ``edl.api.cluster_port.JobCluster.start``. A call cut off half-way is made again.
+        """Start a pod; see ``edl.api.cluster_port.JobCluster.start``. A request without an answer is sent again.
 
-        Processes of one machine have no memory limit and no priority: wishes change nothing.
+        Options have no effect: processes on one machine have no memory limit and no priority.
         """
         return str(self._request({"op": "start", "role": role.value, "index": index})["uid"])
 
     def delete(self, uid: str, *, grace: float) -> None:
-        """Tell a pod to go; see ``edl.api.cluster_port.JobCluster.delete``."""
+        """Tell a pod to exit; see ``edl.api.cluster_port.JobCluster.delete``."""
         self._request({"op": "delete", "uid": uid, "grace": grace})
 
     def watch(self) -> Iterator[PodStatus | WatchSynced]:
         """Yield pods and changes; see ``edl.api.cluster_port.JobCluster.watch``.
 
         Raises:
-            RetryableError: the supervisor cannot be reached any more.
+            RetryableError: the supervisor cannot be reached.
             RefusedError: the supervisor refuses the token or the version.
         """
         watch_deduplicator = WatchDeduplicator()
         synced = False
+        # each connection begins with a full list, so a lost connection is followed by another one
         while not self._closed.is_set():
             listed_pods: list[PodStatus] | None = []
             for message in self._watch_messages():
@@ -86,6 +87,7 @@ class LocalCluster:
 
     def close(self) -> None:
         """End every watch and release the connections; calls after it raise ``RetryableError``."""
+        # without the request lock, which a request that waits for an answer holds: shutting down ends that wait
         self._closed.set()
         with self._state_lock:
             for connection in self._connections:
@@ -99,14 +101,14 @@ class LocalCluster:
         with self._request_lock:
             try:
                 return self._request_once(request)
-            except ConnectionError:  # the connection was old: one fresh one says for sure
+            except ConnectionError:  # the connection may be from before a pause of the supervisor; try a new one once
                 return self._request_again(request)
 
     def _request_again(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
         try:
             return self._request_once(request)
         except ConnectionError as error:
-            raise RetryableError(f"The supervisor does not answer: {error}", where=str(self._path)) from error
+            raise RetryableError(f"The supervisor does not respond: {error}", where=str(self._path)) from error
 
     def _request_once(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
         if self._request_connection is None:
@@ -121,7 +123,7 @@ class LocalCluster:
         return answer
 
     def _watch_messages(self) -> Iterator[supervisor_protocol.Message]:
-        """Yield what one watch connection brings, until it ends."""
+        """Yield the messages of one watch connection, until it ends."""
         try:
             connection = self._connect()
         except RetryableError:
@@ -139,7 +141,7 @@ class LocalCluster:
             self._release(connection)
 
     def _connect(self) -> _SupervisorConnection:
-        """Connect and prove the token; goes on trying for as long as patience lasts."""
+        """Connect and authenticate; retries for ``connect_seconds``."""
         deadline = time.monotonic() + self._connect_seconds
         for failures in count(1):
             try:
@@ -147,7 +149,7 @@ class LocalCluster:
             except OSError as error:
                 pause = _CONNECT_BACKOFF.delay(failures)
                 if time.monotonic() + pause > deadline or self._closed.wait(pause):
-                    raise RetryableError(f"The supervisor is away: {error}", where=str(self._path)) from error
+                    raise RetryableError(f"The supervisor cannot be reached: {error}", where=str(self._path)) from error
         raise AssertionError("unreachable")
 
     def _connect_once(self) -> _SupervisorConnection:
@@ -173,10 +175,10 @@ class LocalCluster:
 
 
 class _SupervisorConnection:
-    """One stream of messages to the supervisor.
+    """One connection to the supervisor.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: the supervisor does not listen.
     """
 
     def __init__(self, path: Path) -> None:
@@ -194,7 +196,7 @@ class _SupervisorConnection:
         """Send a message and return its answer.
 
         Raises:
-            ConnectionError: the connection ended, or the answer takes too long.
+            ConnectionError: the connection ended, or the answer took too long.
         """
         try:
             self._socket.sendall(supervisor_protocol.encode_message(message))
@@ -206,12 +208,12 @@ class _SupervisorConnection:
         return answer
 
     def start_watch(self) -> None:
-        """Ask for the stream of changes, which may be silent for any time."""
+        """Request the stream of changes. It may be silent for any time, so there is no timeout."""
         self._socket.sendall(supervisor_protocol.encode_message({"op": "watch"}))
         self._socket.settimeout(None)
 
     def receive(self) -> supervisor_protocol.Message | None:
-        """Return the next message, or None when the connection ended."""
+        """Return the next message, or None if the connection ended."""
         while not self._received:
             data = self._socket.recv(supervisor_protocol.MAX_LINE_BYTES)
             if not data:
@@ -220,12 +222,12 @@ class _SupervisorConnection:
         return self._received.pop(0)
 
     def shut_down(self) -> None:
-        """Wake whoever waits for this connection; it stays theirs to close."""
+        """Wake a thread that waits for this connection. That thread closes it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it has ended already
+        except OSError:  # the connection has ended already
             return
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         self._socket.close()

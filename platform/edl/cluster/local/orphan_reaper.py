@@ -1,7 +1,7 @@
-"""Kills the roles of a supervisor that died, where the kernel does not do it (``edl.cluster.local.parent_death``).
+"""Kills the roles of a supervisor that died, on systems where the kernel does not (``edl.cluster.local.parent_death``).
 
-A small process of its own that hears of every role through a pipe. The pipe ends when the supervisor does, however it
-died; whoever is still on the list then is killed, stopped processes too.
+It is a small process that gets the id of every role through a pipe. The pipe ends when the supervisor dies in any way,
+and the reaper then kills all roles that are still listed, including stopped processes.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class OrphanReaper:
     """The supervisor's end of the pipe.
 
     Raises:
-        OSError: the guard cannot be started.
+        OSError: the reaper cannot be started.
     """
 
     def __init__(self) -> None:
-        # -I -S: this file needs nothing but the standard library.
+        # -I -S: isolated, without site-packages, for a fast start; this file needs only the standard library
         command = [sys.executable, "-I", "-S", __file__]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
 
     def add_group(self, pid: int) -> None:
-        """Put a process group on the list."""
+        """Add a process group to the list."""
         self._send_line(f"+{pid}\n")
 
     def remove_group(self, pid: int) -> None:
-        """Take a process group off the list."""
+        """Remove a process group from the list."""
         self._send_line(f"-{pid}\n")
 
     def close(self) -> None:
-        """End the guard, which kills whoever is on the list."""
+        """End the reaper, which kills the groups that are still listed."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._process.wait()
@@ -46,7 +46,7 @@ class OrphanReaper:
 
 
 def remaining_groups(lines: Iterable[str]) -> set[int]:
-    """Return the process groups on the list after the lines, of which the last may be torn."""
+    """Return the process groups that are listed after these lines. The last line may be incomplete."""
     pids: set[int] = set()
     for line in lines:
         if line.endswith("\n"):
@@ -55,7 +55,7 @@ def remaining_groups(lines: Iterable[str]) -> set[int]:
 
 
 def main() -> None:
-    """Wait for the end of standard input and kill who is left."""
+    """Wait for the end of standard input, then kill the remaining groups."""
     for pid in remaining_groups(sys.stdin):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)

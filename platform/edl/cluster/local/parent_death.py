@@ -1,7 +1,7 @@
-"""Ties a process's life to its parent's, so that a SIGKILL anywhere leaves nothing behind.
+"""Kills a process when its parent dies, so that a SIGKILL of any process leaves no other behind.
 
-On Linux the kernel does it (``PR_SET_PDEATHSIG``): the child gets SIGKILL when the *thread* that forked it ends, also
-when the child is stopped. All forks therefore happen in the main thread. Elsewhere see
+On Linux the kernel does it (``PR_SET_PDEATHSIG``): a child gets SIGKILL when the *thread* that forked it ends, even if
+the child is stopped. Therefore all forks happen in the main thread. For other systems see
 ``edl.cluster.local.orphan_reaper``.
 """
 
@@ -21,9 +21,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if HAS_PARENT_DEATH_SIGNAL else None
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when its parent ``parent`` dies; does nothing where it cannot.
+    """Have the kernel SIGKILL this process when the process ``parent`` dies; does nothing on systems without that.
 
-    If the parent died before the tie was made, this process kills itself.
+    If the parent has died already, this process kills itself.
 
     Raises:
         OSError: the kernel refuses.
@@ -32,14 +32,14 @@ def die_with_parent(parent: int) -> None:
         return
     if _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it died before prctl, so no signal will come
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def parent_death_hook() -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` that ties a child to the calling process, or None where the kernel cannot.
+    """Return a ``preexec_fn`` that ties a child to the calling process; None on systems without that.
 
-    A ``preexec_fn`` is safe only in a process without other threads, which the supervisor is.
+    A ``preexec_fn`` is safe only in a process without other threads. The supervisor has none.
     """
     if not HAS_PARENT_DEATH_SIGNAL:
         return None

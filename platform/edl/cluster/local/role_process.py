@@ -1,4 +1,4 @@
-"""One role process: started, told to go, killed, and its end seen."""
+"""Starts one role process, signals it, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from edl.api.cluster_port import PodPhase, Role
 from edl.cluster.local.parent_death import parent_death_hook
 
 # --------------------------------------------------------------------------------------------------
-# How a role process is started: its command line and the environment that tells it who it is.
+# How a role process is started: its command line and environment.
 #
-# Every role is ``python -m edl.<role>`` with the variables below and no arguments; what the job is stands in
-# ``<run>/spec.json``. The token is a file that only the user can read: it is never in argv or in the environment.
+# Every role is ``python -m edl.<role>`` with the variables below and without arguments; the job is in
+# ``<run>/spec.json``. The token is in a file that only the user can read, and never in argv or the environment.
 #
 # ====================== ========================================================================================
 # ``EDL_RUN_DIR``        the run directory: ``spec.json``, ``journal/``, ``logs/``, ``events.jsonl``
 # ``EDL_ROLE``           ``master``, ``ps`` or ``worker``
 # ``EDL_INDEX``          the pod's index within its role, from 0
-# ``EDL_UID``            this incarnation's uid, unique over the run
-# ``EDL_RUNTIME_DIR``    a short private folder for Unix sockets; it vanishes with the supervisor
-# ``EDL_TOKEN_FILE``     the file that holds the job's token (hex, mode 0600)
+# ``EDL_UID``            uid of this process, unique in the run
+# ``EDL_RUNTIME_DIR``    private folder with a short path, for Unix sockets; the supervisor removes it
+# ``EDL_TOKEN_FILE``     file with the job's token (hex, mode 0600)
 # ``EDL_CLUSTER_SOCKET`` the supervisor's socket, read by ``edl.cluster.local.local_cluster``
-# ``EDL_MASTER_ADDRESS`` where the master listens: ``unix:<path>``
+# ``EDL_MASTER_ADDRESS`` address of the master: ``unix:<path>``
 # ====================== ========================================================================================
 #
-# All but ``EDL_CLUSTER_SOCKET`` are the same for pods; roles read them with ``edl.transport.process_identity``.
+# Pods have the same variables except ``EDL_CLUSTER_SOCKET``. Roles read them with ``edl.transport.process_identity``.
 
 
 RoleCommand = Callable[[Role, int], Sequence[str]]
-"""Builds the argument list that starts a role; tests put small fake roles here."""
+"""Returns the argument list that starts a role; tests use small fake roles."""
 
 
 def role_command(role: Role, index: int) -> Sequence[str]:
-    """Return the command of a real role; ``index`` travels in the environment.
+    """Return the command of a real role; ``index`` is passed in the environment.
 
-    ``-P`` keeps the current folder from the front of ``sys.path``: its modules must not stand for EDL's.
+    ``-P`` keeps the current folder off ``sys.path``, so that a user's module cannot replace one of EDL's.
     """
     del index
     return [sys.executable, "-P", "-m", f"edl.{role}"]
@@ -52,7 +52,7 @@ def role_command(role: Role, index: int) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoleEnvironment:
-    """Who a role process is and where it finds what it needs."""
+    """Identity of a role process, and the paths and addresses that it needs."""
 
     role: Role
     index: int
@@ -64,7 +64,7 @@ class RoleEnvironment:
     master_address: str
 
     def to_variables(self) -> dict[str, str]:
-        """Return the environment variables that carry these values."""
+        """Return the environment variables with these values."""
         return {
             "EDL_ROLE": self.role.value,
             "EDL_INDEX": str(self.index),
@@ -78,7 +78,7 @@ class RoleEnvironment:
 
 
 # --------------------------------------------------------------------------------------------------
-# How a process ended, in the words that users and the master read.
+# How a process ended, in words for users and the master.
 
 
 _SIGNAL_BASE = 128
@@ -86,21 +86,21 @@ _SIGNAL_BASE = 128
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """The end of a process: its exit code as a shell reports it (0-255; 128 + n for signal n) and the reason."""
+    """How a process ended: its exit code as a shell reports it (0-255; 128 + n for signal n), and the reason."""
 
     exit_code: int
     reason: str
 
     @property
     def phase(self) -> PodPhase:
-        """The pod phase that the ending means."""
+        """The pod phase that corresponds to the exit code."""
         return PodPhase.SUCCEEDED if self.exit_code == 0 else PodPhase.FAILED
 
     @classmethod
     def from_returncode(cls, returncode: int) -> ExitStatus:
-        """Describe a return code of ``subprocess``, in which a signal is negative.
+        """Convert a return code of ``subprocess``, where signals are negative.
 
-        A role that catches SIGTERM and exits 143 itself was terminated just the same.
+        A role that catches SIGTERM and exits with 143 counts as terminated, too.
         """
         exit_code = _SIGNAL_BASE - returncode if returncode < 0 else returncode
         return cls(exit_code, _exit_reason(exit_code))
@@ -119,13 +119,13 @@ def _exit_reason(exit_code: int) -> str:
 
 
 class RoleProcess:
-    """A child in a session of its own, whose output goes to ``<run>/logs/<role>-<index>.log``.
+    """A child process in its own session, with output to ``<run>/logs/<role>-<index>.log``.
 
-    A session of its own keeps a terminal's Ctrl-C away from it, and makes its process group its own, so that whatever
-    it started dies with it.
+    Its own session protects it from Ctrl-C in the terminal, and gives it a process group, so that its own children can
+    be killed with it.
 
     Raises:
-        OSError: the process or its log file cannot be made.
+        OSError: the process or its log file cannot be created.
     """
 
     def __init__(self, environment: RoleEnvironment, command: Sequence[str]) -> None:
@@ -136,6 +136,7 @@ class RoleProcess:
         with _open_log(environment) as log:
             self._process = subprocess.Popen(
                 command,
+                # unbuffered: a killed role must not lose the last lines of its log
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **environment.to_variables()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -146,7 +147,7 @@ class RoleProcess:
 
     @property
     def pid(self) -> int:
-        """The process id, which is the process group's id too."""
+        """The process id, which is also the id of the process group."""
         return self._process.pid
 
     @property
@@ -155,29 +156,29 @@ class RoleProcess:
         return time.monotonic() - self._start_time
 
     def terminate(self) -> None:
-        """Tell the process, and not what it started, to go."""
+        """Send SIGTERM to the process, and not to its children."""
         self._process.send_signal(signal.SIGTERM)
 
     def request_job_end(self) -> None:
-        """Tell a master to take a final checkpoint and to end its job."""
+        """Tell a master to take a final checkpoint and end its job."""
         self._process.send_signal(signal.SIGUSR1)
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and all of its children."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def poll(self) -> ExitStatus | None:
-        """Return how the process ended, or None while it lives."""
+        """Return how the process ended, or None while it runs."""
         returncode = self._process.poll()
         if returncode is None:
             return None
-        self.kill()  # what it left behind in its group
+        self.kill()  # its remaining children
         return ExitStatus.from_returncode(returncode)
 
 
 def log_path(run_dir: Path, role: Role, index: int) -> Path:
-    """Return where a role's output goes; later incarnations of the same name append."""
+    """Return the log file of a role. Later processes of the same role and index append to it."""
     return run_dir / "logs" / f"{role}-{index}.log"
 
 

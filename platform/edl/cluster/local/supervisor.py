@@ -1,4 +1,4 @@
-"""Owns every role process of a run: to processes what kubelet and Job controller are to pods."""
+"""Owns all role processes of a run. It is to processes what kubelet and Job controller are to pods."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from edl.cluster.local.supervisor_server import EventLoop, SupervisorServer
 from edl.core.backoff import ExponentialBackoff
 
 # --------------------------------------------------------------------------------------------------
-# When is a master that died started again?
+# When a master that died is started again.
 #
-# At once the first times; when it keeps dying young, after a delay that doubles; and when it never lives long, not at
-# all: the user then needs its log more than another try.
+# The first times at once. If it keeps dying early, after a delay that doubles. If it dies early too often, not at all:
+# the cause is then in its log, and further attempts would not help.
 
 
 YOUNG_SECONDS = 5.0
-"""A master that dies before this age died young; an older one starts a new count."""
+"""A master that dies before this age died early; after a longer life, counting starts again."""
 FREE_RESTARTS = 3
 MAX_DELAY_SECONDS = 5.0
 _RESTART_BACKOFF = ExponentialBackoff(first_seconds=0.2, max_seconds=MAX_DELAY_SECONDS)
@@ -41,7 +41,7 @@ MAX_YOUNG_DEATHS = 15
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Counts deaths at a young age in a row."""
+    """Counts consecutive early deaths."""
 
     young_deaths: int = 0
 
@@ -51,7 +51,7 @@ class RestartPolicy:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether another try makes no sense."""
+        """Whether the master is not started again."""
         return self.young_deaths >= MAX_YOUNG_DEATHS
 
     @property
@@ -61,16 +61,16 @@ class RestartPolicy:
 
 
 # --------------------------------------------------------------------------------------------------
-# The pods that a supervisor knows: the live ones, and the ended ones until they are deleted or too many.
+# The pods of a supervisor: live ones, and ended ones until they are deleted or too many.
 #
-# Ended pods are remembered so that a master that was away learns how they ended.
+# Ended pods are kept so that a master that was away learns how they ended.
 
 
 MAX_ENDED_PODS = 1000
 
 
 class PodTable:
-    """What was started, by uid; decides what each change means, does nothing itself."""
+    """The pods by uid. It only keeps track of states; the supervisor acts."""
 
     def __init__(self) -> None:
         self._live_pods: dict[str, PodStatus] = {}
@@ -82,24 +82,24 @@ class PodTable:
         return iter([*self._ended_pods.values(), *self._live_pods.values()])
 
     def live_pod(self, role: Role, index: int) -> PodStatus | None:
-        """Return the live pod of that name."""
+        """Return the live pod of a role and index, if any."""
         return self._pods_by_name.get((role, index))
 
     def add_started(self, uid: str, role: Role, index: int, pid: int) -> PodStatus:
-        """Enter a pod that runs since now."""
+        """Add a pod that has just started."""
         pod = PodStatus(uid, role, index, PodPhase.RUNNING, reason="Started", pid=pid)
         self._live_pods[uid] = self._pods_by_name[role, index] = pod
         return pod
 
     def mark_deleted(self, uid: str) -> bool:
-        """Note that a pod was told to go; return whether it is alive. An ended pod is forgotten."""
+        """Mark a pod as told to exit; return whether it is alive. An ended pod is removed."""
         self._ended_pods.pop(uid, None)
         if uid in self._live_pods:
             self._deleting.add(uid)
         return uid in self._live_pods
 
     def record_end(self, uid: str, exit_status: ExitStatus) -> PodStatus:
-        """Enter a live pod's end and return its last state: ``GONE`` when it was deleted."""
+        """Record the end of a live pod and return its final status: ``GONE`` if it was deleted."""
         pod = self._live_pods.pop(uid)
         del self._pods_by_name[pod.role, pod.index]
         if uid in self._deleting:
@@ -108,21 +108,21 @@ class PodTable:
         last = replace(pod, phase=exit_status.phase, exit_code=exit_status.exit_code, reason=exit_status.reason)
         self._ended_pods[uid] = last
         if len(self._ended_pods) > MAX_ENDED_PODS:
-            del self._ended_pods[next(iter(self._ended_pods))]
+            del self._ended_pods[next(iter(self._ended_pods))]  # the oldest: a dict keeps the order of insertion
         return last
 
 
 # --------------------------------------------------------------------------------------------------
 # What the supervisor writes into the run directory.
 #
-# ``logs/supervisor.log`` has a line for each start and end. ``events.jsonl`` gets the ends of the master, which nobody
-# else can know; all other events are the master's to write.
+# ``logs/supervisor.log`` gets a line for each start and end of a role. ``events.jsonl`` gets the ends of the master,
+# which only the supervisor observes; the master writes all other events.
 
 
 class RunLog:
     """Appends to the files of one run.
 
-    A full disk does not end a job: what could not be written is counted, and the log says so when it can.
+    A full disk does not end a job: lines that could not be written are counted, and the next line reports their number.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -139,7 +139,7 @@ class RunLog:
             self._lost_lines = 0
 
     def record_end(self, process: RoleProcess, exit_status: ExitStatus) -> None:
-        """Note a process's end."""
+        """Record the end of a process."""
         self.write_line(
             f"{process.uid} (pid {process.pid}) ended: {exit_status.reason}, exit code {exit_status.exit_code}"
         )
@@ -168,7 +168,7 @@ def _role_ended_event(process: RoleProcess, exit_status: ExitStatus) -> dict[str
 
 
 def _append_text(path: Path, text: str) -> None:
-    # One write of a short line to a file opened with O_APPEND never mixes with another process's line.
+    # A single short write to a file opened with O_APPEND never interleaves with another process's line.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, text.encode())
@@ -177,10 +177,10 @@ def _append_text(path: Path, text: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The private folder of a running job: its sockets and its token.
+# The private folder of a running job, with its sockets and its token.
 #
-# It lies under the system's temporary folder because the path of a Unix socket has at most 103 bytes. A supervisor that
-# was killed leaves its folder behind; the next one of the same user sweeps those whose lock nobody holds.
+# It is in the system's temporary folder because the path of a Unix socket has at most 103 bytes. A supervisor that was
+# killed leaves its folder behind; the next one of the same user removes all folders whose lock nobody holds.
 
 
 MAX_SOCKET_PATH = 103
@@ -190,7 +190,7 @@ _LOCK = "lock"
 
 
 class RuntimeDirectory:
-    """A fresh folder (mode 0700) with a fresh token; removed by ``close``."""
+    """A new folder (mode 0700) with a new token; ``close`` removes it."""
 
     def __init__(self) -> None:
         parent = _short_parent()
@@ -218,7 +218,7 @@ def _short_parent() -> Path:
 
 
 def _hold_lock(folder: Path) -> int:
-    # Locked before it has its name, so that no other supervisor can find it unlocked.
+    # Locked before it gets its final name, so that no other supervisor can find it unlocked.
     unnamed = folder / f"{_LOCK}.new"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -235,11 +235,11 @@ def _remove_abandoned(parent: Path) -> None:
 def _is_abandoned(lock: Path) -> bool:
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:  # another user's, or just swept
+    except OSError:  # it belongs to another user, or another supervisor has removed it
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # its supervisor lives
+    except OSError:  # the supervisor that holds the lock is alive
         return False
     else:
         return os.fstat(descriptor).st_uid == os.getuid()
@@ -248,18 +248,18 @@ def _is_abandoned(lock: Path) -> bool:
 
 
 DONE_GRACE_SECONDS = 2.0
-"""What roles get to leave when the master is done."""
+"""Grace period of roles when the master has ended the job."""
 STOP_GRACE_SECONDS = 3.0
-"""What roles get to leave when the user stops the job."""
+"""Grace period of roles when the user stops the job."""
 
 FINAL_CHECKPOINT_SECONDS = 11.0
-"""What the master gets to take a final checkpoint and to end the job; it gives itself a second less."""
+"""Time for the master to take a final checkpoint and end the job. The master limits itself to one second less."""
 
-ABANDONED_EXIT_CODE = 137
+ABANDONED_EXIT_CODE = 137  # as if the supervisor had been killed with its parent
 
 
 class Supervisor:
-    """Runs one job: the master, and the pods it asks for."""
+    """Runs one job: the master, and the pods that it requests."""
 
     def __init__(self, loop: EventLoop, run_dir: Path, runtime: RuntimeDirectory, command: RoleCommand) -> None:
         self._loop = loop
@@ -279,7 +279,7 @@ class Supervisor:
         loop.on_signal(signal.SIGTERM, lambda: self._request_job_end(SIGTERM_EXIT))
 
     def run(self) -> int:
-        """Supervise until the job has ended or is stopped; return the exit code."""
+        """Supervise until the job has ended or was stopped; return the exit code."""
         self._run_log.write_line(f"supervisor (pid {os.getpid()}) started")
         try:
             self._start_master()
@@ -294,7 +294,7 @@ class Supervisor:
         return self._exit_code
 
     def abandon(self) -> None:
-        """Kill every role at once and end: nobody is left to supervise for."""
+        """Kill all roles and end: the process that started the supervisor has died."""
         self._exit_code = ABANDONED_EXIT_CODE
         self._kill_all()
 
@@ -303,10 +303,10 @@ class Supervisor:
             process.kill()
 
     def start(self, role: Role, index: int) -> str:
-        """Start a pod, or return the uid of the live one of that name.
+        """Start a pod; if a pod of that role and index is alive, return its uid.
 
         Raises:
-            RetryableError: the job is ending, or the machine has no process left to give.
+            RetryableError: the job is ending, or the system cannot create another process now.
             BadInputError: the role's command does not exist.
         """
         live_pod = self._pods.live_pod(role, index)
@@ -324,14 +324,14 @@ class Supervisor:
         return process.uid
 
     def delete(self, uid: str, grace: float) -> None:
-        """Tell a pod to go and kill it after ``grace`` seconds."""
+        """Tell a pod to exit, and kill it after ``grace`` seconds."""
         if not self._pods.mark_deleted(uid):
             return
-        self._run_log.write_line(f"{uid} is told to go, grace {grace:g} s")
+        self._run_log.write_line(f"{uid} is told to exit, grace {grace:g} s")
         self._terminate_role(self._processes[uid], grace)
 
     def list_pods(self) -> Iterable[PodStatus]:
-        """Return every pod, the ended ones first."""
+        """Return all pods, ended ones first."""
         return self._pods
 
     def _terminate_role(self, process: RoleProcess, grace: float) -> None:
@@ -367,11 +367,12 @@ class Supervisor:
             return
         try:
             self._launch_role(Role.MASTER, 0)
-        except OSError as error:  # no process to be had, a full disk: both may pass
+        except OSError as error:  # no free process or a full disk, which may be temporary
             self._run_log.write_line(f"the master cannot be started: {error}")
             self._restart_master(0.0)
 
     def _reap_processes(self) -> None:
+        # one SIGCHLD may stand for the ends of several children, so all of them are polled
         for process in list(self._processes.values()):
             exit_status = process.poll()
             if exit_status is not None:
@@ -400,15 +401,15 @@ class Supervisor:
     def _restart_master(self, age: float) -> None:
         self._restart_policy = self._restart_policy.after_death(age)
         if self._restart_policy.is_exhausted:
-            self._run_log.write_line("the master keeps dying at once: given up; its log says why")
+            self._run_log.write_line("the master keeps failing right after its start: not started again, see its log")
             self._stop_all_roles(1, DONE_GRACE_SECONDS)
         else:
             self._loop.call_later(self._restart_policy.delay_seconds, self._start_master)
 
     def _request_job_end(self, exit_code: int) -> None:
-        """Have the master take a final checkpoint and end the job, then end; asked twice, end at once.
+        """Have the master take a final checkpoint and end the job, then exit. A second request ends everything at once.
 
-        A master that has not come so far as to listen ends by the signal, and the job with it.
+        A master that does not handle the signal yet is ended by it, and the job with it.
         """
         master = next((process for process in self._processes.values() if process.role == Role.MASTER), None)
         if self._exit_code is not None or self._requested_exit_code is not None:
@@ -418,7 +419,7 @@ class Supervisor:
             self._stop_all_roles(exit_code, STOP_GRACE_SECONDS)
         else:
             self._requested_exit_code = exit_code
-            self._run_log.write_line(f"the master is told to end the job, {FINAL_CHECKPOINT_SECONDS:g} s at most")
+            self._run_log.write_line(f"the master is told to end the job within {FINAL_CHECKPOINT_SECONDS:g} s")
             master.request_job_end()
             self._loop.call_later(FINAL_CHECKPOINT_SECONDS, self._stop_if_late)
 
@@ -427,10 +428,10 @@ class Supervisor:
             self._stop_all_roles(self._requested_exit_code, STOP_GRACE_SECONDS)
 
     def _stop_all_roles(self, exit_code: int, grace: float) -> None:
-        if self._exit_code is not None:  # asked twice: no more patience
+        if self._exit_code is not None:  # a second request
             self._kill_all()
             return
         self._exit_code = exit_code
-        self._run_log.write_line(f"every role is told to go, grace {grace:g} s")
+        self._run_log.write_line(f"all roles are told to exit, grace {grace:g} s")
         for process in self._processes.values():
             self._terminate_role(process, grace)

@@ -1,12 +1,12 @@
-"""The supervisor's protocol: one JSON object a line over a Unix stream socket.
+"""The supervisor's protocol: one JSON object per line over a Unix stream socket.
 
-The client speaks first: ``{"edl": 1, "token": "..."}``, answered by ``{"edl": 1}`` or an error. Then requests:
+The client begins with ``{"edl": 1, "token": "..."}`` and gets ``{"edl": 1}`` or an error. Requests and answers:
 
-* ``{"op": "start", "role": "worker", "index": 3}`` is answered by ``{"uid": "worker-3-5e1f0a9c"}``;
-* ``{"op": "delete", "uid": "...", "grace": 2.5}`` is answered by ``{}``;
-* ``{"op": "watch"}`` is answered by a stream: ``{"pod": {...}}`` for every pod, ``{"synced": true}``, then changes.
+* ``{"op": "start", "role": "worker", "index": 3}``: ``{"uid": "worker-3-5e1f0a9c"}``;
+* ``{"op": "delete", "uid": "...", "grace": 2.5}``: ``{}``;
+* ``{"op": "watch"}``: a stream of ``{"pod": {...}}`` for every pod, then ``{"synced": true}``, then changes.
 
-An error is ``{"error": "retryable" | "bad_input" | "refused", "message": "..."}``. Nothing is evaluated; a line longer
+An error is ``{"error": "retryable" | "bad_input" | "refused", "message": "..."}``. Nothing is evaluated. A line longer
 than ``MAX_LINE_BYTES`` ends the connection.
 """
 
@@ -21,7 +21,7 @@ from edl.core.strict_json import decode_json
 
 PROTOCOL_VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
-"""Bytes; a message is about 200."""
+"""A message usually has about 200 bytes."""
 
 Message = dict[str, Any]
 
@@ -29,13 +29,13 @@ _ERRORS: dict[str, type[EdlError]] = {"retryable": RetryableError, "bad_input": 
 
 
 class MessageDecoder:
-    """Cuts a stream of bytes into messages."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that ``data`` completes.
+        """Return the messages that ``data`` completes; an incomplete line is kept for the next call.
 
         Raises:
             RefusedError: a line is too long or not a JSON object.
@@ -57,7 +57,7 @@ def _decode_line(line: bytes) -> Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return the line that carries a message."""
+    """Return the line of a message."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
@@ -67,19 +67,19 @@ def hello_message(token: str) -> Message:
 
 
 def error_message(error: EdlError) -> Message:
-    """Return the answer that carries an error."""
+    """Return the answer for an error."""
     kind = next((kind for kind, cls in _ERRORS.items() if isinstance(error, cls)), "retryable")
     return {"error": kind, "message": error.message}
 
 
 def raise_error(answer: Message, *, where: str) -> None:
-    """Raise the error that an answer carries, if it carries one."""
+    """Raise the error that an answer contains, if any."""
     if "error" in answer:
         raise _ERRORS.get(str(answer["error"]), RefusedError)(str(answer.get("message", "")), where=where)
 
 
 def pod_message(pod: PodStatus) -> Message:
-    """Return the message that tells a pod's state."""
+    """Return the message with a pod's status."""
     return {
         "pod": {
             "uid": pod.uid,
@@ -94,10 +94,10 @@ def pod_message(pod: PodStatus) -> Message:
 
 
 def pod_from_message(message: Message) -> PodStatus:
-    """Read a pod's state back.
+    """Parse the result of ``pod_message``.
 
     Raises:
-        RefusedError: the message is not one.
+        RefusedError: the message is not a pod's status.
     """
     try:
         fields = dict(message["pod"])

@@ -22,7 +22,8 @@ from edl.cluster.local import supervisor_protocol
 # --------------------------------------------------------------------------------------------------
 # The supervisor's event loop: sockets, signals and timers in one thread, without polling.
 #
-# One thread because children are tied to the thread that forked them (``edl.cluster.local.parent_death``).
+# There is one thread because the kernel ties children to the thread that forked them
+# (``edl.cluster.local.parent_death``).
 
 
 ReadyCallback = Callable[[int], None]
@@ -30,7 +31,7 @@ ReadyCallback = Callable[[int], None]
 
 
 class EventLoop:
-    """Calls back what is due. Must live in the main thread, where signals arrive."""
+    """Calls back when files are ready, timers expire or signals arrive. Runs in the main thread, which gets signals."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -46,30 +47,30 @@ class EventLoop:
         self.watch(self._wakeup, selectors.EVENT_READ, lambda _: self._drain_wakeup())
 
     def watch(self, file: socket.socket | int, events: int, ready: ReadyCallback) -> None:
-        """Call ``ready`` whenever the file is ready; again with other ``events`` to change them."""
+        """Call ``ready`` whenever the file is ready. A second call changes ``events``."""
         if file in self._selector.get_map():
             self._selector.modify(file, events, ready)
         else:
             self._selector.register(file, events, ready)
 
     def unwatch(self, file: socket.socket | int) -> None:
-        """Watch a file no more."""
+        """Stop watching a file."""
         self._selector.unregister(file)
 
     def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call once, ``seconds`` from now."""
+        """Call ``call`` once, ``seconds`` from now."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._timer_order), call))
 
     def on_signal(self, signum: int, call: Callable[[], None]) -> None:
-        """Call from the loop, not from the signal handler, when the signal arrives."""
+        """Call ``call`` from the loop, not from the signal handler, when the signal arrives."""
         self._signals[signum] = call
         self._previous_handlers[signum] = signal.signal(signum, self._record_signal)
 
     def run_once(self) -> None:
-        """Wait until something is due and do it."""
+        """Wait until something happens, and call the callbacks."""
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         for key, mask in self._selector.select(timeout):
-            # An earlier callback of this turn may have closed the file.
+            # an earlier callback of this turn may have closed the file
             if self._selector.get_map().get(key.fd) is key:
                 key.data(mask)
         while self._pending_signals:
@@ -78,7 +79,7 @@ class EventLoop:
             heapq.heappop(self._timers)[2]()
 
     def close(self) -> None:
-        """Give signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._previous_wakeup)
@@ -87,8 +88,8 @@ class EventLoop:
         self._wakeup_writer.close()
 
     def _record_signal(self, signum: int, frame: FrameType | None) -> None:
-        # What arrived is noted here and not read from the wakeup socket: a child that gets a signal between fork and
-        # exec writes to that socket too, and must not be mistaken for the supervisor.
+        # Signals are recorded here and not read from the wakeup socket. A child that gets a signal between fork and
+        # exec writes to that socket too, and its signal must not be taken for one of the supervisor's.
         self._pending_signals.add(signum)
 
     def _drain_wakeup(self) -> None:
@@ -102,35 +103,35 @@ class EventLoop:
 
 MAX_CONNECTIONS = 64
 AUTHENTICATION_SECONDS = 5.0
-"""A connection that has not proven the token by then is closed."""
+"""Time after which a connection without a valid token is closed."""
 MAX_BACKLOG_BYTES = 8 * 1024 * 1024
-"""Bytes that may wait for a slow reader before its connection is closed; it connects again and lists."""
+"""Bytes that may wait for a slow reader. Beyond that its connection is closed; it can connect and list again."""
 
 EXHAUSTED_PAUSE_SECONDS = 0.2
-"""Seconds without further connections after one could not be accepted."""
+"""Pause in accepting connections after an error."""
 
 MAX_INDEX = 2**31 - 1
 MAX_GRACE_SECONDS = 86_400.0
 
 
 class PodOperations(Protocol):
-    """Does what is asked for."""
+    """Carries out requests; implemented by the supervisor."""
 
     def start(self, role: Role, index: int) -> str:
         """Start a pod, or return the uid of the live one."""
         ...
 
     def delete(self, uid: str, grace: float) -> None:
-        """Tell a pod to go."""
+        """Tell a pod to exit."""
         ...
 
     def list_pods(self) -> Iterable[PodStatus]:
-        """Return every pod that a watch lists."""
+        """Return all pods that a watch lists."""
         ...
 
 
 class SupervisorServer:
-    """Listens on ``path`` (mode 0600) until closed."""
+    """Listens on a Unix socket at ``path`` (mode 0600) until it is closed."""
 
     def __init__(self, loop: EventLoop, path: Path, token: str, pods: PodOperations) -> None:
         self._loop = loop
@@ -145,12 +146,12 @@ class SupervisorServer:
         self._watch_listener()
 
     def publish(self, pod: PodStatus) -> None:
-        """Tell every watch about a change."""
+        """Send a change to every watch."""
         for connection in [each for each in self._connections if each.watching]:
             connection.send(supervisor_protocol.pod_message(pod))
 
     def close(self) -> None:
-        """End every connection."""
+        """Close all connections."""
         if self._accepting:
             self._loop.unwatch(self._listener)
         self._listener.close()
@@ -158,7 +159,7 @@ class SupervisorServer:
             connection.close()
 
     def _watch_listener(self) -> None:
-        if self._listener.fileno() >= 0:  # not closed meanwhile
+        if self._listener.fileno() >= 0:  # close() may have been called during the pause
             self._accepting = True
             self._loop.watch(self._listener, selectors.EVENT_READ, lambda _: self._accept())
 
@@ -168,7 +169,8 @@ class SupervisorServer:
         except BlockingIOError:
             return
         except OSError as error:
-            # The client is gone already, or this process has no file descriptor left: then the listener stays ready.
+            # Either the client has left, or this process has no free file descriptor. In the second case the listener
+            # stays ready and the loop would spin, so accepting pauses.
             print(f"a connection to the supervisor could not be accepted: {error}", file=sys.stderr, flush=True)
             self._loop.unwatch(self._listener)
             self._accepting = False
@@ -180,29 +182,30 @@ class SupervisorServer:
         self._connections.add(_ClientConnection(self._loop, peer, self))
 
     def forget_connection(self, connection: _ClientConnection) -> None:
-        """Forget a connection that closed."""
+        """Remove a connection that was closed."""
         self._connections.discard(connection)
 
     def check_token(self, message: supervisor_protocol.Message) -> bool:
-        """Check a first message.
+        """Check the first message of a connection.
 
         Raises:
-            RefusedError: wrong version or wrong token.
+            RefusedError: the version or the token is wrong.
         """
         if message.get("edl") != supervisor_protocol.PROTOCOL_VERSION:
             raise RefusedError(
-                f"The supervisor speaks version {supervisor_protocol.PROTOCOL_VERSION} of its protocol, "
-                f"the client {message.get('edl')!r}"
+                f"The supervisor has version {supervisor_protocol.PROTOCOL_VERSION} of the protocol, "
+                f"the client has {message.get('edl')!r}"
             )
+        # compare_digest takes the same time for every wrong token
         if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token):
-            raise RefusedError("The token is not this job's")
+            raise RefusedError("The token does not belong to this job")
         return True
 
     def handle_request(self, connection: _ClientConnection, message: supervisor_protocol.Message) -> None:
-        """Do what a request asks for and answer it.
+        """Carry out a request and answer it.
 
         Raises:
-            EdlError: the request is wrong or refused.
+            EdlError: the request is invalid or refused.
         """
         match message:
             case {"op": "start", "role": str(role), "index": int(index)}:
@@ -220,7 +223,7 @@ class SupervisorServer:
 
 
 class _ClientConnection:
-    """One client: what it sent so far, what waits to be sent to it."""
+    """One client: its incomplete line, and the bytes that wait to be sent."""
 
     def __init__(self, loop: EventLoop, peer: socket.socket, server: SupervisorServer) -> None:
         self.watching = False
@@ -236,14 +239,14 @@ class _ClientConnection:
         loop.call_later(AUTHENTICATION_SECONDS, self._close_unauthenticated)
 
     def send(self, message: supervisor_protocol.Message) -> None:
-        """Send as much as the socket takes and keep the rest for later."""
+        """Send as much as the socket accepts, and keep the rest for later."""
         if not self._open:
             return
         self._backlog += supervisor_protocol.encode_message(message)
         self._flush()
 
     def close(self) -> None:
-        """End the connection; does nothing the second time."""
+        """Close the connection. Closing twice does nothing."""
         if self._open:
             self._open = False
             self._loop.unwatch(self._socket)
@@ -268,6 +271,7 @@ class _ClientConnection:
         except OSError:
             self.close()
             return
+        # checked after sending, so that a large list to a fast reader passes
         if len(self._backlog) > MAX_BACKLOG_BYTES:
             self.close()
             return
@@ -298,7 +302,7 @@ class _ClientConnection:
             return
         try:
             self._server.handle_request(self, message)
-        except RefusedError:
+        except RefusedError:  # ends the connection, unlike other errors
             raise
         except EdlError as error:
             self.send(supervisor_protocol.error_message(error))
@@ -311,12 +315,12 @@ def _parse_role(name: str) -> Role:
 
 
 def _check_index(index: int) -> int:
-    if isinstance(index, bool) or not 0 <= index <= MAX_INDEX:  # to Python, true is a number
-        raise BadInputError(f"A pod's index is a number from 0 to {MAX_INDEX}, not {index}")
+    if isinstance(index, bool) or not 0 <= index <= MAX_INDEX:  # bool is a subclass of int
+        raise BadInputError(f"A pod's index must be a number from 0 to {MAX_INDEX}, not {index}")
     return index
 
 
 def _check_grace(seconds: float) -> float:
     if seconds > MAX_GRACE_SECONDS:
-        raise BadInputError(f"A pod's grace is at most {MAX_GRACE_SECONDS:g} s, not {seconds:g}")
+        raise BadInputError(f"A pod's grace period must be at most {MAX_GRACE_SECONDS:g} s, not {seconds:g}")
     return max(0.0, float(seconds))

@@ -156,8 +156,8 @@ def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: ty
             'resource "priorityclasses" in API group "scheduling.k8s.io" at the cluster scope',
             "the ClusterRole edl-cluster-viewer",
         ),
-        ("ann", 'resource "configmaps" in API group "" at the cluster scope', "ask about one namespace, with -n"),
-        ("ann", 'resource "jobs" in API group "batch" at the cluster scope', "No ClusterRole of EDL's"),
+        ("ann", 'resource "configmaps" in API group "" at the cluster scope', "name one namespace with -n"),
+        ("ann", 'resource "jobs" in API group "batch" at the cluster scope', "No ClusterRole of EDL"),
         (
             "system:serviceaccount:team:edl-job-master",
             'resource "pods" in API group "" in the namespace "team"',
@@ -361,7 +361,7 @@ def test_stream_that_breaks_off_is_a_server_that_is_away(place: Place) -> None:
 
 @pytest.mark.parametrize("text", [b'{"type": "ADD', b"[]\n", b'{"object": {}}\n', b'{"type": "ADDED"}\n'])
 def test_line_that_is_no_event(place: Place, text: bytes) -> None:
-    with pytest.raises(NoResponseError, match="no watch event"):
+    with pytest.raises(NoResponseError, match="not a watch event"):
         follow(place.serve(chunked(text)))
 
 

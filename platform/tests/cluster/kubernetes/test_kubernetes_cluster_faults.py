@@ -205,7 +205,7 @@ def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeClus
     watching = Watching(stand.cluster)
     assert watching.synced() == []
     for index in (0, 1):
-        with pytest.raises(RetryableError, match="belongs to somebody else"):
+        with pytest.raises(RetryableError, match="does not belong to this job"):
             stand.cluster.start(Role.WORKER, index)
     stand.cluster.delete("uid-000001", grace=0)
     assert len(stand.server.store.pods) == 4
