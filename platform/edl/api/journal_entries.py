@@ -33,6 +33,7 @@ class JournalEntry:
         written: dict[str, Any] = {"kind": self.kind}
         for field in _fields_of(self.kind):
             value = getattr(self, field.name)
+            # a field that was added later is absent in older journals, and is written only if it has a value
             if value is not None or field.required:
                 written[field.name] = list(value) if isinstance(value, tuple) else value
         return written
@@ -469,6 +470,7 @@ class _Field(NamedTuple):
 @cache
 def _fields_of(kind: str) -> tuple[_Field, ...]:
     entry = ENTRY_CLASSES[kind]
+    # JSON has no tuples: fields that are tuples are written as lists and converted back
     hints = get_type_hints(entry)
     return tuple(
         _Field(field.name, field.default is MISSING, get_origin(hints[field.name]) is tuple) for field in fields(entry)

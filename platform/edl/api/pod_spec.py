@@ -139,6 +139,7 @@ class PodSpec:
     annotations: Annotated[Mapping[str, str], Field("Additional annotations of pods.", keys=_LABEL_NAME)] = field(
         default_factory=dict
     )
+    # merged last, so that a user can set whatever the spec does not model
     overrides: Annotated[
         Mapping[str, JsonValue], Field("Parts of a pod, in the syntax of Kubernetes, that are merged in last.")
     ] = field(default_factory=dict)

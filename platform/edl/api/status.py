@@ -16,6 +16,7 @@ from typing import Annotated
 from edl.api.fields import NAME, Field
 from edl.api.strategy import Strategy
 
+# Names of phases are part of status.json and of the journal, and never change.
 ENDED = ("Done", "Failed", "Interrupted")
 """Final phases of a job."""
 STALLED = "Stalled"

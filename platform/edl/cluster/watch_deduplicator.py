@@ -31,6 +31,7 @@ class WatchDeduplicator:
     def apply_list(self, pods: Iterable[PodStatus]) -> list[PodStatus]:
         """Return what to yield for a full list: pods that are new or changed, and an end for each that is missing."""
         pods = list(pods)
+        # by uid: a new pod may have the name of one that vanished
         present = {pod.uid for pod in pods}
         # uids of ended pods are needed only as long as lists contain them
         self._ended &= present

@@ -75,6 +75,7 @@ def find_number_fault(number: float) -> str | None:
 def closest_match(name: str, valid: Iterable[str]) -> str | None:
     """The valid name of which ``name`` is most likely a misspelling; None if none is close."""
     by_folded = {normalize_spelling(candidate): candidate for candidate in valid}
+    # compared without case and separators, so that only real misspellings count as a distance
     close = get_close_matches(normalize_spelling(name), by_folded, n=1)
     return by_folded[close[0]] if close else None
 
@@ -109,6 +110,7 @@ def build_tree(value: object, where: str) -> DocumentNode:
         return DocumentNode({str(key): build_tree(member, where) for key, member in value.items()}, where)
     if isinstance(value, list | tuple):
         return DocumentNode([build_tree(member, where) for member in value], where)
+    # bool is a subclass of int
     if value is None or isinstance(value, str | int | float):
         return DocumentNode(value, where)
     raise TypeError(f"not a JSON value: {value!r}")
@@ -133,6 +135,7 @@ def _check_plain_value(value: object, depth: int) -> None:
     if isinstance(value, dict | list):
         if not depth:
             raise ValueError(TOO_DEEP)
+        # names are checked too: a name may become part of a path or message
         for member in (*value, *value.values()) if isinstance(value, dict) else value:
             _check_plain_value(member, depth - 1)
 

@@ -51,6 +51,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
 
 
 def _check_datasets(spec: JobSpec, required: tuple[str, ...]) -> Iterator[RuleViolation]:
+    # a caller that needs no particular data set, such as edl validate, still needs a job with something to do
     if not required and not spec.data.prediction:
         required = ("training",)
     for name in required:
@@ -82,6 +83,7 @@ def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
 
 def _check_local_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
     """Refuse what changes which rows are kept, because it changes the result. ``ps.count`` does not, and is ignored."""
+    # Keras' own Embedding has neither limit nor eviction
     for name in ("max_rows", "evict_after_steps"):
         value = getattr(spec.ps, name)
         if value is not None:
@@ -325,6 +327,7 @@ def _apply_number_options(
 
         leaf = DocumentNode(count.number, count.option_text)
         root = assign_value(root, count.field_path, leaf, problems)
+        # `edl run --workers 1` with workers.min: 2 in the file lowers the minimum instead of failing
         least = _find_node(root, count.limited_field)
         if least and isinstance(least.value, int | float) and least.value > count.number:
             root = assign_value(root, count.limited_field, leaf, problems)

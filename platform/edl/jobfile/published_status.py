@@ -102,6 +102,7 @@ def extend_timeline(timeline: Sequence[TimelinePoint], moment: TimelinePoint) ->
     The newest point is replaced while it is closer to the one before it than half the mean interval. So after many
     thinnings, the points stay evenly spaced.
     """
+    # the newest point stays replaceable, so that the timeline always ends at the current status
     if len(timeline) >= 3 and moment.time - timeline[-2].time < _mean_interval(timeline[:-1]) / 2:
         timeline = timeline[:-1]
     longer = (*timeline, moment)
@@ -116,6 +117,7 @@ def _newest_event_lines(events: Sequence[JobEvent]) -> str:
     """The newest events that fit into the limit, one per line, oldest first."""
     lines: list[str] = []
     room = MAX_EVENTS_BYTES
+    # newest first, so that the oldest events are those that do not fit
     for each in reversed(events[-MAX_EVENTS:]):
         line = event_json.line(each)
         room -= len(line) + 1  # characters are bytes: json.dumps writes ASCII

@@ -90,6 +90,7 @@ def parse_cores(text: str) -> float:
 
 def format_size(count: int) -> str:
     """Bytes as Kubernetes writes them, exactly: ``2Gi``, ``1536Mi``, ``1500000000``."""
+    # only units that give a whole number, so that nothing is rounded
     for unit in ("Ti", "Gi", "Mi", "Ki"):
         if count and count % _BYTES_PER_UNIT[unit] == 0:
             return f"{count // _BYTES_PER_UNIT[unit]}{unit}"
@@ -98,6 +99,7 @@ def format_size(count: int) -> str:
 
 def format_cores(count: float) -> str:
     """Cores as Kubernetes writes them: ``2``, ``250m``. Rounded up, so that a positive number never becomes 0."""
+    # round() first: 0.1 * 3 cores would otherwise be rounded up to 301m
     thousandths = max(math.ceil(round(count * 1000, 6)), int(count > 0))
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 

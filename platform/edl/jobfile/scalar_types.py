@@ -137,6 +137,7 @@ class TextType(ScalarType):
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         # fullmatch: in Python's re, $ also matches before a final line feed
         if isinstance(node.value, str) and re.fullmatch(self.form.pattern, node.value):
+            # a pattern cannot limit the length of each part of a path
             if self.form == PATH and _is_path_too_long(node.value):
                 return place.report_problem(
                     node, f"found a path that is too long, must be {_MAX_NAME_BYTES} bytes at most from / to /"
@@ -165,6 +166,7 @@ class ChoiceType(ScalarType):
             return node.value
         if node.value in self.planned_names:
             return place.report_problem(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
+        # planned names take part, so that a misspelled one is not corrected to another strategy
         close = closest_match(node.value, (*self.names, *self.planned_names)) if isinstance(node.value, str) else None
         if close in self.planned_names:
             return self.report_invalid_value(node, place, f"{close} is not built yet")

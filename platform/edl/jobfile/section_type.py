@@ -92,6 +92,7 @@ def section_fields(section: type) -> dict[str, SectionField]:
     found = {}
     for field in fields(section):
         (declaration,) = hints[field.name].__metadata__
+        # every annotation is Annotated[type, Field(...)]: __origin__ is the type
         found[field.name] = SectionField(_field_type(hints[field.name].__origin__, declaration), declaration)
     return found
 

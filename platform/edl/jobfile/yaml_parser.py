@@ -64,6 +64,7 @@ class _BoundedScanner(Scanner):
     """
 
     def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803
+        # checked while scanning: ruamel checks max_depth only when it composes the nodes
         if len(self.flow_context) >= MAX_DEPTH:
             raise ScannerError(None, None, TOO_DEEP, self.reader.get_mark())
         super().fetch_flow_collection_start(TokenClass, to_push)

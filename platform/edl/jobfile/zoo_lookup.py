@@ -92,6 +92,7 @@ def _iter_defined_names(path: Path, zoo: Path | None, importers: tuple[Path, ...
             yield STAR_IMPORT
         elif source not in importers:  # modules may import each other
             inner = _iter_defined_names(source, zoo, (*importers, path))
+            # like Python in a module without __all__: names with a leading underscore are not imported
             yield from (each for each in inner if not each.startswith("_"))
 
 
@@ -251,6 +252,7 @@ def _assigned_names(statement: ast.stmt) -> Iterator[str]:
     match statement:
         case ast.Assign(targets=several):
             targets = several
+        # x: int alone declares a type and binds nothing
         case ast.AnnAssign(target=target, value=ast.expr()) | ast.For(target=target):
             targets = [target]
         case ast.With(items=items):

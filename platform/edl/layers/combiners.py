@@ -31,6 +31,7 @@ def combine_rows(combiner: str, rows: Any, weights: Any, sum_rows: RecordSum) ->
     if combiner == "sum":
         return summed
     divisor = sum_rows(weights) if combiner == "mean" else tf.sqrt(sum_rows(tf.square(weights)))
+    # a record without rows has the divisor 0, and must give zeros
     return tf.math.divide_no_nan(summed, divisor)
 
 

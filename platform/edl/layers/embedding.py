@@ -55,6 +55,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
         if combiner is not None and combiner not in COMBINERS:
             raise ValueError(f"combiner must be one of {', '.join(COMBINERS)} or None, not {combiner!r}")
         super().__init__(input_dim or 1, output_dim, mask_zero=mask_zero, **options)
+        # Keras requires a number: 1 was passed above if there is none
         self.input_dim = input_dim
         self.combiner = combiner
         self.known = known
@@ -128,6 +129,7 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
 
     def _combine_rows(self, ids: Any, rows: Any, weights: Any, sum_rows: Any) -> Any:
         weights = tf.ones_like(ids, rows.dtype) if weights is None else tf.cast(weights, rows.dtype)
+        # a weight of zero leaves the row out of sum, mean and sqrtn alike
         if self.mask_zero:
             weights = tf.where(tf.equal(ids, 0), tf.zeros_like(weights), weights)
         return combine_rows(str(self.combiner), rows, weights, sum_rows)
@@ -152,4 +154,5 @@ class Embedding(keras.layers.Embedding):  # type: ignore[misc]
     def variable_serialization_spec(self) -> Any:
         """As in Keras: the variables of a file, in order, by quantization mode."""
         spec = super().variable_serialization_spec
+        # None is the mode without quantization
         return spec if self.ids is None else {**spec, None: ["embeddings", "ids"]}

@@ -57,6 +57,7 @@ def constant_initializer(values: NDArray[Any]) -> Callable[..., Any]:
         values: the values. If they are aligned to :data:`ALIGNMENT`, the variable shares their memory, so they must not
             be changed any more.
     """
+    # TensorFlow requires aligned memory for a tensor that it does not copy
     if values.ctypes.data % ALIGNMENT:
         return lambda shape, dtype=None: tf.constant(values, dtype, shape)
     return lambda shape, dtype=None: tf.experimental.dlpack.from_dlpack(values.__dlpack__())

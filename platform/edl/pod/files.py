@@ -65,6 +65,7 @@ class FileServer:
                 self._handle_request(value)
             except EdlError as error:
                 self._write_frame(encode_json_frame(ERROR_FRAME, self._error_payload(error)))
+                # data frames of the failed file may follow, and would be read as requests
                 if value.get("op") == "receive":
                     return
 
@@ -165,6 +166,7 @@ def _walk_entries(path: Path, *, recursive: bool) -> Iterator[dict[str, Any]]:
         yield _entry_json(path, path.name)
         return
     for name in sorted(os.listdir(path)):
+        # lstat(): a link is reported as "other", so nothing outside of the volume is listed through it
         entry = _entry_json(path / name, name)
         yield entry
         if recursive and entry["kind"] == "directory":

@@ -151,6 +151,7 @@ class InitProcess:
         return self._exit_code
 
     def _poll_until_exit(self, handlers: dict[int, Callable[[int], bool]]) -> None:
+        # poll() has no limit on the number of a descriptor, unlike select()
         poll = select.poll()
         for descriptor in handlers:
             poll.register(descriptor, select.POLLIN)
@@ -179,6 +180,7 @@ class InitProcess:
     def _run_child(self, output: int, word: int) -> NoReturn:
         code = 1
         try:
+            # a role must not wait for input that nobody gives
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)

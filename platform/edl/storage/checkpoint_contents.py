@@ -111,6 +111,7 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     variables = sorted(
         (one for shard in shard_arrays for one in shard.stored_variables()), key=lambda one: one.spec.name
     )
+    # sorted by name, so equal names are adjacent
     for one, other in pairwise(variables):
         if one.spec.name == other.spec.name:
             problem = f"has variable '{one.spec.name}', and so does {one.values.path.name}"
@@ -207,6 +208,7 @@ class _ShardArrays:
     def stored_variables(self) -> list[StoredVariable]:
         """The dense variables; raises StorageError if a declared variable or a slot variable's values are missing."""
         declared = {spec.name: spec for spec in self.declaration.dense}
+        # without a declaration (strategy Local), every slot variable still needs its variable
         for name in sorted({*self.slots, *declared}):
             array = self.dense.get(name)
             if array is None or (name in declared and array.shape != declared[name].shape):

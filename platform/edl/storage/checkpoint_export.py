@@ -81,6 +81,7 @@ def compute_statistics(
     count = nan = infinite = 0
     total, low, high = 0.0, np.inf, -np.inf
     for piece in (piece for array in arrays for piece in _iter_pieces(array)):
+        # float64, so that sums of millions of small float32 values stay exact enough
         values = piece.astype(np.float64)
         finite = values[np.isfinite(values)]
         missing = int(np.isnan(values).sum())
@@ -157,6 +158,7 @@ def write_export(
     Raises:
         StorageError: the file cannot be written (the disk is full), or a shard cannot be read. No partial file is left.
     """
+    # in the same folder: a rename is atomic only within one file system
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with translate_os_errors(path, "write the export"), remove_on_error(temporary):
         if path.suffix == ".npz":

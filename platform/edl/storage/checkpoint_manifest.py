@@ -122,6 +122,7 @@ def load_manifest(directory: Path) -> CheckpointManifest | SkippedCheckpoint:
     with translate_os_errors(path, "read a checkpoint"):
         try:
             with path.open("rb") as file:
+                # one byte more than the limit tells a larger file without reading all of it
                 data = file.read(_MAX_MANIFEST_BYTES + 1)
         except FileNotFoundError:
             return SkippedCheckpoint(cut, directory, "it was never completed: it has no manifest")
@@ -206,6 +207,7 @@ def prune_checkpoints(
     committed = committed_cuts(checkpoints_dir)
     if not committed:
         return []
+    # newer cuts without a manifest are being written by parameter servers: only older ones are removed
     stay = {*committed[-keep_count:], *protected_cuts}
     removed = [cut for cut in cuts if cut < committed[-1] and cut not in stay]
     for cut in removed:
@@ -275,6 +277,7 @@ def newest_intact_checkpoint(
     Raises:
         StorageError: the folder cannot be read, or a cut has another format version.
     """
+    # newest first: verifying reads every byte, and usually the first one is intact
     for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below_cut is None or cut < below_cut]):
         directory = cut_directory(checkpoints_dir, cut)
         found = load_manifest(directory)

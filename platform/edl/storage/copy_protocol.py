@@ -98,6 +98,7 @@ def read_frame(read: Callable[[int], bytes]) -> CopyFrame | None:
     if len(head) < _FRAME_HEAD.size:
         raise RefusedError("The other end exited in the middle of a message")
     kind, size = _FRAME_HEAD.unpack(head)
+    # the length is checked before anything is read or allocated
     if kind not in _FRAME_KINDS or size > MAX_PAYLOAD_BYTES:
         raise RefusedError(f"The other end sent something that is not a message: {head!r}")
     payload = read(size) if size else b""
@@ -193,6 +194,7 @@ class PartialUpload:
         """
         if self.missing_bytes:
             raise StorageError(f"{self.missing_bytes:,} bytes are missing", where=str(self._final_path))
+        # a wrong part must go: the next attempt would continue it
         with remove_on_error(self._part_path):
             if self._hash.hexdigest() != self._sha256:
                 raise StorageError(

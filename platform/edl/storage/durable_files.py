@@ -64,6 +64,7 @@ def set_file_mode(target: Path | int, mode: int) -> None:
         try:
             os.chmod(target, mode)
         except OSError as error:
+            # what file systems without modes answer
             if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOSYS):
                 raise
 
@@ -123,6 +124,7 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
     data = json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with translate_os_errors(path, "write"), remove_on_error(temporary):
+        # created with its final mode, so that nobody can open the file before chmod
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644 if mode is None else mode)
         try:
             if mode is not None:
@@ -132,6 +134,7 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        # without fsync the rename is still atomic for readers, but a crash of the machine may lose the content
         os.rename(temporary, path)
         if fsync:
             sync_directory(path.parent)
@@ -200,6 +203,7 @@ class JsonLinesTail:
                     data = file.read()
             except FileNotFoundError:
                 return []
+        # the writer may be in the middle of a line
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
         values = [_parse_object(line) for line in complete.splitlines()]

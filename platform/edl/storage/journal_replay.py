@@ -83,6 +83,7 @@ def replay_journal(directory: Path) -> JournalReplay:
         try:
             return _read_journal(directory, segments[-1])
         except FileNotFoundError as error:
+            # the same newest segment: no compaction ran, so the file is really missing
             if list_segments(directory)[-1:] == segments[-1:]:
                 path = Path(error.filename)
                 raise JournalDamagedError(
@@ -105,12 +106,14 @@ class _SegmentData:
     def decode_entries(self) -> Iterator[dict[str, Any]]:
         offset = self.entries_start
         while offset < self.entries_end:
+            # lengths were verified when the segment was loaded
             end = offset + RECORD_STRUCT.size + (RECORD_STRUCT.unpack_from(self.data, offset)[0] & ~GROUP_START_FLAG)
             yield _decode_record(self.data, offset, end, self.path)
             offset = end
 
 
 def _read_journal(directory: Path, newest: SegmentId) -> JournalReplay:
+    # its fence lists the older segments, so it is read first
     last = _load_segment(directory, newest, None)
     fence = _read_fence(last)
     older = [_load_segment(directory, _segment_id(name, last), length) for name, length in fence.items()]
@@ -151,6 +154,7 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
     except BadHeaderError as bad:
         raise JournalDamagedError(bad.message, where=str(path), hint=_DAMAGED_HINT) from None
     limit = len(data) if fenced_length is None else fenced_length
+    # the fence recorded more bytes than there are now: they were durable and are lost
     if limit > len(data):
         raise _damaged_error(path, BadRecordError(len(data), f"the file ends; it was {limit} bytes long"))
     try:

@@ -81,6 +81,7 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
             read.
     """
     journaled_cuts, existing_cuts = JournaledCuts.from_replay(journal_replay), list_cuts(run.checkpoints)
+    # every cut is announced in the journal before its first file is written
     newer = [cut for cut in existing_cuts if cut > journaled_cuts.highest_cut]
     if newer:
         knows = (
@@ -94,6 +95,7 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
     journaled_checkpoint = journaled_cuts.checkpoint
     if journaled_checkpoint is None or _has_manifest(run, journaled_checkpoint.cut):
         return journaled_cuts
+    # a checkpoint is pruned only after the journal has a newer one, so the named one must exist if a newer one does
     complete = [cut for cut in existing_cuts if _has_manifest(run, cut)]
     if complete and complete[-1] > journaled_checkpoint.cut:
         raise JournalDamagedError(
@@ -277,6 +279,7 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
 
 
 def _move_segments_aside(run: RunDirectory, old: list[SegmentId], segment: SegmentId) -> Path:
+    # named after the new incarnation, so that several restarts do not overwrite each other's files
     aside = run.path / f"journal-set-aside-{segment.incarnation:06d}"
     with translate_os_errors(aside, "move the old journal aside"):
         if old:

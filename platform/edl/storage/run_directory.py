@@ -153,6 +153,7 @@ def _last_start_time(run: RunDirectory) -> float:
             if b'"run_started"' in line:
                 with suppress(ValueError, KeyError, TypeError, OverflowError):  # a line that a crash truncated
                     starts.append(float(decode_json_file(line)["time"]))
+    # a run without events was never started: its folder's time stands for it
     return max(starts) or run.path.stat().st_mtime
 
 
@@ -181,9 +182,11 @@ def make_run_directory(run: RunDirectory, mode: int = PRIVATE_MODE) -> None:
     """
     with translate_os_errors(run.path, "create a run directory"):
         run.path.mkdir(mode=mode, parents=True, exist_ok=True)
+        # the mode of mkdir is reduced by the umask, and the folder may exist already
         set_file_mode(run.path, mode)
         for folder in (run.journal, run.checkpoints, run.logs):
             folder.mkdir(parents=True, exist_ok=True)
+        # a journal is only as durable as the names of the folders around it
         sync_directory(run.path)
         sync_directory(run.job_dir)
 
@@ -205,6 +208,7 @@ def _create_next_run(job_dir: Path) -> RunDirectory:
     while True:
         run = RunDirectory(job_dir / f"r{number}")
         try:
+            # mkdir fails if the folder exists: that makes the choice of a number atomic
             run.path.mkdir(mode=PRIVATE_MODE)
         except FileExistsError:
             number += 1  # another process created it in between

@@ -130,6 +130,7 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
     from edl.storage.journal import Journal  # imported here: it takes 30 ms, and only an ended run needs it
     from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 
+    # a run that did not end needs no entry: its next master simply continues
     if load_job_file(run.spec).strategy.name != "Local" and read_phase(run) in ("Failed", "Interrupted"):
         with explain_journal_damage(run):
             journal, _ = Journal.open(
@@ -138,6 +139,7 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
         with closing(journal):
             journal.wait_until_durable(journal.append(JobResumed().to_json()))
     with translate_os_errors(run.path, "remove the files about the end"):
+        # last: after a crash before this, resuming can be repeated
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)
 

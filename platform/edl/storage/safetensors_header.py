@@ -83,6 +83,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         size = file.seek(0, 2)
         file.seek(0)
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        # checked before the header is read: a damaged length must not be allocated
         if size < _LENGTH_BYTES + length or not 0 < length <= MAX_HEADER_BYTES:
             raise StorageError(f"is not a safetensors file, or is truncated: it has {size} bytes", where=str(path))
         text = file.read(length)
@@ -126,6 +127,7 @@ def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
     )
     end = data
     for array, array_end in found:
+        # no gaps and no overlaps, as the format demands: no two arrays share bytes
         if array.start != end or array_end != end + array.nbytes:
             raise ValueError(f"array {array.name!r} does not follow the previous array, or has a wrong size")
         end = array_end

@@ -61,6 +61,7 @@ class SegmentId:
     def parse(cls, name: str) -> SegmentId | None:
         """The id in a file's name; None if the file is not a segment."""
         incarnation, dash, number = name.removesuffix(SEGMENT_SUFFIX).partition("-")
+        # isdecimal() accepts no sign and no space, unlike int()
         if not (name.endswith(SEGMENT_SUFFIX) and dash and incarnation.isdecimal() and number.isdecimal()):
             return None
         return cls(int(incarnation), int(number))

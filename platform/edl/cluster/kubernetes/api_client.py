@@ -86,6 +86,7 @@ class ResponseStream:
                 raise NoResponseError(
                     "The server sent something that is not a watch event", where=self._where
                 ) from error
+            # a watch reports errors, such as 410, as an event of a response with status 200
             if kind == "ERROR":
                 code = int(value.get("code") or 500)
                 raise error_from_response(code, json.dumps(value).encode(), where=self._where)
@@ -419,6 +420,7 @@ class KubeClient:
             query,
             body=None if body is None else json.dumps(body).encode(),
             content_type=content_type,
+            # total, and not per read: a server that sends a byte now and then must not hold a request for ever
             timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_SECONDS),
             retries=self._retries_for(method),
             preload_content=True,
@@ -427,6 +429,7 @@ class KubeClient:
         return ApiResponse(_parse_object(response.data, where), _parse_http_date(response.headers.get("Date")))
 
     def _open_stream(self, path: str, query: Mapping[str, str], idle_timeout: float | None) -> ResponseStream:
+        # a stream has no total timeout, only a limit of its silence
         timeout = urllib3.Timeout(connect=REQUEST_TIMEOUT_SECONDS, read=idle_timeout)
         response = self._send_request("GET", path, query, timeout=timeout, retries=False, preload_content=False)
         return ResponseStream(response, f"GET {self.host}{path}")
@@ -450,10 +453,12 @@ class KubeClient:
             raise NoResponseError("Not sent: this master did not renew its Lease in time", where=where)
         try:
             with self._request_hook(self.host):
+                # redirect=False: the token must not be sent to another server
                 response = self._connection.http_pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise NoResponseError(connection_error_text(error), where=where, hint=self._unreachable_hint()) from error
         if response.status >= 300:
+            # 429 and 503 may ask for a delay, which applies to all requests of this client
             after = response.headers.get("Retry-After")
             refusal = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
             if isinstance(refusal, ServerBusyError) and refusal.retry_after:

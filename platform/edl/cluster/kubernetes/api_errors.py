@@ -189,6 +189,7 @@ def error_from_response(status_code: int, body: bytes, *, where: str, retry_afte
     if isinstance(error, ServerBusyError):
         details = status.get("details") or {}
         seconds = retry_after if retry_after is not None else details.get("retryAfterSeconds")
+        # a date, which HTTP allows in Retry-After too, is ignored
         error.retry_after = float(seconds) if seconds is not None and str(seconds).isdigit() else None
     return error
 
@@ -212,6 +213,7 @@ def _error_class(code: int, message: str) -> type[ApiError]:
 
 
 def _forbidden_class(message: str) -> type[ForbiddenError]:
+    # the reason of the Status object is Forbidden in all cases; only the text differs
     if "violates PodSecurity" in message:
         return PodSecurityError
     if "ValidatingAdmissionPolicy 'edl-" in message:

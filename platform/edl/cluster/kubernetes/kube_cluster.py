@@ -53,6 +53,7 @@ def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> lis
     for body in bodies:
         if body.status.has_ended and body.leaving_since is None:
             ended[body.status.role].append(body)
+    # by creation time, then index: the newest pods are kept
     by_age = (sorted(found, key=_age_key) for found in ended.values())
     return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
 
@@ -129,6 +130,7 @@ class PodGarbageCollector:
                 body.uid,
                 f"pod {body.name} still exists after its grace period ({body.status.cause or 'leaving'}): removed",
             )
+        # grace period 0 removes the object even if no kubelet answers; a process that still runs is fenced by its incarnation
         for body in (*late, *excess_pods(bodies)):
             self._try_delete(body.uid, 0)
 
@@ -182,6 +184,7 @@ class KubeCluster:
         gc_interval: float = GC_INTERVAL_SECONDS,
     ) -> None:
         self._api, self._namespace, self._render, self._watch_settings = api, namespace, render, watch_settings
+        # the master's own pod belongs to the Job controller
         self._selector = f"{names.label_selector(job)},{names.ROLE_LABEL}!={Role.MASTER}"
         self._pod_cache = PodCache(job_uid)
         self._garbage_collector = PodGarbageCollector(self._pod_cache, self._delete_by_uid, interval=gc_interval)
@@ -207,6 +210,7 @@ class KubeCluster:
         self._require_open()
         # before the request, so that a watch event does not report the deletion as somebody else's
         self._pod_cache.mark_deletion_requested(uid)
+        # Kubernetes counts grace periods in whole seconds
         seconds = math.ceil(max(grace, 0.0))
         try:
             self._delete_by_uid(uid, seconds)

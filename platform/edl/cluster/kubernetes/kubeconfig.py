@@ -44,6 +44,7 @@ class CommandRetry(urllib3.Retry):
     ) -> Self:
         """See ``urllib3.Retry.increment``."""
         before = sum(isinstance(each.error, SilenceError) for each in self.history)
+        # each timeout takes 10 s, so the usual number of retries would block a command for most of a minute
         if isinstance(error, SilenceError) and before + 1 >= MAX_TIMEOUTS:
             raise MaxRetryError(_pool, url or "", error) from error
         return super().increment(method, url, response, error, _pool, _stacktrace)
@@ -56,6 +57,7 @@ COMMAND_RETRIES = CommandRetry(
     backoff_max=5,
     status_forcelist=(429, 500, 502, 503, 504),
     allowed_methods=None,
+    # the last response is returned, so that its message reaches the user
     raise_on_status=False,
     respect_retry_after_header=True,
     retry_after_max=10,
@@ -76,6 +78,7 @@ def load_connection(context: str | None = None, namespace: str | None = None, *,
         ClusterConfigError: the configuration cannot be used.
     """
     settings = Configuration()
+    # a kubeconfig takes precedence over the service account, as in kubectl
     as_pod = context is None and runs_in_pod() and not _has_kubeconfig()
     if not as_pod:
         _require_kubeconfig()

@@ -110,6 +110,7 @@ class LeaseFence:
         with self._lock:
             if self._renewed_at is None or self._lost:
                 return
+            # from now on holds() is False, even if the request below fails
             self._renewed_at = None
             try:
                 self._write_lease({"holderIdentity": None})
@@ -140,6 +141,7 @@ class LeaseFence:
                 self._thread = threading.Thread(target=self._renew_loop, name="lease", daemon=True)
                 self._thread.start()
                 return True
+            # half the interval, so that a released Lease is noticed soon
             wait(RENEW_INTERVAL_SECONDS / 2)
         return False
 
@@ -150,6 +152,7 @@ class LeaseFence:
             try:
                 found, server_now = self._read_lease()
                 seen = None if found is None else self._leadership_record(found)
+                # a holder whose containers have ended need not expire: its successor starts at once
                 ended = seen is not None and self._holder_ended(seen.holder)
                 answer = may_take_over(seen, self._candidate.holder_identity, server_now, holder_ended=ended)
                 if answer.value:
@@ -163,12 +166,14 @@ class LeaseFence:
             return answer
 
     def _take_lease(self, found: Manifest | None, began: float) -> None:
+        # the number is in an annotation of the Lease, so it grows even if the journal's volume is new
         self._incarnation = _parse_incarnation(found) + 1
         self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=found is None)
         self._renewed_at = began
 
     def _leadership_record(self, found: Manifest) -> LeadershipRecord:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
+        # the age of a Lease that does not change is measured with this process's clock, whatever the clocks of nodes show
         if version != self._version:
             self._version, self._unchanged_since = version, self._clock()
         return LeadershipRecord(
@@ -212,6 +217,7 @@ class LeaseFence:
             if found is not None and holder != self._candidate.holder_identity:
                 self._lost = True
                 return
+            # otherwise the Lease would be created again after its Job, and nobody would delete it
             if found is None and self._is_job_going():
                 raise
             self._version = "" if found is None else found["metadata"]["resourceVersion"]
@@ -268,6 +274,7 @@ class LeaseFence:
             head = {"apiVersion": LEASES.api_version, "kind": LEASES.name, "metadata": {"name": self._name, **meta}}
             written = self._api.create({**head, "spec": spec})
         else:
+            # with the resourceVersion the server refuses the patch if anybody has changed the Lease
             change = {"metadata": {"resourceVersion": self._version, **meta}, "spec": spec}
             written = self._api.patch(LEASES, self._name, change)
         self._version = written["metadata"]["resourceVersion"]

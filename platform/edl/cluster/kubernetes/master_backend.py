@@ -302,6 +302,7 @@ class KubeMasterBackend:
             try:
                 self._spec_uid = str(self._api.get(CONFIGMAPS, name)["metadata"]["uid"])
             except NotFoundError:
+                # remembered, so that it is requested and logged only once
                 self._spec_uid = ""
                 log.warning(
                     "there is no ConfigMap %s: pods start without a controller, and kubectl drain needs --force", name

@@ -206,6 +206,7 @@ def _read_end(state: Mapping[str, Any]) -> ContainerEnd | None:
     ended = state.get("terminated")
     if ended is None:
         return None
+    # the kubelet invents 137 here, which would count as a kill
     code = None if ended.get("reason") == _UNKNOWN_STATUS else ended.get("exitCode")
     return ContainerEnd(code, ended.get("reason") or "", ended.get("message") or "")
 
@@ -276,6 +277,7 @@ def _container_end(pod: Manifest) -> ContainerEnd | None:
         return own.end
     if not is_pod_over(pod):
         return None
+    # the container was restarted and then lost: its last known end is the best answer
     if own is not None and own.last_end is not None:
         return own.last_end
     # An init container failed, so the role's container never ran.
@@ -291,6 +293,7 @@ def _pod_phase(pod: Manifest, container_end: ContainerEnd | None, deleting: bool
         return PodPhase.GONE
     if phase in (PodPhase.SUCCEEDED, PodPhase.FAILED):
         return PodPhase(phase)
+    # the role has ended, but a sidecar keeps the pod's phase at Running
     return PodPhase.SUCCEEDED if container_end.exit_code == 0 else PodPhase.FAILED
 
 
@@ -351,6 +354,7 @@ def _end_cause(
     pod: Manifest, container_end: ContainerEnd | None, deleting: bool, deletion_requested: bool
 ) -> TerminationCause:
     """Who caused the end. A deletion that the master requested first has no external cause."""
+    # a preemption that follows the master's own request changes nothing
     if deleting and deletion_requested:
         return TerminationCause.NONE
     disruption = _disruption_condition(pod).get("reason")

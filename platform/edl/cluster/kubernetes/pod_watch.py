@@ -66,6 +66,7 @@ class PodCache:
 
     def owns(self, pod: Manifest) -> bool:
         """Whether a pod belongs to this Job. Anybody may set a label, but the uid of an owner is unique."""
+        # a pod of an earlier Job of the same name may still exist, with the same labels
         owners = pod["metadata"].get("ownerReferences") or ()
         return any(owner.get("uid") == self._job_uid for owner in owners)
 
@@ -226,6 +227,7 @@ class PodWatch:
         synced = False
         while not self._closed.is_set():
             try:
+                # each turn starts with a list: it shows what events were missed, whatever ended the watch
                 version, listed = self._list_pods()
                 yield from listed
                 if not synced:
@@ -243,6 +245,7 @@ class PodWatch:
         # taken before the request: a pod that is created meanwhile may be missing in the list without having ended
         before = self._pod_cache.records()
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
+        # a list that succeeded proves that this account may list
         self._failure_state.forbidden_since = None
         return listing.resource_version, self._deduplicator.apply_list(
             self._pod_cache.update_from_list(listing.items, before)

@@ -51,6 +51,7 @@ def connect_service_account(
             hint=f"The pod of a master mounts that of {MASTER_ACCOUNT}. {install_hint(namespace)}",
         )
     pool = urllib3.PoolManager(maxsize=pool_size, ca_certs=str(authority), socket_options=NO_LINGER_OPTIONS)
+    # an IPv6 address needs brackets in a URL
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     return KubeConnection(server, pool, _BearerToken(account_dir / "token", clock), namespace)
 

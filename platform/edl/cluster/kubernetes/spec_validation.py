@@ -223,6 +223,7 @@ def _is_in_scratch(path: str, spec: JobSpec) -> bool:
 def _check_volumes(spec: JobSpec) -> Iterator[RuleViolation]:
     for index, volume in enumerate(spec.volumes):
         where = f"volumes[{index}]"
+        # a volume with local only serves edl run
         if volume.claim is None and volume.host_path is None:
             hint = "name a PersistentVolumeClaim of the job's namespace; edl data cp brings data into it"
             yield RuleViolation(f"{where}.claim", "is missing", hint)
@@ -230,6 +231,7 @@ def _check_volumes(spec: JobSpec) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 f"{where}.host_path", f"found '{volume.host_path}', but claim is given too", "leave one out"
             )
+        # the container runtime separates source and target of a mount with a colon
         if ":" in volume.mount:
             yield RuleViolation(
                 f"{where}.mount", f"found '{volume.mount}', at which Kubernetes cannot mount because of its ':'"

@@ -46,6 +46,7 @@ def parse_desired_state(text: str) -> DesiredState:
         return _unreadable_state(text, "it is not a JSON object")
     wrong = next((why for name, what in value.items() if (why := _member_error(name, what))), "")
     if wrong:
+        # a request to stop is honoured even if another member is invalid
         return replace(_unreadable_state(text, wrong), stop=value.get("stop") is True)
     return DesiredState(value.get("min"), value.get("max"), value.get("stop") is True)
 
@@ -185,6 +186,7 @@ class KubeStatusPublisher:
             self._changed.notify_all()
         if self._stream is not None:
             self._stream.close()
+        # bounded: a master that must exit cannot wait for a server that does not answer
         self._thread.join(FINAL_PUBLISH_SECONDS)
 
     def _publish_loop(self) -> None:
@@ -231,6 +233,7 @@ class KubeStatusPublisher:
         try:
             self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**gone, **pages}})
         except ApiError as error:
+            # the Job was deleted and its ConfigMap with it: nobody is left to read the status
             job_goes = self._closing and isinstance(error, NotFoundError)
             if not (quiet or job_goes):
                 log.warning("the status was not published: %s", error)
@@ -261,6 +264,7 @@ class KubeStatusPublisher:
     def _watch_job(self) -> Iterator[Manifest]:
         """The Job now, then after each change, until the stream ends."""
         only = f"metadata.name={names.master_name(self._job)}"
+        # a list of one instead of a get: it has the resourceVersion at which the watch must begin
         listing = self._api.list(JOBS, fields=only)
         yield from listing.items
         self._stream = self._api.watch(JOBS, resource_version=listing.resource_version, fields=only)

@@ -111,6 +111,7 @@ class LocalCluster:
             raise RetryableError(f"The supervisor does not respond: {error}", where=str(self._path)) from error
 
     def _request_once(self, request: supervisor_protocol.Message) -> supervisor_protocol.Message:
+        # one connection for all requests; it stays open between them
         if self._request_connection is None:
             self._request_connection = self._connect()
         try:
@@ -131,6 +132,7 @@ class LocalCluster:
                 return
             raise
         try:
+            # a connection of its own, because a watch never ends
             connection.start_watch()
             while (message := connection.receive()) is not None:
                 supervisor_protocol.raise_error(message, where=str(self._path))

@@ -109,6 +109,7 @@ class ExitStatus:
 def _exit_reason(exit_code: int) -> str:
     if exit_code == 0:
         return "Completed"
+    # a shell reports signal n as 128 + n
     if exit_code <= _SIGNAL_BASE:
         return "Error"
     try:

@@ -201,6 +201,7 @@ class RuntimeDirectory:
         self.token_file = self.path / "token"
         self.cluster_socket = self.path / "cluster.sock"
         self.master_socket = self.path / "master.sock"
+        # the token is in a file and not in argv, which other users can read
         descriptor = os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(self.token)
@@ -234,6 +235,7 @@ def _remove_abandoned(parent: Path) -> None:
 
 def _is_abandoned(lock: Path) -> bool:
     try:
+        # O_NOFOLLOW: the temporary folder is writable for everybody, who could place links there
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:  # it belongs to another user, or another supervisor has removed it
         return False
@@ -283,6 +285,7 @@ class Supervisor:
         self._run_log.write_line(f"supervisor (pid {os.getpid()}) started")
         try:
             self._start_master()
+            # after the decision to end, roles still get their grace period
             while self._exit_code is None or self._processes:
                 self._loop.run_once()
         finally:
@@ -309,6 +312,7 @@ class Supervisor:
             RetryableError: the job is ending, or the system cannot create another process now.
             BadInputError: the role's command does not exist.
         """
+        # a master that lost the answer, or that restarted, sends the same request again
         live_pod = self._pods.live_pod(role, index)
         if live_pod is not None:
             return live_pod.uid
@@ -339,6 +343,7 @@ class Supervisor:
             process.kill()
             return
         process.terminate()
+        # by uid: the process may have ended meanwhile, and its pid may belong to another one
         self._loop.call_later(grace, lambda: process.kill() if process.uid in self._processes else None)
 
     def _launch_role(self, role: Role, index: int) -> RoleProcess:
@@ -354,6 +359,7 @@ class Supervisor:
         return RoleEnvironment(
             role=role,
             index=index,
+            # random, because a uid must never be reused, even if the role and index are
             uid=f"{role}-{index}-{secrets.token_hex(6)}",
             run_dir=self._run_dir,
             runtime_dir=self._runtime.path,
@@ -393,6 +399,7 @@ class Supervisor:
             return
         if self._requested_exit_code is not None:
             self._stop_all_roles(self._requested_exit_code, STOP_GRACE_SECONDS)
+        # a master exits with 0 only if the job is done
         elif exit_status.exit_code == 0:
             self._stop_all_roles(0, DONE_GRACE_SECONDS)
         else:

@@ -48,6 +48,7 @@ class MessageDecoder:
 
 def _decode_line(line: bytes) -> Message:
     try:
+        # the client need not be EDL's: any program of this user can connect
         message = decode_json(line)
     except ValueError as error:
         raise RefusedError(f"A message is not JSON: {error}") from error

@@ -140,6 +140,7 @@ class SupervisorServer:
         self._connections: set[_ClientConnection] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
+        # only this user may connect; the token is checked in addition
         path.chmod(0o600)
         self._listener.listen()
         self._listener.setblocking(False)
@@ -147,6 +148,7 @@ class SupervisorServer:
 
     def publish(self, pod: PodStatus) -> None:
         """Send a change to every watch."""
+        # a copy, because a connection that fails removes itself from the set
         for connection in [each for each in self._connections if each.watching]:
             connection.send(supervisor_protocol.pod_message(pod))
 
@@ -176,6 +178,7 @@ class SupervisorServer:
             self._accepting = False
             self._loop.call_later(EXHAUSTED_PAUSE_SECONDS, self._watch_listener)
             return
+        # a bound on memory and descriptors, whatever local programs do
         if len(self._connections) >= MAX_CONNECTIONS:
             peer.close()
             return
@@ -217,6 +220,7 @@ class SupervisorServer:
                 connection.watching = True
                 for pod in self._pods.list_pods():
                     connection.send(supervisor_protocol.pod_message(pod))
+                # the list is sent within one turn of the loop, so no change can be missed between list and watch
                 connection.send({"synced": True})
             case _:
                 raise BadInputError(f"The supervisor does not know the request {message.get('op')!r}")
