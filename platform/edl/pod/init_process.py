@@ -151,7 +151,6 @@ class InitProcess:
         return self._exit_code
 
     def _poll_until_exit(self, handlers: dict[int, Callable[[int], bool]]) -> None:
-        # poll() has no limit on the number of a descriptor, unlike select()
         poll = select.poll()
         for descriptor in handlers:
             poll.register(descriptor, select.POLLIN)

@@ -83,7 +83,7 @@ def open_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
             else.
         StorageError: the disk fails.
     """
-    # before anything else is written: a wrong owner of the volume is the most common mistake
+    # before anything else is written, so that a wrong owner of the volume gives one clear error
     check_writable(requested.job_dir)
     run = _resume_run(requested, spec) if requested.run else _create_run(requested, spec)
     check_writable(run.path)
@@ -107,7 +107,7 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     changed = tuple(map(format_change, check_resume_changes(run, spec)))
     if requested.from_checkpoint:
         restart = plan_restart(run)
-        # no lock: on a shared volume, the Lease keeps other masters out
+        # no lock: a volume that several nodes mount may not support locks
         restart_journal(restart, holder, exclusive=False)
         changed = (*restart.describe_losses(), *changed)
     reopen_run(run, holder, exclusive=False)

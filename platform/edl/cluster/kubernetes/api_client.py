@@ -420,7 +420,6 @@ class KubeClient:
             query,
             body=None if body is None else json.dumps(body).encode(),
             content_type=content_type,
-            # total, and not per read: a server that sends a byte now and then must not hold a request for ever
             timeout=urllib3.Timeout(total=REQUEST_TIMEOUT_SECONDS),
             retries=self._retries_for(method),
             preload_content=True,
@@ -453,7 +452,7 @@ class KubeClient:
             raise NoResponseError("Not sent: this master did not renew its Lease in time", where=where)
         try:
             with self._request_hook(self.host):
-                # redirect=False: the token must not be sent to another server
+                # redirect=False: API servers do not redirect, so a redirect is an error like any other status from 300 on
                 response = self._connection.http_pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise NoResponseError(connection_error_text(error), where=where, hint=self._unreachable_hint()) from error

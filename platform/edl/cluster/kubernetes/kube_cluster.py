@@ -130,7 +130,7 @@ class PodGarbageCollector:
                 body.uid,
                 f"pod {body.name} still exists after its grace period ({body.status.cause or 'leaving'}): removed",
             )
-        # grace period 0 removes the object even if no kubelet answers; a process that still runs is fenced by its incarnation
+        # grace period 0 removes the object even if no kubelet answers; a process that still runs can do no harm
         for body in (*late, *excess_pods(bodies)):
             self._try_delete(body.uid, 0)
 

@@ -173,7 +173,7 @@ class LeaseFence:
 
     def _leadership_record(self, found: Manifest) -> LeadershipRecord:
         version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
-        # the age of a Lease that does not change is measured with this process's clock, whatever the clocks of nodes show
+        # how long it stays unchanged is measured with this process's clock, whatever the clocks of nodes show
         if version != self._version:
             self._version, self._unchanged_since = version, self._clock()
         return LeadershipRecord(
