@@ -452,7 +452,7 @@ class KubeClient:
             raise NoResponseError("Not sent: this master did not renew its Lease in time", where=where)
         try:
             with self._request_hook(self.host):
-                # redirect=False: API servers do not redirect, so a redirect is an error like any other status from 300 on
+                # redirect=False: a redirect is an error like any other status from 300 on
                 response = self._connection.http_pool.request(method, url, headers=headers, redirect=False, **how)
         except HTTPError as error:
             raise NoResponseError(connection_error_text(error), where=where, hint=self._unreachable_hint()) from error
