@@ -231,7 +231,7 @@ def _check_volumes(spec: JobSpec) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 f"{where}.host_path", f"found '{volume.host_path}', but claim is given too", "leave one out"
             )
-        # the container runtime separates source and target of a mount with a colon
+        # Kubernetes refuses a mountPath with a colon
         if ":" in volume.mount:
             yield RuleViolation(
                 f"{where}.mount", f"found '{volume.mount}', at which Kubernetes cannot mount because of its ':'"
