@@ -3,7 +3,7 @@
 ``parameter_server`` joins its parts behind one lock and admits each (lease, step) once;
 ``push_updates`` and ``sync_updates`` turn pushes into updates; ``model_state`` holds the
 parameters; ``shard_writer`` and ``shard_restore`` take them to disk and back. ``bulk_handler``
-answers workers, ``control_service`` the master. docs/design/0002 is the protocol.
+answers workers, ``control_service`` the master. docs/design/0002 specifies the protocol.
 
 May import: edl.transport, edl.storage, edl.numerics, edl.api, edl.core. Never: TensorFlow, user
 code.

@@ -13,7 +13,7 @@ from edl.transport.process_identity import ProcessIdentity
 
 
 def main() -> int:
-    """Run until told to go; returns the exit code."""
+    """Run until SIGTERM or a fatal error; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     raise_open_files_limit()
     stopping = stop_on_signals()

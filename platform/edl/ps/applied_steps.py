@@ -19,9 +19,10 @@ from edl.api.errors import RefusedError, RetryableError
 from edl.core.ledger import LEASE_COUNTER_BITS
 
 MAX_MASTERS_AHEAD = 8
-"""Maximum number of masters since the last known one, which a PS hears from every second.
+"""How far an attaching master's incarnation may be above the last known one.
 
-If a number far above were accepted, no real master could reach it, and all would be refused.
+A PS registers every second, so it misses few masters. A much higher number is forged: if it were
+accepted, no real master could reach it, and all of them would be refused as stale.
 """
 
 
@@ -43,7 +44,7 @@ class AdmissionOutcome(Enum):
     UNKNOWN_MASTER = "unknown master"
     """Its lease was granted by a master that has not attached yet: retry."""
     STALE = "stale"
-    """Its gradient is too old: the worker computes it again. This is never decided by the lease."""
+    """Its gradient is too old: the worker computes it again. Only synchronous mode decides this."""
 
 
 class StaleMasterError(RefusedError):
@@ -65,10 +66,13 @@ class AppliedSteps:
         self._incarnation = 0
         self._last_known_incarnation = 0
         self._lowest_open_lease = 0
+        # By lease: all steps below this number are applied.
         self._steps: dict[int, int] = {}
+        # By lease: the first step admitted since this process started or rolled back.
         self._first_steps: dict[int, int] = {}
         self._admitted_count = 0
         self._revoked_leases: set[int] = set()
+        # Leases of earlier incarnations that the attached master took over.
         self._surviving_leases: frozenset[int] = frozenset()
 
     @property
@@ -97,14 +101,18 @@ class AppliedSteps:
 
         Raises:
             StaleMasterError: a higher incarnation has attached before.
-            RetryableError: nobody has heard of so high a one: it can attach once it has answered a registration.
+            RetryableError: the incarnation is too far above the last known one. The master can
+                attach after it has answered a registration of this PS.
         """
         if incarnation < max(self._incarnation, 1):
-            raise StaleMasterError(f"master incarnation {incarnation} attaches, but {self._incarnation} has before")
+            raise StaleMasterError(
+                f"master incarnation {incarnation} cannot attach: incarnation {self._incarnation} is attached"
+            )
+        # A PS that has seen no master has nothing to compare with.
         last_known = max(self._incarnation, self._last_known_incarnation)
         if last_known and incarnation > last_known + MAX_MASTERS_AHEAD:
             raise RetryableError(
-                f"master incarnation {incarnation} attaches, and {last_known} is the last one heard of here"
+                f"master incarnation {incarnation} cannot attach: the last known incarnation is {last_known}"
             )
 
     def attach_master(
@@ -113,13 +121,13 @@ class AppliedSteps:
         """Attach a new master, or the same one again.
 
         Args:
-            incarnation: of the master, from 1.
-            lowest_open_lease: leases below are closed.
-            revoked_leases: revoked leases; those known here stay revoked too.
-            live_leases: leases of lower incarnations that live on.
+            incarnation: the master's incarnation, from 1.
+            lowest_open_lease: every lease below this number is closed.
+            revoked_leases: revoked leases, in addition to those known here.
+            live_leases: leases of lower incarnations that stay valid.
 
         Raises:
-            StaleMasterError, RetryableError: as :meth:`check_may_attach` says.
+            StaleMasterError, RetryableError: see :meth:`check_may_attach`.
         """
         self.check_may_attach(incarnation)
         self._incarnation = incarnation
@@ -129,13 +137,13 @@ class AppliedSteps:
 
     def decide_push(self, lease: int, step: int) -> AdmissionOutcome:
         """The decision on a push; changes nothing."""
-        # A new master's lease may reach a worker before that master has attached here. It may be
-        # valid.
+        # A new master's lease may reach a worker before that master has attached here. The lease
+        # may be valid.
         granted_by = lease >> LEASE_COUNTER_BITS
         if granted_by > self._incarnation:
             return AdmissionOutcome.UNKNOWN_MASTER
-        # A replaced master may not know it yet. Of its leases, only those that the new master took
-        # over are valid.
+        # A replaced master may not know that it was replaced, and may still grant leases. Of its
+        # leases, only those that the new master took over are valid.
         is_believed = granted_by == self._incarnation or lease in self._surviving_leases
         if not is_believed or lease < self._lowest_open_lease or lease in self._revoked_leases:
             return AdmissionOutcome.REVOKED
@@ -156,7 +164,7 @@ class AppliedSteps:
         """Close leases permanently.
 
         Returns:
-            ``steps_by_lease`` of each: steps below it were applied here. 0 for a lease never seen, or forgotten.
+            By lease, the number of steps that were applied here; 0 for an unknown or forgotten lease.
         """
         steps_by_lease = {lease: self._steps.get(lease, 0) for lease in leases}
         self._revoked_leases |= steps_by_lease.keys()
@@ -164,13 +172,13 @@ class AppliedSteps:
         return steps_by_lease
 
     def steps_by_lease(self) -> dict[int, int]:
-        """``through`` of every lease at or above the floor that is not revoked."""
+        """The applied steps of every open lease that is not revoked."""
         return {lease: through for lease, through in self._steps.items() if lease not in self._revoked_leases}
 
     def steps_of_pushed_leases(self) -> dict[int, int]:
-        """As ``steps_by_lease``, of those only that a push has come of since the parameters went back to a checkpoint.
+        """Like ``steps_by_lease``, for leases with a push since this PS started or rolled back to a checkpoint.
 
-        Of others nobody knows here which of their later steps were in when that checkpoint was made elsewhere.
+        For other leases, this PS may have lost steps that it applied after the checkpoint.
         """
         return {lease: through for lease, through in self.steps_by_lease().items() if lease in self._first_steps}
 
@@ -180,9 +188,9 @@ class AppliedSteps:
         return self._admitted_count
 
     def first_steps(self, leases: Iterable[int]) -> dict[int, int]:
-        """The first of these steps, for those of these leases that have any.
+        """The first of the steps that ``admitted_count`` counts, by lease; leases without any are left out.
 
-        Steps between what a checkpoint had of a lease and this one went back, and do not come again.
+        Steps between a checkpoint's and this one were rolled back and will not be pushed again.
         """
         return {lease: self._first_steps[lease] for lease in leases if lease in self._first_steps}
 
@@ -191,20 +199,22 @@ class AppliedSteps:
         return all(self._steps.get(lease, 0) >= steps for lease, steps in included_steps.items())
 
     def steps_beyond(self, included_steps: Mapping[int, int]) -> dict[int, int]:
-        """The applied steps of those leases that have more than the given number."""
+        """The applied steps of the leases that have more than the given number."""
         return {n: self._steps[n] for n, steps in included_steps.items() if self._steps.get(n, 0) > steps}
 
     def restore_steps(self, applied_steps: Mapping[int, int], *, covers_all_steps: bool = False) -> None:
         """Roll back to the applied steps of a checkpoint; the attached master and revoked leases stay.
 
-        ``covers_all_steps``: nothing was applied since that checkpoint, so that these are all steps of each lease.
+        ``covers_all_steps``: no PS applied a step after that checkpoint, so these are all steps of
+        each lease.
         """
         self._steps = {lease: through for lease, through in applied_steps.items() if lease >= self._lowest_open_lease}
         self._first_steps = dict(self._steps) if covers_all_steps else {}
         self._admitted_count = 0
 
     def close_leases_below(self, lowest_open_lease: int) -> None:
-        """Close and forget every lease below a floor; a floor never decreases."""
+        """Close and forget every lease below a number, which never decreases."""
+        # Requests may arrive out of order; a lower number is an old one.
         if lowest_open_lease <= self._lowest_open_lease:
             return
         self._lowest_open_lease = lowest_open_lease

@@ -36,17 +36,17 @@ from edl.transport.spec_messages import json_object, table_from_message, variabl
 _MAX_NAMED_VARIABLES = 3
 """Maximum number of variables named in an error message."""
 MAX_LEASE_STEPS = 1 << 31
-"""Maximum number of steps of a lease where the job does not say."""
+"""Default maximum number of steps in a lease."""
 
 
 class BodyReader:
     """Reads the raw bytes of a frame from front to back.
 
     Args:
-        data: valid while the request is handled.
+        data: the frame's body; valid only while the request is handled.
 
     Raises:
-        PeerRefusedError: kind ``bad``, when it is shorter or longer than the head says.
+        PeerRefusedError: kind ``bad``, if the body is shorter or longer than the head says.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -68,15 +68,18 @@ class BodyReader:
         """Refuse trailing bytes."""
         if self._offset != self._data.nbytes:
             raise PeerRefusedError(
-                f"the body has {self._data.nbytes} bytes, the head and the model say {self._offset}", kind="bad"
+                f"the body has {self._data.nbytes} bytes; the head and the declared model need {self._offset}",
+                kind="bad",
             )
 
     def _advance(self, size: int, describe: Callable[[], str]) -> int:
         start = self._offset
+        # A count from the head may be negative or larger than the body: check it before NumPy sees
+        # it.
         if size < 0 or start + size > self._data.nbytes:
             left = self._data.nbytes - start
             raise PeerRefusedError(
-                f"{describe()} take {size} bytes, the body has {left} left of {self._data.nbytes}", kind="bad"
+                f"{describe()} need {size} bytes; {left} of the body's {self._data.nbytes} are left", kind="bad"
             )
         self._offset = start + size
         return start
@@ -86,8 +89,8 @@ def parse_declaration(head: pb.Declare, body: memoryview) -> tuple[ModelDeclarat
     """Parse a worker's declaration and the initial parameters.
 
     Raises:
-        PeerRefusedError: sizes do not agree.
-        BadInputError: a variable, table or optimizer that cannot be.
+        PeerRefusedError: the body's size does not match the declared variables.
+        BadInputError: a variable, table or optimizer is invalid.
     """
     model_declaration = ModelDeclaration(
         tuple(variable_from_message(message) for message in head.dense),
@@ -107,15 +110,17 @@ def parse_gradients(declaration: ModelDeclaration, head: pb.Push, body: memoryvi
     """Parse a push's gradients as views of the body; None for an empty push.
 
     Raises:
-        PeerRefusedError: sizes, tables or ids do not fit what was declared.
+        PeerRefusedError: sizes, tables or ids do not match the declaration.
     """
     reader = BodyReader(body)
     if head.empty:
         reader.check_end()
         return None
+    # These two are one number for the whole push: not finite, they would spoil every parameter.
     if not math.isfinite(head.learning_rate) or not math.isfinite(head.weight):
         raise PeerRefusedError(
-            f"a push with the learning rate {head.learning_rate} and weight {head.weight}", kind="bad"
+            f"the learning rate {head.learning_rate} or the weight {head.weight} of the push is not finite",
+            kind="bad",
         )
     flat_gradients = reader.read_floats(
         declaration.flat_size, lambda: f"gradients (float32) of {_describe_variables(declaration)}"
@@ -135,7 +140,7 @@ def parse_row_ids(declaration: ModelDeclaration, tables: Iterable[pb.TableRows],
     """The requested row ids by table, in the order of the request.
 
     Raises:
-        PeerRefusedError: sizes, tables or ids do not fit what was declared.
+        PeerRefusedError: sizes, tables or ids do not match the declaration.
     """
     reader = BodyReader(body)
     ids: dict[str, Ids] = {}
@@ -163,7 +168,7 @@ def _describe_rows(count: int, what: str, table: TableSpec) -> str:
 
 def _next_table(declaration: ModelDeclaration, name: str, previous_tables: Iterable[str]) -> TableSpec:
     if name in previous_tables:
-        raise PeerRefusedError(f"table '{name}' comes twice in one request", kind="bad")
+        raise PeerRefusedError(f"the request names table '{name}' twice", kind="bad")
     return declaration.get_table(name)
 
 
@@ -174,7 +179,8 @@ def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
     # As uint64, negative ids are the largest.
     if table.rows and len(ids) and ids.view(np.uint64).max() >= table.rows:
         raise PeerRefusedError(
-            f"{table.described} has the ids 0 to {table.rows - 1}, not {ids.min()} to {ids.max()}", kind="bad"
+            f"{table.described} has ids 0 to {table.rows - 1}; the request has ids {ids.min()} to {ids.max()}",
+            kind="bad",
         )
     return ids
 
@@ -194,8 +200,8 @@ class BulkRequestHandler:
     """The handler of a bulk server; each connection has its own thread.
 
     Args:
-        server: what is asked.
-        max_lease_steps: that a lease of this job has.
+        server: the parameter server that answers.
+        max_lease_steps: maximum number of steps in a lease of this job.
     """
 
     def __init__(self, server: ParameterServer, *, max_lease_steps: int = MAX_LEASE_STEPS) -> None:
@@ -215,11 +221,11 @@ class BulkRequestHandler:
         """Answer one frame.
 
         Raises:
-            RefusedError: of a kind that edl.proto names; nothing was changed.
+            RefusedError: of a kind that edl.proto lists; nothing was changed.
         """
         handler = self._handlers.get(frame.kind)
         if handler is None:
-            raise PeerRefusedError(f"a parameter server does not take {frame.kind.name} frames", kind="bad")
+            raise PeerRefusedError(f"a parameter server does not accept {frame.kind.name} frames", kind="bad")
         try:
             return handler(frame)
         except BadInputError as error:
@@ -228,14 +234,14 @@ class BulkRequestHandler:
             raise out_of_memory_error(f"a {frame.kind.name} of {len(frame.meta) + frame.body.nbytes} bytes") from error
 
     def handle_disconnect(self) -> None:
-        """A connection closed; called on its thread."""
+        """Handle the end of a connection; called on its thread."""
         if self._connection.worker is not None:
             self._server.handle_disconnect(self._connection.worker, threading.get_ident())
 
     def _handle_push(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.Push, frame.meta)
-        # The newest step of a lease is remembered, and the master trusts it: a step far ahead would
-        # count all steps before it as done. The other pushes of a round are remembered as well.
+        # The newest step of a lease is stored, and the master relies on it: a step far ahead would
+        # count all steps before it as done. The other pushes of a round are stored too.
         named_pushes: list[pb.Push | pb.Share] = [head, *head.round]
         for named in named_pushes:
             if named.step >= self._max_lease_steps:
@@ -295,7 +301,7 @@ class BulkRequestHandler:
     def _handle_scan_rows(self, frame: ReceivedFrame) -> OutgoingFrame:
         head = parse_message(pb.ScanRows, frame.meta)
         if head.cursor < 0 or head.limit < 1:
-            raise PeerRefusedError(f"a scan from {head.cursor} of {head.limit} rows", kind="bad")
+            raise PeerRefusedError(f"invalid scan: cursor {head.cursor}, limit {head.limit}", kind="bad")
         pinned_snapshot = self._server.pinned_cut(head.pin).snapshot if head.pin else None
         declaration = pinned_snapshot.declaration if pinned_snapshot else self._server.require_declaration()
         table = declaration.get_table(head.table).name

@@ -29,12 +29,13 @@ _DEADLINE_MARGIN = 0.1
 
 
 class PsControlService(edl_pb2_grpc.PsControlServicer):
-    """The servicer; refusals are raised, and become statuses where the server was made.
+    """The servicer. It raises refusals; the gRPC server converts them to statuses.
 
     Args:
-        server: what is controlled.
-        uid: of this pod.
-        checkpoint_root: the run's folder of them: nothing else is read or written. None: any folder.
+        server: the parameter server that it controls.
+        uid: uid of this pod.
+        checkpoint_root: the run's checkpoint directory; nothing outside it is read or written. None
+            allows any directory.
     """
 
     def __init__(self, server: ParameterServer, uid: str, checkpoint_root: Path | None = None) -> None:
@@ -45,10 +46,12 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """Attach a new or returning master."""
         if not 0 < request.incarnation < _NUMBER_LIMIT or not 0 <= request.cut < _NUMBER_LIMIT:
-            raise PeerRefusedError(f"a master of incarnation {request.incarnation}, at cut {request.cut}", kind="bad")
+            raise PeerRefusedError(
+                f"incarnation {request.incarnation} or cut {request.cut} is out of range", kind="bad"
+            )
         _check_lowest_open_lease(request.floor, request.incarnation)
         if request.restore and len(request.slots) != SLOT_COUNT:
-            raise PeerRefusedError(f"rows are placed by {SLOT_COUNT} slots, not {len(request.slots)}", kind="bad")
+            raise PeerRefusedError(f"the placement has {len(request.slots)} slots, not {SLOT_COUNT}", kind="bad")
         attachment = MasterAttachment(
             request.incarnation,
             request.floor,
@@ -90,7 +93,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         """Take a snapshot for a cut."""
         if not 0 < request.cut < _NUMBER_LIMIT or any(not 0 <= step.through < _NUMBER_LIMIT for step in request.within):
             raise PeerRefusedError(
-                f"a snapshot of cut {request.cut}: that, or a lease's steps, is out of range", kind="bad"
+                f"the snapshot of cut {request.cut} has a cut or step number that is out of range", kind="bad"
             )
         _check_lowest_open_lease(request.floor, request.incarnation)
         checkpoint = self._checkpoint_directory(request.checkpoint)
@@ -129,10 +132,11 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         """The directory of a checkpoint of this run; None if none is named.
 
         Raises:
-            PeerRefusedError: it is another folder.
+            PeerRefusedError: the path is not one of this run's checkpoints.
         """
         if not path:
             return None
+        # A peer that has the job's token must not make this process read or write other files.
         folder, checkpoint_root = Path(path), self._checkpoint_root
         if checkpoint_root is not None and (
             folder.resolve().parent != checkpoint_root.resolve() or not _CUT_FOLDER_NAME.fullmatch(folder.name)
@@ -144,14 +148,14 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
 
 
 def _check_lowest_open_lease(lowest_open_lease: int, incarnation: int) -> None:
-    """Refuse a floor above every lease of the master: it would also close the leases of the next masters.
+    """Refuse a lowest open lease above every lease of the master: it would also close leases of later masters.
 
     Raises:
-        PeerRefusedError: it is one.
+        PeerRefusedError: the number is too high.
     """
     if lowest_open_lease >> LEASE_COUNTER_BITS > incarnation:
         raise PeerRefusedError(
-            f"no lease of incarnation {incarnation} is above the floor {lowest_open_lease}", kind="bad"
+            f"the floor {lowest_open_lease} is above every lease of incarnation {incarnation}", kind="bad"
         )
 
 

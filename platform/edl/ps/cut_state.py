@@ -17,9 +17,10 @@ CopyT = TypeVar("CopyT")
 MAX_PAUSE_SECONDS = 5.0
 """Maximum pause in seconds, whatever happens to the master."""
 MAX_CUTS_AHEAD = 100
-"""Masters number cuts consecutively and send each one to every PS.
+"""How far a cut's number may be above the last known one.
 
-If a number far above the last were accepted, every cut below it would be refused as over.
+Masters number cuts consecutively and send each one to every PS. A much higher number is forged: if
+it were accepted, every cut below it would be refused as finished.
 """
 
 
@@ -34,6 +35,8 @@ class CutState(Generic[CopyT]):
 
     def __init__(self) -> None:
         self._last_finished_cut = 0
+        # The cut that pushes are paused for, and the one whose copy exists while they stay paused;
+        # 0: none.
         self._paused_cut = 0
         self._copied_cut = 0
         self._paused_since = 0.0
@@ -44,7 +47,7 @@ class CutState(Generic[CopyT]):
         """Pause all steps from now on; repeating this for the same cut changes nothing.
 
         Raises:
-            CutError: steps were let in since.
+            CutError: the cut is finished, so steps were admitted after it.
         """
         self.check_open(cut)
         # The request may be repeated. A later cut replaces one whose master is gone.
@@ -92,24 +95,24 @@ class CutState(Generic[CopyT]):
         return cut > self._last_finished_cut
 
     def check_open(self, cut: int) -> None:
-        """Refuse a cut that is over.
+        """Refuse a cut that is finished.
 
         Raises:
-            CutError: steps were let in already, or no master can have got so far.
+            CutError: steps were admitted after the cut, or no master can have reached its number.
         """
         if not self.is_open(cut):
-            raise CutError(f"cut {cut} is over: updates go on since cut {self._last_finished_cut}")
+            raise CutError(f"cut {cut} is finished: updates continued after cut {self._last_finished_cut}")
         self.check_reachable(cut)
 
     def check_reachable(self, cut: int) -> None:
         """Refuse a cut number that no master can have reached.
 
         Raises:
-            CutError: it is one.
+            CutError: the number is too high.
         """
         last = max(self._last_finished_cut, self._paused_cut)
         if cut > last + MAX_CUTS_AHEAD:
-            raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} after cut {last}, the last one asked for here")
+            raise CutError(f"cut {cut} is more than {MAX_CUTS_AHEAD} above cut {last}, the last one of this PS")
 
     def record_copy(self, cut: int, copy: CopyT, *, pin: bool, keep_paused: bool = False) -> None:
         """Record that the copy was made and resume steps.
@@ -126,7 +129,7 @@ class CutState(Generic[CopyT]):
             self._pinned_copies[cut] = copy
 
     def finish_cut(self, cut: int) -> None:
-        """The cut is complete or aborted: nothing waits for it any more."""
+        """Finish a complete or aborted cut: nothing waits for it any more."""
         # A late message about an older cut must not reopen it.
         self._last_finished_cut = max(self._last_finished_cut, cut)
         if self._paused_cut <= self._last_finished_cut:

@@ -16,14 +16,14 @@ class MasterAttachment:
     """The master's attach request.
 
     Attributes:
-        incarnation: of the master.
-        lowest_open_lease: leases below are closed.
-        revoked_leases: revoked leases at or above the floor.
-        live_leases: leases of lower incarnations that live on.
-        restore_directory: directory of the checkpoint to go back to; None keeps what is here.
-        last_finished_cut: the newest cut that is complete or off.
-        slot_owners: ``slots[i]`` is the index of the PS that owns slot i.
-        covers_all_steps: nothing was applied after the checkpoint.
+        incarnation: the master's incarnation.
+        lowest_open_lease: every lease below this number is closed.
+        revoked_leases: revoked leases that are not below ``lowest_open_lease``.
+        live_leases: leases of lower incarnations that stay valid.
+        restore_directory: directory of the checkpoint to load; None keeps the present parameters.
+        last_finished_cut: the newest cut that is complete or aborted.
+        slot_owners: the index of the PS that owns each slot.
+        covers_all_steps: no PS applied a step after the checkpoint.
     """
 
     incarnation: int
@@ -36,7 +36,7 @@ class MasterAttachment:
     covers_all_steps: bool = False
 
     def is_same_restore(self, other: MasterAttachment | None) -> bool:
-        """Whether ``other`` requested exactly this restore: its answer was lost."""
+        """Whether ``other`` requested exactly this restore, so this one repeats it: the answer was lost."""
         return other is not None and self._restore_key == other._restore_key
 
     @property
@@ -48,7 +48,7 @@ class MasterAttachment:
 class AttachResult:
     """The PS's answer to an attach request.
 
-    ``applied_steps`` is ``through`` by lease, ``pinned_cuts`` the cuts that are kept.
+    ``applied_steps`` has the number of applied steps by lease, ``pinned_cuts`` the cuts that are kept.
     """
 
     initialized: bool
@@ -62,8 +62,8 @@ class SnapshotResult:
     """The result of a snapshot.
 
     Attributes:
-        pause_seconds: for so many seconds no step was let in.
-        admitted_steps: steps let in since the parameters were made, or went back to a checkpoint.
+        pause_seconds: seconds for which no step was admitted.
+        admitted_steps: steps admitted since the parameters were created or rolled back.
     """
 
     cut: int
@@ -77,10 +77,10 @@ class PsStatistics:
     """Statistics of a parameter server at one moment.
 
     Attributes:
-        version: updates that are in its values.
-        push_counts: of its pushes.
-        pending_round: the update that waits for more pushes; None while none does, and in asynchronous mode.
-        tables: by name.
+        version: number of applied updates.
+        push_counts: counts of its pushes.
+        pending_round: the incomplete round; None if there is none, and in asynchronous mode.
+        tables: the embedding tables by name.
     """
 
     version: int

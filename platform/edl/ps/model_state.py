@@ -35,8 +35,8 @@ class NativeExtension:
     """The native code available to this process.
 
     Attributes:
-        optimizers: those that it has kernels for.
-        problem: why there is none; empty where there is.
+        optimizers: the optimizers that it has kernels for.
+        problem: why it is not available; empty if it is.
     """
 
     optimizers: tuple[str, ...] = ()
@@ -55,12 +55,12 @@ def find_extension() -> NativeExtension:
 def choose_store(
     requested_store: str, extension: NativeExtension, optimizer: OptimizerSpec | None = None
 ) -> Decision[str]:
-    """Choose NATIVE or NUMPY: NATIVE where it is available, unless the job asks for NUMPY.
+    """Choose the native store if it is available, unless the job asks for NumPy.
 
     Args:
-        requested_store: what the job's ``ps.store`` says.
-        extension: what this process has of native code.
-        optimizer: of the model; None before it is known.
+        requested_store: the job's ``ps.store``.
+        extension: the native extension of this process.
+        optimizer: the model's optimizer; None before it is known.
     """
     if requested_store == NUMPY_STORE:
         return Decision(NUMPY_STORE, _REQUESTED_REASON)
@@ -80,10 +80,10 @@ class StoreFactory:
     """Creates the stores of one parameter server.
 
     Attributes:
-        requested_store: what the job's ``ps.store`` says: ``auto``, ``native`` or ``numpy``.
-        table_threads: that share a large batch of one native table.
+        requested_store: the job's ``ps.store``: ``auto``, ``native`` or ``numpy``.
+        table_threads: number of threads that share a large batch of one native table.
         retention: which rows tables keep.
-        native_extension: the extension.
+        native_extension: the native extension of this process.
     """
 
     requested_store: str = "auto"
@@ -98,7 +98,7 @@ class StoreFactory:
         """A store with these initial values and empty tables.
 
         Raises:
-            PeerRefusedError: kind ``model``, if the job insists on native tables and they cannot be had.
+            PeerRefusedError: kind ``model``, if the job requires native tables and they are not available.
         """
         decision = self.choose_store_kind(declaration.optimizer)
         if decision.value != self.choose_store_kind().value:
@@ -131,7 +131,7 @@ class StoreFactory:
 
 
 _OTHER_MODEL_HINT = (
-    "give the model and the optimizer back as this run began with them, or start a new run, without --resume"
+    "restore the model and the optimizer that this run started with, or start a new run, without --resume"
 )
 
 
@@ -139,11 +139,11 @@ class ModelState:
     """Parameters and their version; used under the server's lock.
 
     Args:
-        store_factory: makes what holds them.
+        store_factory: creates the store.
 
     Attributes:
-        version: pushes that were applied.
-        initialized: there are parameters, declared by a worker or restored from a checkpoint.
+        version: number of applied updates.
+        initialized: whether there are parameters, declared by a worker or restored from a checkpoint.
     """
 
     def __init__(self, store_factory: StoreFactory | None = None) -> None:
@@ -169,8 +169,9 @@ class ModelState:
         """Create the parameters unless they exist; returns whether they were created.
 
         Raises:
-            PeerRefusedError: kind ``model``, if another model or optimizer is here, or no store may hold this one.
-            OutOfMemoryError: for this one; nothing is held.
+            PeerRefusedError: kind ``model``, if this PS holds another model or optimizer, or the job's
+                ``ps.store`` cannot hold this one.
+            OutOfMemoryError: there is no memory for the model; nothing was created.
         """
         if self._store is None:
             self._replace_store(self._store_factory.make_store(declaration, initial_values))
@@ -190,8 +191,8 @@ class ModelState:
         """The parameters, for reading and writing.
 
         Raises:
-            PeerRefusedError: kind ``uninitialized``, until a worker has said in which order they are.
-            PartialUpdateError: a push is in them in part; until they are restored.
+            PeerRefusedError: kind ``uninitialized``, until a worker has declared the variables.
+            PartialUpdateError: a push was partially applied, and nothing was restored since.
         """
         if self._partial_update_error is not None:
             raise PartialUpdateError(self._partial_update_error.message, hint=self._partial_update_error.hint)
@@ -200,7 +201,7 @@ class ModelState:
         return self._store
 
     def require_unchanged_store(self, declaration: ModelDeclaration) -> ParameterStore:
-        """The parameters, if they are still the ones that a request was checked against.
+        """The parameters, if the request was checked against their declaration.
 
         Raises:
             PeerRefusedError: kind ``busy`` if they were replaced since then.
@@ -215,20 +216,22 @@ class ModelState:
 
         Raises:
             TableFullError: a table has no room for its rows; nothing was changed.
-            OutOfMemoryError: the same of memory.
-            PartialUpdateError: memory ran out later: nothing is given away from now on.
+            OutOfMemoryError: there is no memory for its rows; nothing was changed.
+            PartialUpdateError: memory ran out in the middle; parameters are not readable any more.
         """
         if gradients is not None:
             try:
                 self.require_store().apply_gradients(gradients, self.version + 1)
             except PartialUpdateError as error:
+                # Refuse every later request: a snapshot of these values must not become a
+                # checkpoint.
                 self._partial_update_error = error
                 raise
         # Empty pushes count too: workers use the version as the global step.
         self.version += 1
 
     def preallocate_copy(self) -> None:
-        """Allocate memory for the next copy. Called without the server's lock, because it takes a while."""
+        """Allocate memory for the next copy. Called without the server's lock: new pages take longer than the copy."""
         if self._store is not None:
             self._store.preallocate_copy()
 

@@ -32,11 +32,15 @@ from edl.transport.peer_errors import PeerRefusedError
 log = logging.getLogger(__name__)
 
 PUSH_TIMEOUT_SECONDS = 20.0
-"""Seconds that a push waits for a cut before it is answered ``busy``."""
+"""Seconds that a push waits for a cut and its round before it is answered ``busy``.
+
+A bounded wait frees the thread of the connection; the worker sends the push again.
+"""
 STEP_ARRIVAL_SECONDS = 0.2
 """Maximum seconds for which one snapshot request waits for missing steps.
 
-By then the master may have started another cut.
+The master sends requests to a PS one at a time. It repeats this one behind the others, which may
+abort the cut or revoke the lease whose step is missing.
 """
 
 
@@ -44,12 +48,12 @@ class ParameterServer:
     """One parameter server. Thread-safe.
 
     Args:
-        ps_index: of this PS.
+        ps_index: index of this PS.
         writer: writes the shards of checkpoints.
-        store_factory: makes what holds the parameters; by default the best that there is.
-        strategy: how pushes become updates.
-        push_timeout: seconds that a push waits, for its cut and its round together.
-        clock: monotonic seconds.
+        store_factory: creates the parameter store; by default the fastest available one.
+        strategy: the job's strategy, which selects asynchronous or synchronous updates.
+        push_timeout: seconds that a push waits for its cut and its round together.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -66,6 +70,8 @@ class ParameterServer:
         self._shard_writer = writer
         self._clock = clock
         self._condition = threading.Condition(threading.Lock())
+        # Loading a checkpoint may take minutes and does not hold the main lock. This lock keeps two
+        # attachments apart meanwhile.
         self._attach_lock = threading.Lock()
         self._applied_steps = AppliedSteps()
         self._cut_state: CutState[CutSnapshot] = CutState()
@@ -86,7 +92,8 @@ class ParameterServer:
             The version, and whether this declaration was the first one.
 
         Raises:
-            PeerRefusedError: kind ``busy`` before a master has attached; ``bad`` if another model or optimizer is here.
+            PeerRefusedError: kind ``busy`` before a master has attached; ``model`` if this PS holds
+                another model or optimizer.
         """
         with self._condition:
             if not self._applied_steps.has_master:
@@ -97,7 +104,7 @@ class ParameterServer:
             return self._model_state.version, first
 
     def require_declaration(self) -> ModelDeclaration:
-        """The current declaration; raises Refused (kind ``uninitialized``) if there is none."""
+        """The current declaration; raises PeerRefusedError (kind ``uninitialized``) if there is none."""
         with self._condition:
             return self._model_state.require_store().declaration
 
@@ -132,21 +139,21 @@ class ParameterServer:
         """Apply a push once, or refuse it.
 
         It may wait for a cut that excludes it, and for the other pushes of its round.
-
-        Whether its lease and step are good is decided by ``AppliedSteps.decide_push``, which is asked here for a push
-        that would wait for a cut, and by the updater for each.
+        ``AppliedSteps.decide_push`` decides by lease and step: here for a push that would wait for a
+        cut, in the updater for every push.
 
         Args:
-            push: its form was checked against ``push.declaration``.
-            out: gets the dense values as they are then.
+            push: its sizes and ids were checked against ``push.declaration``.
+            out: receives the dense values after the push.
 
         Returns:
-            What became of it, and the version.
+            The decision on the push, and the version.
 
         Raises:
-            PeerRefusedError: kind ``busy`` (try again) if the cut or the round is not over in time or the parameters
-                were replaced meanwhile; ``incarnation`` (try again) if the lease's master has not attached yet.
-            TableFullError, OutOfMemoryError: nothing was changed, and the step has not entered.
+            PeerRefusedError: kind ``busy`` (retry) if the cut or the round did not complete in time or
+                the parameters were replaced meanwhile; ``incarnation`` (retry) if the master of the
+                lease has not attached yet.
+            TableFullError, OutOfMemoryError: nothing was changed, and the step was not admitted.
         """
         deadline = self._clock() + self._push_timeout
         with self._condition:
@@ -171,6 +178,7 @@ class ParameterServer:
             self._condition.notify_all()
             self._wait_until(lambda: push.outcome is not None or self._is_closed, deadline)
             if push.outcome is None:
+                # No round may contain a push whose connection gets the answer ``busy``.
                 reason = self._updater.withdraw_push(push)
                 self._condition.notify_all()
                 self._check_running()
@@ -187,7 +195,7 @@ class ParameterServer:
             return admission, self._model_state.version
 
     def handle_disconnect(self, worker: int, connection: int) -> None:
-        """A worker's connection closed: rounds stop waiting for its pushes."""
+        """Handle a closed connection of a worker: rounds stop waiting for its pushes."""
         with self._condition:
             self._updater.handle_disconnect(worker, connection)
             self._condition.notify_all()
@@ -197,15 +205,18 @@ class ParameterServer:
     def attach_master(self, attachment: MasterAttachment) -> AttachResult:
         """Attach a master; with ``restore`` the parameters become those of a checkpoint.
 
-        The same attachment again (its answer was lost) does not restore again.
+        A repeated attachment, whose answer was lost, does not restore again: that would discard
+        updates applied since.
 
         Raises:
             StaleMasterError: a higher incarnation has attached.
-            RetryableError: nobody has heard of so high an incarnation yet.
-            CutError: no master can have got to that cut since the last one.
-            StorageError: the checkpoint cannot be read; what was here stays.
+            RetryableError: the incarnation is too far above the last known one.
+            CutError: no master can have reached that cut since the last one.
+            StorageError: the checkpoint cannot be read; the present parameters stay.
         """
         with self._attach_lock:
+            # Check before the checkpoint is loaded, because that takes long. ``attach_master``
+            # checks again afterwards.
             with self._condition:
                 self._applied_steps.check_may_attach(attachment.incarnation)
                 if self._applied_steps.has_master:
@@ -221,6 +232,7 @@ class ParameterServer:
                 if restored_cut is not None:
                     self._restore_cut(restored_cut, covers_all_steps=attachment.covers_all_steps)
                     self._last_restore = attachment
+                # No PS needs to pause updates for this cut or an earlier one.
                 self._cut_state.finish_cut(attachment.last_finished_cut)
                 self._reevaluate_pushes()
                 return AttachResult(
@@ -238,9 +250,10 @@ class ParameterServer:
     def revoke_leases(
         self, incarnation: int, leases: Sequence[int], lowest_open_lease: int
     ) -> tuple[Mapping[int, int], Mapping[int, int]]:
-        """Close leases; returns ``steps_by_lease`` of each, and what ``AppliedSteps.first_steps`` says of them."""
+        """Close leases; returns the applied steps of each, and its first step (``AppliedSteps.first_steps``)."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
+            # Read before the leases are closed, which may forget them.
             first_steps = self._applied_steps.first_steps(leases)
             steps_by_lease = self._applied_steps.revoke_leases(leases, lowest_open_lease)
             self._reevaluate_pushes()
@@ -256,10 +269,10 @@ class ParameterServer:
         """Pause steps until the cut is taken, aborted or timed out.
 
         Returns:
-            ``through`` of the leases that pushes have come of since this server began, or went back to a checkpoint.
+            The applied steps of each lease with a push since this server started or rolled back.
 
         Raises:
-            RefusedError: the master is stale, or the cut is over.
+            RefusedError: the master is stale, or the cut is finished.
         """
         with self._condition:
             self._applied_steps.check_master(incarnation)
@@ -280,22 +293,23 @@ class ParameterServer:
     ) -> SnapshotResult | None:
         """Copy the state, resume waiting pushes, and start writing the copy if it is a checkpoint.
 
-        The same cut again (its answer was lost) gives the same answer.
+        A repeated request for a cut, whose answer was lost, gets the same answer.
 
         Args:
-            incarnation: of the master.
-            cut: its number.
-            checkpoint: the directory that the copy is written to.
+            incarnation: incarnation of the master.
+            cut: number of the cut.
+            checkpoint: the directory that the copy is written to; None: the copy is not written.
             pin: keep the copy for evaluations and the export.
-            lowest_open_lease: leases below are closed.
-            included_steps: steps of each live lease that the copy is to have: other servers have them.
-            keep_paused: let no other push in before the cut is released: this server, or another, is about to end.
+            lowest_open_lease: every lease below this number is closed.
+            included_steps: by live lease, the number of steps in the cut: some PS has applied them.
+            keep_paused: admit no further push before the cut is released, because this PS or another
+                one is about to exit.
 
         Returns:
-            None if such a step has not come yet: to be asked again.
+            None if a step of the cut has not arrived yet; the master asks again.
 
         Raises:
-            RefusedError: the master is stale, nothing is declared, or the cut is over.
+            RefusedError: the master is stale, nothing is declared, or the cut is finished.
         """
         steps = included_steps or {}
         with self._condition:
@@ -305,8 +319,9 @@ class ParameterServer:
                 self._applied_steps.close_leases_below(lowest_open_lease)
                 if not self._wait_for_steps(cut, steps, STEP_ARRIVAL_SECONDS) and self._cut_state.is_open(cut):
                     return None
+                # The wait released the lock: another master may have attached, or a repeated request
+                # may have made the copy.
                 self._applied_steps.check_master(incarnation)
-            # A repeated request took it in the meantime.
             if not self._has_copied(cut):
                 self._last_snapshot = self._copy_state(cut, checkpoint, steps, pin=pin, keep_paused=keep_paused)
             self._reevaluate_pushes()
@@ -332,6 +347,7 @@ class ParameterServer:
         """Wait until the shard of a cut is on disk; see :meth:`edl.ps.shard_writer.ShardWriter.wait_until_saved`."""
         with self._condition:
             self._applied_steps.check_master(incarnation)
+        # Not under the lock: writing takes minutes, and training continues.
         return self._shard_writer.wait_until_saved(cut, timeout)
 
     def collect_statistics(self) -> PsStatistics:
@@ -378,7 +394,7 @@ class ParameterServer:
         """Admit the steps below ``included_steps`` of each lease; returns whether all arrived in time.
 
         Raises:
-            PeerRefusedError: kind ``busy``: the process ends.
+            PeerRefusedError: kind ``busy``: the process is shutting down.
         """
         self._cut_state.include_steps(cut, included_steps)
         self._reevaluate_pushes()
@@ -392,7 +408,7 @@ class ParameterServer:
         return self._applied_steps.has_reached(included_steps)
 
     def _reevaluate_pushes(self) -> None:
-        """Leases or cuts changed: waiting pushes may be decided or may proceed now."""
+        """Decide waiting pushes again after a change of leases or cuts, and wake their threads."""
         self._updater.reevaluate()
         self._condition.notify_all()
 
@@ -413,9 +429,10 @@ class ParameterServer:
         keep_paused: bool = False,
     ) -> SnapshotResult:
         self._cut_state.check_open(cut)
+        # A copy with further steps would differ from those of the other PS.
         if excess_steps := self._applied_steps.steps_beyond(included_steps):
             raise PeerRefusedError(
-                f"leases are through {excess_steps} where cut {cut} has {dict(included_steps)}", kind="cut"
+                f"leases have {excess_steps} applied steps; cut {cut} contains {dict(included_steps)}", kind="cut"
             )
         started_at = self._clock()
         paused_seconds = self._cut_state.paused_seconds(started_at)
@@ -423,6 +440,7 @@ class ParameterServer:
         result = SnapshotResult(
             cut, cut_snapshot.version, paused_seconds + self._clock() - started_at, self._applied_steps.admitted_count
         )
+        # The pin and the writer hold references of their own; this one ends here.
         with cut_snapshot.snapshot:
             self._cut_state.record_copy(cut, cut_snapshot, pin=pin, keep_paused=keep_paused)
             if pin:
@@ -441,6 +459,7 @@ class ParameterServer:
             raise out_of_memory_error(f"its part of the checkpoint {attachment.restore_directory}") from error
 
     def _restore_cut(self, restored_cut: CutSnapshot, *, covers_all_steps: bool) -> None:
+        # Gradients that wait for a round belong to the old parameters.
         self._updater.reject_pending()
         self._model_state.restore_cut(restored_cut)
         self._applied_steps.restore_steps(restored_cut.applied_steps, covers_all_steps=covers_all_steps)

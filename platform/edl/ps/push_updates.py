@@ -1,7 +1,8 @@
 """Turns pushes into updates; used under the server's lock.
 
-An offered push gets its *outcome* when it is decided: in asynchronous mode (``edl.ps.push_updates``) at once, in
-synchronous mode (``edl.ps.sync_updates``) when its round closes. Until then it has changed nothing.
+An offered push gets its *outcome* when it is decided: immediately in asynchronous mode (this
+module), when its round closes in synchronous mode (``edl.ps.sync_updates``). Until then it has
+changed nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ class PushCounts:
     """Counts of pushes that carried a gradient, since this process started; rolled-back pushes are included.
 
     Attributes:
-        applied_pushes: those that are in an update.
-        update_count: that they became.
-        stale_pushes: those that were refused as too old; their minibatches were computed again.
-        total_staleness: of those that entered, summed: updates between the values of the gradient and the one it is in.
-        max_staleness: the largest of these.
+        applied_pushes: pushes that are in an update.
+        update_count: updates made of these pushes.
+        stale_pushes: pushes refused as stale; their minibatches were computed again.
+        total_staleness: sum over the applied pushes of the updates between the values of the gradient
+            and its own update.
+        max_staleness: the largest staleness of an applied push.
     """
 
     applied_pushes: int = 0
@@ -40,7 +42,7 @@ class PushCounts:
 
 
 class PushCounter:
-    """Counts."""
+    """Counts pushes and updates for ``PushCounts``."""
 
     def __init__(self) -> None:
         self._applied_pushes = self._update_count = self._stale_pushes = self._total_staleness = self._max_staleness = 0
@@ -72,17 +74,17 @@ class PendingPush:
     """A push and, once it is decided, its outcome.
 
     Attributes:
-        push_id: which step of which lease it is.
-        declaration: what the gradients were checked against.
-        gradients: None enters the step only.
-        worker: index of the worker that it comes from.
-        connection: the connection that it came through.
-        gradient_version: of the values that the gradient was computed at.
-        next_lease: lease of the worker's next push; 0: it has none in hand.
-        leader_round: the pushes that are one update with it, as the first PS has said; none at the first PS itself.
-        is_retry: this is not the first try.
-        outcome: an admission, or what went wrong; None while it waits.
-        round_pushes: the pushes of the update that it is in.
+        push_id: lease and step.
+        declaration: the declaration that the gradients were checked against.
+        gradients: None: record the step and change no parameters.
+        worker: index of the sending worker.
+        connection: the connection on which the push arrived.
+        gradient_version: version of the values from which the gradient was computed.
+        next_lease: lease of the worker's next push; 0 if it holds no further work.
+        leader_round: the pushes of its round as decided by the first PS; empty on the first PS.
+        is_retry: whether the push was sent before.
+        outcome: the decision or an error; None while the push waits.
+        round_pushes: the pushes of the update that contains it.
     """
 
     push_id: PushId
@@ -116,16 +118,16 @@ class PushUpdater(Protocol):
         """Offer a push that no cut excludes."""
 
     def withdraw_push(self, push: PendingPush) -> str:
-        """A push timed out and will be sent again; returns what it was waiting for."""
+        """Withdraw a push that timed out and will be sent again; returns what it was waiting for."""
 
     def reevaluate(self) -> None:
-        """Leases or cuts changed: decide waiting pushes."""
+        """Decide waiting pushes again after a change of leases or cuts."""
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """A worker's connection closed."""
+        """Handle a closed connection of a worker."""
 
     def reject_pending(self) -> None:
-        """The parameters were replaced: waiting pushes must be sent again."""
+        """Reject waiting pushes after the parameters were replaced; workers send them again."""
 
     def summary(self) -> str:
         """A summary for the log."""
@@ -143,10 +145,10 @@ class AsyncUpdater:
     """Asynchronous mode: every push is applied at once.
 
     Args:
-        applied_steps: which pushes enter.
-        model_state: what they change.
-        staleness_aware: divide the learning rate by the updates since the values that a gradient was computed at,
-            as Zhang et al., Staleness-aware async-SGD (IJCAI 2016), do.
+        applied_steps: decides which pushes are admitted.
+        model_state: the parameters.
+        staleness_aware: divide the learning rate by the staleness of the gradient, as in Zhang et al.,
+            Staleness-aware async-SGD (IJCAI 2016).
     """
 
     def __init__(self, applied_steps: AppliedSteps, model_state: ModelState, *, staleness_aware: bool) -> None:
@@ -170,7 +172,7 @@ class AsyncUpdater:
         self._push_counter.count_update([] if gradients is None else [staleness])
 
     def withdraw_push(self, push: PendingPush) -> str:
-        """Never called: no push waits in this mode."""
+        """Never called, because no push waits in this mode."""
         raise AssertionError("an asynchronous push is decided when it is offered")
 
     def reevaluate(self) -> None:

@@ -40,12 +40,13 @@ from edl.transport.process_identity import ProcessIdentity
 # a checkpoint. Without a master no checkpoint can be taken, so it exits at once.
 
 
-_REGISTER_PERIOD = 1.0  # seconds between registrations that were accepted
-_RETRY_PAUSE = 0.1  # seconds after one that was not
+_REGISTER_PERIOD = 1.0  # seconds after an accepted registration
+_RETRY_PAUSE = 0.1  # seconds after a failed registration
 _REGISTER_DEADLINE = 2.0  # seconds for one call
-_LEAVE_PERIOD = 0.1  # seconds between two questions of a process that was told to go
-_LEAVE_DEADLINE = 5.0  # seconds for one such question: a master that is slow is not one that is gone
-_MASTER_LOST_SECONDS = 1.0  # seconds for which such a process asks a master that refuses connections
+_LEAVE_PERIOD = 0.1  # seconds between two registrations of a leaving process: its grace period is short
+_LEAVE_DEADLINE = 5.0  # seconds for one such call: a slow master is not a lost one
+_MASTER_LOST_SECONDS = 1.0  # seconds without an answer after which a leaving process exits
+# Refusals that no retry can change: the job's token, and the version of the protocol.
 _PERMANENT_KINDS = frozenset({"token", "version"})
 
 
@@ -74,17 +75,17 @@ def keep_registered(
     Logs when the master is lost and found.
 
     Args:
-        channel: to the master.
-        registration: what is said each time.
-        stop_requested: set when this process is told to go.
-        lost_timeout: seconds without a master after which nobody needs this process any more.
-        collect_figures: what people are told, asked for each time.
-        record_incarnation: told which incarnation of the master has answered.
-        clock: monotonic seconds.
+        channel: the channel to the master.
+        registration: the message that is sent each time.
+        stop_requested: set on SIGTERM.
+        lost_timeout: seconds without a master after which this process exits, because the job is gone.
+        collect_figures: returns the current statistics; called for each registration.
+        record_incarnation: called with the incarnation of the master that answered.
+        clock: returns monotonic seconds.
 
     Raises:
-        PeerRefusedError: the master does not take the token or speaks another version.
-        JobFailedError: the master was away for longer than ``lost_timeout``.
+        PeerRefusedError: the master refuses the token or speaks another version.
+        JobFailedError: no master answered for ``lost_timeout`` seconds.
     """
     logged_problem: object = ()
     last_reply_at = clock()
@@ -165,7 +166,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
     """Serve until ``stop_requested`` is set.
 
     Raises:
-        RefusedError: an address cannot be used, or the master refuses this process for good.
+        RefusedError: an address cannot be used, or the master refuses this process permanently.
         JobFailedError: the master is lost.
     """
     retention = RowRetention(spec.ps.max_rows, spec.ps.evict_after_steps, spec.ps.count)
@@ -192,6 +193,8 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
         )
         bulk.start()
         resources.callback(bulk.stop)
+        # ``before_stop`` answers the requests that wait inside the server, so that stopping is
+        # prompt.
         plane = PsControlService(server, identity.uid, RunDirectory(identity.run_dir).checkpoints)
         control = start_control_server(
             partial(add_PsControlServicer_to_server, plane),
@@ -201,6 +204,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
             before_stop=server.close,
         )
         resources.callback(control.stop)
+        # Registered last: the master may call as soon as it knows the addresses.
         channel = resources.enter_context(open_control_channel(identity.master_address, identity.token))
         log.info("serves on %s and %s", control.address, bulk.address)
         registration = make_registration(identity, control.address, bulk.address)
@@ -212,16 +216,14 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
             collect_figures=PsStatisticsCollector(server).collect_message,
             record_incarnation=server.record_incarnation,
         )
-    log.info("ends")
+    log.info("stopped")
 
 
 def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
-    """The addresses for the master and the workers.
-
-    Ports of the pod, or Unix sockets that no two processes share.
-    """
+    """The addresses for the master and the workers: ports of the pod, or Unix sockets of this process."""
     if identity.pod_host is not None:
         return str(TcpAddress(identity.pod_host, CONTROL_PORT)), str(TcpAddress(identity.pod_host, BULK_PORT))
+    # A successor may start before this process has ended, so the uid is part of the name.
     base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
     return f"unix:{base}.ctl", f"unix:{base}.blk"
 
@@ -235,10 +237,10 @@ def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in
     """Threads that share a large batch: the cores available to this parameter server, at least one.
 
     Args:
-        ps_spec: of the job.
-        available_cores: that this process may run on.
-        in_pod: it is in a pod, which was promised ``ps.resources.cpu`` of the node's cores; else the parameter servers
-            of the job divide the machine.
+        ps_spec: the job's ``ps`` section.
+        available_cores: cores that this process may run on.
+        in_pod: whether it runs in a pod, which has ``ps.resources.cpu`` of the node's cores. Otherwise
+            the parameter servers of the job divide the machine.
     """
     share = math.ceil(ps_spec.resources.cpu) if in_pod else available_cores // ps_spec.count
     return max(1, min(available_cores, share, _MAX_TABLE_THREADS))

@@ -1,6 +1,6 @@
 """Restores a parameter server from checkpoint shards, also of a different number of servers.
 
-:mod:`edl.ps.shard_writer` says what is in a shard.
+:mod:`edl.ps.shard_writer` describes the content of a shard.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class CutSnapshot:
     """The state of one PS at a cut.
 
     Attributes:
-        cut_number: of the cut.
-        snapshot: its values.
-        version: pushes applied.
-        applied_steps: ``through`` of every live lease.
-        has_slab_order: the slab is in the order that a worker declared; a cut put together from other shards is not.
+        cut_number: the cut's number.
+        snapshot: the parameters.
+        version: number of applied updates.
+        applied_steps: number of applied steps of every live lease.
+        has_slab_order: whether the flat buffer has the order that a worker declared; a cut merged from
+            several shards has not.
     """
 
     cut_number: int
@@ -47,7 +48,7 @@ def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
     """The cut stored in a shard.
 
     Raises:
-        StorageError: the shard lacks an array, or it is of another shape than it declares.
+        StorageError: the shard lacks an array, or an array has another shape than declared.
     """
     try:
         declaration = ModelDeclaration.from_json(meta["declaration"])
@@ -62,6 +63,7 @@ def cut_from_shard(arrays: ShardArrays, meta: Mapping[str, str]) -> CutSnapshot:
         applied = {int(lease): int(through) for lease, through in decode_json(meta["applied"]).items()}
         return CutSnapshot(int(meta["cut"]), snapshot, int(meta["version"]), applied)
     except (KeyError, ValueError, TypeError, AttributeError, BadInputError) as error:
+        # The file is intact (its checksum was compared), so another program or version wrote it.
         raise StorageError(f"is not the shard of a parameter server: {error}") from error
 
 
@@ -69,12 +71,12 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
     """The part of a committed checkpoint that the PS ``ps_index`` owns, regardless of which PS wrote it.
 
     Args:
-        directory: of the checkpoint.
-        ps_index: of this PS.
-        slot_owners: ``slots[i]`` is the index of the PS that owns slot i.
+        directory: the checkpoint's directory.
+        ps_index: index of this PS.
+        slot_owners: the index of the PS that owns each slot.
 
     Raises:
-        StorageError: a shard is missing or damaged, or there is none.
+        StorageError: a shard is missing or damaged, or there are no shards.
     """
     # Imports safetensors, which an idle PS does not need.
     from edl.storage import checkpoint_shards
@@ -82,6 +84,7 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
     manifest = checkpoint_shards.load_manifest(directory)
     if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
         raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
+    # A generator, so that not all shards are in memory at once: each is reduced to the owned part.
     shards = (cut_from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)
     return merge_cuts([select_owned(cut, ps_index, tuple(slot_owners)) for cut in shards])
 
@@ -101,10 +104,8 @@ def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) 
 def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
     """Merge cuts with disjoint variables and rows; the order is kept if one cut has all variables.
 
-    A PS that was restored after a lease was granted may know less of it than the others, never more.
-
     Raises:
-        StorageError: there are no parts, or they are of two models.
+        StorageError: there are no parts, or they belong to two models.
     """
     if not parts:
         raise StorageError("the checkpoint has no shards")
@@ -119,7 +120,10 @@ def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
         {slot: np.concatenate([s.slots[slot] for s in snapshots]) for slot in declaration.optimizer.slot_starts},
         {table.name: join_rows([s.tables[table.name].read_all() for s in snapshots]) for table in declaration.tables},
     )
+    # With the variables of one shard only, the order is the one that a worker declared.
     ordered = sum(bool(s.declaration.variables) for s in snapshots) <= 1
+    # A PS that was restored after a lease was granted may have a lower number of its steps than the
+    # others, never a higher one.
     applied = {
         lease: max(part.applied_steps.get(lease, 0) for part in parts) for part in parts for lease in part.applied_steps
     }
@@ -132,21 +136,23 @@ def _common_declaration(snapshots: Sequence[ParameterSnapshot]) -> ModelDeclarat
     first = snapshots[0].declaration
     for declaration in (snapshot.declaration for snapshot in snapshots):
         if difference := first.describe_difference(replace(declaration, variables=first.variables)):
-            raise StorageError(f"the checkpoint's shards are of two models: {difference}")
+            raise StorageError(f"the checkpoint's shards belong to two models: {difference}")
     variables = (variable for snapshot in snapshots for variable in snapshot.declaration.variables)
     return replace(first, variables=tuple(sorted(variables, key=lambda variable: variable.statistic)))
 
 
 def _check_shape(array: Floats, variable: VariableSpec) -> Floats:
     if array.shape != variable.shape:
-        raise ValueError(f"variable '{variable.name}' is {list(array.shape)} where {list(variable.shape)} is declared")
+        raise ValueError(
+            f"variable '{variable.name}' has the shape {list(array.shape)}; declared is {list(variable.shape)}"
+        )
     return array
 
 
 def _join_flat(arrays: Sequence[Floats], size: int) -> Floats:
     slab = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
     if slab.dtype != np.float32 or len(slab) != size:
-        raise ValueError(f"{len(slab)} values of type {slab.dtype} where {size} float32 are declared")
+        raise ValueError(f"there are {len(slab)} values of type {slab.dtype}; declared are {size} of type float32")
     return slab
 
 
@@ -173,11 +179,11 @@ def _table_rows(arrays: ShardArrays, table: str, declaration: ModelDeclaration) 
         arrays[f"rows/{table}/ids"], arrays[f"rows/{table}/values"], slots, arrays.get(f"rows/{table}/seen")
     )
     if rows.ids.ndim != 1:
-        raise ValueError(f"ids of table '{table}' are {list(rows.ids.shape)} where [n] is declared")
+        raise ValueError(f"the ids of table '{table}' have the shape {list(rows.ids.shape)}, not [n]")
     shape = (len(rows.ids), declaration.get_table(table).dim)
     steps = () if rows.last_steps is None else (rows.last_steps,)
     if any(a.shape != shape for a in (rows.values, *slots.values())) or any(a.shape != shape[:1] for a in steps):
-        raise ValueError(f"rows of table '{table}' are not {list(shape)}")
+        raise ValueError(f"the rows of table '{table}' do not have the shape {list(shape)}")
     _check_rows(rows, declaration.get_table(table))
     return rows
 
@@ -188,9 +194,11 @@ def _check_rows(rows: RowArrays, table: TableSpec) -> None:
     for values in (rows.values, *rows.slots.values()):
         _check_dtype(values, "float32", table)
     if table.rows and len(rows.ids) and not (rows.ids.min() >= 0 and rows.ids.max() < table.rows):
-        raise ValueError(f"ids {rows.ids.min()} to {rows.ids.max()} where table '{table.name}' has {table.rows}")
+        raise ValueError(
+            f"table '{table.name}' has ids {rows.ids.min()} to {rows.ids.max()}; declared are {table.rows} rows"
+        )
 
 
 def _check_dtype(array: np.ndarray, expected_dtype: str, table: TableSpec) -> None:
     if array.dtype != expected_dtype:
-        raise ValueError(f"rows of table '{table.name}' have {array.dtype} where {expected_dtype} is declared")
+        raise ValueError(f"the rows of table '{table.name}' have the type {array.dtype}, not {expected_dtype}")

@@ -32,10 +32,11 @@ class ShardContent:
     """The content of a cut's shard file.
 
     Attributes:
-        array_shapes: name, dtype and shape of each, in the file's order.
-        array_chunks: name and the next values of that array, in the order of the rows; for one use, each before the
-            next one is asked for. Variables are views of the snapshot, rows come in pieces.
-        metadata: strings beside them.
+        array_shapes: name, dtype and shape of each array, in the file's order.
+        array_chunks: name and next values of an array, in the order of the rows. A chunk is valid until
+            the next one is requested; the iterator can be used once. Variables are views of the
+            snapshot, rows come in chunks.
+        metadata: the strings in the file's header.
     """
 
     array_shapes: Sequence[tuple[str, str, tuple[int, ...]]]
@@ -91,7 +92,7 @@ def _row_chunks(snapshot: ParameterSnapshot) -> Iterator[tuple[str, Any]]:
 
 
 _KEPT_RESULTS = 8
-"""How many cuts' results are kept to answer repeated requests."""
+"""Number of cuts whose results are kept to answer repeated requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +109,8 @@ class ShardWriter:
     """Writes the shards of one PS, each on a daemon thread.
 
     Args:
-        ps_index: of this PS.
-        write: writes one cut to a directory; only tests give another one.
+        ps_index: index of this PS.
+        write: writes one cut to a directory; tests pass another function.
     """
 
     def __init__(self, ps_index: int, write: Callable[[Path, int, CutSnapshot], SavedShard] | None = None) -> None:
@@ -119,7 +120,7 @@ class ShardWriter:
         self._lock = threading.Lock()
 
     def start_writing(self, directory: Path, cut: CutSnapshot) -> None:
-        """Start writing a cut; its snapshot is retained until that is done."""
+        """Start writing a cut; its snapshot is retained until the shard is written."""
         cut.snapshot.retain()
         result: Future[SavedShard] = Future()
         with self._lock:
@@ -134,13 +135,13 @@ class ShardWriter:
         """Wait until the shard is on disk or has failed.
 
         Raises:
-            PeerRefusedError: no shard of that cut was ever begun here (kind ``cut``).
-            RetryableError: it takes longer than ``timeout`` seconds.
+            PeerRefusedError: kind ``cut``: this process has not started to write a shard of that cut.
+            RetryableError: writing takes longer than ``timeout`` seconds.
         """
         with self._lock:
             result = self._results.get(cut)
         if result is None:
-            raise PeerRefusedError(f"no shard of cut {cut} was begun here", kind="cut")
+            raise PeerRefusedError(f"this PS has not started to write a shard of cut {cut}", kind="cut")
         try:
             return result.result(timeout)
         except TimeoutError as error:
@@ -152,8 +153,10 @@ class ShardWriter:
                 saved = self._write_cut(directory, self._ps_index, cut)
             result.set_result(saved)
         except StorageError as error:
+            # A full disk is expected: the master aborts the cut and tries again later.
             result.set_result(SavedShard(error=str(error)))
         except BaseException as error:
+            # A bug: fail the waiting request too, which would otherwise wait until its timeout.
             result.set_exception(error)
             raise
 

@@ -11,10 +11,11 @@ from edl.ps.sync_rounds import PendingRound
 from edl.transport import edl_pb2 as pb
 
 MAX_REPORTED_TABLES = 256
+"""Limit for the size of a registration, which is sent every second."""
 _REMEASURE_FACTOR = 1000
-"""Measuring a table is skipped for this many times as long as the last measurement took.
+"""A table is not measured again for this many times as long as the last measurement took.
 
-Pushes may have waited for it.
+Pushes to the table may wait during a measurement, so at most a thousandth of the time is spent on it.
 """
 
 
@@ -22,8 +23,8 @@ class PsStatisticsCollector:
     """Collects statistics; used by one thread.
 
     Args:
-        server: whose.
-        clock: monotonic seconds.
+        server: the parameter server to report about.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, server: ParameterServer, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,13 +48,11 @@ class PsStatisticsCollector:
         )
 
     def _pending_round_message(self, pending_round: PendingRound | None, version: int) -> pb.Forming | None:
-        """The incomplete round as a message.
-
-        A push that is sent again does not restart its waiting time: the version identifies the
-        round.
-        """
+        """The incomplete round as a message."""
         if pending_round is None:
             return None
+        # Every round increases the version, so the version identifies a round. A push that is sent
+        # again does not restart the waiting time of its round.
         if self._round_start is None or self._round_start[0] != version:
             self._round_start = version, self._clock()
         seconds = self._clock() - self._round_start[1]
@@ -82,7 +81,7 @@ class TableSizes:
     """Memory use of tables. Large tables are measured less often, because counting their pages takes a while.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -93,6 +92,7 @@ class TableSizes:
     def measure_bytes(self, name: str, table: EmbeddingTable) -> int:
         """The bytes that a table occupies, as last measured."""
         measured, started_at = self._measured.get(name), self._clock()
+        # Another object of the same name is a table that replaced the measured one.
         if measured is not None and measured[0] is table and started_at < self._measure_again_at[name]:
             return measured[1]
         byte_count = table.memory_bytes

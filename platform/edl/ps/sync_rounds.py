@@ -12,9 +12,9 @@ from its first push on, with the lease of its next push, until
 A worker whose push was refused as stale is *guaranteed* the next round: no round closes before its
 next push has joined. So a minibatch is refused at most once.
 
-Names of workers are not proved. So a round waits for a limited time, counted from its first push:
-less for workers that no round has had yet, and nobody can extend it. docs/design/0008-modes.md
-shows why no round waits forever.
+The index of a worker in a push is not authenticated. So a round waits for a limited time, counted
+from its first push: less for workers that have not been in a round yet, and nobody can extend it.
+docs/design/0008-modes.md shows why no round waits forever.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from edl.ps.applied_steps import PushId
 
 MAX_WAIT_SECONDS = 600.0
-"""Seconds that a round waits for workers that were in a round before; the master revokes their leases earlier."""
+"""Seconds that a round waits for workers of earlier rounds; the master revokes their leases before that."""
 NEWCOMER_WAIT_SECONDS = 60.0
-"""Seconds that a round waits for other workers: a retry of a stale push, or an invented name."""
+"""Seconds that a round waits for other workers: a retry of a stale push, or an invented worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class PendingRound:
     """An incomplete round, for status reports.
 
     Attributes:
-        required_pushes: pushes that it waits for, if so many can come.
-        arrived_workers: workers whose pushes sit.
-        awaited_workers: workers whose pushes may come; nobody else is waited for.
+        required_pushes: pushes that close the round, if so many can come.
+        arrived_workers: workers whose pushes have joined.
+        awaited_workers: workers whose pushes are expected.
     """
 
     required_pushes: int
@@ -62,19 +62,20 @@ class SyncRounds:
     """The current round; pure logic.
 
     Args:
-        required_pushes: pushes that an update waits for, if so many can come.
-        clock: monotonic seconds.
+        required_pushes: pushes that close a round, if so many can come.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, required_pushes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._required_pushes = required_pushes
         self._clock = clock
         self._round_started = 0.0
+        # All by worker.
         self._waiting_pushes: dict[int, WaitingPush] = {}
         self._expected_leases: dict[int, int] = {}
         self._guaranteed_workers: set[int] = set()
-        self._known_workers: set[int] = set()  # that were in a round
-        self._withdrawn_workers: set[int] = set()  # that will send a push of this round again
+        self._known_workers: set[int] = set()  # workers that were in a round
+        self._withdrawn_workers: set[int] = set()  # workers that will send a push of this round again
         self._connections: dict[int, Hashable] = {}
 
     @property
@@ -101,7 +102,8 @@ class SyncRounds:
         self._connections[worker] = connection
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """A connection closed: a worker without another connection sends nothing more."""
+        """Handle a closed connection: a worker without another connection sends nothing more."""
+        # A worker may have connected again before its old connection was found dead.
         if self._connections.get(worker) == connection:
             del self._connections[worker]
             self._known_workers.discard(worker)
@@ -109,6 +111,7 @@ class SyncRounds:
 
     def join(self, push: WaitingPush) -> WaitingPush | None:
         """Add a push; returns the worker's older push that it replaces, if there is one."""
+        # The time counts from the first push, and a push that is sent again does not restart it.
         if not self._waiting_pushes and not self._withdrawn_workers:
             self._round_started = self._clock()
         self._withdrawn_workers.discard(push.worker)
@@ -130,12 +133,13 @@ class SyncRounds:
         """Expect a worker's next push with this lease; 0: no push will come."""
         if not lease:
             self.stop_expecting(worker)
+        # A lease has one holder: an invented worker must not be expected in its place.
         elif not self._is_held_by_other(worker, lease):
             self._stop_expecting_others(worker, lease)
             self._expected_leases[worker] = lease
 
     def guarantee_next_round(self, worker: int, lease: int) -> None:
-        """A push was stale: the next round waits for the worker's retry."""
+        """Make the next round wait for this worker, whose push was stale."""
         self.expect_push(worker, lease)
         if self._expected_leases.get(worker) == lease:
             self._guaranteed_workers.add(worker)
@@ -183,7 +187,7 @@ class SyncRounds:
         return pushes
 
     def _is_held_by_other(self, worker: int, lease: int) -> bool:
-        """Whether a worker that was in a round, or whose push waits, has this lease: then nobody else has it."""
+        """Whether another worker that was in a round, or whose push waits, holds this lease."""
         expected_of_known = any(
             self._expected_leases.get(known) == lease for known in self._known_workers if known != worker
         )
@@ -219,10 +223,10 @@ class FollowerPush:
     """A push that waits for the others of its round.
 
     Attributes:
-        push_id: which one it is.
+        push_id: lease and step.
         round_pushes: all pushes of its round.
-        is_retry: it was sent before, so that the others may have been answered by a process that is gone: they are not
-            waited for.
+        is_retry: whether it was sent before. The others may then have been answered by a process that
+            is gone and will not be sent again, so the push does not wait for them.
     """
 
     push_id: PushId
@@ -248,7 +252,8 @@ class FollowerRounds:
         """The pushes of a complete round, ordered by lease; the largest such round.
 
         Args:
-            may_come: whether a push that is not here can still enter: it has not, and its lease is good.
+            may_come: whether a push that is not here can still be admitted: it is not applied yet, and
+                its lease is valid.
         """
         # A push names only itself if the first server has forgotten its round. Larger rounds come
         # first, so that such a push is applied together with those that name it.

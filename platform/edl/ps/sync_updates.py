@@ -25,16 +25,17 @@ from edl.transport.peer_errors import PeerRefusedError
 def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> PushGradients | None:
     """The mean gradient over the records of all parts; None if there is nothing to apply.
 
-    A loss is a mean over the records of its minibatch, and ``weight`` says how many those are. So the sum of
-    ``weight / sum of weights`` times each gradient is the gradient of all records as one minibatch. Statistics move by
-    the mean of what the parts move them by. One part is passed on as it is, to the bit.
+    A loss is a mean over the records of its minibatch, and ``weight`` is proportional to their number.
+    So the sum of ``weight / sum of weights`` times each gradient is the gradient of all records as one
+    minibatch. Statistics change by the mean of the parts' changes.
 
     Args:
-        parts: in an order that does not depend on which came first, since sums in float32 do.
-        learning_rate: of the update.
+        parts: in an order that does not depend on their arrival, because sums in float32 depend on it.
+        learning_rate: learning rate of the update.
     """
     if not parts:
         return None
+    # One part is not multiplied by 1.0 and keeps its bits, as in asynchronous mode.
     if len(parts) == 1:
         single = parts[0]
         return PushGradients(single.flat, single.rows, learning_rate, single.record_weight)
@@ -50,6 +51,7 @@ def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> Pus
 
 def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
     total = sum(part.record_weight for part in parts)
+    # Without a positive total (all weights are 0) every part counts the same.
     if not total > 0:
         return [np.float32(1 / len(parts))] * len(parts)
     return [np.float32(part.record_weight / total) for part in parts]
@@ -71,15 +73,16 @@ _MAY_ENTER = (AdmissionOutcome.ADMITTED, AdmissionOutcome.UNKNOWN_MASTER)
 class SyncUpdater:
     """Collects pushes into rounds and applies each round as one update.
 
-    Those that name their round follow the first parameter server; those that do not are put together here.
+    Pushes that name their round follow the decision of the first parameter server. Pushes that do not
+    are collected here: this is the first one.
 
     Args:
-        applied_steps: which pushes enter.
-        model_state: what they change.
-        required_pushes: pushes of an update, if so many can come.
-        version_tolerance: versions that the values of a gradient may lag behind.
-        is_paused: whether a cut keeps further steps out.
-        clock: monotonic seconds.
+        applied_steps: decides which pushes are admitted.
+        model_state: the parameters.
+        required_pushes: pushes that close a round, if so many can come.
+        version_tolerance: number of versions that the values of a gradient may lag behind.
+        is_paused: whether updates are paused for a cut.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -127,8 +130,8 @@ class SyncUpdater:
             self._sync_rounds.guarantee_next_round(push.worker, push.push_id.lease)
         else:
             # The push waits for its round. It replaces a waiting push for the same step or, on the
-            # first PS, any other push of the same worker: that push's connection is lost, and
-            # nobody would read its answer.
+            # first PS, any other push of the same worker: the connection of that push is lost, so
+            # its answer could not be delivered.
             self._reject_pushes((push.push_id,), _resent_error())
             push.outcome = None
             self._pending_pushes[push.push_id] = push
@@ -160,7 +163,7 @@ class SyncUpdater:
         return f"a round is waiting for pushes of leases {missing}"
 
     def reevaluate(self) -> None:
-        """Drop pushes with revoked leases; that may complete a round, as may the end of a pause."""
+        """Decide waiting pushes whose leases were revoked; this, or the end of a pause, may complete a round."""
         for share, push in list(self._pending_pushes.items()):
             admission = self._applied_steps.decide_push(*share)
             if admission is not AdmissionOutcome.ADMITTED:
@@ -177,12 +180,12 @@ class SyncUpdater:
         self._apply_complete_rounds()
 
     def handle_disconnect(self, worker: int, connection: Hashable) -> None:
-        """Stop waiting for a process that ended."""
+        """Stop waiting for pushes of a process that ended."""
         self._sync_rounds.handle_disconnect(worker, connection)
         self._apply_complete_rounds()
 
     def reject_pending(self) -> None:
-        """Reject waiting gradients: they belong to replaced parameters."""
+        """Reject waiting gradients, which belong to replaced parameters."""
         error = PeerRefusedError("the parameters were replaced while the push waited", kind="busy")
         self._reject_pushes(tuple(self._pending_pushes), error)
 
@@ -202,16 +205,18 @@ class SyncUpdater:
         """The incomplete round; None on servers that follow the first one."""
         return self._sync_rounds.pending_round
 
-    # ------------------------------------------------------------ closing
+    # ------------------------------------------------------------ closing rounds
 
     def _apply_complete_rounds(self) -> None:
         """Apply every complete round as one update."""
         while push_ids := self._next_complete_round():
             pushes = [self._pending_pushes.pop(push_id) for push_id in push_ids]
             staleness = [push.staleness_at(self._model_state.version) for push in pushes if push.gradients is not None]
+            # As in asynchronous mode, first the values, then the steps: a round that runs out of
+            # memory is refused and none of its pushes is admitted.
             try:
                 self._model_state.apply_push(_merge_pushes(pushes))
-            except Exception as error:  # noqa: BLE001  raised again where each of them is answered
+            except Exception as error:  # noqa: BLE001  raised again where each push is answered
                 for push in pushes:
                     push.outcome = error
                 continue

@@ -96,10 +96,10 @@ def is_refused_with_another_model(place: Place) -> None:
     write_module(place.folder, "users", MODULE.replace("50_000, 4", "50_000, 8"))
     with place.run("--resume") as run:
         assert run.wait(150) == 2
-    assert run.errors.strip() == (
-        "ps-0: the model is another one: table 'users/embeddings' is [50000, 8], this PS holds [50000, 4]\n"
-        "  give the model and the optimizer back as this run began with them, or start a new run, without --resume"
-    )
+    message, remedy = run.errors.strip().splitlines()
+    assert message.startswith("ps-0: ")
+    assert all(part in message for part in ("table 'users/embeddings'", "[50000, 8]", "[50000, 4]"))
+    assert "--resume" in remedy
     assert sum(line["role"] == "worker" for line in run.events("role_ended")) == 1, "it is not tried again and again"
     write_module(place.folder, "users", MODULE)
 

@@ -142,14 +142,14 @@ def ones(count: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        ({"rows/emb/ids": np.arange(37, 51)}, "ids 37 to 50 where table 'emb' has 50"),
-        ({"rows/emb/ids": np.arange(-1, 13)}, "ids -1 to 12 where table 'emb' has 50"),
-        ({"rows/emb/ids": np.arange(14).astype(np.float32)}, "float32 where int64"),
-        ({"rows/emb/ids": np.arange(14).reshape(14, 1)}, r"ids of table 'emb' are \[14, 1\] where \[n\]"),
-        ({"rows/emb/values": np.zeros((14, 3))}, "float64 where float32"),
-        ({"rows/emb/slot/velocity": np.zeros((14, 3), np.int32)}, "int32 where float32"),
-        ({"rows/emb/values": np.zeros((14, 2), np.float32)}, r"are not \[14, 3\]"),
-        ({"dense/w": np.zeros((3, 2), np.float32)}, r"variable 'w' is \[3, 2\] where \[2, 3\] is declared"),
+        ({"rows/emb/ids": np.arange(37, 51)}, "table 'emb' has ids 37 to 50.* 50 rows"),
+        ({"rows/emb/ids": np.arange(-1, 13)}, "table 'emb' has ids -1 to 12.* 50 rows"),
+        ({"rows/emb/ids": np.arange(14).astype(np.float32)}, "float32, not int64"),
+        ({"rows/emb/ids": np.arange(14).reshape(14, 1)}, r"ids of table 'emb' .*\[14, 1\], not \[n\]"),
+        ({"rows/emb/values": np.zeros((14, 3))}, "float64, not float32"),
+        ({"rows/emb/slot/velocity": np.zeros((14, 3), np.int32)}, "int32, not float32"),
+        ({"rows/emb/values": np.zeros((14, 2), np.float32)}, r"rows of table 'emb' .*\[14, 3\]"),
+        ({"dense/w": np.zeros((3, 2), np.float32)}, r"variable 'w' .*\[3, 2\].*\[2, 3\]"),
     ],
 )
 def test_what_does_not_fit_is_named(array: Mapping[str, np.ndarray], said: str) -> None:

@@ -222,10 +222,14 @@ def test_pulls_are_never_torn(ps):
 @pytest.mark.parametrize(
     ("gradient", "rows", "said"),
     [
-        ([1] * 4, None, "gradients (float32) of 5 values: 'w' [2, 2], 'stat' [1] take 20 bytes, the body has 16"),
-        (np.ones(5, np.float64), None, "the body has 40 bytes, the head and the model say 20"),
-        ([1] * 5, ([1], np.ones((1, 3))), "1 gradients (float32) of table 'emb' (1000 x 4) take 16 bytes"),
-        ([1] * 5, ([1000, 3], np.ones((2, 4))), "table 'emb' (1000 x 4) has the ids 0 to 999, not 3 to 1000"),
+        ([1] * 4, None, "gradients (float32) of 5 values: 'w' [2, 2], 'stat' [1] need 20 bytes; 16 of"),
+        (np.ones(5, np.float64), None, "the body has 40 bytes; the head and the declared model need 20"),
+        ([1] * 5, ([1], np.ones((1, 3))), "1 gradients (float32) of table 'emb' (1000 x 4) need 16 bytes"),
+        (
+            [1] * 5,
+            ([1000, 3], np.ones((2, 4))),
+            "table 'emb' (1000 x 4) has ids 0 to 999; the request has ids 3 to 1000",
+        ),
     ],
 )
 def test_a_gradient_of_another_shape_or_type_is_refused_by_name(worker, gradient, rows, said):

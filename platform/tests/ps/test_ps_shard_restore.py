@@ -154,7 +154,7 @@ def test_a_shard_whose_strings_or_shapes_are_of_another_kind_is_no_shard():
         with pytest.raises(StorageError, match="is not the shard"):
             cut_from_shard(arrays, {**meta, "declaration": json.dumps({**declared, **changed})})
     turned = {name: array.T if name.startswith("dense/") else array for name, array in arrays.items()}
-    with pytest.raises(StorageError, match=r"variable 'layer0/kernel' is \[1, 2\] where \[2, 1\] is declared"):
+    with pytest.raises(StorageError, match=r"variable 'layer0/kernel' .*\[1, 2\].*\[2, 1\]"):
         cut_from_shard(turned, meta)
 
 
