@@ -1,7 +1,7 @@
 """Exponential backoff: the delay doubles after each consecutive failure, up to a limit.
 
-For what is tried by one process: a pod that is asked for, a watch, a supervisor that is started again. Calls between
-roles, which hundreds of workers repeat at once, spread their tries more (``edl.transport.retry``).
+It is used where one process retries: requesting a pod, restarting a watch or a supervisor. Calls
+between roles, which hundreds of workers may retry at once, use wider jitter (``edl.transport``).
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_SERVER_DELAY_SECONDS = 60.0
-"""Upper bound for a server's Retry-After, in seconds; a longer one is shortened to this."""
+"""Upper bound for a server's Retry-After, in seconds; a longer one is cut to this."""
 _MAX_DOUBLINGS = 32
-"""Beyond every limit in use. Without a cap, a float would overflow after about a thousand failures."""
+"""Beyond every limit in use. Without it, a float would overflow after about a thousand failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class ExponentialBackoff:
     """Delays after failures.
 
     Attributes:
-        first_seconds: after the first failure.
-        max_seconds: after many.
+        first_seconds: the delay after the first failure.
+        max_seconds: the upper limit of the delay.
     """
 
     first_seconds: float = 0.2
@@ -36,9 +36,10 @@ class ExponentialBackoff:
         """The delay with jitter, so that clients that failed together do not retry together.
 
         Args:
-            failures: in a row, 1 or more.
-            jitter: evenly distributed over 0-1; between half of the delay and all of it is waited.
-            server_delay: seconds that the server asks for; never less than that, up to ``MAX_SERVER_DELAY_SECONDS``.
+            failures: number of consecutive failures, at least 1.
+            jitter: a random number from 0 to 1; the result is 50 % to 100 % of the delay.
+            server_delay: the server's Retry-After in seconds. It is added to the delay, up to
+                ``MAX_SERVER_DELAY_SECONDS``.
         """
         asked = min(max(server_delay or 0.0, 0.0), MAX_SERVER_DELAY_SECONDS)
         return asked + self.delay(failures) * (0.5 + jitter / 2)

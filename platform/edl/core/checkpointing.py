@@ -74,8 +74,8 @@ def advance_save_failure(state: JobState, now: float) -> None:
         seconds = state.settings.checkpoint_full_timeout
         state.end_job(
             "Failed",
-            f"no checkpoint could be written, and training waited for {seconds:g} s (checkpoint.full_timeout): "
-            f"{failure.reason}",
+            f"no checkpoint could be written, and training was paused for {seconds:g} s "
+            f"(checkpoint.full_timeout): {failure.reason}",
             kind="storage",
         )
 
@@ -89,14 +89,19 @@ def pause_deadline(state: JobState) -> float:
 
 
 RETRY_SECONDS = 1.0
+"""Seconds until the next cut after a lost PS or a revocation, which do not repeat."""
 RETRY_HELD_SECONDS = 10.0
+"""Seconds until the next cut if the cause may last: each attempt pauses updates."""
 RETRY_SAVING_SECONDS = 30.0
+"""Seconds until the next cut after a checkpoint that could not be written: a full disk stays full for a while."""
 
 
 def can_begin_cut(state: JobState, now: float) -> bool:
     """Whether a cut that starts now can complete."""
     assert state.training_ledger is not None
     live = state.training_ledger.leases
+    # The last cut failed because a PS may have lost steps of these leases. Until a further step of
+    # each is done, or the lease is closed, every cut would fail.
     unmet = any(lease in live and live[lease].done_steps <= known for lease, known in state.unconfirmed_leases.items())
     free = state.cut is None and not state.paused_cut
     return free and not unmet and now >= state.cuts_blocked_until and state.pods.all_ps_ready()
@@ -128,15 +133,14 @@ def abort_cut(state: JobState, reason: str, now: float, retry_seconds: float = R
     """Abort the current cut; it is retried under another number.
 
     Args:
-        reason: for people.
-        now: the time.
-        retry_seconds: seconds until the next attempt; long where the cause may last, because each attempt holds updates
-            back.
+        reason: the reason, for users.
+        now: the core's time.
+        retry_seconds: seconds until the next attempt.
     """
     assert state.cut is not None
     state.record_entry(CutCalledOff(cut=state.cut.number, reason=reason))
     state.add_commands(ReleaseCut(state.cut.number))
-    state.emit(WarningRaised(f"cut {state.cut.number} is off: {reason}"))
+    state.emit(WarningRaised(f"cut {state.cut.number} was aborted: {reason}"))
     # A leaving PS waits for this cut, and its grace period is short.
     if state.cut.keep_paused:
         retry_seconds = min(retry_seconds, RETRY_SECONDS)
@@ -171,13 +175,15 @@ def handle_updates_held(state: JobState, event: UpdatesHeld, now: float) -> None
     if unmet:
         state.unconfirmed_leases = {lease: live[lease] for lease in unmet}
         names = sorted({f"ps-{state.pods.by_uid[ps].index}" for ps in unmet.values()})
-        reason = f"{', '.join(names)} went back to a checkpoint, and not every worker has completed a step since"
+        reason = f"{', '.join(names)} rolled back to a checkpoint, and not every worker has completed a step since then"
         abort_cut(state, reason, now, RETRY_SECONDS)
         return
     steps = cut.decide_included_steps(live)
     if steps.value is None:
         abort_cut(state, steps.reason, now)
         return
+    # The ledger position of the cut. It is fixed here, while no PS admits further steps: leases that
+    # are granted from now on have no step in the cut.
     cut.included_steps, cut.next_lease = steps.value, state.next_lease_number()
     state.cut_ledger = training.snapshot_at_cut(cut.included_steps)
     cut.enter_stage(CutStage.SNAPSHOT, _live_ps(state), now + cuts.COPY_TIMEOUT_SECONDS)
@@ -217,11 +223,12 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
             pause=round(cut.pause, 6),
         )
     )
-    # Checkpoints of older versions lack the count; it is unknown.
+    # Saved with the checkpoint: a rollback to it restores this count.
     state.cut_ledger["lacking"] = dict(state.counters.updates_of)
     if cut.pin:
         for uid in cut.versions:
             state.pinned_cuts[uid] = state.pinned_cuts.get(uid, frozenset()) | {cut.number}
+        # In a durable job, only a cut that also becomes a checkpoint can be the final one.
         lasting = cut.checkpoint or not state.settings.durable
         _record_pin(state, cut.number, step, final=lasting and state.is_ledger_over(_ledger_at_cut(state)))
     if cut.checkpoint:
@@ -280,7 +287,7 @@ def finish_save(state: JobState, event: CheckpointSaveFinished, now: float) -> N
         return
     if event.error:
         state.record_entry(CutCalledOff(cut=cut.number, reason=event.error))
-        state.emit(WarningRaised(f"checkpoint {cut.number} was not written, the previous one is kept: {event.error}"))
+        state.emit(WarningRaised(f"checkpoint {cut.number} was not written; the previous one is kept: {event.error}"))
         record_save_failure(state, event.error)
         _clear_cut(state, event.error, now + RETRY_SAVING_SECONDS)
     else:
@@ -318,7 +325,7 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     if is_ledger_frozen(state):
         _record_cut_progress(state)
     if saved is not None and saved.cut == stopping.cut_number:
-        state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} holds all {saved.step:,} steps")
+        state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} contains all {saved.step:,} steps")
     # The last PS was lost: parameters and ledger rolled back.
     elif state.cut is None and not _has_unsaved_steps(state):
         state.end_job("Interrupted", stopping.reason)

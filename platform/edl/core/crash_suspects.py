@@ -21,8 +21,9 @@ from edl.core.ledger import Lease
 from edl.core.shuffle import RecordRange
 
 MIN_CRASHES = 3
+"""Crashes after which a minibatch is guilty. Fewer may be kills from outside, which hit different minibatches."""
 MIN_CERTAIN_CRASHES = 2
-"""Crashes in which the worker held only this minibatch."""
+"""How many of these crashes must be of workers that held only this minibatch."""
 MAX_FED_AHEAD = 5
 """How many minibatches after the first unapplied one a worker may have read or fed.
 
@@ -36,10 +37,11 @@ class CrashSuspects:
     """The crashes of workers so far and the records they implicate.
 
     Attributes:
-        suspect_ranges: of workers that crashed, not done since: they are leased one by one.
-        one_by_one_leases: numbers of leases that are held so.
-        possible_crashes: how often a worker ended that may have fed this minibatch ahead, or had it at work.
-        certain_crashes: how often one ended that had nothing else in its hands.
+        suspect_ranges: ranges that crashed workers held and that are not done yet; they are leased one
+            by one.
+        one_by_one_leases: the leases that were granted one by one.
+        possible_crashes: by minibatch, crashes of workers that may have read, fed or trained it.
+        certain_crashes: by minibatch, crashes of workers that held nothing else.
     """
 
     suspect_ranges: list[RecordRange] = field(default_factory=list)
@@ -67,20 +69,23 @@ class CrashSuspects:
         """Record that a worker crashed or exited without a report.
 
         Args:
-            leases: its training leases, oldest first, each with the number of its steps that are applied.
+            leases: its training leases, oldest first, each with its number of applied steps.
 
         Returns:
-            The minibatch that is guilty, if that is certain now, and how often workers ended with it.
+            The guilty minibatch and its number of crashes; None while no minibatch is certain.
         """
         begun = [(lease, through) for lease, through in leases if through < lease.step_count]
         if not begun:
             return None
+        # Under a one-by-one lease only the first unapplied minibatch was read. Otherwise every
+        # minibatch that the pipeline may have read ahead is possible.
         is_one_by_one = begun[0][0].number in self.one_by_one_leases
         fed = [begun[0]] if is_one_by_one else [each for each in begun if each[0].number not in self.one_by_one_leases]
         near = list(islice(_pending_minibatches(fed), 1 if is_one_by_one else 1 + MAX_FED_AHEAD))
         counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, near[0]
         for each in near:
             counts[each] = counts.get(each, 0) + 1
+        # Replace overlapping parts, so that no record is listed twice.
         for lease, through in begun:
             rest = lease.record_range.split(lease.record_after_steps(through))[1]
             self.clear_range(rest)

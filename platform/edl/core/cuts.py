@@ -14,12 +14,12 @@ from typing import Any
 from edl.core.decision import Decision
 
 HOLD_TIMEOUT_SECONDS = 5.0
-"""How long the PS may pause updates while they wait for steps of the cut, in seconds.
+"""Maximum seconds for which the PS pause updates while they wait for steps of the cut.
 
-Each PS also enforces this limit itself.
+Each PS also enforces this limit itself, in case the master is gone.
 """
 COPY_TIMEOUT_SECONDS = 60.0
-"""How long the missing steps and the copies may take, in seconds."""
+"""Maximum seconds for the arrival of missing steps and the copies."""
 
 
 class CutStage(StrEnum):
@@ -42,15 +42,16 @@ class PendingCut:
     Attributes:
         checkpoint: whether it is written to disk.
         pin: whether the PS keep it in memory for an evaluation or the export.
-        keep_paused: whether they hold updates after their copies, too, until they are told to release them.
+        keep_paused: whether updates stay paused after the copies, until ``ReleaseCut``.
         waiting_ps: uids of PS that have not answered in this stage yet.
-        applied_steps: what each PS said of the leases when it began to hold updates: ``through``.
-        included_steps: steps of each live lease that the cut holds.
-        next_lease: leases from this number on were granted later, and the cut holds nothing of them.
-        versions: of each PS, when it made its copy.
-        admitted_steps: steps that each PS had let in by then, since it began or went back; of those that say so.
-        deadline: when updates have been held for too long.
-        pause: seconds for which one PS held updates, at most.
+        applied_steps: by PS, the applied steps of each lease when it paused updates.
+        included_steps: by live lease, the number of its steps in the cut.
+        next_lease: leases from this number on were granted later; the cut contains none of their steps.
+        versions: by PS, its version when it made its copy.
+        admitted_steps: by PS, the steps that it had admitted by then since it started or rolled back; a PS
+            that does not count them is left out.
+        deadline: when the pause of updates times out.
+        pause: the longest pause of a PS, in seconds.
     """
 
     number: int
@@ -102,16 +103,18 @@ class PendingCut:
     ) -> dict[int, str]:
         """The leases whose steps a PS may have lost, and that PS.
 
-        One that went back to a checkpoint after a lease was granted cannot tell a step that is on its way from one that
-        it had and has lost, until a push of that lease has reached it.
+        A PS that rolled back to a checkpoint after a lease was granted cannot distinguish a step that is
+        in flight from a step that it had and lost, until a push of that lease arrives.
 
         Args:
-            done_steps: for each lease that is held, how many of its steps are known to be applied.
-            restore_lease: by PS, the lowest lease since its last restore: of this and later leases it knows every push.
+            done_steps: for each held lease, how many of its steps are known to be applied.
+            restore_lease: by PS, the lowest lease granted since its last restore. It has seen every push
+                of this lease and later ones.
         """
         found = {}
         for lease, known in done_steps.items():
             through = {ps: applied[lease] for ps, applied in self.applied_steps.items() if lease in applied}
+            # If no step of the lease was applied anywhere, the PS cannot have lost one.
             unaware = [ps for ps in self.applied_steps if ps not in through and restore_lease.get(ps, 0) > lease]
             if unaware and (known or max(through.values(), default=0)):
                 found[lease] = unaware[0]
@@ -120,8 +123,9 @@ class PendingCut:
     def decide_included_steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
         """How many steps of each live lease all PS must have in their copies; None if this cannot be known.
 
-        A step that any PS has applied is on its way to the others, because a worker sends it to all of them, and sends
-        no other before all have answered. So those that lack it wait for it, and for nothing else.
+        A step that any PS has applied is in flight to the others, because a worker sends each step to all
+        of them and sends the next one only after all have answered. So a PS waits for at most one step
+        of each lease.
 
         Args:
             done_steps: as in ``find_unconfirmed_leases``; every lease is confirmed.
@@ -129,18 +133,18 @@ class PendingCut:
         included_steps: dict[int, int] = {}
         for lease, known in done_steps.items():
             included_steps[lease] = max((applied.get(lease, 0) for applied in self.applied_steps.values()), default=0)
+            # A worker has reported steps that it did not push. Such a cut would never be complete.
             if included_steps[lease] < known:
                 return Decision(
-                    None, f"{known} steps of lease {lease} are in, and no PS has more than {included_steps[lease]}"
+                    None,
+                    f"{known} steps of lease {lease} are done, but no PS applied more than {included_steps[lease]}",
                 )
-        return Decision(included_steps, "whatever one PS has, the others get")
+        return Decision(included_steps, "every PS gets the steps that any PS has applied")
 
 
 def is_due(step: int, last: int, every: int | None) -> bool:
-    """Whether training passed a multiple of ``every`` steps since the last cut for this purpose.
-
-    Multiples, because a cut comes some steps after it is due: counted from the last one, they would drift apart.
-    """
+    """Whether training passed a multiple of ``every`` steps since the last cut for this purpose."""
+    # A cut is taken some steps after it is due. Counting from the last one would add up these delays.
     return bool(every) and step // (every or 1) > last // (every or 1)
 
 
@@ -150,7 +154,7 @@ def is_due(step: int, last: int, every: int | None) -> bool:
 
 STOPPED = "stopped by its user"
 FINAL_SECONDS = 10.0
-"""Time limit for a final checkpoint on one machine, in seconds."""
+"""Time limit for a final checkpoint on one machine, in seconds; the supervisor sends SIGTERM a second later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +172,8 @@ class CheckpointFailure:
     """The latest attempt to write a checkpoint failed.
 
     Attributes:
-        reason: for people.
-        paused_at: since when no further step is handed out; None while training goes on.
+        reason: the error, for users.
+        paused_at: when training was paused for it; None while training continues.
     """
 
     reason: str

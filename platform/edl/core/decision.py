@@ -10,7 +10,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T_co]):
-    """A value with the reason that is shown to users."""
+    """A decided value and the reason for it, which is shown to users."""
 
     value: T_co
     reason: str

@@ -1,9 +1,10 @@
 """Evaluation of one pinned version: the remaining records and the merged metric states.
 
-Metric results are the metrics' state variables. ``additive`` states are added elementwise as they come; the states of
-metrics that merge in their own way are kept, one set a task, and a worker merges them. A number that is not finite is
-None here, as JSON has no other word for it; what is added to it stays None. A task none of whose records was kept may
-give no states of a metric; what else is said of a metric is passed on.
+Metric results are the metrics' state variables. ``additive`` states are added elementwise as they
+arrive. States of metrics that define their own merge are kept, one set per task, and a worker merges
+them. A number that is not finite is None here, because JSON has no such numbers; a sum with None is
+None. A task may have no states of a metric if none of its records was kept. Other fields of a metric
+are passed on.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def merge_metric_states(total: MetricStates, part: Mapping[str, Any]) -> MetricS
     """Merge one task's states into the total; neither argument is changed.
 
     Args:
-        total: ``{metric: {"additive": bool, "states": ...}}``; of metrics that do not add up, ``states`` is a list
-            with one entry a task.
-        part: the same, of one task.
+        total: ``{metric: {"additive": bool, "states": ...}}``. For metrics that are not additive, ``states``
+            is a list with one entry per task.
+        part: the same for one task.
 
     Raises:
-        ValueError: two tasks disagree about the metrics or the shape of a state.
+        ValueError: two tasks have different metrics or shapes of a state.
     """
     if total and total.keys() != part.keys():
         raise ValueError(f"metrics differ between tasks: {sorted(total)} and {sorted(part)}")
@@ -55,6 +56,7 @@ def _add_states(a: Any, b: Any) -> Any:
     if a is None or b is None:
         return None
     total = a + b
+    # Keep the sum within what strict JSON allows: it goes into the journal and to a worker.
     if isinstance(total, int):
         return total if abs(total) <= MAX_INTEGER else float(total)
     return total if not isinstance(total, float) or math.isfinite(total) else None
@@ -65,10 +67,10 @@ class EvaluationRound:
     """One evaluation of all validation records at one cut.
 
     Attributes:
-        step: global step of the pinned version, for people.
-        final: whether it is the one at the end of training.
-        ledger: validation ranges, each done exactly once.
-        saved: whether the pinned version is a checkpoint on disk, too.
+        step: global step of the pinned version, for users.
+        final: whether this is the evaluation at the end of training.
+        ledger: the validation ranges; each is done exactly once.
+        saved: whether the pinned version is also a checkpoint on disk.
     """
 
     pin: int
@@ -91,20 +93,19 @@ class EvaluationRound:
 
 
 # --------------------------------------------------------------------------------------------------
-# Keras' callbacks that decide by evaluations, decided once for the whole job.
+# Keras' callbacks that decide by evaluations, decided once for the whole job. ``EarlyStopping``,
+# ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` compare the value of a metric with
+# the best one so far. Workers cannot do this: the records of an evaluation are spread over all of them,
+# so none has its values. Workers therefore declare the user's callbacks, and the decisions are made
+# here with Keras' own arithmetic; an evaluation takes the place of an epoch of ``keras.fit``. Tests
+# compare the decisions with those of Keras.
 #
-# ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` compare the value of a metric
-# with
-# the best one so far. Each worker would do that for itself, and none has the values of an evaluation, whose records are
-# spread over all of them. So workers declare what the user asked for, and the decisions are made here, with Keras' own
-# arithmetic: an evaluation is what an epoch is to ``keras.fit``. Tests hold them to Keras' callbacks.
-#
-# Everything is a value: ``Callbacks.evaluated`` returns what they are after one more evaluation. The journal keeps
-# that.
+# Everything is a value: ``CallbackState.apply_evaluation`` returns the state after one more evaluation,
+# which is journaled.
 
 
 MAX_HISTORY = 1000
-"""How many evaluations the history keeps. It is needed when a job rolls back to a checkpoint."""
+"""Number of evaluations in the history, which is needed when a job rolls back to a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class MetricMonitor:
 
     Attributes:
         monitor: name of a metric of the evaluation, without ``val_``.
-        mode: ``min`` or ``max``: whether less or more is better.
-        min_delta: a change by less is no improvement; at least 0.
+        mode: ``min`` if lower values are better, ``max`` if higher values are.
+        min_delta: smallest change that counts as an improvement; at least 0.
     """
 
     monitor: str
@@ -122,14 +123,12 @@ class MetricMonitor:
     min_delta: float = 0.0
 
     def is_improvement(self, value: float, reference: float | None) -> bool:
-        """Whether ``value`` is better than ``best``. Any value is better than none, and NaN is never better.
-
-        Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
-        """
+        """Whether ``value`` is better than ``reference``. Any value is better than None; NaN is never better."""
         if math.isnan(value):
             return False
         if reference is None:
             return True
+        # Keras compares tensors of float32, in which 1.05 is not more than 0.1 above 0.95.
         if self.mode == "max":
             return _round_to_float32(value - self.min_delta) > _round_to_float32(reference)
         return _round_to_float32(value + self.min_delta) < _round_to_float32(reference)
@@ -150,7 +149,7 @@ class ReduceLROnPlateau(MetricMonitor):
     """Lowers the learning rate when a metric has not improved; attributes as in Keras.
 
     Attributes:
-        rate: that the optimizer has to begin with.
+        rate: the optimizer's initial learning rate.
     """
 
     factor: float = 0.1
@@ -165,9 +164,9 @@ class BestCheckpoint(MetricMonitor):
     """``ModelCheckpoint(save_best_only=True)``.
 
     Attributes:
-        threshold: only what is better than this is kept; Keras' ``initial_value_threshold``.
-        filepath: of the file that a worker writes, with Keras' placeholders.
-        weights_only: whether that is a file of weights instead of a whole model.
+        threshold: only better values are kept; Keras' ``initial_value_threshold``.
+        filepath: path of the file that a worker writes, with Keras' placeholders.
+        weights_only: whether the file has weights only instead of a whole model.
     """
 
     threshold: float | None = None
@@ -187,11 +186,11 @@ class CallbackProgress:
 
     Attributes:
         best: the best value so far.
-        best_cut, best_step, best_epoch, best_metrics: of the evaluation whose weights are kept: its checkpoint and
-            global step, its number from 1, and its values; 0 and nothing if there is none.
-        written: the checkpoint of which a worker has written the file.
-        wait: evaluations without improvement.
-        cooldown: evaluations for which the rate is not lowered again.
+        best_cut, best_step, best_epoch, best_metrics: the checkpoint, global step, number (from 1) and
+            values of the evaluation whose weights are kept; 0 and empty if there is none.
+        written: the checkpoint from which a worker has written the file.
+        wait: consecutive evaluations without improvement.
+        cooldown: evaluations during which the rate is not lowered again.
     """
 
     best: float | None = None
@@ -210,8 +209,8 @@ class EvaluationResult:
 
     Attributes:
         step: global step of the evaluated parameters.
-        cut: their checkpoint, if it is on disk; 0 if none is.
-        metrics: values by name; None for one that is not finite.
+        cut: their checkpoint; 0 if it is not on disk.
+        metrics: values by name; None for a value that is not finite.
     """
 
     step: int
@@ -221,14 +220,14 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True)
 class CallbackState:
-    """The declared callbacks and what they have decided so far.
+    """The declared callbacks and their decisions so far.
 
     Attributes:
-        specs: in the order of the user's list.
-        progress: of each of them.
-        evaluations: how many there were.
-        learning_rate: that ``ReduceLROnPlateau`` has set; None as long as the optimizer's own counts.
-        stop_reason: why training is to end; empty while it is not.
+        specs: the callbacks in the order of the user's list.
+        progress: the progress of each callback.
+        evaluations: number of evaluations so far.
+        learning_rate: the rate that ``ReduceLROnPlateau`` has set; None: the optimizer's own.
+        stop_reason: why training must end; empty if it need not.
         history: step and state after each of the newest evaluations, for :meth:`roll_back_to`.
     """
 
@@ -239,7 +238,7 @@ class CallbackState:
     stop_reason: str = ""
     history: tuple[tuple[int, Mapping[str, Any]], ...] = field(default=(), repr=False)
 
-    # ------------------------------------------------------------------ what follows from them
+    # ------------------------------------------------------------------ consequences
 
     @property
     def keeps_best_checkpoint(self) -> bool:
@@ -251,10 +250,8 @@ class CallbackState:
 
     @property
     def best_cuts(self) -> frozenset[int]:
-        """Checkpoints that must not be removed.
-
-        The current best, and those that were best before recent evaluations.
-        """
+        """Checkpoints that must not be removed."""
+        # The current best, and those that are the best again after a rollback.
         before = {each["best_cut"] for _, state in self.history for each in state["progress"]}
         return frozenset(({each.best_cut for each in self.progress} | before) - {0})
 
@@ -386,28 +383,28 @@ def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
     """Parse what :func:`callbacks_to_json` returned.
 
     Raises:
-        ValueError: it is nothing of that kind; says what is wrong.
+        ValueError: the value has another form; the message says which part.
     """
     if not isinstance(rows, list):
-        raise ValueError(f"callbacks are a list, not {type(rows).__name__}")  # noqa: TRY004  as for all else in it
+        raise ValueError(f"callbacks must be a list, not {type(rows).__name__}")  # noqa: TRY004  as for its elements
     return tuple(_callback_from_row(row) for row in rows)
 
 
 def _callback_from_row(row: Any) -> CallbackSpec:
     kind = CALLBACK_TYPES.get(str(row.get("kind"))) if isinstance(row, dict) else None
     if kind is None:
-        raise ValueError(f"a callback is an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
+        raise ValueError(f"a callback must be an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
     values = {name: value for name, value in row.items() if name != "kind"}
     kinds = {each.name: str(each.type) for each in fields(kind)}
     for name, value in values.items():
         if name not in kinds or not _is_valid_value(value, kinds[name]):
-            raise ValueError(f"{row['kind']}: {name} is {str(value)[:60]!r}")
+            raise ValueError(f"{row['kind']}: the argument {name} is unknown or invalid: {str(value)[:60]!r}")
     try:
         callback: CallbackSpec = kind(**values)
     except TypeError as error:
         raise ValueError(f"{row['kind']}: {error}") from error
     if callback.mode not in ("min", "max") or callback.min_delta < 0:
-        raise ValueError(f"{row['kind']}: mode is min or max, and min_delta at least 0")
+        raise ValueError(f"{row['kind']}: mode must be min or max, and min_delta at least 0")
     return callback
 
 
@@ -422,7 +419,7 @@ def _is_valid_value(value: Any, kind: str) -> bool:
     return abs(value) < 1e300 if isinstance(value, float) else abs(value) < 1 << 53
 
 
-# ------------------------------------------------------------------------------------------------ each of them
+# ------------------------------------------------------------------------------------------------ each callback
 
 
 def _keeps_best(callback: CallbackSpec) -> bool:
@@ -436,18 +433,12 @@ def _initial_progress(callback: CallbackSpec) -> CallbackProgress:
 
 
 def _callback_identity(callback: CallbackSpec) -> tuple[str, str, str]:
-    """The identity of a callback.
-
-    Changing its patience keeps it the same callback, changing its monitor does not.
-    """
+    """The identity of a callback across declarations. Its patience may change, its monitor may not."""
     return type(callback).__name__, callback.monitor, callback.mode
 
 
 def _keep_weights(progress: CallbackProgress, epoch: int, evaluation: EvaluationResult) -> CallbackProgress:
-    """Mark this evaluation's weights as the best if its checkpoint is on disk.
-
-    Otherwise keep the earlier ones.
-    """
+    """Mark this evaluation's weights as the best if its checkpoint is on disk; otherwise keep the earlier ones."""
     if not evaluation.cut:
         return progress
     return replace(
@@ -466,8 +457,9 @@ def _apply_early_stopping(
     if epoch < callback.start_from_epoch:
         return progress, ""
     now = replace(progress, wait=progress.wait + 1)
-    # Where the best evaluation's weights are not on disk, later ones are held to those that are: the kept weights
-    # must not stay far behind the best value. If all are on disk, both comparisons are the same.
+    # If the weights of the best evaluation are not on disk, later evaluations are compared with the kept
+    # weights, so that these do not stay far behind the best value. If all weights are on disk, both
+    # comparisons are the same.
     kept = progress.best_metrics.get(callback.monitor) if progress.best_cut else None
     if callback.restore_best_weights and (not progress.best_cut or callback.is_improvement(value, kept)):
         now = _keep_weights(now, epoch, evaluation)
@@ -479,7 +471,10 @@ def _apply_early_stopping(
     if now.wait >= callback.patience and epoch > 0:
         best = "none" if now.best is None else f"{now.best:.6g}"
         many = "evaluation" if now.wait == 1 else "evaluations"
-        return now, f"EarlyStopping: {callback.monitor} has not improved for {now.wait} {many}, the best is {best}"
+        return (
+            now,
+            f"EarlyStopping: {callback.monitor} has not improved for {now.wait} {many}; the best value is {best}",
+        )
     return now, ""
 
 

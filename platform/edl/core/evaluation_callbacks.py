@@ -1,7 +1,7 @@
 """Applies the job's callbacks: when they are declared, after each evaluation, and at the end of training.
 
-The decisions themselves are in ``callbacks``. Each is journaled with the evaluation that it follows from, so that a
-later master, or a run that goes on, knows it.
+``evaluation.CallbackState`` makes the decisions. Each is journaled with its evaluation, so that a later
+master or a resumed run restores it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
     if state.has_ended:
         return
     if state.declared_callbacks is not None and tuple(specs) != state.declared_callbacks:
-        message = "workers declare different callbacks: callbacks() and optimizer() must give the same in every process"
+        message = (
+            "workers declare different callbacks: callbacks() and optimizer() must return the same in every process"
+        )
         state.end_job("Failed", message, kind="input")
         return
     state.declared_callbacks = tuple(specs)
@@ -41,8 +43,8 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
     if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
         state.end_job(
             "Failed",
-            "callbacks ask for the best weights to be kept (restore_best_weights, save_best_only), and the run has no "
-            "storage that keeps checkpoints: set storage.claim, or leave them out",
+            "a callback keeps the best weights (restore_best_weights or save_best_only), but the run has no storage "
+            "for checkpoints: set storage.claim, or remove the option",
             kind="input",
         )
 
@@ -50,10 +52,7 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
 def decide_after_evaluation(
     state: JobState, evaluation: EvaluationRound, metrics: Mapping[str, float | None]
 ) -> dict[str, Any] | None:
-    """Decide after an evaluation.
-
-    Returns the callbacks' part of its journal entry, if there are any callbacks.
-    """
+    """Decide after an evaluation; returns the callbacks' part of its journal entry, if there are callbacks."""
     before = state.callbacks
     if not before.specs:
         return None
@@ -71,7 +70,7 @@ def _emit_callback_events(
         state.emit(CallbackDecided(step=evaluation.step, callback=callback, decision=decision))
 
     if after.learning_rate != before.learning_rate:
-        tell(ReduceLROnPlateau.__name__, f"the learning rate is {after.learning_rate:.6g} now")
+        tell(ReduceLROnPlateau.__name__, f"the learning rate is now {after.learning_rate:.6g}")
     if after.stop_reason != before.stop_reason:
         tell("EarlyStopping", after.stop_reason)
     for callback, now, was in zip(after.specs, after.progress, before.progress, strict=True):
@@ -79,12 +78,16 @@ def _emit_callback_events(
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
     if after.keeps_best_checkpoint and not evaluation.saved:
         state.emit(
-            WarningRaised(f"the weights evaluated at step {evaluation.step} are not on disk: they cannot be the best")
+            WarningRaised(
+                f"the weights evaluated at step {evaluation.step} are in no checkpoint: they cannot be kept as the best"
+            )
         )
 
 
 def can_finish_evaluation(state: JobState, evaluation: EvaluationRound) -> bool:
-    """Whether an evaluation can be completed: what must be kept of it is on disk, or never will be."""
+    """Whether an evaluation can be completed."""
+    # If the best weights are kept, the decision depends on whether this evaluation's checkpoint is on
+    # disk. Wait until it is written or has failed.
     saving = state.cut is not None and state.cut.number == evaluation.pin and state.cut.stage is CutStage.SAVING
     return not (state.callbacks.keeps_best_checkpoint and saving)
 
@@ -120,6 +123,7 @@ def restore_best_weights(state: JobState) -> bool:
     best = state.callbacks.best_to_restore
     if best is None or best.best_cut in (state.final_pin, state.best_restored):
         return True
+    # Wait for a copy or a cut in progress: the copy takes the next cut number.
     if state.copy_cut or state.cut is not None or state.training_ledger is None:
         return False
     state.copy_cut = state.cut_number + 1
@@ -157,5 +161,5 @@ def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now
             metrics=dict(best.best_metrics),
         )
     )
-    decision = f"the weights are those of step {best.best_step:,} again, with the best value"
+    decision = f"restored the weights of step {best.best_step:,}, which have the best value"
     state.emit(CallbackDecided(step=state.step, callback="EarlyStopping", decision=decision))

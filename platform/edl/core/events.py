@@ -1,7 +1,7 @@
 """Events and commands: the interface of ``edl.core.job``.
 
-Events are facts that the master's shell saw; commands are wishes that it carries out. All are values: a failure is a
-list of events that can be replayed.
+Events are facts that the master's shell observed; commands are actions that it executes. All of them
+are values, so a failure is a list of events that can be replayed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class DatasetDescribed:
     """The records of the data set: ``[[name, records], ...]`` for each part.
 
     Attributes:
-        blocks: of the training sources; None: their reader has no random access.
+        blocks: the blocks of the training sources; None: their reader has no random access.
     """
 
     training: tuple[tuple[str, int], ...] = ()
@@ -107,8 +107,8 @@ class PsRefused:
     """A PS permanently refuses a request.
 
     Attributes:
-        cut: that it takes no part in: the next one may succeed; 0: it refuses what a job cannot do without.
-        kind: of the refusal; ``storage`` when a checkpoint cannot be read.
+        cut: the refused cut; the next one may succeed. 0: it refuses a request that the job depends on.
+        kind: the kind of refusal; ``storage`` if a checkpoint cannot be read.
     """
 
     uid: str
@@ -122,9 +122,9 @@ class CheckpointRefused:
     """A PS cannot read the checkpoint that it was asked to load.
 
     Attributes:
-        cut: of the checkpoint.
-        fallback: the newest one before it of which every byte is intact; None when there is none.
-        skipped_reasons: those in between, or all, and why they cannot be used; for people.
+        cut: number of the checkpoint.
+        fallback: the newest older checkpoint that is intact; None if there is none.
+        skipped_reasons: for users, why the checkpoints in between (or all) cannot be used.
     """
 
     uid: str
@@ -139,7 +139,7 @@ class ModelDeclared:
     """A worker declared the variables and the optimizer to every PS.
 
     Attributes:
-        callbacks: those that the master is to decide; None if the worker does not say.
+        callbacks: the callbacks for which the master decides; None if the worker does not say.
     """
 
     worker: str
@@ -151,7 +151,7 @@ class LeaseRequested:
     """A worker requests work.
 
     Attributes:
-        known_leases: the leases that it knows of; None if it does not say.
+        known_leases: the leases that the worker knows; None if it does not say.
     """
 
     worker: str
@@ -198,7 +198,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A worker cannot continue. ``kind``: input, nan and refused end the job; after crash its pod exits."""
+    """A worker cannot continue. ``kind``: after ``crash`` its pod exits; every other kind ends the job."""
 
     worker: str
     kind: str
@@ -212,7 +212,7 @@ class LeasesRevoked:
     """A PS refuses these leases from now on; the counts say how many steps of each it had applied.
 
     Attributes:
-        first_steps: the first step of each that it let in since it began, or went back to a checkpoint.
+        first_steps: the first step of each lease that the PS admitted since it started or rolled back.
     """
 
     ps: str
@@ -230,9 +230,9 @@ class CutPrepared:
 
 @dataclass(frozen=True, slots=True)
 class UpdatesHeld:
-    """A PS admits no further steps for a cut.
+    """A PS has paused updates for a cut.
 
-    The counts say how many it has applied of each lease it has seen.
+    The counts are its applied steps of each lease with a push since it started or rolled back.
     """
 
     ps: str
@@ -245,8 +245,8 @@ class SnapshotTaken:
     """A PS has made its copy of a cut; updates were paused for ``pause`` seconds.
 
     Attributes:
-        admitted_steps: steps that it let in since it began, or went back to a checkpoint; None if it does not count
-            them.
+        admitted_steps: steps that the PS admitted since it started or rolled back; None if it does not
+            count them.
     """
 
     ps: str
@@ -278,8 +278,8 @@ class StopRequested:
     """A user wants the job to end.
 
     Attributes:
-        reason: for people.
-        checkpoint_seconds: how long a final checkpoint may take before the job ends; 0: it ends now.
+        reason: the reason, for users.
+        checkpoint_seconds: maximum seconds for a final checkpoint before the job ends; 0: end now.
     """
 
     reason: str
@@ -306,9 +306,8 @@ class Tick:
     """Time has passed.
 
     Attributes:
-        late_seconds: seconds by which this comes later than it was due: the master itself was held up, and heard
-            nobody.
-        speaking_workers: workers whose messages are in the master's hands, waiting for its disk: they cannot say more.
+        late_seconds: seconds by which this event is late: the master was blocked and received no messages.
+        speaking_workers: workers whose messages have arrived and wait for the master's disk.
     """
 
     late_seconds: float = 0.0
@@ -353,8 +352,8 @@ class MissingPs:
     """A PS that the job is waiting for.
 
     Attributes:
-        why: for people; what follows "ps-0, ".
-        since: when that began, where the cluster says so: unix seconds; 0: it does not.
+        why: the reason, for users; follows "ps-0, ".
+        since: when it began, in unix seconds, if the cluster reports that; otherwise 0.
     """
 
     index: int
@@ -374,10 +373,11 @@ class LeaseReply:
     """Answer: a lease for the worker.
 
     Attributes:
-        timeout_seconds: without progress for so long, the lease is revoked.
-        window: the work is positions of a shuffled order with such windows; 0: records of a source.
+        timeout_seconds: the lease is revoked after so many seconds without a message.
+        window: the window of the shuffled order whose positions are leased; 0: records of a source.
         order: fingerprint of that order.
-        one_by_one: each minibatch is read and fed after the one before it is in (``lease_timeouts.CrashSuspects``).
+        one_by_one: whether each minibatch must be read and fed only after the previous one is applied
+            (``crash_suspects.CrashSuspects``).
     """
 
     lease: int
@@ -412,8 +412,9 @@ class Acknowledged:
     """Answer to progress and task reports.
 
     Attributes:
-        lost_leases: leases that are not the worker's (any more).
-        refusal: why a report cannot be entered; nothing of it was.
+        lost_leases: named leases that the worker does not hold (any more).
+        fatal: whether the worker must exit.
+        refusal: why the report is invalid; nothing of it was recorded.
     """
 
     lost_leases: tuple[int, ...] = ()
@@ -451,8 +452,8 @@ class AttachPs:
     """Attach a PS to this master.
 
     Attributes:
-        restore_cut: the cut whose checkpoint it loads first.
-        complete: nothing was applied after that checkpoint: what it says of leases is all that there is.
+        restore_cut: the cut whose checkpoint the PS loads first.
+        complete: whether no PS applied a step after that checkpoint, so that it has all steps of each lease.
     """
 
     uid: str
@@ -491,8 +492,8 @@ class HoldUpdates:
 class TakeSnapshot:
     """Make every PS wait for the steps below ``included_steps`` of each lease, copy its state, and resume.
 
-    ``lowest_open_lease``: every lease below was closed when the ledger's half of the cut was taken; a later one would
-    not do. ``keep_paused``: the others are not let in before ``ReleaseCut``.
+    ``lowest_open_lease``: every lease below was closed when the ledger position of the cut was taken.
+    ``keep_paused``: further steps are admitted only after ``ReleaseCut``.
     """
 
     cut: int
@@ -514,7 +515,7 @@ class ReleaseCut:
 class SaveCheckpoint:
     """Write the manifest with this ledger position once every PS has its shard on disk.
 
-    ``dataset`` goes into it too: with it a checkpoint can stand for a journal that was damaged.
+    ``dataset`` is written too: with it, a checkpoint can replace a damaged journal.
     """
 
     cut: int
@@ -547,8 +548,8 @@ class TrainingStalled:
     """Training stalled. The shell turns this into text because the core has no calendar.
 
     Attributes:
-        missing: parameter servers for want of which training stands.
-        unsaved: why no checkpoint can be written, if training stands for that.
+        missing: the parameter servers that training waits for.
+        unsaved: why no checkpoint can be written, if training waits for one.
     """
 
     kind: ClassVar[str] = StallBegan.kind
@@ -577,8 +578,9 @@ class EndJob:
     """The job is over; ``phase`` is Done, Failed or Interrupted.
 
     Attributes:
-        detail: more lines for people: the user's traceback.
-        failure_kind: of a failure: input (the user's model, feed or data), nan, refused, crash, storage or job.
+        detail: further lines for users, such as their traceback.
+        failure_kind: ``input`` (the user's model, feed or data), ``nan``, ``refused``, ``crash``, ``storage``
+            or ``job``.
     """
 
     phase: str

@@ -51,11 +51,13 @@ def record_heartbeat(state: JobState, worker: str, now: float) -> None:
     """Record that a worker is alive. Messages that arrive after it has ended are ignored."""
     if state.pods.has_ended(worker):
         return
+    # A worker that is unknown here holds no lease of this master; it is tracked from now on.
     holder = state.holders.get(worker)
     if holder is None:
         pod = state.pods.by_uid.get(worker)
         state.holders[worker] = LeaseHolder(now, is_starting=pod is not None and pod.building)
         return
+    # Without a lease a worker need not send anything, so its silence says nothing about timeouts.
     if holder.last_steps:
         state.lease_timeouts.record_gap(now - holder.last_seen, now)
     holder.last_seen = now
@@ -71,10 +73,10 @@ def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -
 
 
 def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | None, now: float) -> CoreCommand:
-    """Grant a lease to a worker, or say why it gets none now.
+    """Grant a lease to a worker, or answer why it gets none now.
 
     Args:
-        known_leases: leases that the worker knows of; None: it does not say.
+        known_leases: the leases that the worker knows; None: it does not say.
     """
     # Workers that can no longer contribute stop; workers that the master has not seen yet wait. A
     # master that has just started cannot tell the two apart: the worker may be in the middle of a
@@ -112,7 +114,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     # A worker with suspect records gets no other work, so that its next crash identifies the
     # records.
     if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
-        return WaitForWork("this worker retrains records that crashed another worker; it gets no other work until then")
+        return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
 
     # A worker that still builds its model cannot train until TensorFlow is imported. While other
     # workers are ready it gets a single training range, and nothing that the whole job waits for.
@@ -196,10 +198,7 @@ def remaining_step_budget(state: JobState) -> int | None:
 
 
 def is_serving_training(state: JobState) -> bool:
-    """Whether training work is handed out.
-
-    All PS are ready, and the first checkpoint exists if checkpoints are enabled.
-    """
+    """Whether training work is handed out: all PS are ready and the first checkpoint exists, if there are any."""
     return state.pods.all_ps_ready() and (state.checkpoint is not None or not state.settings.durable)
 
 
@@ -212,11 +211,11 @@ def idle_reason(state: JobState) -> str:
     if state.training_ledger is not None and not is_serving_training(state):
         return "waiting for the first checkpoint"
     if state.checkpoint_failure is not None and state.checkpoint_failure.paused_at is not None:
-        return f"training waits until a checkpoint can be written: {state.checkpoint_failure.reason}"
+        return f"training is paused until a checkpoint can be written: {state.checkpoint_failure.reason}"
     return "all remaining work is leased to other workers"
 
 
-# ------------------------------------------------------------------------------------------------ hearing of leases
+# ------------------------------------------------------------------------------------------------ progress and results
 
 
 def handle_progress_reported(state: JobState, event: ProgressReported, now: float) -> None:
@@ -237,7 +236,7 @@ def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, L
 
 
 def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress, now: float) -> None:
-    """Enter steps of a lease, if the worker holds it."""
+    """Record steps of a lease if the worker holds it."""
     found = _find_owned_lease(state, worker, progress.lease)
     if found is None:
         return
@@ -273,7 +272,8 @@ def _loss(steps: LeaseProgress) -> float | None:
 def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now: float) -> None:
     holder = state.holders.get(worker)
     pod = state.pods.by_uid.get(worker)
-    if pod is not None and pod.building:  # its declaration may have gone to the master before this one
+    # Its declaration may have gone to the previous master.
+    if pod is not None and pod.building:
         state.pods.mark_model_built(worker)
     if new_steps > 0:
         state.last_step = now
@@ -304,6 +304,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         state.add_commands(Acknowledged(refusal=why))
         return
     if kind in STEPWISE_KINDS:
+        # The report completes the range; steps that were not reported before are credited with it.
         steps = event.last_progress or LeaseProgress(event.lease, lease.step_count)
         _credit_steps(state, event.worker, event.lease, lease.step_count - lease.done_steps, now)
         state.record_entry(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped_records or None))
@@ -320,18 +321,18 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
 def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None) -> None:
     """Record the data set, and whether and how its training records are shuffled.
 
-    Ends a job that could not fill a single minibatch with an epoch of it: it would make one small step an epoch, export
-    an untrained model and call that done. What an older master entered already stays as it is.
+    Ends a job whose epochs would not fill a single minibatch: it would take one small step per epoch and
+    export an untrained model as a success.
 
     Args:
-        parts: ``[name, records]`` of each source, by the name of the part of the data set.
-        blocks: of the training sources; None: their reader has no random access.
+        parts: ``[name, records]`` of each source, by part of the data set.
+        blocks: the blocks of the training sources; None: their reader has no random access.
     """
     s, rows = state.settings, parts.get(TRAINING) or ()
     training, order = parts.get("training"), None
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
-        # A data set without records is left to ``job``, which says so.
+        # Module ``job`` ends a job without any records, with a message of its own.
         if records and (why := training_size_error(s.minibatch, records, s.epochs)) is not None:
             state.end_job("Failed", why, kind="input")
             return
@@ -355,13 +356,14 @@ def _check_corrupt_limit(state: JobState) -> None:
             where = f"epoch {int(epoch) + 1}" if kind == TRAINING else kind
             limit = state.settings.max_corrupt
             message = (
-                f"{found} corrupt records in {where}, data.max_corrupt_records allows {limit}: see the workers' logs"
+                f"{found} corrupt records in {where}; data.max_corrupt_records allows {limit}: see the workers' logs"
             )
             state.end_job("Failed", message, kind="input")
 
 
 def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     """Record a result in a single journal entry: a crash between two entries would leave half of it."""
+    # A whole task is progress enough to offset one crash.
     state.pods.credit_steps(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         parts = dict(event.result)

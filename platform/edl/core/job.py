@@ -59,6 +59,7 @@ def advance_job(state: JobState, now: float) -> None:
 
 def _advance_work(state: JobState, now: float) -> None:
     if not state.is_dataset_known:
+        # Only a worker can run the user's own reader; otherwise the master describes the data set.
         if state.settings.describe:
             state.ledgers.setdefault(DESCRIBE, single_task_ledger(DESCRIBE))
     elif state.settings.predict:
@@ -81,7 +82,7 @@ def _check_pins(state: JobState) -> None:
         return
     pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
     if state.evaluation is not None and not all(state.evaluation.pin in pins for pins in pins_by_ps):
-        state.record_entry(EvaluationAbandoned(reason="not all parameter servers still keep its version"))
+        state.record_entry(EvaluationAbandoned(reason="not every parameter server still keeps its version"))
     if state.final_pin and not all(state.final_pin in pins for pins in pins_by_ps):
         state.record_entry(FinalCutPinned(cut=0))
     _unpin_unused(state, pins_by_ps)
@@ -101,7 +102,7 @@ def _advance_prediction(state: JobState) -> None:
     if main is None:
         state.end_job("Failed", "there are no records to predict", kind="input")
     elif main.is_finished:
-        state.end_job("Done", "every record is predicted")
+        state.end_job("Done", "all records are predicted")
     else:
         _enter_phase(state, "Predicting", "the data set is known")
 
@@ -119,13 +120,16 @@ def _advance_training(state: JobState, now: float) -> None:
 
 def _begin_due_cut(state: JobState, now: float) -> None:
     s = state.settings
+    # The first checkpoint comes before the first lease, so that a rollback to the start is no special
+    # case.
     first = s.durable and state.checkpoint is None
     if not first:
-        kept = ", and a checkpoint of them" if s.durable else "; nothing is kept on disk"
-        _enter_phase(state, "Training", f"the parameters are there{kept}")
+        kept = " and in a checkpoint" if s.durable else "; no checkpoints are kept"
+        _enter_phase(state, "Training", f"the parameters are initialized{kept}")
     checkpoint = first or (s.durable and is_due(state.step, state.last_checkpoint, s.checkpoint_steps))
     evaluate = bool(state.validation) and state.evaluation is None and not first
     pin = evaluate and is_due(state.step, state.last_evaluation, s.evaluation_steps)
+    # The weights of any evaluation may turn out to be the best.
     checkpoint = checkpoint or (pin and s.durable and state.callbacks.keeps_best_checkpoint)
     if checkpoint or pin:
         checkpointing.begin_cut(state, checkpoint=checkpoint, pin=pin)
@@ -154,8 +158,8 @@ def _end_reason(state: JobState) -> str:
     if state.callbacks.stop_reason and training is not None and training.has_work:
         return state.callbacks.stop_reason
     if training is not None and training.has_work:
-        return f"{training.done_steps} steps are done, as many as max_steps asks for"
-    return "every record is done"
+        return f"max_steps is reached: {training.done_steps} steps are done"
+    return "all records are done"
 
 
 def _begin_final_evaluation(state: JobState) -> None:
@@ -175,7 +179,9 @@ def are_metrics_due(state: JobState) -> bool:
 
 
 _HOLDER_CHECK_SECONDS = 1.0
-"""Seconds between two scans of all lease holders: there may be a thousand holders and many events a second.
+"""Seconds between two scans of all lease holders.
+
+There may be a thousand holders and many events a second.
 """
 
 
@@ -188,16 +194,18 @@ class JobStateMachine(JobState):
         """Process an event and return the commands that follow from it.
 
         Args:
-            event: a fact.
+            event: a fact that the shell observed.
             now: seconds of a monotonic clock.
 
         Returns:
-            Commands in the order in which they are to be carried out; a request gets exactly one answer among them.
+            Commands in the order of execution. They contain exactly one answer to a request.
         """
         self.pending_commands = []
         if self.has_ended and type(event) in _ANSWERS_AFTER_END:
             return [_ANSWERS_AFTER_END[type(event)](self, event)]
         _EVENT_HANDLERS[type(event)](self, event, now)
+        # The order matters: settled revocations return ranges, and the steps after them look for work
+        # and for completed work.
         revocation.settle_revocations(self, now)
         if are_metrics_due(self):
             self.ledgers.setdefault(METRICS, single_task_ledger(METRICS))
@@ -208,6 +216,7 @@ class JobStateMachine(JobState):
     def next_deadline(self, now: float) -> float:
         """The latest time at which ``Tick`` must be handled if no other event arrives first."""
         if now >= self.next_holder_check:
+            # A holder without leases cannot expire.
             times = [holder.next_expiry(self.lease_timeouts) for holder in self.holders.values() if holder.last_steps]
             self.next_holder_check = max(now, min([*times, now + _HOLDER_CHECK_SECONDS]))
         times = [self.next_holder_check]
@@ -239,6 +248,7 @@ class JobStateMachine(JobState):
 
 def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, now: float) -> None:
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
+    # A restarted master describes the data set again; the journal's description is the valid one.
     if not state.is_dataset_known:
         grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 

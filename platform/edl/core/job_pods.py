@@ -1,8 +1,8 @@
 """The pods that a job has and the pods that it wants.
 
-A relaunched PS keeps its index, a relaunched worker gets a new one: with workers 0 to 3, the one after worker-0 is
-worker-4. A worker that was told to go is replaced before it has gone, a PS after: two of them cannot hold the same
-parameters.
+A relaunched PS keeps its index. A relaunched worker gets a new one: with workers 0 to 3, the successor
+of worker-0 is worker-4. A leaving worker is replaced before it has ended. A leaving PS is replaced
+afterwards, because two processes cannot hold the same parameters.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from edl.core.pod_lifecycle import (
 
 
 PS_SILENCE_SECONDS = 10.0
-"""Ten heartbeats: a PS that was silent for so long, while no worker completed a step, does not answer.
+"""A PS without a heartbeat for so long, while no worker completed a step, is considered silent.
 
-The cluster takes longer than this to notice a lost node, so usually there is nothing left to wait for.
+This is ten heartbeats. The cluster takes longer to notice a lost node, so when it reports one, this
+time has usually passed.
 """
 REQUEST_TIMEOUT = 60.0
 """Seconds until a requested pod that never appeared is requested again. Requests are idempotent."""
@@ -54,17 +55,17 @@ class PendingPodRequests:
     Counts are maintained incrementally because every event needs them.
 
     Attributes:
-        elevated_count: how many of what is on its way have the higher class of a divided priority.
-        refusals: what the cluster said when it would not start a pod, until that pod starts.
-        rejected_indices: of the refused ones, those that are not on their way again: the next asked for get their
-            indices.
+        elevated_count: number of pending requests with the higher class of a split priority.
+        refusals: the cluster's reason for each refused pod, until that pod starts.
+        rejected_indices: by role, the indices of refused pods that are not requested again yet; the next
+            requests reuse them.
     """
 
     elevated_count: int = 0
     refusals: dict[PodKey, str] = field(default_factory=dict)
     rejected_indices: dict[Role, set[int]] = field(default_factory=lambda: {role: set() for role in Role})
     _pending: dict[Role, dict[int, PodRequest]] = field(default_factory=lambda: {role: {} for role in Role})
-    """Ordered by the time of the latest request."""
+    """Ordered by the time of the latest request, so that ``overdue_requests`` can stop at the first young one."""
 
     def __contains__(self, name: PodKey) -> bool:
         """Whether this pod is requested and has not appeared yet."""
@@ -129,7 +130,7 @@ class PendingPodRequests:
         return heapq.nsmallest(count, self.rejected_indices[role]) if self.rejected_indices[role] else []
 
     def trim_rejected(self, role: Role, limit: int) -> None:
-        """Forget all but ``count`` of the refused indices."""
+        """Forget all but the ``limit`` lowest of the refused indices."""
         refused = self.rejected_indices[role]
         if len(refused) > limit:
             for index in sorted(refused)[limit:]:
@@ -148,27 +149,28 @@ class JobPod:
     """A pod as the master knows it.
 
     Attributes:
-        cause: why it is going or gone, if somebody else wanted that.
-        message: the cluster's own words, such as why it is pending.
-        elevated: it has the higher class of a divided priority.
-        has_run: it was running at some time; one that never was had nothing in its hands.
-        attached: a PS that listens to this incarnation of the master.
-        initialized: a PS that holds variables.
-        building: a worker that this master saw start and that has not built its model yet: it cannot push.
-        version: pushes that a PS had applied when it was last heard of.
-        attach_asked_at: when a PS was last asked to listen.
-        loading: a PS that was told to load a checkpoint.
-        stale: what it was asked no longer holds: its answer is not taken, and it is asked again.
-        has_left: a worker that said goodbye.
-        had_lease: a worker that got work, or may have: it ran before this master did.
-        told_to_leave: somebody told it to go, as the cluster said before it ended.
-        leaving_since: when this master last told it to go; it is not wanted any more.
-        leaving_reason: why.
-        unreachable_since: since when the cluster has not heard of its node, in unix seconds; 0: it does.
-        last_seen: when this master last heard of a PS, or saw it first.
-        unreachable_noticed_at: when this master first saw that the cluster does not hear of the PS's node.
-        is_abandoned: a PS that was deleted: neither the cluster, nor the master, nor workers heard of it, or its
-            successor waits for its end.
+        cause: why the pod leaves or has ended, if the cluster reports a cause.
+        message: the cluster's message, such as why the pod is pending.
+        elevated: whether it has the higher class of a split priority.
+        has_run: whether it was ever running; a pod that was not holds nothing.
+        attached: for a PS: it is attached to this master.
+        initialized: for a PS: it holds variables.
+        building: for a worker that this master saw start: it has not built its model yet and cannot push.
+        version: for a PS: its last reported version.
+        attach_asked_at: for a PS: when it was last asked to attach.
+        loading: for a PS: it was told to load a checkpoint.
+        stale: for a PS: its last attach request is outdated. Its answer is ignored, and it is asked again.
+        has_left: for a worker: it announced that it leaves.
+        had_lease: for a worker: it had a lease, or may have had one before this master started.
+        told_to_leave: whether the cluster reported the pod as leaving before it ended.
+        leaving_since: when this master last asked it to stop, because it is not wanted any more.
+        leaving_reason: the reason for that.
+        unreachable_since: since when the cluster reports its node as unreachable, in unix seconds; 0: it
+            does not.
+        last_seen: for a PS: when it last sent a heartbeat, or was first reported.
+        unreachable_noticed_at: for a PS: when this master first saw that its node is unreachable.
+        is_abandoned: for a PS: it was deleted because nothing reaches it, or because its successor waits
+            for its end.
     """
 
     uid: str
@@ -249,15 +251,16 @@ class JobPod:
 class PodIndex:
     """The pods of one role, grouped by state and keyed by uid; updated on every change.
 
-    Every event asks how many there are, and there may be thousands: nobody walks over all of them for that.
+    Every event needs the sizes of these groups, and there may be thousands of pods, so they are not
+    counted anew.
 
     Attributes:
-        live: they have not ended.
-        staying: of them, those that nobody told to go.
-        pending: of these, those that have found no place to run yet.
-        elevated: of those that stay, those with the higher class of a divided priority.
-        model_built: of the live ones, those that run and are not building their model.
-        told_to_leave: of the live ones, those that this master told to go, in the order in which they last were.
+        live: pods that have not ended.
+        staying: live pods that were not asked to stop.
+        pending: staying pods that are not scheduled yet.
+        elevated: staying pods with the higher class of a split priority.
+        model_built: live pods that run and have built their model.
+        told_to_leave: live pods that this master asked to stop, in the order of the last request.
     """
 
     live: dict[str, JobPod] = field(default_factory=dict)
@@ -314,8 +317,8 @@ class StartBackoff:
     """The delay doubles with each round of refusals, until a pod of the role starts.
 
     Attributes:
-        refusal_rounds: of refusals since the last success; refusals within one count once.
-        retry_at: nothing is asked for before.
+        refusal_rounds: rounds of refusals since the last success; refusals within one round count once.
+        retry_at: no pod of the role is requested before this time.
     """
 
     refusal_rounds: int = 0
@@ -323,6 +326,7 @@ class StartBackoff:
 
     def record_refusal(self, now: float) -> bool:
         """Record a refused start; returns whether it is the first refusal of its round."""
+        # Requests of one batch are refused together; they must not raise the delay several times.
         if now < self.retry_at:
             return False
         self.refusal_rounds += 1
@@ -344,25 +348,26 @@ class JobPods:
     """All pods of a job by uid, and the pending pod requests.
 
     Attributes:
-        next_worker_index: index of the next worker; survives the master.
-        worker_indices: index of every worker that ran and whose end is not entered yet, by uid; survives the master.
-        leaving_workers: of them, those that were told to go by a master, or ended with the run before it was resumed:
-            they are not lost; survives the master.
-        parameter_holders: uid of the PS that holds the parameters of each index; survives the master.
-        handed_over_ps: index of each PS, by uid, whose parameters are in the cut that updates are held after;
-            survives the master.
-        worker_memory: what workers that are asked for now get; survives the master.
-        built_workers: uids of workers that have built their model, also if the cluster has not shown yet that they run.
-        requests: pods asked for and not yet seen, or refused.
-        relaunch_times: when a role may be asked for again.
-        start_backoff: the same, after refusals.
-        crash_counts: of pods of a role, that no work has made good for.
-        steps_since_crash: that have not made good for a crash yet, by role.
-        by_role: the pods that have not ended, by what they are.
-        restore_lease: of each PS that was restored from a checkpoint, by uid, the number of the next lease then. What
-            it says of older leases may be older than what they reached.
-        update_offsets: by uid of a PS, what ``update_accounting`` adds to the steps done; survives the master.
-        measured_ps: uid of the PS of each index that the newest cut was measured with; survives the master.
+        next_worker_index: index of the next worker; journaled.
+        worker_indices: by uid, the index of every worker that ran and whose end is not journaled; journaled.
+        leaving_workers: those of them that a master asked to stop, or that ended with the run before it was
+            resumed. They do not count as lost; journaled.
+        parameter_holders: by index, uid of the PS that holds the parameters; journaled.
+        handed_over_ps: by uid, the index of each PS whose parameters are in the cut after which updates are
+            paused; journaled.
+        worker_memory: the memory of workers that are requested now; journaled.
+        built_workers: uids of workers that have built their model. The cluster may not have reported them
+            as running yet.
+        requests: requested pods that have not appeared, and refused ones.
+        relaunch_times: by role, when pods may be requested again after a crash.
+        start_backoff: by role, the backoff after refusals.
+        crash_counts: by role, crashes that no completed steps have offset.
+        steps_since_crash: by role, completed steps that have not offset a crash yet.
+        by_role: the pods that have not ended, by role.
+        restore_lease: by uid of a PS that was restored from a checkpoint, the number of the next lease at
+            that time. Its number of applied steps of an older lease may be too low.
+        update_offsets: by uid of a PS, the offset of ``update_accounting``; journaled.
+        measured_ps: by index, uid of the PS that took part in the newest cut; journaled.
     """
 
     ps_count: int
@@ -411,6 +416,7 @@ class JobPods:
 
     def has_ended(self, uid: str) -> bool:
         """Whether a pod is known to have ended; False for one that the cluster has not reported yet."""
+        # Ended pods stay in ``by_uid``, so that their late messages are recognized.
         return uid in self.by_uid and not self.by_uid[uid].live
 
     # ------------------------------------------------------------------ reports of the cluster
@@ -440,14 +446,14 @@ class JobPods:
         self.by_role[pod.role].update_pod(pod)
 
     def mark_model_built(self, uid: str) -> None:
-        """A worker has built its model."""
+        """Record that a worker has built its model."""
         self.built_workers.add(uid)
         if pod := self.by_uid.get(uid):
             pod.building = False
             self.by_role[pod.role].update_pod(pod)
 
     def record_start_refusal(self, role: Role, index: int, reason: str, now: float) -> bool:
-        """The cluster would not start a pod now; whether this is the first refusal of its round."""
+        """Record that the cluster refused to start a pod; returns whether this is the first refusal of its round."""
         return self.requests.mark_refused((role, index), reason) and self.start_backoff[role].record_refusal(now)
 
     # ------------------------------------------------------------------ wanted pods
@@ -482,7 +488,7 @@ class JobPods:
         return _UNLIMITED if limit is None else max(0, limit - self.requests.count_pending(role))
 
     def request_pod(self, role: Role, index: int, now: float, options: PodOptions = DEFAULT_OPTIONS) -> None:
-        """Remember that a pod was asked for."""
+        """Record that a pod was requested."""
         self.requests.add_request((role, index), options, now)
         if role is Role.WORKER:
             self.next_worker_index = max(self.next_worker_index, index + 1)
@@ -491,13 +497,12 @@ class JobPods:
         """The number of workers, staying or requested, with the higher priority class."""
         return len(self.by_role[Role.WORKER].elevated) + self.requests.elevated_count
 
-    # ------------------------------------------------------------------ lost pods and crash
-    # accounting
+    # ------------------------------------------------------------------ lost pods and crashes
 
     def plan_relaunch(self, pod: JobPod, now: float, *, crashed: bool | None = None) -> tuple[bool, str]:
         """Decide whether the job continues after losing a pod that it needed, and why.
 
-        ``crashed``: it counts as a crash; by default if it ended with an error.
+        ``crashed``: whether the end counts as a crash; by default if the pod ended with an error.
         """
         if crashed is None:
             crashed = pod.state is PodState.CRASHED

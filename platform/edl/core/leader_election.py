@@ -1,7 +1,7 @@
-"""Leader election: the interface that ensures a job has one active master, and the takeover rule.
+"""Leader election: the port that ensures that a job has one active master, and the takeover rule.
 
-Implementations: ``edl.cluster.kubernetes.lease_fence`` (a ``coordination.k8s.io`` Lease). On one machine the
-journal's lock does.
+``edl.cluster.kubernetes.lease_fence`` implements it with a ``coordination.k8s.io`` Lease. On one
+machine the journal's lock serves instead.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class LeadershipRecord:
     """The lease as stored where all masters can read it.
 
     Attributes:
-        holder: whose it is; empty when it was given back.
-        renewed_at: when it was renewed last, in unix seconds of the server's clock; None if the server does not say.
-        duration_seconds: seconds that it lasts from there.
-        unchanged_seconds: seconds of the reader's own clock for which nothing of it has changed.
+        holder: identity of the holder; empty if the lease was released.
+        renewed_at: time of the last renewal, in unix seconds of the server's clock; None if unknown.
+        duration_seconds: seconds from the last renewal until the lease expires.
+        unchanged_seconds: seconds, by the reader's own clock, for which the lease has not changed.
     """
 
     holder: str
@@ -67,13 +67,14 @@ def may_take_over(
     """Whether ``identity`` may take over the lease now.
 
     Args:
-        lease: the Lease as it is; None: nobody has held it yet.
-        identity: of the caller; a restart in the same pod keeps it, and then the earlier process is certainly gone.
-        server_now: unix seconds of the server's clock; None if it does not say.
-        holder_ended: somebody who saw it end says that no process of the holder runs any more.
+        lease: the stored Lease; None if nobody has held it yet.
+        identity: the caller's identity. A container that restarts in the same pod keeps it; the earlier
+            process is then certainly gone.
+        server_now: unix seconds of the server's clock; None if unknown.
+        holder_ended: whether the cluster reports that no process of the holder runs any more.
 
     Returns:
-        Whether, and why or why not.
+        Whether the caller may take over, and the reason.
     """
     if lease is None:
         return Decision(True, "it had no holder")
@@ -83,6 +84,8 @@ def may_take_over(
         return Decision(True, "this pod already holds it")
     if holder_ended:
         return Decision(True, f"{lease.holder} has ended")
+    # Two clocks, because either may be unusable: the server may not report its time, and this
+    # process may have started only now. Both give lower bounds, so the larger one is right.
     silent = max(lease.unchanged_seconds, _server_silence(lease.renewed_at, server_now))
     left = lease.duration_seconds - silent
     if left < 0:

@@ -18,10 +18,10 @@ class LeaseRevocation:
     """The training leases of one worker, revoked together.
 
     Attributes:
-        waiting_ps: uids of PS that have not answered.
-        applied_steps: what the others said: steps applied, by lease.
-        first_steps: the first step of each lease that they let in since they began, or went back to a checkpoint.
-        in_flight: whether a minibatch may have been in the worker's hands and is computed in vain.
+        waiting_ps: uids of PS that have not answered yet.
+        applied_steps: by PS that answered, the number of applied steps of each lease.
+        first_steps: by PS, the first step of each lease that it admitted since it started or rolled back.
+        in_flight: whether the worker may have been computing a minibatch, which is then wasted.
         crashed: whether the worker ended by an error of its own.
     """
 
@@ -35,7 +35,7 @@ class LeaseRevocation:
     first_steps: dict[str, Mapping[int, int]] = field(default_factory=dict)
 
     def to_row(self) -> list[Any]:
-        """The journal's form. The awaited PS are not recorded; they are determined anew."""
+        """The row for a compacted journal. The awaited PS are not recorded: a new master asks all PS again."""
         return [self.worker, list(self.leases), self.reason, self.in_flight, self.crashed]
 
     @classmethod
@@ -45,10 +45,8 @@ class LeaseRevocation:
         return cls(worker, tuple(leases), reason, in_flight, crashed)
 
     def mark_leases(self, leases: Mapping[int, Lease]) -> bool:
-        """Mark the held leases as being revoked; returns whether there are any.
-
-        Journals may name others: masters have entered leases that were on their way back already, or done since.
-        """
+        """Mark the held leases as being revoked; returns whether there are any."""
+        # Journals of earlier versions may also name leases that were being revoked already, or done.
         held = (number for number in self.leases if number in leases and leases[number].revoke_reason is None)
         self.leases = tuple(held)
         for number in self.leases:
@@ -84,8 +82,8 @@ class LeaseRevocation:
 def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseReturned]:
     """The journal entries that return the leases of a completed revocation, oldest first.
 
-    What was reported was in on all PS: one that knows less has gone back to a checkpoint since. What was not reported
-    counts as done only if all PS, also such a one, have applied it.
+    Steps that the worker reported were applied by all PS; a PS that has fewer of them has rolled back to a
+    checkpoint since. Steps that were not reported count as done only if every PS has applied them.
     """
     settlements = []
     # At most one minibatch was in progress: that of the first unfinished lease.

@@ -1,8 +1,9 @@
 """Adaptive lease timeouts.
 
-Nobody can know the right number before the job runs, and a fixed one is either too long for small tasks or too short
-for large ones. So the patience follows what was seen: a holder is silent for too long when it was silent for many times
-what holders usually are, and it is stuck when it speaks and makes no step for many times what steps usually take.
+The right timeout is unknown before the job runs: a fixed one is too long for small tasks or too short
+for large ones. So the timeouts follow measurements. A holder is silent when it has sent no message for
+many times the usual interval. It is stuck when it sends messages but completes no step for many times
+the usual duration of a step.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 SILENCE_FLOOR, SILENCE_CEILING = 4.0, 60.0
+"""Lower and upper limit of the silence timeout, in seconds."""
 STARTING_SILENCE = 30.0
 """Seconds that a worker may be silent before its first step.
 
@@ -17,6 +19,7 @@ While a large library such as TensorFlow is loaded, no other thread of the proce
 machine this takes many times longer than on an idle one.
 """
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
+"""Lower limit of the stuck timeout, and the timeout before any step was measured, in seconds."""
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
 _DECAY_PER_SECOND = 0.98
 """Decay of the maximum per second, regardless of the number of holders."""
@@ -26,7 +29,7 @@ _DECAY_PER_SECOND = 0.98
 class LeaseTimeouts:
     """Recent silences and step times in seconds, as decaying maxima.
 
-    Timeouts must not hit the tail of the distribution.
+    Maxima and not means, because a timeout must not hit the tail of the distribution.
     """
 
     max_gap: float = 0.4
@@ -39,7 +42,7 @@ class LeaseTimeouts:
         self.max_gap = max(gap, self.max_gap)
 
     def record_step(self, seconds: float, now: float) -> None:
-        """Record the duration of a step, or of the smallest unit of a task that is reported."""
+        """Record the duration of a step, or of the smallest reported unit of another task."""
         self._decay(now)
         self.max_step = max(seconds, self.max_step)
 
@@ -65,10 +68,10 @@ class LeaseHolder:
     """Liveness of one worker: its last heartbeat, and the last progress of each of its leases.
 
     Attributes:
-        last_mentioned: when the worker last spoke of each lease; it speaks of all that it knows.
-        partial_steps: steps of leases of which only the whole counts.
-        is_starting: it began under this master, and has made no step yet.
-        step_count: that it has made, of whatever it held.
+        last_mentioned: when the worker's messages last named each lease; they name all that it knows.
+        partial_steps: steps of leases whose tasks count only as a whole.
+        is_starting: whether it started under this master and has not completed a step yet.
+        step_count: number of steps that it has completed.
     """
 
     last_seen: float
@@ -79,7 +82,7 @@ class LeaseHolder:
     is_starting: bool = False
 
     def excuse_silence(self, seconds: float, now: float) -> None:
-        """Exclude ``seconds`` from the worker's silence: the master caused them."""
+        """Exclude ``seconds`` from the worker's silence, because the master caused them."""
         self.last_seen = min(now, self.last_seen + seconds)
         for moments in (self.last_steps, self.last_mentioned):
             for lease, moment in moments.items():
@@ -90,7 +93,7 @@ class LeaseHolder:
         return max(timeouts.silence_seconds, STARTING_SILENCE) if self.is_starting else timeouts.silence_seconds
 
     def add_lease(self, lease: int, now: float) -> None:
-        """It has this lease from now on."""
+        """Start tracking a lease that was granted now."""
         self.last_steps[lease] = self.last_mentioned[lease] = now
 
     def drop_lease(self, lease: int, now: float | None = None) -> None:
@@ -102,16 +105,17 @@ class LeaseHolder:
             self.last_steps[min(self.last_steps)] = now
 
     def find_unknown_leases(self, timeouts: LeaseTimeouts) -> list[int]:
-        """Leases that the worker's heartbeats do not mention: it never received them."""
+        """Leases that the worker's heartbeats do not mention, because it never received them."""
         latest = self.last_seen - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
     def find_expired_leases(self, now: float, timeouts: LeaseTimeouts) -> dict[int, str]:
-        """Leases to revoke, with the reason. Only the oldest lease can be stuck: the others wait for it."""
+        """Leases to revoke, with the reason."""
         silent = now - self.last_seen
         if silent >= self.silence_limit(timeouts):
             return dict.fromkeys(self.last_steps, f"no heartbeat from the worker for {silent:.1f} s")
         if self.last_steps:
+            # Only the oldest lease can be stuck; the worker works on the others after it.
             current = min(self.last_steps)
             idle = now - self.last_steps[current]
             if idle >= timeouts.stuck_seconds:

@@ -1,12 +1,17 @@
 """The ledger of record ranges: which worker processes which records.
 
-Every record of every epoch is in exactly one place: *planned* (not yet reached by the lazy plan), *returned* (to be
-leased again, before anything that is planned), *begun* (the rest of a shard of several leases, which stays with the
-worker that began it as long as there is other work for others), *leased*, or *done*; a range that was given up by the
-user's rule is *quarantined*. Ranges move between these places and are cut in two, and nothing else: what is dropped
-nowhere is never lost, and ranges that never overlap are never done twice.
+Every record of every epoch is in exactly one place:
 
-The methods that change a ledger are called from ``JobState.apply_entry`` only, live and in replay alike.
+* *planned*: not yet reached by the lazy plan;
+* *returned*: to be leased again, before planned ranges;
+* *begun*: the rest of a shard of several leases. It stays with the worker that began the shard as
+  long as there is other work for the others;
+* *leased*, *done*, or *quarantined* by the user's rule.
+
+The only operations are to move a range to another place and to split it. No operation drops a range,
+so no record is lost; ranges never overlap, so no record is done twice.
+
+Only ``JobState.apply_entry`` calls the methods that change a ledger, live and in replay.
 """
 
 from __future__ import annotations
@@ -30,12 +35,13 @@ class Lease:
     """A range that is leased to one worker.
 
     Attributes:
-        number: unique over the run, increasing.
-        minibatch: records a step; step k covers ``[start + k * minibatch, ...)``, the last may be shorter.
+        number: the lease's number; unique in the run and increasing.
+        minibatch: records per step. Step k covers ``[start + k * minibatch, ...)``; the last one may be
+            shorter.
         worker: uid of the holder's pod.
-        done_steps: steps ``0 .. through - 1`` are done.
-        revoke_reason: why it is being taken back, in whatever words its worker gave, perhaps none; None while it is
-            held.
+        done_steps: all steps below this number are done.
+        revoke_reason: why it is being revoked, possibly an empty string that its worker sent; None while
+            it is held.
     """
 
     number: int
@@ -60,8 +66,8 @@ class Ledger:
     """The ranges of one kind of work: a plan, repeated for a number of epochs.
 
     Attributes:
-        lease_records: records of a lease; 0: a lease is a whole shard of the plan.
-        shard_rests: rests of shards, by the epoch, source and record that they start at.
+        lease_records: records per lease; 0: a lease is a whole shard of the plan.
+        shard_rests: the *begun* ranges, by their epoch, source and first record.
     """
 
     plan: ShardPlan
@@ -79,10 +85,10 @@ class Ledger:
     outstanding_steps: int = 0
     """Leased steps that are not done.
 
-    Maintained incrementally: every lease request needs it when steps are limited.
+    Maintained incrementally, because every lease request needs it when steps are limited.
     """
     _leases_by_worker: dict[str, dict[int, Lease]] = field(default_factory=dict)
-    """Leases by worker, for the same reason: a thousand workers hold two each."""
+    """Leases by worker, maintained for the same reason: a thousand workers hold two leases each."""
 
     def __post_init__(self) -> None:
         if not self.plan.shard_count:
@@ -90,10 +96,9 @@ class Ledger:
 
     @property
     def total_records(self) -> int:
-        """Records of all epochs.
-
-        If a resumed run is given fewer epochs than it completed, the records already done.
-        """
+        """Records of all epochs."""
+        # A resumed run may have fewer epochs than it has already begun. Then everything that was
+        # handed out counts, except ranges that returned and are not leased again.
         if (self.epoch, self.shard_index) <= (self.epochs, 0):
             return self.plan.records * self.epochs
         handed_out = self.plan.records * self.epoch + self._count_reached_records()
@@ -122,11 +127,15 @@ class Ledger:
         """The range to lease next, at most ``max_steps`` steps of it; None if there is none.
 
         Args:
-            max_steps: that may still be handed out.
-            worker: who asks: it goes on with the shard that it has begun, whose blocks it holds in memory.
+            max_steps: maximum number of steps that may still be handed out.
+            worker: the requesting worker. It continues the shard that it has begun, whose blocks it holds
+                in memory.
         """
         if max_steps is not None and max_steps <= 0:
             return None
+        # Rests of earlier epochs come before the plan, so that an epoch ends before the next one
+        # begins; rests of this epoch come last, because other workers would have to read their blocks
+        # again.
         work = (
             self._returned_range()
             or self._continued_rest(worker)
@@ -166,11 +175,9 @@ class Ledger:
         return self.plan.shard(self.epoch, self.shard_index)
 
     def grant_range(self, number: int, work: RecordRange, worker: str) -> Lease:
-        """Lease ``work``, which must be the result of ``next_range`` or its head.
-
-        How many epochs there are plays no part in what it takes: a run that goes on with fewer, or with more again,
-        replays what it did under another number of them.
-        """
+        """Lease ``work``, which must be the result of ``next_range`` or its beginning."""
+        # This must not depend on the number of epochs: a resumed run may have another number, and the
+        # journal has to replay to the same ledger.
         at = next((at for at, each in enumerate(self.returned_ranges) if _starts_with(each, work)), None)
         if at is not None:
             rest = self.returned_ranges[at].split(work.end)[1]
@@ -308,10 +315,11 @@ class Ledger:
     def snapshot_at_cut(self, applied_steps: Mapping[int, int]) -> dict[str, Any]:
         """The snapshot of a ledger with ``applied_steps`` steps of each lease done and no lease held.
 
-        This is the ledger's half of a cut: what is not in the parameters is to be leased again.
+        This is the ledger position of a cut: records that are not in the parameters will be leased again.
         """
         copy = self.empty_copy()
         copy.restore_snapshot(self.to_snapshot())
+        # Newest first: each rest is put at the head of the queue, so the oldest is leased first.
         for number in sorted(copy.leases, reverse=True):
             copy.requeue_lease(number, applied_steps.get(number, 0))
         return copy.to_snapshot()
@@ -335,7 +343,7 @@ def _range_to_row(work: RecordRange) -> list[Any]:
 TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"
 BEST_MODEL = "best model"
-"""The file of ``ModelCheckpoint(save_best_only=True)`` is to be written."""
+"""Writing the file of ``ModelCheckpoint(save_best_only=True)``."""
 
 STEPWISE_KINDS = (TRAINING, PREDICTION)
 """Kinds whose steps count individually. For the others only the result of the whole task counts."""
@@ -349,8 +357,8 @@ def single_task_ledger(kind: str) -> Ledger:
 def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, lease_records: int) -> Ledger:
     """The ledger of an order's positions, in sequence, in leases of ``lease_records`` records.
 
-    Where a window is several leases it is one shard, so that it stays with one worker as far as possible: each worker
-    that has a part of it reads all of its blocks.
+    A window of several leases is one shard, which stays with one worker as far as possible: each worker
+    that has a part of a window reads all of its blocks.
     """
     positions = (RecordSource(SHUFFLED_SOURCE, order.records),)
     if order.window <= lease_records:

@@ -62,9 +62,10 @@ def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
 
 
 def delete_lingering_ps(state: JobState, pod: JobPod) -> None:
-    """A PS is still running although nothing asked it to stop.
+    """Delete a PS that handed over its parameters and is still running without being asked to stop.
 
-    Whoever has the job's token can say in its name that it was told to go.
+    Its successor waits for its end. A process with the job's token may have claimed in its name that it
+    leaves.
     """
     if (
         pod.uid not in state.pods.handed_over_ps
@@ -105,6 +106,7 @@ def advance_handover(state: JobState, now: float) -> None:
         # No worker will change the parameters any more.
         _hand_over_parameters(state, state.checkpoint.cut)
         return
+    # A cut in progress would resume updates after its copies. Start a kept one instead, at once.
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
         checkpointing.abort_cut(
             state, "a parameter server is leaving; the next cut pauses updates until its successor is ready", now, 0
@@ -120,6 +122,7 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
     if cut is None or not cut.keep_paused or cut.number != event.cut or cut.stage is not CutStage.SAVING:
         return
     if event.error:
+        # Nothing can be saved, so the leaving PS need not wait for it.
         why = f"checkpoint {event.cut} was not written: {event.error}"
         state.add_commands(ReleaseCut(event.cut))
         state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, why))
@@ -141,16 +144,17 @@ def _hand_over_parameters(state: JobState, cut: int) -> None:
 
 
 ATTACH_TIMEOUT = 70.0
-"""Seconds until a PS that did not answer and registers again is asked again; longer than a call is retried.
+"""Seconds until a PS that registers and has not answered is asked to attach again.
+
+By then the first request was answered, or ``edl.master.ps_client`` has reported the PS as silent.
 """
 
 
 def handle_ps_registered(state: JobState, event: PsRegistered, now: float) -> None:
-    """A PS registered its address: attach it to this master.
-
-    A PS that the cluster has not shown is left out: whoever has the job's token can name one. It registers again.
-    """
+    """A PS registered its address: attach it to this master."""
     pod = state.pods.by_uid.get(event.uid)
+    # Any process with the job's token can claim to be a PS, so only pods that the cluster reports are
+    # attached. A PS repeats its registration.
     if pod is None:
         return
     if pod.uid in state.pods.handed_over_ps:
@@ -171,6 +175,7 @@ def handle_ps_heartbeat(state: JobState, event: PsHeartbeat, now: float) -> None
 
 
 def _attach_ps(state: JobState, pod: JobPod, restore_cut: int | None, now: float) -> None:
+    # The PS believes no lease of an earlier master that is not named here as live.
     leases = state.training_ledger.leases if state.training_ledger else {}
     floor = state.lowest_open_lease()
     revoked = {n for n, lease in leases.items() if lease.revoke_reason is not None}
@@ -182,7 +187,7 @@ def _attach_ps(state: JobState, pod: JobPod, restore_cut: int | None, now: float
 
 
 def passed_cut(state: JobState) -> int:
-    """No PS needs to pause updates for this cut or an earlier one."""
+    """The last cut for which no PS needs to pause updates any more, nor for earlier ones."""
     if state.paused_cut:
         return state.paused_cut - 1
     return state.cut_number - 1 if state.cut is not None and state.cut.awaits_copies else state.cut_number
@@ -195,8 +200,9 @@ def handle_ps_attached(state: JobState, event: PsAttached, now: float) -> None:
         return
     if pod.stale:
         pod.loading = False
-    # It may have loaded for a previous master that never received its answer, and may lack a later
-    # rollback; nothing was applied to it yet.
+    # An initialized PS that is neither loading for this master nor a recorded holder may have loaded
+    # its checkpoint for a previous master that never received the answer. It may lack a later rollback,
+    # and nothing was applied to it yet, so let it load again.
     trusted = pod.loading or state.pods.parameter_holders.get(pod.index) == pod.uid
     if state.checkpoint is not None and (pod.stale or not event.initialized or not trusted):
         _load_checkpoint(state, pod, state.checkpoint.cut, now)
@@ -228,15 +234,14 @@ def _has_no_progress(state: JobState) -> bool:
 
 
 def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
-    """Replace a PS that holds updates whose journal is lost: their records will be trained again.
-
-    Its workers have nothing to do until somebody declares the model, and have done so already: others begin, too.
-    """
+    """Replace a PS that holds updates whose journal is lost: their records will be trained again."""
     if not state.pods_synced:
         _attach_ps(state, pod, None, now)
         return
     state.emit(WarningRaised(f"ps-{pod.index} holds updates whose journal is lost: it is replaced"))
     _replace_empty_ps(state, pod)
+    # A new PS is initialized when a worker declares the model. The running workers have declared it to
+    # the old PS already, so they are replaced too.
     if not state.workers_replaced:
         state.workers_replaced = True
         state.add_commands(
@@ -245,7 +250,7 @@ def _replace_unaccounted_ps(state: JobState, pod: JobPod, now: float) -> None:
 
 
 def _load_checkpoint(state: JobState, pod: JobPod, cut: int, now: float) -> None:
-    """Tell a PS to load the checkpoint, once: loading again would discard what it has applied since."""
+    """Tell a PS to load the checkpoint, once: loading again would discard updates that it has applied since."""
     if not pod.loading:
         pod.loading = True
         state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
@@ -258,6 +263,7 @@ def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> 
         evaluation_callbacks.declare_callbacks(state, event.callbacks)
     state.pods.mark_model_built(event.worker)
     for pod in state.pods.live_pods(Role.PS):
+        # With a checkpoint, a PS that is not attached yet has to load it first.
         if pod.attached or state.checkpoint is None:
             pod.initialized = True
         if pod.attached:
@@ -271,6 +277,7 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
     if not state.settings.durable and state.training_ledger is not None and state.training_ledger.leases:
         # It starts with initial values and has not seen any progress of the existing leases.
         state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
+    # This entry may end the pause after a planned handover, if it was the last missing holder.
     kept = state.paused_cut
     for revocation in state.revocations if kept else ():
         # A successor knows as much about the leases as its predecessor did.
@@ -286,7 +293,7 @@ def _replace_empty_ps(state: JobState, pod: JobPod) -> None:
 
 
 def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
-    """Replace a PS that is alive but does not answer; this is handled like a lost PS."""
+    """Replace a PS whose pod is alive but that does not answer; the end of its pod is handled as a loss."""
     pod = state.pods.by_uid.get(event.uid)
     if pod is not None and pod.live and not state.has_ended:
         state.emit(WarningRaised(f"ps-{pod.index} has not answered for {event.seconds:.0f} s: it is replaced"))
@@ -294,7 +301,10 @@ def handle_ps_silent(state: JobState, event: PsSilent, now: float) -> None:
 
 
 def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
-    """A PS refused a request. A cut can be retried; a restore or a revocation has no substitute."""
+    """A PS refused a request: abort the cut, or fail the job.
+
+    A cut can be retried, but a restore or a revocation has no substitute.
+    """
     pod = state.pods.by_uid.get(event.uid)
     if pod is None or not pod.live or state.has_ended:
         return
@@ -304,8 +314,7 @@ def handle_ps_refused(state: JobState, event: PsRefused, now: float) -> None:
         checkpointing.abort_cut(state, event.message, now)
 
 
-# ------------------------------------------------------------------------------------ damaged
-# checkpoints
+# ------------------------------------------------------------------------------------ damaged checkpoints
 
 
 def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: float) -> None:
@@ -329,11 +338,14 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
     state.record_entry(
         CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
     )
-    state.emit(WarningRaised(f"{reason}, checkpoint {older.cut} stands in: {why}"))
+    state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {why}"))
     fleet = state.pods
+    # No PS holds parameters, so parameters and ledger both go back to the older checkpoint.
     if not any(fleet.is_live(uid) for uid in fleet.parameter_holders.values()):
         roll_back_job(state, reason)
         return
+    # Others hold parameters and the ledger stays. A PS that was to load the newest checkpoint loads an
+    # older one: count the further updates that it lacks.
     then, now = (
         update_accounting.checkpoint_missing_updates(state, older),
         update_accounting.checkpoint_missing_updates(state, newest),
@@ -345,13 +357,13 @@ def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: Sa
         pod.stale = pod.loading and fleet.parameter_holders.get(pod.index) != pod.uid
 
 
-# ------------------------------------------------------------------------------------ lost
-# parameter servers
+# ------------------------------------------------------------------------------------ lost parameter servers
 
 
 def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> None:
     """A PS has ended."""
     state.pinned_cuts.pop(pod.uid, None)
+    # The cut lacks its copy or its shard.
     if state.cut is not None:
         checkpointing.abort_cut(state, f"ps-{pod.index} was lost", now, checkpointing.RETRY_SECONDS)
     for revocation in state.revocations:
@@ -376,9 +388,9 @@ def check_lost_holders(state: JobState, reason: str) -> None:
 
 
 def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> None:
-    """Other PS survive: roll this one's slots back to the newest checkpoint, or to the start.
+    """Roll the parameters of one PS back to the newest checkpoint, or to the start.
 
-    The ledger stays.
+    The other PS keep theirs, and the ledger stays.
     """
     cut = state.checkpoint.cut if state.checkpoint else 0
     state.record_entry(ParametersRolledBack(cut=cut, records=0, ledger=None, updates=updates, ps=index, reason=reason))
@@ -386,7 +398,7 @@ def _roll_back_ps(state: JobState, index: int, updates: int, reason: str) -> Non
 
 
 def roll_back_job(state: JobState, reason: str) -> None:
-    """No PS is left: roll parameters and ledger back to the newest checkpoint, or to the start."""
+    """Roll parameters and ledger back to the newest checkpoint, or to the start: no PS holds parameters."""
     training = state.ledgers[TRAINING]
     if state.checkpoint is not None:
         cut, ledger = state.checkpoint.cut, dict(state.checkpoint.ledger)
@@ -420,7 +432,7 @@ def roll_back_job(state: JobState, reason: str) -> None:
 
 
 TAINT_SECONDS = 5.0
-"""The cluster taints the node only after it updates the pods' conditions.
+"""Seconds to wait until the cluster has tainted the lost node, which it does after it updates the pods' conditions.
 
 A successor created before that could be scheduled to the same node.
 """

@@ -1,12 +1,12 @@
 """Which parameter server owns a key.
 
-Keys are variable names and row ids. A key maps to one of a fixed number of *slots* by a stable hash; a table that the
-master versions maps slots to parameter servers. Worker and PS call the same functions, in whatever process and Python
-version: nothing here depends on ``hash()``.
+Keys are variable names and row ids. A stable hash maps a key to one of a fixed number of *slots*; a
+table that the master versions maps slots to parameter servers. Worker and PS call the same
+functions. Nothing here depends on ``hash()``, which differs between processes.
 
-The arithmetic is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) for ids
-and FNV-1a (Fowler, Noll, Vo) for names. It uses integer operators only, so that it takes Python ints and NumPy
-uint64 arrays alike. Of a name's hash the upper half is used: FNV mixes upwards.
+The hash is splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA
+2014) for ids and FNV-1a (Fowler, Noll, Vo) for names. It uses integer operators only, so that it
+accepts Python ints and NumPy uint64 arrays.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def slot_of_name(name: str) -> int:
     h = 0xCBF29CE484222325
     for byte in name.encode():
         h = ((h ^ byte) * 0x100000001B3) & _MASK
+    # The upper half: FNV mixes towards the high bits.
     return (h >> 32) % SLOT_COUNT
 
 

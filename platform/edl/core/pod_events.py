@@ -1,4 +1,4 @@
-"""What follows when a pod starts, ends, leaves or fails."""
+"""Consequences of a pod that starts, ends, leaves or fails."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def _handle_start(state: JobState, pod: JobPod) -> None:
         if pod.role is Role.WORKER:
             state.pods.mark_building(pod)
             state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
-            # It was scheduled before the deletion reached it.
+            # The pod was scheduled before its deletion reached the cluster.
             if pod.leaving_since is not None:
                 state.record_entry(WorkerDismissed(uid=pod.uid, reason=pod.leaving_reason))
 
 
 def _emit_leaving(state: JobState, pod: JobPod) -> None:
-    """A pod was asked to stop.
+    """Report a pod that was asked to stop.
 
     It keeps its leases until it has ended; a worker's replacement is requested now.
     """
@@ -85,9 +85,9 @@ def _handle_end(state: JobState, pod: JobPod, now: float) -> None:
 
 
 def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
-    """What to blame for a worker's end if nothing external wanted it.
+    """What to blame for a worker's end if nothing external caused it.
 
-    Call this while its leases are still its own.
+    Call this before its leases are revoked.
     """
     if pod.role is not Role.WORKER:
         return EndBlame.NOTHING
@@ -103,7 +103,7 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
 def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
     """The description of a worker's end when the worker reported no error."""
     if pod.state is PodState.KILLED:
-        how = "was killed by a signal (SIGKILL), as the kernel does when the memory runs out"
+        how = "was killed by a signal (SIGKILL), which the kernel sends when memory runs out"
     else:
         how = "exited with code 0 before its work was done: does the model's code exit the process?"
     return f"worker-{pod.index} {how}", ""
@@ -112,10 +112,11 @@ def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
 def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
     """Record the range that a crashed worker evaluated or predicted, and how many workers crashed in it.
 
-    Call it while its leases are still its own. Such a range takes much longer than a minibatch of training, so that
-    kills from outside may hit it several times: it ends the job later, with ``MAX_CRASHES``. What others train or
-    predict meanwhile makes good for crashes of the role, not for those.
+    Call this before its leases are revoked. Returns a description of the range for messages, and the count.
     """
+    # Such a range takes much longer than a minibatch of training, so kills from outside may hit it
+    # several times. It therefore ends the job only after ``MAX_CRASHES``. Completed steps offset crashes
+    # of the role, but not these.
     held = state.worker_leases(pod.uid)
     if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
         return "", 0
@@ -128,17 +129,14 @@ def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
 def _relaunch_or_fail(
     state: JobState, pod: JobPod, now: float, crashed: bool, crash_range: str, range_crashes: int
 ) -> None:
-    """Return whether the pod is replaced.
-
-    Otherwise end the job. ``crash_range`` names the records it was processing.
-    """
+    """Plan the replacement of a pod, or end the job. ``crash_range`` describes the records that it was processing."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
     on, why = state.pods.plan_relaunch(pod, now, crashed=crashed)
     if on and range_crashes >= MAX_CRASHES:
         on, why = False, "crashed"
     if not on:
-        message, detail = state.last_failure or (f"the last {pod.role}'s log says why", "")
+        message, detail = state.last_failure or (f"see the log of the last {pod.role}", "")
         state.end_job("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")
 
 
@@ -160,8 +158,9 @@ def _raise_memory(state: JobState, pod: JobPod) -> None:
 def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *, in_minibatch: bool = False) -> None:
     """Handle the end of a worker.
 
-    ``in_minibatch``: it ended without a report in a minibatch that may be the cause.
+    ``in_minibatch``: whether it ended without a report in a minibatch that may be the cause.
     """
+    # A pod that never ran holds no lease.
     if not pod.has_run:
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
@@ -175,7 +174,7 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
 
 
 def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
-    """All existing pods have been listed: pods that are missing are gone, and pending requests are void."""
+    """All existing pods have been listed: pods that are missing have ended, and pending requests are void."""
     state.pods.requests.clear()
     if state.pods_synced:
         return
@@ -197,10 +196,7 @@ def handle_pods_synced(state: JobState, event: PodsSynced, now: float) -> None:
 
 
 def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> None:
-    """Handle a worker that ended while no master was running; the cluster may still know how.
-
-    One that ended with its run, before that was resumed, was told to go: people need not hear of it.
-    """
+    """Handle a worker that ended while no master was running; the cluster may still report how."""
     pod = state.pods.by_uid.get(uid)
     if pod is None:
         # Events name the worker by its index, which is looked up here.
@@ -208,6 +204,8 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
             uid, Role.WORKER, index, PodState.DELETED, reason=_GONE_REASON, has_run=True
         )
     pod.had_lease = True
+    # A worker that was asked to stop, or that ended with its run before that was resumed, ended as
+    # expected: its end is not reported, and no replacement is planned.
     if uid in state.pods.leaving_workers:
         _handle_worker_lost(state, pod, "its run was stopped", now)
     else:
@@ -219,7 +217,7 @@ def _handle_worker_gone(state: JobState, uid: str, index: int, now: float) -> No
 
 
 def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
-    """A worker that was asked to stop reports its final progress; nothing of it is in flight."""
+    """A leaving worker reports its final progress; none of its pushes is in flight."""
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
     revoke_leases(state, event.worker, event.reason, now, in_flight=False)
@@ -231,6 +229,8 @@ def handle_worker_left(state: JobState, event: WorkerLeft, now: float) -> None:
 def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> None:
     """A worker reports that it cannot continue."""
     state.last_failure = (event.message, event.detail)
+    # After a crash the worker exits, and the end of its pod decides. The other kinds would fail in every
+    # worker, so they end the job.
     if event.kind == "crash":
         record_heartbeat(state, event.worker, now)
         state.add_commands(Acknowledged())

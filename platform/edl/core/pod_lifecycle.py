@@ -1,9 +1,9 @@
 """Pod states and transitions, and the decision whether to relaunch a pod that ended.
 
-Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. Losing a pod to somebody else is not a
-failure: one that ends by itself with an error counts as crashed, one that ran out of memory has its own rule
-(``decide_after_oom``), and a worker that a signal ended, or that exited before anybody told it to, is laid to what it
-was doing (``assign_blame``).
+Transitions are a table; ``docs/design/0004-pods.md`` shows it as a diagram. A pod that somebody else
+ended (preemption, eviction, a lost node) is no failure. A pod that ends with an error has crashed.
+``decide_after_oom`` is the rule for a pod that ran out of memory. ``assign_blame`` decides about a
+worker that a signal ended, or that exited early without an error.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def reported_state(pod: PodStatus, *, leaving_expected: bool = True) -> PodState
     """The state that a cluster's report implies by itself, regardless of the current state.
 
     Args:
-        pod: what it said.
-        leaving_expected: the pod was told to go, or has said goodbye: an exit code of 0 is what was expected of it.
+        pod: the cluster's report.
+        leaving_expected: whether the pod was asked to stop or announced that it leaves, so that exit code 0
+            is expected.
     """
     if not pod.has_ended:
         running = PodState.RUNNING if pod.phase is PodPhase.RUNNING else PodState.PENDING
@@ -109,15 +110,17 @@ _UNEXPLAINED_STATES = frozenset({PodState.KILLED, PodState.EXITED})
 def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_minibatch: bool) -> EndBlame:
     """Attribute the end of a worker that reported no error: the model may call exit(0) or exhaust the memory.
 
-    The kernel kills with SIGKILL when the memory of a machine runs out, which looks as if a person had done it. So one
-    end proves nothing. Three in the same minibatch of training do, and so do six (``MAX_CRASHES``) with next to no
-    work between of workers that trained on no minibatch yet: kills from outside hit different ones.
+    The kernel sends SIGKILL when the memory of a machine runs out, which looks like a kill by a person. So
+    a single end proves nothing. Three in the same minibatch of training do, because kills from outside
+    hit different ones. So do six (``MAX_CRASHES``), with almost no work in between, of workers that were
+    not training a minibatch.
 
     Args:
-        ended: how it ended.
-        is_explained: the cluster reports a cause, or the worker was told to leave or announced that it leaves.
-        is_working: it had work, or had never been given any: it was starting.
-        in_minibatch: it had built its model, and was in a minibatch of training.
+        ended: how the worker ended.
+        is_explained: whether the cluster reports a cause, or the worker was told to leave or announced that
+            it leaves.
+        is_working: whether it had work, or was still starting and had never had any.
+        in_minibatch: whether it had built its model and was training a minibatch.
     """
     if is_explained or ended not in _UNEXPLAINED_STATES or not is_working:
         return EndBlame.NOTHING
@@ -125,19 +128,19 @@ def assign_blame(ended: PodState, *, is_explained: bool, is_working: bool, in_mi
 
 
 MAX_CRASHES = 6
+"""Crashes of a role after which the job fails, less those that completed steps have offset."""
 STEPS_PER_CRASH = 16
-"""Steps of all workers that offset one crash: a job that advances only a few steps per crash is still broken.
-"""
+"""Steps of all workers that offset one crash: a job that advances only a few steps per crash is still broken."""
 _CRASH_BACKOFF = ExponentialBackoff(first_seconds=0.5, max_seconds=30.0)
 _LOSS_REASONS: Mapping[PodState, str] = {
-    PodState.SUCCEEDED: "it had nothing left to do",
+    PodState.SUCCEEDED: "it had no work left",
     PodState.PREEMPTED: "it was preempted",
     PodState.EVICTED: "its node evicted it",
-    PodState.NODE_LOST: "its node is gone",
+    PodState.NODE_LOST: "its node is lost",
     PodState.DELETED: "it was deleted",
-    PodState.KILLED: "it was ended by a signal",
+    PodState.KILLED: "a signal ended it",
     PodState.EXITED: "it exited without an error",
-    PodState.OUT_OF_MEMORY: "what replaces it gets more memory",
+    PodState.OUT_OF_MEMORY: "its replacement gets more memory",
 }
 
 
@@ -145,9 +148,10 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
     """Seconds until a pod that ended while it was needed is replaced; None: the job fails.
 
     Args:
-        ended: how it ended. ``decide_after_oom`` decides before whether the job can go on after a lack of memory.
-        crash_count: crashes of pods of its role since the last progress, this one included.
-        crashed: whether this one counts as a crash; by default one that ended with an error.
+        ended: how the pod ended. ``decide_after_oom`` has decided before whether the job can continue after
+            a lack of memory.
+        crash_count: crashes of the role that no progress has offset, including this one.
+        crashed: whether this end counts as a crash; by default if the pod ended with an error.
     """
     if not (ended is PodState.CRASHED if crashed is None else crashed):
         return Decision(0.0, f"{ended}: {_LOSS_REASONS[ended]}; replaced at once, this is not a failure of the job")
@@ -162,7 +166,7 @@ def decide_relaunch(ended: PodState, crash_count: int, *, crashed: bool | None =
 
 
 MAX_RAISES = 3
-"""A model that needs more than the third power of the factor has a memory leak or a wrong spec."""
+"""How often the memory is raised. A model that needs still more has a memory leak or a wrong spec."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +174,8 @@ class MemoryRaise:
     """The memory of workers that are requested from now on; survives a master restart.
 
     Attributes:
-        raise_count: how often it was raised.
-        first_worker: workers with a lower index were asked for with less.
+        raise_count: how often the memory was raised.
+        first_worker: workers with a lower index were requested with less memory.
     """
 
     raise_count: int = 0
@@ -190,41 +194,39 @@ def decide_after_oom(
 ) -> Decision[MemoryRaise | None]:
     """The memory of new workers after ``worker_index`` ran out of memory; None: the job cannot continue.
 
-    Several that run out of it together raise it once: the index says what each of them had.
-
     Args:
-        next_worker_index: the index that the next new worker gets.
+        next_worker_index: the index of the next new worker.
         raise_factor: ``workers.oom_memory_factor``.
         requested_memory: the memory that the spec requests, for messages.
     """
     message = f"worker-{worker_index} ran out of memory"
+    # Workers that run out of memory together raise it once: the index shows how much each of them had.
     if worker_index < memory.first_worker:
         return Decision(memory, f"{message}: workers requested since then already get more")
     if raise_factor <= 1:
         return Decision(
             None,
             f"{message}: workers.resources.memory{_size_suffix(requested_memory)} is too little. Raise it, or set"
-            " workers.oom_memory_factor above 1 to have successors ask for more",
+            " workers.oom_memory_factor above 1, so that new workers request more",
         )
     if memory.raise_count >= MAX_RAISES:
         return Decision(
             None,
             f"{message} with {memory.memory_factor(raise_factor):.3g} times "
-            f"workers.resources.memory{_size_suffix(requested_memory)}: raise that; "
-            f"workers.oom_memory_factor multiplies it {MAX_RAISES} times at most",
+            f"workers.resources.memory{_size_suffix(requested_memory)}: raise that field; "
+            f"workers.oom_memory_factor multiplies it at most {MAX_RAISES} times",
         )
     raised = MemoryRaise(memory.raise_count + 1, next_worker_index)
     return Decision(
-        raised, f"{message}: the next ones get {raised.memory_factor(raise_factor):.3g} times workers.resources.memory"
+        raised, f"{message}: new workers get {raised.memory_factor(raise_factor):.3g} times workers.resources.memory"
     )
 
 
 def ps_oom_reason(ps_index: int, requested_memory: str) -> str:
     """Why a job fails when a PS runs out of memory: a successor would have to hold the same parameters."""
     return (
-        f"ps-{ps_index} ran out of memory: ps.resources.memory{_size_suffix(requested_memory)} is too "
-        "little for its share of the"
-        " parameters"
+        f"ps-{ps_index} ran out of memory: ps.resources.memory{_size_suffix(requested_memory)} is too little for its"
+        " share of the parameters"
     )
 
 

@@ -18,10 +18,11 @@ from edl.core.state import JobState
 
 
 def handle_tick(state: JobState, event: Tick, now: float) -> None:
-    """Time has passed. Time that the master spent blocked does not count as a worker's silence."""
+    """Revoke leases that expired. Time in which the master was blocked does not count as a worker's silence."""
     if event.late_seconds > 0:
         for holder in state.holders.values():
             holder.excuse_silence(event.late_seconds, now)
+    # The message of such a worker is here and waits for the master's disk.
     for worker in event.speaking_workers & state.holders.keys():
         state.holders[worker].excuse_silence(now - state.holders[worker].last_seen, now)
     revoke_expired_leases(state, now)
@@ -30,6 +31,7 @@ def handle_tick(state: JobState, event: Tick, now: float) -> None:
 def revoke_expired_leases(state: JobState, now: float) -> None:
     """Revoke the leases of workers that are silent or stuck, or that do not know of them."""
     for worker, holder in list(state.holders.items()):
+        # The answer that granted these was lost, so none of their minibatches is in progress.
         unknown = holder.find_unknown_leases(state.lease_timeouts)
         if unknown:
             why = "its worker does not report it"
@@ -60,9 +62,9 @@ def revoke_leases(
     """Revoke leases of a worker.
 
     Args:
-        in_flight: the worker may have been in the middle of a minibatch.
-        crashed: the worker ended by an error of its own.
-        only_leases: these leases; default: all.
+        in_flight: whether the worker may have been in the middle of a minibatch.
+        crashed: whether the worker ended by an error of its own.
+        only_leases: the leases to revoke; by default all of them.
     """
     training = []
     # Newest first: each range is put at the head of the queue, so the oldest is leased next.
@@ -183,7 +185,7 @@ def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequ
         which = describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
     what = f"{which} made workers crash {count} times"
     if not state.settings.skip_crashing:
-        message, detail = state.last_failure or ("the workers' logs say why", "")
+        message, detail = state.last_failure or ("see the workers' logs", "")
         state.end_job("Failed", f"{what}: {message}", detail, "crash")
         return {}
     # The range was to blame and is now quarantined.

@@ -1,7 +1,7 @@
 """Worker scaling: which pods to request, and which workers to stop.
 
-There are never more workers, those that were told to go not counted, than are wanted, and none is asked for when no
-work waits for it, except the one that a job needs to come to its end.
+Two invariants: apart from leaving workers, there are never more workers than are wanted; and no worker
+is requested while no work is waiting, except the one that a job needs to finish.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edl.core.job_pods import JobPod
 from edl.core.state import JobState
 
 START_BATCH = 50
-"""Pods requested per event. A thousand at once would delay the reports of workers; the rest follows soon."""
+"""Maximum number of pods requested per event: a thousand at once would delay the answers to workers."""
 BATCH_DELAY_SECONDS = 0.05
 """Seconds until the next batch of requests if no other event arrives."""
 DELETE_AGAIN_SECONDS = 30.0
@@ -46,18 +46,18 @@ def handle_scale_requested(state: JobState, event: ScaleRequested, now: float) -
 
 
 def count_wanted_workers(state: JobState) -> int:
-    """The wanted number of workers.
-
-    The maximum while there is work to hand out, then one for ranges that may return.
-    """
+    """The wanted number of workers: the maximum while work is waiting, otherwise one."""
     if state.pending_stop is not None:
         return 0
+    # One worker stays, because leased ranges may return.
     return state.workers_max if has_waiting_work(state) else 1
 
 
 def has_waiting_work(state: JobState) -> bool:
     """Whether a new worker would get work, now or when a pending revocation completes."""
     main = state.main_ledger
+    # Before the data set is known, a worker may have to describe it. The ranges of a revocation
+    # return when it completes.
     if main is None or (state.revocations and not state.is_training_over()):
         return True
     if state.is_training_over():
@@ -106,7 +106,8 @@ def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> N
 
 
 def _delete_lingering_workers(state: JobState, now: float) -> None:
-    """Repeat lost requests to stop: they may have been lost on the way, or with the master that sent them."""
+    """Repeat requests to stop that had no effect."""
+    # A request may have been lost on the way, or with the master that sent it.
     leave_timeout = state.settings.grace + DELETE_AGAIN_SECONDS
     for pod in list(state.pods.by_role[Role.WORKER].told_to_leave_before(now - leave_timeout)):
         state.pods.mark_leaving(pod, pod.leaving_reason, now)
@@ -120,6 +121,7 @@ def _delete_lingering_workers(state: JobState, now: float) -> None:
 def _request_missing_pods(state: JobState, now: float) -> None:
     wanted = count_wanted_workers(state)
     left = START_BATCH - _repeat_requests(state, wanted, now)
+    # One more than may be requested, to know whether further pods are missing.
     names = state.pods.missing_pods(wanted, now, left + 1)
     state.has_more_missing = len(names) > left
     for role, index in names[:left]:
@@ -127,8 +129,8 @@ def _request_missing_pods(state: JobState, now: float) -> None:
         why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
         wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
         if role is Role.WORKER and index >= state.pods.next_worker_index:
-            # Journaled before the request: a later master must not give this index to another
-            # worker.
+            # Journaled before the request, so that a later master does not give this index to
+            # another worker.
             state.record_entry(WorkerChanged(index=index))
         state.pods.request_pod(role, index, now, wish)
         state.emit(RoleRequested(role=role.value, index=index, reason=why))
@@ -140,6 +142,7 @@ def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
     names = list(islice(state.pods.requests.overdue_requests(now), START_BATCH))
     for role, index in names:
         asked = state.pods.requests.drop_request((role, index))
+        # Requests are idempotent: if the pod exists after all, the cluster starts no second one.
         if role is Role.PS or state.pods.count_expected_workers() < wanted:
             state.pods.request_pod(role, index, now, asked.options)
             state.add_commands(StartPod(role, index, asked.options))
@@ -148,7 +151,7 @@ def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
 
 def _request_reason(state: JobState, role: Role, wanted: int) -> str:
     if role is Role.PS:
-        return f"the parameters need {state.settings.ps}"
+        return f"ps.count is {state.settings.ps}"
     return f"{wanted} wanted, {state.pods.count_expected_workers()} running or pending"
 
 

@@ -1,12 +1,14 @@
 """The shuffled order of an epoch's records, computed on demand and never stored.
 
-A data set comes in *blocks*: runs of records that a reader gets at together (a chunk of RecordIO, a piece of a CSV file
-between two entries of its index). An epoch goes through all blocks in random order; what lies in a *window* of that
-sequence is mixed record by record. So a position of an epoch means one record, as a pure function of (seed, epoch,
-window) and of the description of the data set: a lease is ``[start, end)`` of the positions, every worker finds the
-same records for it, and whoever reads the journal can name them.
+A data set consists of *blocks*: runs of records that a reader loads together (a chunk of RecordIO, a
+part of a CSV file between two entries of its index). An epoch visits all blocks in random order;
+within a *window* of that sequence, single records are permuted. So a position of an epoch is a record,
+as a pure function of the seed, the epoch, the window and the description of the data set. A lease
+covers the positions ``[start, end)``. Every worker finds the same records for it, and a reader of the
+journal can name them.
 
-The two permutations are those of ``shards.permute_index``: of the blocks in an epoch, and of the positions in a window.
+``permute_index`` makes both permutations: of the blocks in an epoch, and of the positions in a window.
+docs/design/0002-record-accounting.md specifies the order.
 """
 
 from __future__ import annotations
@@ -23,12 +25,10 @@ from edl.api.errors import BadInputError
 from edl.core.partition import splitmix64
 
 # --------------------------------------------------------------------------------------------------
-# What work exists: a dataset cut into shards, in an order that is a function of (seed, epoch).
-#
-# The order is never stored. A plan of millions of shards costs nothing to make and nothing to keep: the i-th shard of
-# an
-# epoch is computed when it is wanted, by a keyed permutation (a Feistel network with cycle walking: Black and Rogaway,
-# Ciphers with Arbitrary Finite Domains, CT-RSA 2002).
+# The plan of an epoch: a data set divided into shards, in an order that is a function of seed and
+# epoch. The order is never stored, so a plan of millions of shards takes no time and no memory: the
+# i-th shard of an epoch is computed on demand by a keyed permutation (a Feistel network with cycle
+# walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002).
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,7 @@ class RecordSource:
 
 @dataclass(frozen=True, slots=True)
 class RecordRange:
-    """Records ``[start, end)`` of a source in one epoch.
-
-    For ``SHUFFLED_SOURCE``, positions of the epoch's order.
-    """
+    """Records ``[start, end)`` of a source in one epoch, or positions of the epoch's order (``SHUFFLED_SOURCE``)."""
 
     epoch: int
     source: str
@@ -57,7 +54,7 @@ class RecordRange:
         return self.end - self.start
 
     def split(self, at: int) -> tuple[RecordRange, RecordRange]:
-        """Cut at record ``at``; either part may be empty."""
+        """Split at record ``at``; either part may be empty."""
         return RecordRange(self.epoch, self.source, self.start, at), RecordRange(self.epoch, self.source, at, self.end)
 
 
@@ -69,6 +66,8 @@ def permute_index(index: int, count: int, key: int) -> int:
     """
     if not 0 <= index < count:
         raise ValueError(f"index {index} is not in a plan of {count}")
+    # Cycle walking: the network permutes a larger range, so repeat until the result is in range. At
+    # most four passes are needed on average, because that range is at most four times as large.
     while True:
         index = feistel_permute(index, count, key)
         if index < count:
@@ -76,10 +75,10 @@ def permute_index(index: int, count: int, key: int) -> int:
 
 
 def feistel_permute(index: Any, count: int, key: int) -> Any:
-    """One walk of the Feistel network over the smallest square power of two that holds ``range(count)``.
+    """One pass of the Feistel network over the smallest power of four that is at least ``count``.
 
-    ``permute_index`` walks on until it is in the range again. Integer operators only, so that an index may be a NumPy
-    uint64 array too.
+    ``permute_index`` repeats it until the result is in range. It uses integer operators only, so that
+    ``index`` may also be a NumPy uint64 array.
     """
     half = max(1, (max(count - 1, 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -91,11 +90,11 @@ def feistel_permute(index: Any, count: int, key: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """A dataset cut into shards of ``size`` records; a source's last shard may be shorter.
+    """A data set divided into shards of ``size`` records; a source's last shard may be shorter.
 
     Attributes:
-        size: records a shard.
-        seed: order of the shards in every epoch; None keeps the order of the sources.
+        size: records per shard.
+        seed: determines the order of the shards in every epoch; None keeps the order of the sources.
     """
 
     sources: tuple[RecordSource, ...]
@@ -159,7 +158,7 @@ def training_size_error(minibatch: int, records: int, epochs: int) -> str | None
 
 
 SHUFFLED_SOURCE = ""
-"""The source of a range of positions, in the journal and in a lease: no single file has these records."""
+"""The source of a range of positions, in the journal and in a lease: its records are in several files."""
 SHUFFLED_SOURCE_NAME = "the epoch's shuffled order"
 """The same, for users."""
 
@@ -185,8 +184,8 @@ class BlockLayout:
     """The positions at which a data set can be read.
 
     Attributes:
-        runs: sizes of the blocks of each source.
-        record_bytes: about what a record takes in a worker's memory.
+        runs: the block sizes of each source.
+        record_bytes: approximate size of a record in a worker's memory.
     """
 
     runs: tuple[BlockRuns, ...]
@@ -233,17 +232,17 @@ def _runs_from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[BlockRuns,
 def choose_window(requested: int | None, records: int, lease_records: int, blocks: BlockLayout | None) -> int:
     """The shuffle window of a run, in records; 0: only ranges are shuffled, not records.
 
-    It is cut so that all windows of an epoch are about as large, and are whole leases: a worker that goes through one
-    window reads its blocks once.
+    All windows of an epoch have about the same size and consist of whole leases, so that a worker that
+    trains one window reads its blocks once.
 
     Args:
         requested: ``train.shuffle.window``; None: as large as memory allows.
-        records: of an epoch.
-        lease_records: records of a lease.
-        blocks: of the data set; None: its reader has no random access.
+        records: records per epoch.
+        lease_records: records per lease.
+        blocks: the blocks of the data set; None: its reader has no random access.
 
     Raises:
-        BadInputError: a window is wanted and the reader has no random access.
+        BadInputError: a window is requested and the reader has no random access.
     """
     if requested == 0 or not records:
         return 0
@@ -260,8 +259,11 @@ def choose_window(requested: int | None, records: int, lease_records: int, block
         if requested is None
         else requested
     )
+    # A window within a lease need not consist of whole leases.
     if max_records < lease_records:
         return min(max_records, records)
+    # Divide the epoch into the fewest windows of at most ``max_records``, of equal size, rounded up to
+    # whole leases.
     max_records -= max_records % lease_records
     even = -(-records // -(-records // max_records))
     return even + -even % lease_records
@@ -289,10 +291,10 @@ class ShuffleOrder:
     """The order in which each epoch visits the records of a data set.
 
     Attributes:
-        sources: of the data set.
-        runs: sizes of the blocks of each source; they add up to its records.
-        window: records that are mixed with each other.
-        seed: of the job.
+        sources: the sources of the data set.
+        runs: the block sizes of each source; they add up to its records.
+        window: number of records that are permuted with each other.
+        seed: the job's seed.
     """
 
     sources: tuple[RecordSource, ...]
@@ -300,7 +302,7 @@ class ShuffleOrder:
     window: int
     seed: int
     fingerprint: str = field(init=False, compare=False)
-    """Equal only for equal orders: it shows a worker whether its files are the ones that were described."""
+    """Equal only for equal orders. A worker compares it, to detect that its files differ from the described ones."""
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -355,10 +357,10 @@ class EpochOrder:
     """The blocks of one epoch in random order, and the records at its positions.
 
     Attributes:
-        blocks: in their order in this epoch.
-        ends: position after the last record of each block, before records are mixed.
-        window: records of a window; the last one may have fewer.
-        key: of this epoch's permutations.
+        blocks: the blocks in the order of this epoch.
+        ends: position after the last record of each block, before records are permuted.
+        window: records per window; the last window may have fewer.
+        key: the key of this epoch's permutations.
     """
 
     blocks: tuple[RecordBlock, ...]
@@ -385,7 +387,7 @@ class EpochOrder:
         return start, min(self.window, self.records - start), splitmix64(self.key ^ splitmix64(number))
 
     def block_range(self, start: int, end: int) -> range:
-        """The indices of the blocks that hold the unmixed positions ``[start, end)``."""
+        """The indices of the blocks with the positions ``[start, end)`` before records are permuted."""
         return range(bisect_right(self.ends, start), bisect_right(self.ends, end - 1) + 1)
 
     def locate_record(self, position: int) -> RecordPosition:
@@ -419,7 +421,7 @@ _SALT = 0x5348554646_4C45
 
 
 def describe_ranges(ranges: Mapping[str, Sequence[Sequence[int]]], max_ranges: int = 64) -> str:
-    """Records for people: ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most so many ranges."""
+    """Records for users, such as ``records 3, 17 to 19 of a.csv, record 4 of b.csv``; at most ``max_ranges`` ranges."""
     parts: list[str] = []
     left = max_ranges
     for source, found in ranges.items():

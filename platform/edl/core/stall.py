@@ -30,6 +30,8 @@ def update_stall(state: JobState, now: float) -> None:
     stalled = state.stall = state.stall or StallState(now)
     stalled.missing_ps = tuple(f"ps-{each.index}" for each in missing)
     stalled.unsaved = bool(unsaved)
+    # Remember the lost node: its PS is deleted soon, and the wait for the successor has the same
+    # cause.
     for each in missing:
         if each.since and each.index not in stalled.lost_nodes:
             stalled.lost_nodes[each.index] = each.why, each.since
@@ -44,6 +46,7 @@ def update_stall(state: JobState, now: float) -> None:
 
 def _end_stall(state: JobState, now: float) -> None:
     stalled, state.stall = state.stall, None
+    # A stall that was too short to be reported has no end to report either.
     if stalled is None or state.has_ended or not (stalled.reported_ps or stalled.reported_unsaved):
         return
     reason = f"{', '.join(stalled.missing_ps)} {'serves' if len(stalled.missing_ps) == 1 else 'serve'} again"
@@ -58,6 +61,7 @@ def unsaved_checkpoint_reason(state: JobState) -> str:
     failure, training = state.checkpoint_failure, state.training_ledger
     if state.has_ended or failure is None or failure.paused_at is None or training is None:
         return ""
+    # While leased steps are still being trained, training has not stopped yet.
     return "" if training.outstanding_steps or state.is_training_over() else failure.reason
 
 
@@ -76,7 +80,7 @@ def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
     if lost is None or missing.since:
         return missing
     why, since = lost
-    return MissingPs(missing.index, f"{missing.why}; the one before is lost: {why}", since)
+    return MissingPs(missing.index, f"{missing.why}; its predecessor is lost: {why}", since)
 
 
 def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:

@@ -1,10 +1,10 @@
 """The state of a job as the master knows it.
 
-``JobStateMachine`` (module ``job``) decides; what it decides about the ledger becomes journal entries, and ``apply``
-is the only code that changes the ledger, live and in replay alike. So a master that replays the journal is where the
-one before it was. What each entry makes true is ``ENTRY_HANDLERS``; the table of entries is in
-docs/design/0002-record-accounting.md. What is not in the journal (deadlines, PS attachments, cuts on their way) is
-found again by looking.
+``JobStateMachine`` (module ``job``) decides. Its decisions about the ledger become journal entries, and
+``apply_entry`` is the only code that changes the ledger, live and in replay. So a master that has
+replayed the journal has the state of its predecessor. ``ENTRY_HANDLERS`` has the effect of each entry;
+docs/design/0002-record-accounting.md lists the entries. State that is not journaled (deadlines,
+attachments of PS, cuts in progress) is rebuilt from reports of the cluster, the PS and the workers.
 """
 
 from __future__ import annotations
@@ -93,19 +93,22 @@ class JobSettings:
     """The part of the JobSpec that matters to decisions; units are records and steps.
 
     Attributes:
-        task_records: records a lease.
-        evaluation_steps, checkpoint_steps: None switches the periodic one off.
-        describe: the data set is described by a worker (a user's own reader).
-        shuffle: window of training records that are mixed; 0 shuffles ranges only, None as far as the reader can.
-        max_corrupt: corrupt records that one pass over a data set may skip, by all workers together.
-        skip_crashing: a range that makes workers crash is skipped instead of failing the job.
-        workers, workers_min: as the spec says; somebody may want others (``JobState.workers_max``).
-        elevated_share: of the workers that get the higher class of a divided priority; 0: it is not divided.
-        oom_memory_factor: what the memory of workers is multiplied with after one ran out of it; 1: the job ends then.
-        worker_memory, ps_memory: what the spec asks for, for people.
-        grace: seconds between telling a pod to go and killing it.
-        checkpoint_full_timeout: seconds that training waits for room for a checkpoint before the job fails.
-        durable: checkpoints outlive the pods. Otherwise none is made, and what a lost PS held is lost.
+        task_records: records per lease.
+        evaluation_steps, checkpoint_steps: steps between two of them; None: none during training.
+        describe: whether a worker describes the data set, because the user has a reader of their own.
+        shuffle: the shuffle window in records; 0: only ranges are shuffled; None: as large as memory and
+            reader allow.
+        max_corrupt: maximum number of corrupt records in one pass over a data set, of all workers together.
+        skip_crashing: whether a range that makes workers crash is quarantined instead of failing the job.
+        workers, workers_min: the spec's values; users may change them (``JobState.workers_max``).
+        elevated_share: share of workers with the higher class of a split priority; 0: it is not split.
+        oom_memory_factor: factor for the memory of new workers after one ran out of memory; 1: the job
+            ends instead.
+        worker_memory, ps_memory: the requested memory, for messages.
+        grace: seconds between asking a pod to stop and killing it.
+        checkpoint_full_timeout: seconds that training waits for disk space before the job fails.
+        durable: whether checkpoints outlive the pods. Otherwise none are written, and the parameters of a
+            lost PS are lost.
     """
 
     minibatch: int
@@ -138,12 +141,12 @@ class JobCounters:
     """Counters for the summary that are not in the ledger.
 
     Attributes:
-        updates_of: of ``updates_rolled_back``, those of each PS, by its index in decimal: JSON has no other keys.
-        steps_not_applied: steps that workers reported as done and that a PS that lost nothing did not apply, or the
-            other way round: see ``update_accounting``.
-        skipped: corrupt records that were left out, counted every time.
-        loading: Python that loads the export, where it takes more than Keras.
-        corrupt: of them, by pass over a data set: what ``data.max_corrupt_records`` limits.
+        updates_of: ``updates_rolled_back`` by PS index; the keys are strings, as in JSON.
+        steps_not_applied: steps that workers reported as done and a PS did not apply although it lost
+            nothing, or the reverse; see ``update_accounting``.
+        skipped: corrupt records that were skipped, counted each time.
+        loading: Python code that loads the export, if Keras alone cannot.
+        corrupt: corrupt records by pass over a data set, which ``data.max_corrupt_records`` limits.
     """
 
     repeated: int = 0
@@ -167,10 +170,10 @@ class PendingStop:
 
     Attributes:
         reason: why the job ends.
-        timeout_seconds: how long the checkpoint may take.
-        deadline: when the job ends without it.
-        cut_number: number of its cut; 0: none is begun yet.
-        obstacle: why the last try came to nothing.
+        timeout_seconds: maximum seconds for the checkpoint.
+        deadline: when the job ends without the checkpoint.
+        cut_number: number of its cut; 0: not started yet.
+        obstacle: why the last attempt failed.
     """
 
     reason: str
@@ -182,16 +185,17 @@ class PendingStop:
 
 @dataclass(slots=True)
 class StallState:
-    """Training is blocked by missing parameter servers or by a checkpoint that cannot be written (module
-    ``stall``).
+    """Training is blocked by missing parameter servers or by a checkpoint that cannot be written.
+
+    Module ``stall`` maintains it.
 
     Attributes:
-        since: when this master saw it first.
-        reported_ps: indices of the PS that people were told of; True beside those whose node is unreachable.
-        missing_ps: for these PS, in the end.
-        lost_nodes: what was said of PS on lost nodes, and since when they are: their successors are waited for.
-        unsaved: it waits for a checkpoint that can be written.
-        reported_unsaved: people were told of that.
+        since: when this master first saw the stall.
+        reported_ps: index of each reported PS, and whether its node was reported as unreachable.
+        missing_ps: names of the PS that were missing last.
+        lost_nodes: by PS index, the reason and the time of a lost node; its successor is awaited.
+        unsaved: whether training waits for a checkpoint.
+        reported_unsaved: whether that was reported.
     """
 
     since: float
@@ -207,36 +211,37 @@ class JobState:
     """The complete state of the master.
 
     Attributes:
-        incarnation: of the master that decides now.
-        ledgers: ranges by kind of work; a kind appears when there is such work.
-        shuffle_order: of the training records, if they are shuffled: its positions are what the training ledger is
-            about.
-        revoked_leases: returned training leases at or above the floor.
+        incarnation: incarnation of the present master.
+        ledgers: the ledgers by kind of work; a kind is added when there is such work.
+        shuffle_order: the order of the training records if they are shuffled. The training ledger then
+            contains positions of this order.
+        revoked_leases: returned training leases that are not below the lowest open lease.
         revocations: pending lease revocations.
         final_pin: the cut at the end of training, once taken.
-        scale_override: least and most workers that somebody wants instead of what the spec says; None: as it says.
-        pods_synced: every pod that exists has been seen.
-        cut: the cut on its way, if any; ``cut_number`` is the last number used.
-        cut_ledger: the ledger's half of the cut on its way.
-        cuts_blocked_until: no cut is begun before.
-        checkpoint_failure: why the newest checkpoint was not written; None when it was.
-        unconfirmed_leases: nor while one of these leases is held and no further step of it is in: how many are, by
-            lease.
-        last_step: when a worker last told of a step.
-        stall: training stands now; None: it does not.
-        pending_stop: somebody wants the job to end after a final checkpoint.
-        paused_cut: all PS hold updates after this cut, until every PS that was handed over has a successor; 0: none.
-        paused_ps: uids of the PS that hold them; empty in a master that came later.
-        leaving_ps: uids of PS that were told to go and wait until they may end.
-        unsaved_ps: of them, those that may end though a checkpoint lacks what they hold, and why.
-        best_restored: the checkpoint whose copy is the newest one, as ``restore_best_weights`` asks for; 0: none.
-        declared_callbacks: the callbacks that workers of this master declare; None: none has done so yet.
-        copy_cut: number of the copy of a checkpoint on its way; 0: there is none.
+        scale_override: minimum and maximum of workers that users set; None: the spec's value.
+        pods_synced: whether the cluster has listed all existing pods.
+        cut: the cut in progress, if any; ``cut_number`` is the last number used.
+        cut_ledger: the ledger position of the cut in progress.
+        cuts_blocked_until: no cut starts before this time.
+        checkpoint_failure: why the newest checkpoint was not written; None if it was.
+        unconfirmed_leases: by lease, the done steps when a cut failed because of it. No cut starts until
+            the lease has a further done step or is closed.
+        last_step: when a worker last reported a step.
+        stall: the present stall of training, if any.
+        pending_stop: the requested end of the job after a final checkpoint, if any.
+        paused_cut: all PS pause updates after this cut, until every PS that was handed over has a
+            successor; 0: none.
+        paused_ps: uids of the PS that pause them; unknown (empty) after a restart of the master.
+        leaving_ps: uids of PS that received SIGTERM and wait until they may exit.
+        unsaved_ps: by uid, why a leaving PS may exit although no checkpoint has its parameters.
+        best_restored: the checkpoint whose copy is now the newest one (``restore_best_weights``); 0: none.
+        declared_callbacks: the callbacks that workers of this master declared; None: none has yet.
+        copy_cut: number of the checkpoint copy in progress; 0: none.
         pinned_cuts: the cuts that each PS keeps, by uid.
-        has_more_missing: more pods are to be asked for than one event asks for.
-        workers_replaced: PS and workers were replaced because the journal knew nothing of what they had done.
-        crash_suspects: what is known of minibatches that ended workers.
-        next_holder_check: until then ``deadline`` need not look at every holder.
+        has_more_missing: whether more pods are missing than one event may request.
+        workers_replaced: whether PS and workers were replaced because the journal lacks their progress.
+        crash_suspects: the minibatches that may have made workers crash.
+        next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
 
     settings: JobSettings
@@ -390,6 +395,7 @@ class JobState:
 
     def end_job(self, phase: str, reason: str, detail: str = "", kind: str = "job") -> None:
         """End the job; later events have no effect."""
+        # Several parts may find a reason while they handle one event. The first one counts.
         if not self.has_ended:
             self.record_entry(JobPhaseChanged(name=phase, reason=reason))
             self.add_commands(EndJob(phase, reason, detail, kind))
@@ -501,13 +507,14 @@ def _apply_returned(state: JobState, entry: LeaseReturned) -> None:
     state.counters.partial += entry.partial
     if found[0] == TRAINING:
         state.revoked_leases.add(number)
+        # PS forget leases below the oldest open one, so they need not be named to them any more.
         oldest = state.oldest_training_lease()
         state.revoked_leases = {other for other in state.revoked_leases if other >= oldest}
         _close_revoked_lease(state, number)
 
 
 def _close_revoked_lease(state: JobState, number: int) -> None:
-    """Close a lease; its revocation ends with its last lease. There may be a thousand revocations at once."""
+    """Remove a closed lease from its revocation, which ends with its last lease."""
     for revocation in state.revocations:
         if number in revocation.leases:
             revocation.leases = tuple(other for other in revocation.leases if other != number)
@@ -535,6 +542,7 @@ def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
     ledger = Ledger(plan, 1, state.settings.minibatch)
     state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
     state.evaluation.saved = state.checkpoint is not None and state.checkpoint.cut == entry.pin
+    # ``data.max_corrupt_records`` counts for each pass over the validation data.
     state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
     state.ledgers.pop(METRICS, None)
@@ -560,6 +568,7 @@ def _give_up_evaluation(state: JobState) -> None:
 
 
 def _apply_final(state: JobState, entry: FinalCutPinned) -> None:
+    # Evaluation and export of an earlier final cut are void.
     state.final_pin = entry.cut
     state.evaluated_final = False
     state.best_restored = 0
@@ -660,6 +669,7 @@ def _apply_phase(state: JobState, entry: JobPhaseChanged) -> None:
 
 def _apply_resumed(state: JobState, entry: JobResumed) -> None:
     state.phase, state.reason = "Starting", "resumed"
+    # These workers ended with the run and do not count as lost.
     state.pods.leaving_workers = set(state.pods.worker_indices)
 
 
@@ -751,6 +761,8 @@ def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
 
 def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     """Restore into a new state what ``state_to_snapshot`` returned."""
+    # Snapshots of earlier versions lack keys; ``get`` gives the value that they meant. The data set
+    # comes first, because it creates the ledgers.
     if snapshot["sources"] is not None:
         state.apply_entry(DatasetEntered.from_fields(snapshot["sources"]))
     if snapshot["round"]:

@@ -1,8 +1,8 @@
-"""Strict JSON decoding for input from outside, applied once where it enters.
+"""Strict JSON decoding of external input, applied once where the input enters.
 
-Python's decoder lets through what fails later, in the middle of a decision: lone surrogates, which no file can be
-written with; whole numbers of hundreds of digits, which no float can hold; NaN, which no other JSON reader knows; and
-nesting that other functions cannot follow.
+Python's decoder accepts values that would fail later, in the middle of a decision: lone surrogates,
+which cannot be written to a file; integers of hundreds of digits, which no float can hold; NaN, which
+other JSON readers refuse; and nesting that exceeds the recursion limit of other functions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
     """Decode a JSON text in UTF-8.
 
     Args:
-        data: the text.
+        data: the JSON text.
         nonfinite_as_none: decode numbers that are not finite as None; otherwise they are refused.
 
     Raises:
-        ValueError: it is not JSON, or has text that is no text, or a number or nesting out of bounds; says which.
+        ValueError: the text is not JSON, or a string, number or nesting is invalid; the message says which.
     """
     try:
         value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
@@ -35,13 +35,13 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
 
 
 def decode_json_file(data: bytes | str) -> Any:
-    """Decode a JSON text that is from a file of this system: any JSON, except nesting that nothing here writes.
+    """Decode JSON from a file that EDL wrote: any JSON that is not nested deeper than ``MAX_DEPTH``.
 
     Args:
-        data: the text.
+        data: the JSON text.
 
     Raises:
-        ValueError: it is not JSON, or is nested deeper than MAX_DEPTH; says which.
+        ValueError: the text is not JSON, or is nested deeper than ``MAX_DEPTH``; the message says which.
     """
     try:
         value = json.loads(data)
@@ -64,12 +64,12 @@ def check_text(text: str) -> str:
     """Return the text if it can be encoded as UTF-8.
 
     Raises:
-        ValueError: it has half of a surrogate pair.
+        ValueError: it has an unpaired surrogate.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"a text has an unpaired surrogate at {error.start}") from None
+        raise ValueError(f"a string has an unpaired surrogate at position {error.start}") from None
     return text
 
 
@@ -83,7 +83,7 @@ def _check_value(value: Any, depth: int, nonfinite_as_none: bool) -> Any:
         return check_text(value)
     if isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise ValueError(f"a whole number has {len(str(abs(value)))} digits: more than 64 bits hold")
+            raise ValueError(f"an integer of {len(str(abs(value)))} digits exceeds 64 bits")
         return value
     if isinstance(value, float) and not math.isfinite(value):
         if nonfinite_as_none:

@@ -1,7 +1,8 @@
 """Validation of task results, before anything is decided.
 
-Results come from the user's metrics and from other processes. One that has not the agreed shape is refused, and the
-worker that sent it fails by its own name; it must never fail in the middle of a decision.
+Results come from the user's metrics and from other processes. A result of the wrong form is refused,
+and the worker that sent it fails with that message. It must never raise in the middle of a decision,
+which would end the master.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def find_result_error(
     """Why the report of a task is invalid; empty if it is valid.
 
     Args:
-        kind: of the task.
-        lease: what was leased.
-        last_progress: the steps of the lease that the worker reports, if it does.
+        kind: the kind of task.
+        lease: the task's lease.
+        last_progress: the progress that the worker reports with the result, if any.
         result: decoded JSON.
         evaluation_round: the evaluation in progress.
     """
@@ -43,7 +44,9 @@ def _accept_any(result: Any, evaluation_round: EvaluationRound | None) -> str:
 
 def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks"}:
-        return f"the data set is described by an object of {', '.join(DATASET_PARTS)}, not by {_describe_value(result)}"
+        return (
+            f"the description of the data set is not an object of {', '.join(DATASET_PARTS)}: {_describe_value(result)}"
+        )
     parts = [part for name, part in result.items() if name != "blocks"]
     rows = [row for part in parts for row in (part if isinstance(part, list) else [part])]
     wrong = [row for row in rows if not _is_source(row)]
@@ -84,10 +87,11 @@ def _is_source(row: Any) -> bool:
 
 def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
-        return f"metric states are an object with one entry a metric, not {_describe_value(result)}"
+        return f"metric states must be an object with one entry per metric, not {_describe_value(result)}"
     wrong = [name for name, found in result.items() if not _is_state(found)]
     if wrong:
-        return f"metric {wrong[0]!r} is not reported as additive or not, with a list of states"
+        return f"metric {wrong[0]!r} must have the flag 'additive' and the list 'states'"
+    # Adding them to the total is the only complete check of their shapes.
     try:
         evaluation.merge_metric_states(evaluation_round.states if evaluation_round else {}, result)
     except (TypeError, ValueError) as error:
@@ -111,35 +115,33 @@ def _is_number(state: Any) -> bool:
 
 def _check_metric_values(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if not isinstance(result, dict):
-        return f"metrics are {{name: number}}, not {_describe_value(result)}"
+        return f"metrics must be an object of numbers by name, not {_describe_value(result)}"
     wrong = [name for name, value in result.items() if not isinstance(value, int | float | None)]
     return f"metric {wrong[0]!r} is {_describe_value(result[wrong[0]])}, not a number" if wrong else ""
 
 
 def parse_export(result: Any) -> tuple[list[str], str]:
-    """Parse an export result.
-
-    Its paths, and the loading code if Keras alone cannot load it. Older entries have only paths.
-    """
+    """The paths of an export, and the loading code if Keras alone cannot load it."""
     if isinstance(result, dict):
         return list(result["paths"]), str(result["loading"])
+    # Journal entries of earlier versions have only the paths.
     return list(result), ""
 
 
 def _check_export(result: Any, evaluation_round: EvaluationRound | None) -> str:
     if isinstance(result, dict):
         if set(result) != {"paths", "loading"} or not isinstance(result["loading"], str):
-            return f"an export is reported with its paths and how to load it, not as {_describe_value(result)}"
+            return f"the result of an export must have its paths and loading code, not {_describe_value(result)}"
         result = result["paths"]
     fine = isinstance(result, list) and bool(result) and all(isinstance(path, str) and path for path in result)
-    return "" if fine else f"an export is reported as a list of paths, not as {_describe_value(result)}"
+    return "" if fine else f"the paths of an export must be a list of strings, not {_describe_value(result)}"
 
 
 def _check_best_model(result: Any, evaluation_round: EvaluationRound | None) -> str:
     match result:
         case {"place": int(place), "cut": int(cut), "path": str()} if 0 <= place < 1 << 16 and 0 < cut < 1 << 62:
             return ""
-    return f"a best model is reported with its place, cut and path, not as {_describe_value(result)}"
+    return f"the result of a best model must have its place, cut and path, not {_describe_value(result)}"
 
 
 def _describe_value(value: Any) -> str:

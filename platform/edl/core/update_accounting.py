@@ -1,17 +1,19 @@
 """Balances the steps that the ledger counts as done against the steps that each PS admitted.
 
-At a cut nothing is on its way: every PS has let in every step that is done there, but for those that a PS lost when it
-went back to a checkpoint. A PS counts the steps that it lets in since it began, or went back. So of each process
+At a cut no push is in flight: every PS has admitted every step that is done, except those that it
+lost when it rolled back to a checkpoint. A PS counts the steps that it has admitted since it started
+or rolled back. So for each process
 
-    updates that it lacks = steps done at the cut + offset - steps that it let in
+    updates that it lacks = steps done at the cut + offset - steps that it admitted
 
-The offset is 0 for one that began with the job. For one that went back it is what the checkpoint lacked less the steps
-that were done there. It grows by steps that only some PS let in, which are leased again under another number.
+The offset is 0 for a PS that started with the job. For a PS that rolled back, it is what the checkpoint
+lacked less the steps that were done there. It grows by steps that only some PS admitted, because those
+steps are leased again under another number.
 
-Between cuts the counters say what is known when a PS is lost: all steps that are done by then and not in the
-checkpoint. Steps that were in and not yet reported are added at the next cut. A difference at a PS that lost nothing
-since the cut before is none of this: some worker reports steps that it did not push, or pushes steps that it does not
-report.
+Between cuts, the counters hold what is known when a PS is lost: the steps that are done by then and
+not in the checkpoint. Steps that were applied and not yet reported are added at the next cut. A
+difference at a PS that lost nothing since the previous cut has another cause: some worker reports
+steps that it did not push, or pushes steps that it does not report.
 """
 
 from __future__ import annotations
@@ -27,20 +29,19 @@ if TYPE_CHECKING:
 
 
 def checkpoint_missing_updates(state: JobState, checkpoint: SavedCheckpoint | None) -> Mapping[str, int]:
-    """Updates that a checkpoint's parameters lack, by PS index.
-
-    For checkpoints of older versions, the current numbers.
-    """
+    """Updates that a checkpoint's parameters lack, by PS index."""
     if checkpoint is None:
         return {}
+    # Checkpoints of older versions do not have the numbers; the current ones are the best estimate.
     lacking: Mapping[str, int] = checkpoint.ledger.get("lacking", state.counters.updates_of)
     return lacking
 
 
 def count_updates_lost(state: JobState, index: int) -> int:
-    """New losses of a PS that rolls back now to the newest checkpoint, or to the start."""
+    """Updates that a PS loses when it rolls back now to the newest checkpoint, or to the start."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
     lacking = state.step - step + checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0)
+    # What it lacked before is already counted.
     return max(0, lacking - state.counters.updates_of.get(str(index), 0))
 
 
@@ -58,7 +59,7 @@ class UpdateBalance:
 
     Attributes:
         missing_updates: updates that the parameters of each PS lack, by its index.
-        step_differences: by uid of a PS: steps done less steps let in, beyond what it lost.
+        step_differences: by uid of a PS, the done steps less the admitted ones, beyond what it lost.
     """
 
     missing_updates: dict[str, int] = field(default_factory=dict)
@@ -76,6 +77,8 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
             # A master of an older version told it to load its checkpoint.
             continue
         index = fleet.by_uid[uid].index
+        # A PS that rolled back since the previous cut may lack more than the counters say: steps that
+        # were applied and not yet reported when it was lost.
         found = done + fleet.update_offsets.get(uid, 0) - entered
         if uid in fleet.restore_lease and fleet.measured_ps.get(index) != uid:
             restored_ps[uid] = found
@@ -112,7 +115,7 @@ def apply_balance_entry(state: JobState, entry: CutTaken) -> None:
 
 
 def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> None:
-    """All parameters rolled back to a checkpoint that lacks ``missing`` updates; None: unknown."""
+    """Apply a rollback of all parameters to a checkpoint that lacks ``lacking`` updates; None: unknown."""
     state.pods.measured_ps.clear()
     if lacking is not None:
         state.counters.updates_of = {index: updates for index, updates in lacking.items() if updates}
@@ -120,14 +123,15 @@ def apply_full_rollback(state: JobState, lacking: Mapping[str, int] | None) -> N
 
 
 def apply_ps_restore(state: JobState, uid: str, index: int) -> None:
-    """A PS loads the newest checkpoint, or starts from initial values if there is none."""
+    """Apply that a PS loads the newest checkpoint, or starts from initial values if there is none."""
     step = state.checkpoint.step if state.checkpoint is not None else 0
     state.pods.update_offsets[uid] = checkpoint_missing_updates(state, state.checkpoint).get(str(index), 0) - step
     state.pods.measured_ps.pop(index, None)
 
 
 def add_repeated_steps(state: JobState, steps: Mapping[str, int]) -> None:
-    """Steps that each of these PS admitted are not done and will be leased again."""
+    """Add steps that each of these PS admitted, that are not done and will be leased again."""
     for uid, extra in steps.items():
+        # A PS that was restored by a master of an older version has no offset and is not balanced.
         if uid in state.pods.update_offsets or uid not in state.pods.restore_lease:
             state.pods.update_offsets[uid] = state.pods.update_offsets.get(uid, 0) + extra

@@ -1,6 +1,6 @@
 """Priority classes of workers, including ElasticDL's rule ``high=0.5`` that splits them.
 
-A rule is the name of a class, or a class and the share of the workers that get it; the others get ``low``.
+A rule names a class, or a class and the share of the workers that get it; the others get ``low``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 LOW_PRIORITY_CLASS = "low"
 """The class of workers that a split rule does not elevate."""
 _ROUNDING_DIGITS = 9
-"""Tolerance for share times workers.
+"""Digits to which share times workers is rounded before it is rounded up.
 
-0.7 * 10 is slightly above 7 in binary floating point, and seven is meant.
+0.07 * 100 is slightly above 7 in binary floating point; without this it would be rounded up to 8.
 """
 
 
@@ -22,8 +22,8 @@ class PriorityRule:
     """A priority rule, which may split the workers.
 
     Attributes:
-        name: the class of elevated workers; of all of them where ``share`` is 0.
-        share: of the workers that are elevated, above 0 and below 1; 0: the rule is not divided.
+        name: the class of elevated workers, or of all workers if ``share`` is 0.
+        share: the share of elevated workers, above 0 and below 1; 0: the rule does not split the workers.
     """
 
     name: str
@@ -38,7 +38,7 @@ def parse_priority(text: str) -> PriorityRule:
     """Parse ``high``, ``high=0.5`` or another class name.
 
     Raises:
-        ValueError: no name, or a share that is not a number between 0 and 1.
+        ValueError: the name is empty, or the share is not a number between 0 and 1.
     """
     name, divided, share = text.partition("=")
     if not name:
@@ -57,7 +57,8 @@ def elevated_worker_count(share: float, workers: int) -> int:
 
 
 def next_is_elevated(share: float, workers: int, elevated_now: int) -> bool:
-    """Whether the next worker should be elevated in a job that wants ``workers`` and has ``elevated_now``
-    elevated ones.
+    """Whether the next worker should be elevated.
+
+    The job wants ``workers`` workers and has ``elevated_now`` elevated ones.
     """
     return elevated_now < elevated_worker_count(share, workers)

@@ -32,7 +32,7 @@ DONE = [
     ["event", {"event": "role_started", "role": "worker", "index": 0, "pid": 77}],
     ["status", {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3, "loss": 0.5}],
     ["event", {"event": "role_ended", "role": "worker", "index": 0, "pid": 77, "reason": "Deleted", "exit_code": 0}],
-    ["event", {"event": "job_ended", "phase": "Done", "reason": "every record is done", "summary": SUMMARY}],
+    ["event", {"event": "job_ended", "phase": "Done", "reason": "all records are done", "summary": SUMMARY}],
     ["status", {"job": "digits", "phase": "Done", "records_total": 30, "records_done": 30, "step": 9}],
 ]
 

@@ -25,7 +25,7 @@ COMPLETE = {"type": "Complete", "status": "True"}
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0)
 
 
-def ended(phase: str = "Done", reason: str = "every record is done", kind: str = "") -> dict[str, str]:
+def ended(phase: str = "Done", reason: str = "all records are done", kind: str = "") -> dict[str, str]:
     """The pages of a master that has ended its job."""
     status = Status("mnist", "run", "/data/edl/team/mnist/run", phase, T + 9, records_total=100, records_done=100)
     events = [RoleStarted("worker", 0, None, time=T + 1), JobEnded(phase, reason, SUMMARY, time=T + 9)]

@@ -21,7 +21,7 @@ from edl.reporting.plain_text import PlainTextRenderer
 T = 1_800_000_000.0
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0, logs="/data/edl/team/mnist/run/logs")
 STARTED = RoleStarted("worker", 0, None, time=T + 1)
-DONE = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
+DONE = JobEnded("Done", "all records are done", SUMMARY, time=T + 9)
 
 
 def status(done: int, at: float, phase: str = "Training") -> Status:

@@ -152,7 +152,7 @@ def test_a_run_that_goes_on_is_followed_past_its_earlier_end(
     desk.cluster.published, desk.cluster.conditions = PublishedStatus(trains, events).to_configmap_data(), []
 
     def end() -> None:
-        done = JobEnded("Done", "every record is done", SUMMARY, time=T + 9)
+        done = JobEnded("Done", "all records are done", SUMMARY, time=T + 9)
         pages = PublishedStatus(
             replace(trains, phase="Done", updated=T + 9), (*events, done), summary=SUMMARY
         ).to_configmap_data()

@@ -117,7 +117,7 @@ def test_a_node_that_is_lost_is_news_and_a_successor_on_its_way_is_none() -> Non
     see(stage, "ps-0-b", 19.0)
     stage.job.handle(PsHeartbeat("ps-1"), 20.0)
     assert told(stage, 20.0) == []
-    said = "it is starting; the one before is lost: its node n1 is unreachable"
+    said = "it is starting; its predecessor is lost: its node n1 is unreachable"
     assert find_missing_ps(stage.job, 20.0) == (MissingPs(0, said, 1.7e9),)
     stage.play("20.1 registered ps-0-b")
     stage.play("20.2 attached ps-0-b empty")

@@ -263,7 +263,7 @@ def test_a_local_run_is_interrupted_and_resumed(tmp_path: Path) -> None:
         (summary,) = run.events("summary")
         step = json.loads((newest_cut(run.run_dir) / "manifest.json").read_text())["version"]
         assert step == run.status()["step"] >= 120, "what was done until then is in a checkpoint"
-        assert summary["reason"] == f"stopped by its user: checkpoint {step} holds all {step} steps"
+        assert summary["reason"] == f"stopped by its user: checkpoint {step} contains all {step} steps"
         run_id = run.run_dir.name
     with place.run("--resume", run_id, "--set", f"train.max_steps={step + 60}") as run:
         summary = run.summary()

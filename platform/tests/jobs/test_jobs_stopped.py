@@ -39,7 +39,7 @@ def test_nothing_is_done_again_after_ctrl_c(endless: Place) -> None:
         (ended,) = run.events("job_ended")
         status = run.status()
     assert ended["time"] - began < 10.0
-    assert ended["reason"].endswith(f"holds all {status['step']:,} steps")
+    assert ended["reason"].endswith(f"contains all {status['step']:,} steps")
     with endless.run("--resume", "--workers", "2") as again:
         back = again.wait_event("rolled_back")
         assert back["records"] == 0

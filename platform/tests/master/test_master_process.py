@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_with_fewer_epochs_than_it_did_ends_as_trained(killed
         assert summary["export"] == "/somewhere/export"
         assert read_json(job.run.status)["phase"] == "Done"
         state = job.events("job_ended")[0]
-        assert (state["phase"], state["reason"]) == ("Done", "every record is done")
+        assert (state["phase"], state["reason"]) == ("Done", "all records are done")
 
 
 EPOCHS = 8
@@ -135,14 +135,16 @@ def test_an_older_checkpoint_stands_in_for_a_damaged_one() -> None:
     with in_process_job(train=LONGER, checkpoint=KEPT) as job:
         _, older = killed_with_damaged_checkpoints(job, all_of_them=False)
         assert job.run_master() == 0
-        assert read_json(job.run.status)["reason"] == "every record is done"
+        assert read_json(job.run.status)["reason"] == "all records are done"
         assert [entry["cut"] for entry in job.entries("checkpoint_back")] == older[-1:]
         back = [event["records"] for event in job.events("rolled_back")]
         assert len(back) == 2
         summary = job.summary()
         assert summary["records_rolled_back"] == sum(back)
         assert (summary["records_done"], summary["records_lost"]) == (EPOCHS * RECORDS, 0)
-        assert f"checkpoint {older[-1]} stands in" in " ".join(event["message"] for event in job.events("warning"))
+        assert f"falling back to checkpoint {older[-1]}" in " ".join(
+            event["message"] for event in job.events("warning")
+        )
 
 
 def test_a_job_without_a_checkpoint_that_is_intact_ends_and_names_all_of_them() -> None:
@@ -255,7 +257,7 @@ def test_a_data_set_without_records_ends_the_job() -> None:
     ("result", "why"),
     [
         (b"{", "not JSON"),
-        ([1, 2], "one entry a metric"),
+        ([1, 2], "one entry per metric"),
         ({"seen": {"additive": True, "states": ["many"]}}, "'seen'"),
         (b'"' + b"x" * (4 << 20) + b'"', "larger than max"),
     ],

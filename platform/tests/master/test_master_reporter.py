@@ -153,7 +153,7 @@ EMITTED: tuple[JobEvent, ...] = (
     RollbackDone(records=4, updates=0, to_cut=1, reason="ps-0: Killed"),
     RangeQuarantined(source="s", start=0, end=4, reason="x"),
     WarningRaised("cut 3 is off"),
-    CallbackDecided(step=40, callback="ReduceLROnPlateau", decision="the learning rate is 0.1 now"),
+    CallbackDecided(step=40, callback="ReduceLROnPlateau", decision="the learning rate is now 0.1"),
     ModelExported(path="/somewhere", loading=None),
 )
 STALLED = TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),), "no space")
@@ -171,7 +171,7 @@ def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(s
 
 def test_every_event_that_may_happen_reaches_the_file(stage: Stage) -> None:
     summary = Summary(records_total=4, records_done=4)
-    own = (RunStarted(run="r1", run_dir="/r1"), JobEnded(phase="Done", reason="every record is done", summary=summary))
+    own = (RunStarted(run="r1", run_dir="/r1"), JobEnded(phase="Done", reason="all records are done", summary=summary))
     happened = [replace(event, time=2.0) for event in (*EMITTED, StallBegan("waiting for ps-0"), *own)]
     for event in happened:
         stage.reporter.emit_event(event)

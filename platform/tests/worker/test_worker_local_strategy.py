@@ -178,7 +178,7 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     assert kept == {name: summary[name] for name in kept}
     run, _ = local().run(max_steps=1000)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (summary["reason"], summary["records_total"]) == ("every record is done", 100)
+    assert (summary["reason"], summary["records_total"]) == ("all records are done", 100)
 
 
 def test_people_read_the_same_end_as_of_a_distributed_run(
@@ -405,7 +405,7 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert summary["reason"].startswith("Mine: val_loss has not improved for 3 evaluations")
     assert summary["metrics"]["loss"] == min(each["loss"] for each in evaluated)
     rates = [event.decision for event in events(run) if event.kind == "callback_decided" and "rate" in event.decision]
-    assert rates[0] == "the learning rate is 0.15 now"
+    assert rates[0] == "the learning rate is now 0.15"
     assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
 
 
