@@ -20,11 +20,11 @@ class MasterBackend(Protocol):
     """The environment that a master runs in.
 
     Attributes:
-        cluster: where its pods are.
-        fence: the right to decide; None where the journal's lock is one.
-        status_publisher: where people without a route to it look; None where files do.
-        gone_seconds: how long pods that were told to go may take at the end of the job.
-        durable: what is written to the run directory outlives the master's pod.
+        cluster: the cluster that runs the job's pods.
+        fence: the right to decide; None if the journal's lock is enough.
+        status_publisher: publishes the status to users without a route to the master; None if files do.
+        gone_seconds: maximum seconds for pods to end at the end of the job.
+        durable: whether the run directory outlives the master's pod.
     """
 
     @property
@@ -57,7 +57,7 @@ class MasterBackend(Protocol):
 
 @dataclass(frozen=True)
 class LocalMasterBackend:
-    """Local backend: exit code 0 tells the supervisor that the job is over, and the run's files say how."""
+    """Local backend: exit code 0 tells the supervisor that the job is over; the run's files have the result."""
 
     cluster: JobCluster
     fence: None = None
@@ -79,10 +79,10 @@ class LocalMasterBackend:
 
 
 class KubernetesMasterBackend:
-    """Kubernetes backend: the Job is Complete or Failed accordingly, and no pod outlives it.
+    """Kubernetes backend: the Job becomes Complete or Failed, and no pod outlives it.
 
     Raises:
-        BadInputError: this is no master's pod, or it has no service account.
+        BadInputError: this is not a master's pod, or it has no service account.
     """
 
     gone_seconds = 8.0
@@ -103,6 +103,7 @@ class KubernetesMasterBackend:
 
     def conclude(self, *, failed: bool) -> int:
         """Decide the Job's result: a pod that exits 0 makes it Complete; a failed job must not be restarted."""
+        # Before the exit: a Job whose pod exits with an error would start another master.
         self._platform.conclude(failed=failed)
         return FAILED_EXIT if failed else DONE_EXIT
 
@@ -115,12 +116,12 @@ def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> M
     """Choose the backend from the environment.
 
     Args:
-        spec: of the job.
-        token: of the job.
-        variables: of this process: ``EDL_JOB_UID`` is set in pods only.
+        spec: the job's spec.
+        token: the job's token.
+        variables: environment variables of this process; ``EDL_JOB_UID`` is set only in pods.
 
     Raises:
-        BadInputError: the environment lacks something.
+        BadInputError: a variable is missing.
     """
     if variables.get("EDL_JOB_UID"):
         return KubernetesMasterBackend(spec, variables)

@@ -1,7 +1,4 @@
-"""The master's part of checkpoints.
-
-Collecting shards, committing, pruning, and the fallback for a damaged one.
-"""
+"""The master's part of checkpoints: collecting shards, committing, pruning, and falling back to an older one."""
 
 from __future__ import annotations
 
@@ -40,6 +37,7 @@ from edl.transport.control_methods import PsControlMethods
 log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
+"""Seconds to wait for one shard: a large one takes minutes on a slow disk."""
 _RETRY = RetryPolicy(timeout_seconds=30.0)
 
 
@@ -48,11 +46,11 @@ class CheckpointCoordinator:
 
     Args:
         directory: ``<run>/checkpoints``.
-        keep: newest ones that are kept.
-        protected: cuts that must not be removed, asked each time.
-        wait_for_fence: called before a checkpoint is committed and before others are removed; returns while this master
-            may decide, raises RetryableError once it never may again: writing shards takes minutes, and another master
-            may have begun meanwhile.
+        keep: number of newest checkpoints to keep.
+        protected: returns the cuts that must not be removed; called each time.
+        wait_for_fence: called before a checkpoint is committed and before others are removed, because
+            writing shards takes minutes and another master may have started meanwhile. It returns when
+            this master may decide, and raises RetryableError if it never may again.
     """
 
     def __init__(
@@ -73,13 +71,13 @@ class CheckpointCoordinator:
         """Wait until every PS has its shard on disk, then commit the checkpoint.
 
         Args:
-            command: which cut, and the ledger position that goes with it.
-            channels: to the PS that live, by index.
-            count: how many PS the job has.
-            incarnation: of this master.
+            command: the cut and its ledger position.
+            channels: channels to the live PS, by index.
+            count: number of PS of the job.
+            incarnation: incarnation of this master.
 
         Returns:
-            Whether it is real; that older ones could not be removed is only logged.
+            Whether the checkpoint is committed. A failure to remove older ones is only logged.
         """
         directory = cut_directory(self.directory, command.cut)
         try:
@@ -91,6 +89,7 @@ class CheckpointCoordinator:
                 directory, CheckpointManifest(command.cut, command.version, created, tuple(shards), ledger)
             )
         except EdlError as error:
+            # Remove what this attempt left, so that the next one has space.
             self._make_room(command.cut)
             return CheckpointSaveFinished(command.cut, str(error))
         self._prune(command.cut)
@@ -99,10 +98,9 @@ class CheckpointCoordinator:
     def _collect_shards(
         self, cut: int, channels: Mapping[int, ControlChannel], count: int, incarnation: int
     ) -> list[ShardInfo]:
-        """Collect the shard of every PS.
-
-        Errors are raised only when no PS writes any more, so that leftovers can be removed.
-        """
+        """Collect the shard of every PS."""
+        # Wait for all of them before an error is raised: the leftovers can be removed only when no PS
+        # is writing any more.
         shards, errors = [], []
         for index in range(count):
             try:
@@ -131,6 +129,7 @@ class CheckpointCoordinator:
                 sync_directory(target)
             self._wait_for_fence()
             created = datetime.now(UTC).isoformat(timespec="seconds")
+            # The description of the data set is the same for every checkpoint of a run.
             ledger = {
                 **command.ledger,
                 **{key: manifest.ledger[key] for key in (DATASET_KEY,) if key in manifest.ledger},
@@ -153,9 +152,9 @@ class CheckpointCoordinator:
         """Find the newest older checkpoint that is intact, after a PS could not load one; reads every byte.
 
         Args:
-            uid: of the PS.
-            cut: the cut that it cannot load.
-            message: what it says.
+            uid: uid of the PS.
+            cut: the checkpoint that it cannot load.
+            message: its error.
         """
         # Imports NumPy, which a starting master does not wait for.
         from edl.storage import checkpoint_shards
@@ -171,7 +170,7 @@ class CheckpointCoordinator:
             # There may be a newer one, whose master died before it could journal it.
             newer = checkpoint_shards.newest_intact_checkpoint(self.directory)
             if newer is not None:
-                reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint goes on from it"
+                reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
         older = SavedCheckpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, reasons)
@@ -195,11 +194,12 @@ class CheckpointCoordinator:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
+    # An earlier attempt may have left the target.
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
-    # The file system has no hard links.
     except OSError:
+        # The file system has no hard links.
         shutil.copyfile(source, target)
         sync_file(target)
 

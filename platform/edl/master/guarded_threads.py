@@ -1,4 +1,4 @@
-"""Threads of the master whose failure ends the process: a job whose master lost a thread would wait forever."""
+"""Threads of the master whose failure ends the process; without one of them the job would wait forever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def start_guarded_thread(name: str, run: Callable[[], None], on_failure: Failure
     def guarded() -> None:
         try:
             run()
-        except Exception as error:  # noqa: BLE001 - the master ends by it, whatever it is
+        except Exception as error:  # noqa: BLE001 - any error ends the master
             on_failure(error)
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

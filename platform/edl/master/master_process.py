@@ -1,15 +1,21 @@
-"""The master process: put together, run to the end of the job, taken apart.
+"""The master process: it creates its parts, runs until the end of the job, and stops them.
 
-Exits 0 when the job is over (done, or failed by its own rules: ``failure.json`` says which; on Kubernetes 1 when it was
-not done, after the Job was told not to start another master), 143 when it was told to go (the journal is flushed, pods
-are left alone, another master goes on), 1 when it cannot go on itself and another one may: its log says why.
+Exit codes:
 
-SIGUSR1 says that the user of ``edl run`` stops the job: a final checkpoint is taken, 10 s at most, and the job is over.
+* 0: the job is over, done or failed; ``failure.json`` says which. On Kubernetes a failed job exits 1,
+  after the Job was changed so that no other master starts;
+* 143: this master received SIGTERM. The journal is flushed, pods keep running, and another master
+  continues;
+* 1: this master cannot continue, another one may. Its log has the reason.
 
-A journal that cannot be written ends the job as failed, of kind ``storage``: no other master could decide anything
-either. That end is told to people and to the supervisor, but not to the journal, which ends where it was cut off: after
-the disk has room again, ``edl run --resume`` goes on from there and from the newest checkpoint, as after a power cut. A
-journal that cannot even be opened leaves the job as it is: the supervisor tries again for a while.
+SIGUSR1 means that the user of ``edl run`` stops the job: it ends after a final checkpoint, for which
+it waits at most 10 s.
+
+If the journal cannot be written, the job fails with kind ``storage``, because no other master could
+decide anything either. Users and the supervisor are informed, but the journal ends at its last durable
+entry. When the disk has space again, ``edl run --resume`` continues from there and from the newest
+checkpoint, as after a power failure. If the journal cannot be opened, the job does not change, and the
+supervisor tries again for a while.
 """
 
 from __future__ import annotations
@@ -77,9 +83,9 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
     """The settings of a training job, or of a prediction job, which needs no parameter servers.
 
     Args:
-        predict: the run predicts.
-        describe: a worker describes the data set, with the user's own reader.
-        durable: what is written to the run directory outlives the master's pod.
+        predict: whether the run predicts.
+        describe: whether a worker describes the data set, because the user has a reader of their own.
+        durable: whether the run directory outlives the master's pod.
     """
     train = spec.train
     return JobSettings(
@@ -127,7 +133,7 @@ def describe_dataset(spec: JobSpec, *, predict: bool) -> DatasetDescribed:
     """The sources and record counts that the job needs.
 
     Raises:
-        BadInputError: there is nothing there, or it cannot be read.
+        BadInputError: a data set does not exist or cannot be read.
     """
     if predict:
         return DatasetDescribed(prediction=_count_sources(spec.data.prediction, spec))
@@ -156,10 +162,10 @@ STOP_CHECKPOINT_SECONDS = 30.0
 
 
 def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[CoreEvent]:
-    """The events for each desired state; the core ignores what already holds.
+    """The events for each desired state; the core ignores a state that it already has.
 
     Args:
-        desired_states: in the order in which they were pinned.
+        desired_states: the states in the order in which users set them.
     """
     for wish in desired_states:
         if wish.stop:
@@ -176,7 +182,9 @@ def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[Cor
 
 
 _SWITCH_SECONDS = 0.001
+"""Seconds after which another thread gets the interpreter; Python's default is 0.005."""
 _YOUNG_OBJECTS = 20_000
+"""New objects after which garbage is collected; Python's default is 700 to 2,000."""
 
 
 def tune_interpreter() -> None:
@@ -195,7 +203,9 @@ log = logging.getLogger("edl.master")
 
 BEGINS_ANEW_MESSAGE = "the job starts over: it has no volume, so the state of the previous master is lost"
 _FLUSH_SECONDS = 1.0
+"""Seconds to wait for the events of the last pods at the end of the job."""
 _THREADS_BESIDE_WORKERS, _THREADS_PER_WORKER = 16, 3
+"""Threads of the server. A worker calls from three threads: for leases, for reports, and its main thread."""
 _MIN_WORKERS = 64
 """How far a job may be scaled beyond its spec before lease requests wait for a free thread.
 
@@ -212,6 +222,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     stop_wanted = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: stop_wanted.set())
+    # A terminal's Ctrl-C reaches every process of the job; the supervisor decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         identity = ProcessIdentity.from_environment()
@@ -226,7 +237,7 @@ def _load_spec(run: RunDirectory) -> JobSpec:
     try:
         return load_job_file(run.spec)
     except SpecError as error:
-        hint = "It was written when the run began, and something has damaged it since: put it back, or start a new run."
+        hint = "The file was valid when the run started and has changed since: restore it, or start a new run."
         raise BadInputError(str(error), hint=hint) from error
 
 
@@ -237,14 +248,14 @@ def serve_job(
     stopping: threading.Event,
     stop_wanted: threading.Event | None = None,
 ) -> int:
-    """Run as the job's master once this process may; returns the exit code.
+    """Wait until this process may be the job's master, then run; returns the exit code.
 
     Args:
-        stopping: set when this master is told to go.
-        stop_wanted: set when the job is to end after a final checkpoint.
+        stopping: set on SIGTERM.
+        stop_wanted: set when the job must end after a final checkpoint.
 
     Raises:
-        EdlError: this master cannot begin.
+        EdlError: this master cannot start.
     """
     with ExitStack() as taken:
         taken.callback(backend.close)
@@ -262,9 +273,9 @@ class MasterProcess:
     """All parts of a master, started on entry and stopped on exit.
 
     Args:
-        identity: of this process.
-        spec: of the job.
-        backend: the cluster or the machine that it runs on; it holds the fence.
+        identity: identity of this process.
+        spec: the job's spec.
+        backend: the cluster or the machine that it runs on, with the fence.
 
     Raises:
         RefusedError: another master has the journal open.
@@ -336,6 +347,7 @@ class MasterProcess:
         try:
             return may_define_reader(self._spec)
         except BadInputError as error:
+            # Reported as the job's failure by ``_describe_dataset``, when the master can do so.
             self._bad_module = error
             return False
 
@@ -343,8 +355,8 @@ class MasterProcess:
         with self._resources as parts:
             for part in (self._journal, self._reporter, self.shell, self._ps_client, self._pods):
                 parts.callback(part.close)
-            # Before the server accepts calls: leases need this master's incarnation, and answers of
-            # PS a receiver.
+            # Before the server accepts calls: leases need this master's incarnation, and the answers
+            # of PS need a receiver.
             self.shell.begin_incarnation(self._journal.incarnation)
             self._ps_client.start(self.shell.handle, self.shell.fail)
             self._start_server(parts)
@@ -428,7 +440,7 @@ class MasterProcess:
 
     def _handle_cluster_event(self, is_leaving: Callable[[], bool], event: CoreEvent) -> None:
         """Handle a report of the cluster; reports about PS also update their connections."""
-        # The next master receives the report again.
+        # Leave it to the next master, which receives the report again.
         if is_leaving():
             return
         self.shell.handle(event)
@@ -453,11 +465,12 @@ class MasterProcess:
     def _wait_for_stop(self, stop_wanted: threading.Event) -> None:
         """Wait until the user of ``edl run`` stops the job; the thread ends with the process."""
         stop_wanted.wait()
-        # Then no other master continues the job either.
+        # If this master ends, no other one continues the job either.
         with suppress(MasterEndsError):
             self.shell.handle(StopRequested(STOPPED, FINAL_SECONDS))
 
     def _cuts_in_use(self) -> set[int]:
+        """Checkpoints that must not be pruned."""
         with self.shell.lock:
             state = self.shell.state
             used = set(state.callbacks.best_cuts)
@@ -472,10 +485,11 @@ class MasterProcess:
 
     def _end_job(self, ended: EndJob) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
+        # Workers that wait for a lease get the answer that the job is over, and exit.
         self.shell.stop_waiting()
         if self.shell.failure is None:
             terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
-            # Ends of the last pods come before the end of the job.
+            # The ends of the last pods are reported before the end of the job.
             self.shell.flush_commands(_FLUSH_SECONDS)
         with self.shell.lock:
             status, summary = self._reporter.build_status(), self._reporter.build_summary()

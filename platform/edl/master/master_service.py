@@ -52,7 +52,7 @@ def parse_member_uid(member: pb.Member) -> str:
     """The sender of a message.
 
     Raises:
-        PeerRefusedError: it does not say.
+        PeerRefusedError: the message has no uid.
     """
     if not member.uid:
         raise PeerRefusedError("the message names no sender", kind="bad")
@@ -61,8 +61,6 @@ def parse_member_uid(member: pb.Member) -> str:
 
 def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgress, ...]:
     """A worker's progress on its leases.
-
-    A loss that is not finite is dropped: the journal cannot store it.
 
     Raises:
         PeerRefusedError: a count is negative.
@@ -74,6 +72,7 @@ def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgr
 
 
 def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
+    # The journal is JSON and cannot store a loss that is not finite.
     finite = math.isfinite(x.loss_sum)
     return LeaseProgress(
         x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records
@@ -81,14 +80,14 @@ def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
 
 
 _MAX_CALLBACK_BYTES = 64 << 10
-"""Maximum size of a job's callback declarations, in bytes."""
+"""Maximum size of a job's callback declarations, in bytes; they are journaled."""
 
 
 def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
     """The callbacks that a worker declares.
 
     Raises:
-        PeerRefusedError: they are not what a worker can mean.
+        PeerRefusedError: the declaration is too large or invalid.
     """
     if not data:
         return ()
@@ -104,7 +103,7 @@ def parse_result(data: bytes) -> Any:
     """A task's result; numbers that are not finite become None.
 
     Raises:
-        PeerRefusedError: it is not JSON.
+        PeerRefusedError: the result is not JSON.
     """
     if not data:
         return None
@@ -155,9 +154,10 @@ class PlacementTable:
     """The parameter servers as workers see them. Call with the shell's lock held.
 
     Args:
-        state: of the job.
-        servers: where each PS listens.
-        incarnation: of this master; its placements are newer than those of every master before.
+        state: the job's state.
+        servers: the addresses of the PS.
+        incarnation: incarnation of this master. It is the upper half of the version, so placements of
+            this master are newer than those of earlier ones.
     """
 
     def __init__(self, state: JobState, servers: PsConnectionSource, incarnation: int) -> None:
@@ -166,10 +166,9 @@ class PlacementTable:
         self._version_counter = 1
 
     def current_version(self) -> int:
-        """The version of the current placement.
-
-        It includes a PS that listens and has everything it can be given.
-        """
+        """The version of the current placement, which contains every usable PS."""
+        # With a checkpoint, a PS is usable when it has loaded it. Without one, it becomes initialized only
+        # by the declaration of a worker, which needs its address.
         restored = self._state.checkpoint is not None
         live = self._state.pods.live_pods(Role.PS)
         placed = tuple(ps.uid for ps in live if ps.attached and (ps.initialized or not restored))
@@ -187,7 +186,7 @@ class PlacementTable:
 
 
 MAX_WAIT_SECONDS = 5.0
-"""Seconds that a lease request may wait here. Longer waits would hold threads for workers that are gone."""
+"""Maximum seconds for which a lease request waits: longer waits would occupy threads for lost workers."""
 
 
 PsReportHandler = Callable[[str, int, pb.PsFigures], None]
@@ -226,6 +225,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     def Register(self, request: pb.RegisterRequest, context: CallContext) -> pb.RegisterReply:  # noqa: N802
         """Register a worker or PS; the reply has the placement."""
         uid, may_end = parse_member_uid(request.member), False
+        # A worker that has not built its model yet registers only to receive the placement.
         if request.member.role == Role.PS:
             may_end = self._register_ps(request)
         elif request.ready:
@@ -244,6 +244,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         seconds = min(request.wait_seconds, MAX_WAIT_SECONDS) if request.wait_seconds > 0 else 0.0
         uid, held = parse_member_uid(request.member), frozenset(request.held)
         answer = await self._shell.handle_async(LeaseRequested(uid, held))
+        # Only a request that has to wait takes a thread.
         if isinstance(answer, WaitForWork) and seconds:
             answer = await context.run_on_thread(partial(self._shell.wait_for_lease, uid, seconds, held))
         reply = pb.LeaseReply(
@@ -280,13 +281,15 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         uid, result = parse_member_uid(request.member), parse_result(request.result)
         answer = _require_acknowledged(await self._shell.handle_async(TaskReported(uid, request.lease, last, result)))
         lost = request.lease in answer.lost_leases
-        reason = "the lease is not yours (any more)" if lost else ""
+        reason = "this worker does not hold the lease (any more)" if lost else ""
         return pb.ReportReply(accepted=not lost, reason=reason, incarnation=self._incarnation)
 
     def Fail(self, request: pb.FailRequest, context: CallContext) -> pb.FailReply:  # noqa: N802
         """Report that a worker cannot continue."""
         if request.kind not in FAILURE_KINDS:
-            raise PeerRefusedError(f"a failure is of kind {', '.join(FAILURE_KINDS)}, not {request.kind!r}", kind="bad")
+            raise PeerRefusedError(
+                f"the kind of a failure must be one of {', '.join(FAILURE_KINDS)}, not {request.kind!r}", kind="bad"
+            )
         uid = parse_member_uid(request.member)
         answer = self._handle_request(WorkerFailed(uid, request.kind, request.message, request.detail, request.lease))
         return pb.FailReply(fatal=answer.fatal)
@@ -310,6 +313,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             # Keep nothing of an unknown pod: anybody with the token can claim to be a PS. The pod
             # watch may also be a moment late; the PS retries.
             raise RetryableError("the cluster has not reported this pod yet")
+        # Placement and statistics use the index, so a wrong one would displace another PS.
         if (pod.role, pod.index) != (Role.PS, index):
             raise PeerRefusedError(
                 f"the cluster reports that this pod is {pod.role}-{pod.index}, not ps-{index}", kind="bad"
@@ -337,7 +341,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
 
     def _learning_rate(self) -> float | None:
         """The learning rate that a callback has set; None: the optimizer's own."""
-        # A frozen value read without the lock: any version of it was decided.
+        # Read without the lock: the value is frozen, and every version of it is a valid decision.
         return self._shell.state.callbacks.learning_rate
 
     def _placement_version(self) -> int:

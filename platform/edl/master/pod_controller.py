@@ -36,10 +36,10 @@ class PodController:
         """Start watching and executing.
 
         Args:
-            handle: gets what the cluster says.
-            on_failure: called when the cluster is gone for good.
-            is_leaving: whether the master is shutting down and leaves the job to another one: no pod is started any
-                more.
+            handle: receives the cluster's reports as events.
+            on_failure: called when the cluster is permanently unavailable.
+            is_leaving: whether the master is shutting down and leaves the job to another one. No pod is
+                started then.
         """
         self._is_leaving = is_leaving
         guarded_threads.start_guarded_thread("pods-watch", lambda: self._watch_cluster(handle), on_failure)
@@ -99,10 +99,11 @@ def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: floa
     """Stop all pods and wait until they are gone.
 
     Args:
-        shell: hears from the cluster that they are.
-        pods: tells them.
-        gone_seconds: how long those that are told may take.
+        shell: the shell, whose state shows when pods are gone.
+        pods: executes the deletions.
+        gone_seconds: maximum seconds for deleted pods to end.
     """
+    # Workers exit by themselves when they learn that the job is over.
     _wait_until_gone(shell, LEAVE_SECONDS, Role.WORKER)
     for pod in live_pods(shell, Role.WORKER, Role.PS):
         pods.execute(DeletePod(pod.uid, GRACE_SECONDS))

@@ -74,12 +74,12 @@ class ControlRequest:
     """One call to one PS.
 
     Attributes:
-        to_event: what an answer tells the core.
-        deadline: seconds for one try.
-        is_required: the job cannot go on when the PS refuses.
-        must_repeat: whether an answer says to ask again, behind what is to be asked by then.
-        affected_cut: the cut that is off when the PS refuses; 0 when none is.
-        restore_cut: the cut that the PS is to load; 0 when none is.
+        to_event: converts the answer to an event for the core; None: no event.
+        deadline: seconds for one attempt.
+        is_required: whether the job cannot continue if the PS refuses.
+        must_repeat: whether the answer asks to repeat the request, behind the queued ones.
+        affected_cut: the cut that is aborted if the PS refuses; 0: none.
+        restore_cut: the checkpoint that the PS must load; 0: none.
     """
 
     method: ControlMethod[Any, Any]
@@ -97,9 +97,9 @@ class ControlRequestBuilder:
     """Builds the requests of this master from the core's commands.
 
     Attributes:
-        incarnation: of this master; PS refuse lower ones.
-        ps_count: how many PS the job has.
-        checkpoint_directory: folder of the run's cuts.
+        incarnation: incarnation of this master; PS refuse lower ones.
+        ps_count: number of PS of the job.
+        checkpoint_directory: directory of the run's checkpoints.
     """
 
     incarnation: int
@@ -198,28 +198,30 @@ def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
 
 
 ANSWER_TIMEOUT_SECONDS = 60.0
-"""Seconds that a PS whose pod is alive may leave a request unanswered before the core is informed."""
+"""Seconds without an answer of a PS whose pod is alive, after which the core is informed."""
 _PAUSE_SECONDS = 0.2
+"""Seconds between two attempts."""
 
 
 class PsGoneError(RetryableError):
-    """The pod has ended, so there will be no answer."""
+    """The pod of the PS has ended, so there will be no answer."""
 
 
 class PsConnection:
     """This master's connection to one PS.
 
     Args:
-        uid: of the pod.
-        index: of the PS.
-        control_address: where it answers the master.
-        bulk_address: where it answers workers.
-        token: of the job.
-        answer_timeout: seconds without an answer after which ``on_silence`` of a request is called, again and again.
-        clock: monotonic seconds.
+        uid: uid of its pod.
+        index: index of the PS.
+        control_address: its address for the master.
+        bulk_address: its address for workers.
+        token: the job's token.
+        answer_timeout: seconds without an answer after which ``on_silence`` of a request is called; it is
+            called again each time that so many seconds have passed.
+        clock: returns monotonic seconds.
 
     Raises:
-        BadInputError: the control address is none.
+        BadInputError: the control address is invalid.
     """
 
     def __init__(
@@ -265,11 +267,12 @@ class PsConnection:
 
         Args:
             request: the request to the PS.
-            on_silence: called with the seconds without an answer, each time that ``answer_timeout`` has passed.
+            on_silence: called with the seconds without an answer, each time that ``answer_timeout`` has
+                passed.
 
         Raises:
-            PsGoneError: the pod ended.
-            RefusedError: the PS will not do it.
+            PsGoneError: the pod has ended.
+            RefusedError: the PS refuses the request permanently.
         """
         # Only the cluster decides that a PS is dead. Until then the request may be on its way or
         # already answered. Repeating it is safe: a PS does the same cut or lease only once.
@@ -302,11 +305,11 @@ class PsControlClient:
     """Executes the core's commands for parameter servers.
 
     Args:
-        token: of the job.
-        incarnation: of this master; PS refuse lower ones.
-        count: how many PS the job has.
-        checkpoints: writes manifests.
-        answer_timeout: seconds without an answer after which the core is told.
+        token: the job's token.
+        incarnation: incarnation of this master; PS refuse lower ones.
+        count: number of PS of the job.
+        checkpoints: commits and copies checkpoints.
+        answer_timeout: seconds without an answer after which the core is informed.
     """
 
     def __init__(
@@ -327,19 +330,19 @@ class PsControlClient:
         self._on_failure: guarded_threads.FailureHandler = lambda error: None
 
     def start(self, handle: Callable[[CoreEvent], Any], on_failure: guarded_threads.FailureHandler) -> None:
-        """Set the receivers of answers and of the news that this master was replaced.
+        """Set the receiver of answers, and the handler for the case that this master was replaced.
 
-        Call before anything else.
+        Call it before any other method.
         """
         self._handle, self._on_failure = handle, on_failure
 
     # ------------------------------------------------------------------ connections
 
     def add_ps(self, uid: str, index: int, control_address: str, bulk_address: str) -> bool:
-        """Remember the addresses of a PS; returns whether it is new here and must be attached.
+        """Store the addresses of a PS; returns whether it is new here and must be attached.
 
         Raises:
-            BadInputError: the control address is none.
+            BadInputError: the control address is invalid.
         """
         with self._lock:
             if uid in self._connections:
@@ -372,6 +375,8 @@ class PsControlClient:
 
     def execute(self, command: CoreCommand) -> None:
         """Queue a command for one PS or for all."""
+        # A checkpoint takes minutes. On threads of its own it does not block requests to PS, such as
+        # revocations.
         if isinstance(command, SaveCheckpoint):
             guarded_threads.start_guarded_thread(
                 f"save-{command.cut}", lambda: self._save_checkpoint(command), self._on_failure
@@ -418,7 +423,7 @@ class PsControlClient:
         what = f"ps-{link.index} refuses {method}: {error.message.removeprefix(f'{method}: ')}"
         log.warning("%s (%s)", what, error.where)
         if kind == "incarnation":
-            # The PS knows a newer master: this one must not decide anything any more.
+            # The PS knows a newer master, so this one must not decide anything any more.
             self._on_failure(error)
         elif request.restore_cut and kind == "storage":
             self._handle(self._checkpoints.find_fallback(link.uid, request.restore_cut, what))

@@ -17,7 +17,7 @@ from edl.api.strategy import Strategy
 from edl.transport import edl_pb2 as pb
 
 _MAX_AGE_SECONDS = 5.0
-"""Age in seconds up to which a report of a pending update is shown; a PS reports every second."""
+"""Maximum age in seconds of a shown report about a pending round; a PS reports every second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class PushTotals:
     @classmethod
     def from_message(cls, message: pb.PsFigures) -> PushTotals:
         """From a message; negative values become 0."""
+        # A message is untrusted, and these numbers are added up.
         numbers = (message.entered, message.updates, message.refused, message.staleness, message.stalest)
         return cls(*(max(0, number) for number in numbers))
 
@@ -61,12 +62,12 @@ class _PsReport:
 
 
 class PsMetrics:
-    """Thread-safe.
+    """Merges the reports of all parameter servers. Thread-safe.
 
     Args:
-        strategy: of the job.
+        strategy: the job's strategy.
         max_rows: ``ps.max_rows``.
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class PsMetrics:
         """Record the report of process ``uid`` of the PS ``index``."""
         with self._lock:
             last = self._reports.get(index)
+            # Another uid is a successor, which counts from zero again.
             before = PushTotals() if last is None else last.previous_totals if last.uid == uid else last.totals
             self._reports = {**self._reports, index: _PsReport(uid, message, self._clock(), before)}
 
     def parameters_status(self) -> ParametersStatus:
         """The latest report of all parameter servers."""
+        # The mapping is replaced with each report and never changed, so no lock is needed.
         reports = self._reports
         counts = [one.totals for one in reports.values()]
         # A step is pushed to every PS, so the maximum counts it once.

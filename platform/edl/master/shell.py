@@ -58,7 +58,7 @@ from edl.storage.journal import Journal
 
 
 class CommandOutbox:
-    """A queue between deciding and executing.
+    """A queue between the decision and the execution of commands.
 
     Args:
         wait_durable: waits until the journal is on disk up to a sequence number.
@@ -87,7 +87,7 @@ class CommandOutbox:
         """Execute commands until closed.
 
         Raises:
-            EdlError: the journal cannot be written: nothing more leaves.
+            EdlError: the journal cannot be written. No further command is executed.
         """
         while (item := self._queue.get()) is not None:
             lsn, command = item
@@ -109,8 +109,8 @@ class FencedClock:
     """A monotonic clock, in seconds, that excludes the time without the right to decide.
 
     Args:
-        clock: monotonic seconds.
-        fence: the right; None where nobody else can have it.
+        clock: returns monotonic seconds.
+        fence: the right to decide; None if there can be no other master.
     """
 
     def __init__(self, clock: Callable[[], float], fence: MasterFence | None) -> None:
@@ -143,6 +143,7 @@ class FencedClock:
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
+"""Size of the journal, in bytes, above which it is compacted."""
 _ANSWER_TYPES = (LeaseReply, WaitForWork, StopWork, Acknowledged, MayEnd)
 _ROUTINE_EVENTS = (LeaseRequested, ProgressReported, TaskReported, PsHeartbeat, Tick)
 """Frequent events that move no deadline by more than a tick.
@@ -163,10 +164,11 @@ _REQUEST_EVENTS = (
 )
 """Events whose sender waits for an answer.
 
-While this master may not decide they are refused temporarily; all other events are facts, and they
-wait.
+While this master may not decide, they are refused temporarily, so that the sender can find another
+master. All other events are facts, and they wait.
 """
 _FROZEN_POLL_SECONDS = 0.2
+"""Seconds between two checks while this master may not decide."""
 _LATE_SECONDS = 0.25
 """A tick that is late by more than this many seconds means that this process was blocked."""
 
@@ -176,7 +178,7 @@ class MasterEndsError(RetryableError):
 
 
 class MasterFrozenError(RetryableError):
-    """This master does not know whether it still leads. Either it does soon, or another one answers."""
+    """This master does not know whether it still leads. It will find out soon, or another one answers."""
 
 
 class CommandExecutor(Protocol):
@@ -190,19 +192,19 @@ class MasterShell:
     """The job's state, and everything that may change it.
 
     Args:
-        state: replayed from the journal.
-        journal: open, of this incarnation.
-        pods: carries out StartPod and DeletePod.
-        ps_client: carries out the commands for parameter servers.
-        emit_event: writes an event for people.
-        fence: the right to decide; None where nobody else can have it.
-        clock: monotonic seconds.
+        state: the state, replayed from the journal.
+        journal: the open journal of this incarnation.
+        pods: executes StartPod and DeletePod.
+        ps_client: executes the commands for parameter servers.
+        emit_event: writes an event for users.
+        fence: the right to decide; None if there can be no other master.
+        clock: returns monotonic seconds.
 
     Attributes:
         core_clock: the core's clock.
-        lock: held while state is read or changed.
+        lock: held while the state is read or changed.
         job_end: how the job ended, once that is on disk.
-        failure: why this master cannot go on; the first reason counts.
+        failure: the first error for which this master cannot continue.
     """
 
     def __init__(
@@ -240,7 +242,7 @@ class MasterShell:
 
         Raises:
             MasterEndsError: the journal cannot be written, a newer master has opened it, or deciding failed.
-            MasterFrozenError: nothing may be decided now; raised for requests, while facts wait until it may be.
+            MasterFrozenError: this master may not decide now. Raised for requests; facts wait instead.
         """
         if isinstance(event, _REQUEST_EVENTS):
             self._check_fence()
@@ -268,7 +270,7 @@ class MasterShell:
 
     @contextmanager
     def _mark_speaking(self, worker: str) -> Iterator[None]:
-        """A worker is not silent while its message waits here for this master's disk."""
+        """Mark a worker whose message waits here for this master's disk: it must not count as silent."""
         with self.lock:
             self._speaking_workers[worker] += 1
         try:
@@ -287,13 +289,13 @@ class MasterShell:
         """Return when this master may decide.
 
         Raises:
-            MasterEndsError: it never will again, or it ends.
+            MasterEndsError: another master has taken over, or this one is shutting down.
         """
         while not self.core_clock.may_decide():
             if self.core_clock.is_fence_lost():
-                self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
+                self.fail(RefusedError("another master has the job's Lease", hint="This one exits."))
             if self._stopping:
-                raise MasterEndsError("this master ends while it waits for its Lease")
+                raise MasterEndsError("this master is shutting down while it waits for its Lease")
             self.wait_for_change(_FROZEN_POLL_SECONDS)
 
     def begin_incarnation(self, incarnation: int) -> None:
@@ -334,12 +336,13 @@ class MasterShell:
         except MasterEndsError:
             raise
         except Exception as error:
+            # Memory and journal may differ now, so this master must not decide anything any more.
             self.fail(error)
-            raise MasterEndsError(f"this master ends: {error}") from error
+            raise MasterEndsError(f"this master is shutting down: {error}") from error
 
     def _check_running(self) -> None:
         if self.failure is not None:
-            raise MasterEndsError(f"this master ends: {self.failure}")
+            raise MasterEndsError(f"this master is shutting down: {self.failure}")
 
     def _queue_commands(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
         """Journal and queue the decisions; returns the answer, and whether the ledger changed."""
@@ -390,9 +393,9 @@ class MasterShell:
             self._wake_waiting_workers()
             self._deadline_changed.notify()
         if isinstance(error, EdlError):
-            log.error("this master cannot go on: %s", error)
+            log.error("this master cannot continue: %s", error)
         else:
-            log.error("this master cannot go on", exc_info=error)
+            log.error("this master cannot continue", exc_info=error)
 
     def stop_waiting(self) -> None:
         """Answer every waiting lease request."""
@@ -451,17 +454,17 @@ class MasterShell:
         """Advance the core's time until the job ends, this master fails or ``is_stopped`` returns true.
 
         Args:
-            is_stopped: called every ``max_wait`` seconds, or more often.
-            max_wait: the most seconds between two calls.
+            is_stopped: called at least every ``max_wait`` seconds.
+            max_wait: maximum seconds between two ticks.
         """
         due = self.core_clock.now()
         while not (self._has_ended() or is_stopped()):
             if self.core_clock.is_fence_lost():
-                self.fail(RefusedError("another master has the job's Lease", hint="This one ends."))
+                self.fail(RefusedError("another master has the job's Lease", hint="This one exits."))
             elif not self.core_clock.may_decide():
                 self.wait_for_change(_FROZEN_POLL_SECONDS)
                 continue
-            # Time since the last tick: a master that was suspended heard from nobody.
+            # A tick is late if this process was suspended or starved. It received no messages meanwhile.
             late = max(0.0, self.core_clock.now() - due)
             with self.lock:
                 now = self.core_clock.now()
@@ -473,7 +476,7 @@ class MasterShell:
                 due = max(due, self.core_clock.now())
                 speaking = frozenset(self._speaking_workers)
             if not self._has_ended():
-                # ``failure`` says why.
+                # ``failure`` has the reason, and ends the loop.
                 with suppress(MasterEndsError):
                     self.handle(Tick(late if late >= _LATE_SECONDS else 0.0, speaking))
 
@@ -482,6 +485,6 @@ class MasterShell:
 
 
 def _set_future(future: asyncio.Future[None]) -> None:
-    # Otherwise its call has ended.
+    # A future that is done was cancelled with its call.
     if not future.done():
         future.set_result(None)

@@ -73,7 +73,8 @@ def write_summary(run: RunDirectory, summary: Summary) -> None:
 
 
 def _write_failure(run: RunDirectory, ended: EndJob) -> None:
-    """Write the failure, once per run: an earlier master's report says more than the journal does."""
+    """Write the failure, once per run."""
+    # The report of an earlier master has the details, such as a traceback, that the journal lacks.
     path = run.path / FAILURE_FILE
     if path.exists():
         return
@@ -92,8 +93,9 @@ def _log_storage_errors(write: Callable[[], None]) -> None:
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 1.0
+"""Seconds between two publications."""
 KEEP_SECONDS = 10.0
-"""How often the timeline is saved in the run directory for the next master, in seconds."""
+"""Seconds between two writes of the timeline to the run directory, where the next master finds it."""
 _PENDING_STATES = ("pending", "asked")
 """States of a worker that is not scheduled yet."""
 
@@ -102,8 +104,8 @@ class RunPublisher:
     """Publishes a run. Thread-safe.
 
     Args:
-        status_publisher: publishes the pages.
-        run: whose earlier events, summary and failure are shown.
+        status_publisher: publishes the data of the ConfigMap.
+        run: the run directory, with earlier events, the summary and the failure.
     """
 
     def __init__(self, status_publisher: StatusPublisher, run: RunDirectory) -> None:
@@ -177,8 +179,8 @@ def _earlier_events(run: RunDirectory) -> Iterator[JobEvent]:
     try:
         for value in follow_json_lines(run.events).poll():
             yield event_from_json(value)
-    # Written by another version, or the disk fails: show later events anyway.
     except EdlError as error:
+        # Another version wrote the file, or the disk fails. Later events are still published.
         log.warning("events cannot be shown: %s", error)
 
 
@@ -201,13 +203,12 @@ def _read_optional(path: Path) -> object:
 
 
 class PeriodicReports:
-    """Writes the status to the run directory, its progress to the log, and publishes it where there is a
-    publisher.
+    """Writes the status to the run directory, logs progress, and publishes the status.
 
     Args:
-        shell: whose lock is held while the job is looked at.
-        reporter: knows the status, writes it.
-        publisher: of the board; None where there is none.
+        shell: the shell, whose lock is held while the status is built.
+        reporter: builds and writes the status.
+        publisher: publishes the status; None: it is not published.
         run: the run directory.
     """
 
@@ -249,7 +250,8 @@ class PeriodicReports:
         )
 
     def _run_loop(self, period: float, report: Callable[[Status], None]) -> None:
-        """A master that may not decide reports nothing: another master knows better."""
+        """Report periodically, while this master may decide."""
+        # Otherwise another master may be active, and this status would be wrong.
         while not self._closing.wait(period):
             if self._shell.core_clock.may_decide():
                 report(self.current_status())

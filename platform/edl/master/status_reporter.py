@@ -38,7 +38,7 @@ from edl.storage.run_directory import RunDirectory, append_json_line, read_json,
 log = logging.getLogger(__name__)
 
 LOG_PERIOD_SECONDS = 5.0
-"""Between two lines of the log about progress."""
+"""Seconds between two log lines about progress."""
 
 
 class ProgressLogger:
@@ -68,18 +68,19 @@ def log_event(event: JobEvent) -> None:
 
 
 WINDOW_SECONDS = 5.0
+"""Seconds over which the recent rate is measured."""
 
 
 class ThroughputMeter:
     """Records per second: recent, and over all the time in which records were done.
 
     Args:
-        records: done in that time before, when another master counted.
-        seconds: that time.
+        records: records that an earlier master has counted.
+        seconds: the time in which they were done.
 
     Attributes:
-        records: that were done while this looked, those that went back later included.
-        seconds: from the first of them to the last.
+        records: counted records, including those that rolled back later.
+        seconds: the time in which they were done.
     """
 
     def __init__(self, records: int = 0, seconds: float = 0.0) -> None:
@@ -89,6 +90,7 @@ class ThroughputMeter:
 
     def observe(self, now: float, done: int) -> None:
         """Record the current number of done records; after a rollback it is lower than before."""
+        # A rollback starts a new window, because a negative rate would be meaningless.
         if self._samples:
             self._add_interval(now, done, *self._samples[-1])
         if self._samples and done < self._samples[-1][1]:
@@ -121,22 +123,24 @@ def _rate_between(a: tuple[float, int], b: tuple[float, int]) -> float:
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.2
+"""Seconds between two writes of ``status.json``."""
 PENDING, LEAVING = "pending", "leaving"
-"""What a pod that is not running yet, or was asked to stop, is doing."""
+"""State of a pod that is not running yet, or was asked to stop."""
 _REFUSALS_SHOWN = 8
+"""Maximum number of refused pods in the status."""
 
 
 class StatusReporter:
     """Writes ``events.jsonl`` and ``status.json`` of a run. A full disk is logged and does not stop the job.
 
     Args:
-        run: where to.
-        job: its name.
+        run: the run directory.
+        job: name of the job.
         state: the job's state; read with the shell's lock held.
-        on_failure: called when no more lines can be written for another reason than the disk.
-        on_event: called with every event at once, however long the disk takes.
-        parameters_status: the statistics of the parameter servers; None where nothing is trained.
-        now: the core's time.
+        on_failure: called when no more events can be written for another reason than the disk.
+        on_event: called with every event immediately, before it is written.
+        parameters_status: returns the statistics of the parameter servers; None if nothing is trained.
+        now: returns the core's time.
     """
 
     def __init__(
@@ -244,10 +248,7 @@ class StatusReporter:
         return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._worker_rate(pod))
 
     def _worker_rate(self, pod: JobPod) -> float | None:
-        """Records per second of a worker, counted in whole minibatches.
-
-        The last one of a range may be smaller.
-        """
+        """Records per second of a worker, approximately: each step counts as a whole minibatch."""
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
@@ -297,7 +298,7 @@ class StatusReporter:
         try:
             return {name: count for ps, count in updates.items() for name in list_shard_variables(directory, int(ps))}
         except StorageError as error:
-            log.error("which variables went back is not known: %s", error)
+            log.error("cannot determine which variables rolled back: %s", error)
             return {}
 
 
@@ -314,8 +315,8 @@ def _format_since(moment: float) -> str:
 def count_total_records(state: JobStateMachine) -> int:
     """The total number of records: the done ones, and those of the remaining steps.
 
-    A minibatch at the end of a range may be smaller, so with ``max_steps`` the number is exact only
-    after the last step.
+    With ``max_steps`` the number is exact only after the last step, because a minibatch at the end of a
+    range may be smaller.
     """
     main, limit = state.main_ledger, state.settings.max_steps
     if main is None:
@@ -326,7 +327,8 @@ def count_total_records(state: JobStateMachine) -> int:
 
 
 def current_epoch(ledger: Ledger) -> int:
-    """The current epoch, from 1, by the records that are done; the plan is ahead of that."""
+    """The current epoch, from 1."""
+    # By the done records: the plan is ahead, because ranges are leased before they are done.
     records = ledger.plan.records
     return min(ledger.done_records // records + 1, ledger.epochs) if records else ledger.epochs
 
@@ -349,13 +351,12 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
 
 
 def find_run_start(run: RunDirectory) -> float:
-    """When the run was last started or resumed, in unix seconds, regardless of master restarts.
-
-    Now, if no event says.
-    """
+    """When the run was last started or resumed, in unix seconds, regardless of master restarts."""
+    # Without such an event, it starts now.
     started = 0.0
     with suppress(FileNotFoundError), run.events.open("rb") as lines:
         for line in lines:
+            # The file may be large; parse only the lines that can be such an event.
             if b'"run_started"' in line:
                 started = _parse_start_time(line) or started
     return started or time.time()
@@ -376,6 +377,6 @@ def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
 def _parse_start_time(line: bytes) -> float | None:
     try:
         event = decode_json_file(line)
-    except ValueError:  # cut off by a crash
+    except ValueError:  # truncated by a crash
         return None
     return float(event["time"]) if event.get("event") == "run_started" else None
