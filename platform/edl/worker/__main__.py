@@ -1,6 +1,7 @@
-"""``python -m edl.worker``: one worker; its environment says which. Without a master's address it trains alone.
+"""``python -m edl.worker``: one worker, configured by its environment. Without a master's address it trains alone.
 
-Little is imported here: importing TensorFlow is the longest part of a start and has to begin at once.
+This module imports little, because the import of TensorFlow is the longest part of a start and must
+begin immediately.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ INTERRUPTED_EXIT_CODE = 130
 
 
 def main() -> int:
-    """Work until there is no more to do; returns the exit code."""
-    # 1 hides notes about CPU features and the like, and keeps warnings; a user's own choice wins.
+    """Run the worker until there is no more work; returns the exit code."""
+    # 1 hides notes about CPU features and the like, and keeps warnings; the user's own value wins.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
         return _run_worker() if os.environ.get("EDL_MASTER_ADDRESS") else _run_local_strategy()
@@ -38,6 +39,7 @@ def _run_local_strategy() -> int:
 def _run_worker() -> int:
     from edl.worker.graceful_shutdown import GracefulShutdown, ShutdownGate, on_sigterm
 
+    # Before the slow imports: SIGTERM may arrive at any time.
     shutdown = GracefulShutdown(ShutdownGate(), end_process)
     on_sigterm(shutdown.shut_down)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
@@ -50,11 +52,12 @@ def _run_worker() -> int:
 
 
 class ProcessExit:
-    """The end of this process once its work is done: prompt, and after everything that others do at exit.
+    """Ends this process promptly when its work is done, after all other exit hooks.
 
-    Taking the interpreter apart with TensorFlow in it takes seconds, frees what the system frees anyway, and can crash
-    where daemon threads are still in C++. Hooks run in reverse order and this one is registered before anything is
-    imported, so that those of the user and of libraries (atexit, logging, multiprocessing) have all run before it.
+    The regular shutdown of an interpreter with TensorFlow takes seconds, frees only memory that the system
+    frees anyway, and can crash while daemon threads are still in C++. Exit hooks run in reverse order. This
+    one is registered before anything else is imported, so the hooks of the user and of libraries (atexit,
+    logging, multiprocessing) run before it.
     """
 
     def __init__(self) -> None:

@@ -30,14 +30,14 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
     """The reader of one data set.
 
     Args:
-        data: of the job.
+        data: the job's ``data`` section.
         data_set: ``training``, ``validation`` or ``prediction``.
-        custom_reader: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or a list of
-            several.
+        custom_reader: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or
+            a list of several paths.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
 
     Raises:
-        BadInputError: there is no such data, or the user's reader raises.
+        BadInputError: the data does not exist, or the user's reader raises.
     """
     paths = data_set_paths(data, data_set)
     if custom_reader is None:
@@ -51,7 +51,7 @@ class GuardedReader:
     """Wraps a user's reader: its exceptions and invalid results are reported as the user's.
 
     Raises:
-        BadInputError: it is no reader.
+        BadInputError: the object lacks a method of a reader.
     """
 
     def __init__(self, reader: Any, zoo: Path) -> None:
@@ -66,7 +66,7 @@ class GuardedReader:
 
     @property
     def blocks(self) -> Callable[[str], BlockSizes] | None:
-        """``blocks`` of the user's reader; None if it has none, and so no random access."""
+        """``blocks`` of the user's reader; None if it has no such method, and so no random access."""
         return self._checked_blocks if hasattr(self._reader, "blocks") else None
 
     def _checked_blocks(self, source: str) -> BlockSizes:
@@ -94,7 +94,7 @@ class GuardedReader:
         """The name and record count of every source.
 
         Raises:
-            BadInputError: it returned anything else.
+            BadInputError: the user's ``sources()`` returned anything else.
         """
         with user_code(self._zoo, "sources() of the custom reader"):
             returned = self._reader.sources()
@@ -126,7 +126,8 @@ class GuardedReader:
         """Records of one source. ``on_corrupt`` is passed only if the job allows corrupt records.
 
         Raises:
-            BadInputError: it returned anything but the records ``[start, end)``, less those that it reported.
+            BadInputError: the user's ``read()`` returned anything but the records ``[start, end)``, less those
+                that it reported as corrupt.
         """
         left_out = 0
 
@@ -136,6 +137,7 @@ class GuardedReader:
             left_out += corrupt.records
             on_corrupt(corrupt)
 
+        # A reader that cannot skip records need not have the argument.
         extra = {} if on_corrupt is None else {"on_corrupt": skip}
         with user_code(self._zoo, "read() of the custom reader"):
             returned: Any = self._reader.read(source, start, end, **extra)
@@ -144,6 +146,7 @@ class GuardedReader:
             hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
         ):
             raise self._reader_error(f"{call_text} {_describe_type(returned)}, not a list of records", _RECORDS_HINT)
+        # The ledger counts the records of the range, so there must be exactly as many.
         expected_count = end - start - left_out
         if len(returned) != expected_count:
             raise self._reader_error(f"{call_text} {len(returned)} records, not {expected_count}", _RECORDS_HINT)
@@ -158,8 +161,8 @@ class GuardedReader:
 
 _SOURCES_HINT = "return a list of edl.data.Source(name, records): each name once, records from 0"
 _RECORDS_HINT = (
-    "return a list of as many records as were asked for, each bytes (edl.data.serialize_example makes them of values "
-    "by name), a list of strings, or an array; those that cannot be read are reported to on_corrupt instead"
+    "return a list with exactly the requested records, each as bytes (edl.data.serialize_example makes them of values "
+    "by name), a list of strings, or an array; report records that cannot be read to on_corrupt instead"
 )
 
 

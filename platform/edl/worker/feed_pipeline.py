@@ -1,8 +1,9 @@
 """Runs the user's ``feed`` on windows of records, one minibatch per window, ahead of training.
 
-``feed`` is traced once, into a function of a window: all that it does (map, shuffle, filter) stays inside one
-minibatch, so that a step always means the same records. No generator runs inside tf.data: waiting there for a lease
-would hold one of TensorFlow's few threads, which training may need to get the next lease.
+``feed`` is traced once, as a function of a window: whatever it does (map, shuffle, filter) stays
+inside one minibatch, so a step always covers the same records. No generator runs inside tf.data: while
+it waited for a lease, it would occupy one of TensorFlow's few threads, which training may need to get
+the next lease.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from edl.keras.user_code import UserCodeError, user_code
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
-_EMPTY_DATASET_MESSAGE = "Dataset was empty"  # what get_single_element says
-_SEVERAL_BATCHES_MESSAGE = "Dataset had more than one element"  # and this, where the batch below does not hold all
+# Messages of TensorFlow's get_single_element: for no element, and for more elements than fit into the
+# batch in ``_build_graph``.
+_EMPTY_DATASET_MESSAGE = "Dataset was empty"
+_SEVERAL_BATCHES_MESSAGE = "Dataset had more than one element"
 _CLOSE_POLL_SECONDS = 0.1
 """Interval in seconds at which a thread that waits for space checks whether the consumer is gone."""
 _MAX_FEED_GROWTH = 64
-"""Maximum number of elements for each record that an error about too many of them can count."""
+"""Maximum number of elements per record that are counted, for the error about too many elements."""
 _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
                        "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
 _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
@@ -40,10 +43,10 @@ class Minibatch:
     """The minibatch that ``feed`` made of one window.
 
     Attributes:
-        tag: of the window.
+        tag: tag of the window.
         features: nested tensors, records first; None if ``feed`` kept no record.
         labels: nested tensors, records first; None for prediction.
-        weights: of the records, where ``feed`` yields (features, labels, sample weights).
+        weights: sample weights of the records, if ``feed`` yields (features, labels, sample weights).
     """
 
     tag: int
@@ -53,7 +56,7 @@ class Minibatch:
 
 
 class FeedError(UserCodeError):
-    """``feed`` raised or returned something unusable. ``tag``: the window at which it happened."""
+    """``feed`` raised or returned an invalid result. ``tag`` identifies the window."""
 
     tag: int | None = None
 
@@ -69,19 +72,19 @@ def feed_minibatches(
 ) -> Iterator[Minibatch]:
     """Feed windows on a separate thread, ``prefetch`` of them ahead of the consumer.
 
-    A window of which ``feed`` keeps no record gives a minibatch whose features are None, so that the consumer never
-    waits for what does not come. Closing the iterator lets the thread end at its next window.
+    A window from which ``feed`` keeps no record gives a minibatch whose features are None, so that every
+    window has a minibatch. Closing the iterator makes the thread end at its next window.
 
     Args:
         feed: the user's ``feed(dataset, mode, metadata)``.
         mode: ``training``, ``evaluation`` or ``prediction``.
-        metadata: of the reader, passed on.
-        windows: tagged records; consumed ahead of time, by that thread.
+        metadata: the reader's metadata, passed to ``feed``.
+        windows: tagged records; consumed ahead of time by the thread.
         zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
 
     Raises:
         FeedError: ``feed`` raised, or yields the wrong structure.
-        Exception: what ``windows`` raises, as it is, after the minibatches before it.
+        Exception: an exception of ``windows``, unchanged, after the minibatches before it.
     """
     return feed_in_background(FeedFunction(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
 
@@ -101,7 +104,8 @@ def feed_in_background(
                 raise item
             yield item
     finally:
-        # The queue is not drained: a Ctrl-C within `get` may have left its lock locked.
+        # The thread ends by this flag. The queue must not be drained for it: a Ctrl-C within `get` may
+        # have left its lock locked.
         closed.set()
 
 
@@ -137,11 +141,11 @@ class FeedFunction:
     Args:
         feed: the user's ``feed(dataset, mode, metadata)``.
         mode: ``training``, ``evaluation`` or ``prediction``.
-        metadata: of the reader.
+        metadata: the reader's metadata.
         zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
 
     Attributes:
-        mode: as given.
+        mode: the given mode.
     """
 
     def __init__(self, feed: UserFeedFunction, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
@@ -167,7 +171,7 @@ class FeedFunction:
             error.tag = tag
             if _SEVERAL_BATCHES_MESSAGE in error.detail:
                 self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
-            # Tracing succeeded, so the error is about these records.
+            # If tracing succeeded, the error is about these records.
             if self._traced_feed is not None:
                 error.message = (
                     f"{error.message.removesuffix('.')}, at {window.describe_location(self._find_bad_record(window))}"
@@ -182,15 +186,15 @@ class FeedFunction:
 
     def _raise_too_many(self, tag: int, window: RecordWindow, elements: str) -> NoReturn:
         error = FeedError(
-            f"feed gave {elements} elements for {len(window.records)} records: {window.describe_location()}",
+            f"feed returned {elements} elements for {len(window.records)} records: {window.describe_location()}",
             where=inspect.getfile(inspect.unwrap(self._feed)),
-            hint="feed may filter records, not repeat them; train.epochs says how often each is used",
+            hint="feed may filter records but not repeat them; train.epochs sets how often each record is used",
         )
         error.tag = tag
         raise error
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
-        """The first record for which ``feed`` raises on its own; None: only a combination fails."""
+        """The first record for which ``feed`` raises when it is alone; None if only a combination fails."""
         for index in range(len(window.records)):
             try:
                 self._call_feed(window.records[index : index + 1])
@@ -221,6 +225,8 @@ class FeedFunction:
         """Trace ``feed`` for one window as a graph."""
         dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
         self._check_dataset(dataset)
+        # One batch of all elements. It is larger than the window, so that too many elements can be
+        # counted.
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
         return dataset.batch(longest).get_single_element()
 
@@ -236,7 +242,10 @@ class FeedFunction:
             raise FeedError(f"feed yields {_describe_spec(spec)}, expected {expected}", hint=hint)
         graph = tf.compat.v1.get_default_graph().get_operations()
         if any(operation.type == "RepeatDataset" and _repeats_forever(operation) for operation in graph):
-            raise FeedError("feed repeats its records without end", hint="train.epochs says how often; drop repeat()")
+            raise FeedError(
+                "feed repeats its records without end", hint="remove repeat(); train.epochs sets the number of passes"
+            )
+        # Batches in ``feed`` are harmless only if it splits them again, as with unbatch().
         operations = [operation.type for operation in graph]
         if _BATCHING_OPS.intersection(operations) and not _UNBATCHING_OPS.intersection(operations):
             raise FeedError(
@@ -274,17 +283,16 @@ def _describe_spec(spec: Any) -> str:
 
 
 _TRIES_PER_SOURCE = 8
-"""Maximum number of leading minibatches of each source that may be empty, because their records are corrupt or
-``feed`` drops them.
+"""Number of leading minibatches of each source that are tried.
+
+A minibatch is empty if its records are corrupt or ``feed`` drops them.
 """
 
 
 def find_first_minibatch(
     reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int
 ) -> tuple[LeasedTask, Minibatch] | None:
-    """The first ``size`` records of which ``feed`` keeps some, and their range as a task.
-
-    None if there are none.
+    """The first minibatch of ``size`` records that is not empty, with its range as a task; None if there is none.
 
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.
@@ -299,7 +307,7 @@ def find_first_minibatch(
 
 
 def find_first_features(reader: Reader, feeder: FeedFunction, corrupt: CorruptRecordSkipper, *, size: int) -> Any:
-    """Features of the first ``size`` records of which ``feed`` keeps some; None if there are none.
+    """Features of the first minibatch of ``size`` records that is not empty; None if there is none.
 
     Raises:
         EdlError: records cannot be read, or ``feed`` raises.

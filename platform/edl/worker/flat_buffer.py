@@ -1,6 +1,7 @@
-"""The flat layout in which a model's values travel to and from the parameter servers.
+"""The layout of a model's values in messages to and from the parameter servers.
 
-All dense variables form one float32 *slab*; each PS owns one slice of it. Served tables travel as ids and rows.
+All dense variables form one flat float32 buffer; each PS owns one slice of it. PS-backed tables are
+sent as ids and rows.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from edl.transport.spec_messages import table_to_message, variable_to_message
 
 
 class FlatLayout:
-    """The flat layout of one model, and what is declared to each PS.
+    """The flat layout of one model, and its declaration to each PS.
 
     Args:
-        variables: in slab order: by PS, on each the trained ones before the statistics.
-        slices: of the slab, by PS.
-        tables: served tables.
-        fingerprint: of the model.
-        initial: initial values, the whole slab.
-        optimizer: OptimizerSpec as JSON.
+        variables: the variables in the order of the flat buffer: by PS, trained ones before statistics.
+        slices: the slice of the flat buffer of each PS.
+        tables: the PS-backed tables.
+        fingerprint: the model's fingerprint.
+        initial: the initial values of the whole flat buffer.
+        optimizer: the OptimizerSpec as JSON.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class FlatLayout:
 
     def slice_bytes(self, flat_values: Floats, ps_index: int) -> memoryview:
         """The bytes of one PS' slice, writable."""
+        # A memoryview of an empty array cannot be cast.
         return (
             flat_values[self.ps_slices[ps_index]].data.cast("B")
             if self._byte_count(ps_index)
@@ -58,7 +60,7 @@ class FlatLayout:
         )
 
     def store_reply(self, flat_values: Floats, ps_index: int, body: memoryview) -> bool:
-        """Ensure that a slice holds the body of an answer; False if the answer has none."""
+        """Store the body of an answer in its slice; False if the answer has no values."""
         if body.nbytes != self._byte_count(ps_index):
             return False
         # The connection usually received directly into this memory.
@@ -78,14 +80,14 @@ class FlatLayout:
         return head, self._initial[self.ps_slices[ps_index]]
 
     def named_values(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
-        """Every variable's name and its values in a slab, in its shape."""
+        """The name of every variable, and its values in its shape."""
         offset = 0
         for variable in self._variables:
             yield variable.name, flat_values[offset : offset + variable.size].reshape(variable.shape)
             offset += variable.size
 
     def variables_of_ps(self, ps_index: int) -> list[VariableSpec]:
-        """The variables of one PS, in slab order."""
+        """The variables of one PS, in the order of the flat buffer."""
         ps_slice, offset, owned = self.ps_slices[ps_index], 0, []
         for variable in self._variables:
             if ps_slice.start <= offset < ps_slice.stop:
@@ -120,10 +122,11 @@ class _LendableBuffer:
 class DoubleBuffer:
     """Two buffers, so that arriving values never overwrite those that a step may still read.
 
-    TensorFlow reads what is lent without a copy, and may hold it for longer than a step. Such memory is left to it.
+    TensorFlow reads lent memory without a copy, and may hold it for longer than a step. Such memory is not
+    written to; a new buffer replaces it.
 
     Attributes:
-        is_fresh: the newest values are complete.
+        is_fresh: whether the newest values are complete.
     """
 
     def __init__(self, layout: FlatLayout) -> None:
@@ -138,25 +141,24 @@ class DoubleBuffer:
         return self._current.values
 
     def lend(self) -> Floats:
-        """Lend the latest values; this takes back the view that was lent before."""
+        """Lend the latest values; the view that was lent before may be overwritten from now on."""
         self._lent_buffer = self._current
         return self._current.lend()
 
     def next_values(self) -> Floats:
-        """The buffer for the next values.
-
-        Newer values that nobody reads are overwritten before older ones that are lent.
-        """
+        """The buffer for the next values."""
+        # The latest values are not lent: overwrite them rather than the older ones that a step reads.
         if self._current is not self._lent_buffer:
-            # False until all of the next values have arrived.
+            # Until all of the next values have arrived, the buffer is a mixture.
             self.is_fresh = False
             return self._current.values
+        # Somebody still holds the older buffer: leave it to them.
         if self._spare.view_in_use is not None:
             self._spare = _LendableBuffer(self._current.values.size)
         return self._spare.values
 
     def publish_next(self, *, complete: bool) -> None:
-        """Publish the next values after all of them, or none, arrived."""
+        """Publish the next values. ``complete``: all of them have arrived."""
         if self._current is self._lent_buffer:
             self._current, self._spare = self._spare, self._current
         self.is_fresh = complete

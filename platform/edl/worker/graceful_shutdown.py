@@ -1,4 +1,4 @@
-"""Graceful shutdown: within a second plus the time of a push, whatever the other threads do."""
+"""Graceful shutdown within a second plus the time of a push, whatever the other threads do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edl.api.errors import EdlError
 
 
 class LeavingError(Exception):
-    """The worker was asked to stop: nothing new begins. Not a failure, hence not an EdlError."""
+    """The worker was asked to stop, so nothing new may begin. It is no failure, hence not an EdlError."""
 
 
 class ShutdownGate:
@@ -64,14 +64,17 @@ A PS that pauses pushes for a cut may need longer; then the master asks the PS f
 progress.
 """
 LEAVE_WAIT_SECONDS = 0.35
-"""Seconds that the master gets to take the leases back; otherwise it learns from the end of the process."""
+"""Seconds for returning the leases to the master.
+
+If the master does not answer in time, the leases return when it learns of the end of the process.
+"""
 
 
 class GracefulShutdown:
     """Shuts this process down after SIGTERM.
 
     Args:
-        gate: closed first, so that nothing new begins.
+        gate: the gate, which is closed first so that nothing new begins.
         end_process: ends the process with an exit code.
     """
 
@@ -88,13 +91,13 @@ class GracefulShutdown:
     def shut_down(self) -> None:
         """Shut down; called on the thread that received the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
-            _LOG.info("told to leave during a push: the master will ask the parameter servers whether it was applied")
+            _LOG.info("SIGTERM during a push: the master will ask the parameter servers whether it was applied")
         if self._return_leases is not None:
             try:
                 self._return_leases(LEAVE_WAIT_SECONDS)
             except EdlError as error:
-                _LOG.info("left without returning the leases: %s", error)
-        _LOG.info("gone")
+                _LOG.info("the leases were not returned: %s", error)
+        _LOG.info("exiting")
         self._end_process(0)
         self._finished.set()
 
@@ -119,6 +122,7 @@ def on_sigterm(callback: Callable[[], None]) -> None:
     read_socket, write_socket = socket.socketpair()
     write_socket.setblocking(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A handler must be set, or the signal would end the process; the work is done by the thread below.
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     signal.set_wakeup_fd(write_socket.fileno(), warn_on_full_buffer=False)
 
@@ -132,10 +136,10 @@ def on_sigterm(callback: Callable[[], None]) -> None:
 
 
 def end_process(code: int) -> None:
-    """End this process at once, whatever its threads do.
+    """End this process immediately, whatever its threads do.
 
-    The one place that does so, for a worker that is told to go and for one that is done. In the first case the main
-    thread may be in C++ for seconds and cannot be interrupted; in the second taking TensorFlow apart would take as
-    long. A worker holds nothing that is lost with it, and logging's handlers write through.
+    Only this function does so, after SIGTERM and when the work is done. In the first case the main thread may
+    be in C++ for seconds and cannot be interrupted; in the second case the shutdown of TensorFlow would take
+    as long. Nothing is lost: a worker holds no state, and the handlers of logging do not buffer.
     """
     os._exit(code)

@@ -1,6 +1,6 @@
-"""The place of ``GroupFtrl`` in users' model modules: ``from edl.worker.group_ftrl import GroupFtrl``.
+"""``GroupFtrl`` under its former name: ``from edl.worker.group_ftrl import GroupFtrl``.
 
-Models written for earlier layouts import it from here, so this name stays.
+Users' model modules written for earlier versions import it from here, so this name must stay.
 """
 
 from edl.keras.group_ftrl import GroupFtrl

@@ -1,7 +1,7 @@
 """The leases of this worker: the current one and one prefetched.
 
-The next task is asked for while the current one is worked on, so that its records are read in time. One thread asks,
-so the master is never asked twice at once.
+The next task is requested during the current one, so that its records are read in time. One thread sends
+the requests, so there is never more than one at a time.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ TRAINING_KIND = "training"
 PositionDescriber: TypeAlias = Callable[[int, int, int], str]
 """Describes the records at positions ``[start, end)`` of an epoch for users: (epoch, start, end)."""
 PLACEMENT_CHECK_KIND = "placement"
-"""Kind of what ``take`` gives, besides tasks, after ``schedule_placement_check``; it has no lease."""
+"""Kind of the pseudo-task that ``schedule_placement_check`` inserts; it has no lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedTask:
     """A task leased to this worker: records ``[start, end)`` of a source; see ``Task`` in edl.proto.
 
-    With a ``shuffle_window``: positions ``[start, end)`` of the shuffled order that has the fingerprint
-    ``order_fingerprint``; ``position_describer`` says which records they are, by epoch, start and end. ``one_by_one``:
-    a minibatch is read and fed after the one before it is in, so that an end of this worker names the one that was at
-    work.
+    With a ``shuffle_window``, they are positions ``[start, end)`` of the shuffled order with the fingerprint
+    ``order_fingerprint``; ``position_describer`` names the records at given positions. With
+    ``one_by_one``, a minibatch is read and fed only after the previous one is applied, so that a crash
+    identifies its minibatch.
     """
 
     lease_id: int
@@ -83,12 +83,12 @@ class LeasedTask:
         """Decode the task's payload.
 
         Raises:
-            RefusedError: it is not JSON.
+            RefusedError: the payload is not JSON.
         """
         try:
             return decode_json(self.payload, nonfinite_as_none=True)
         except ValueError as error:
-            raise RefusedError(f"what the master says of the task '{self.kind}' is not JSON: {error}") from error
+            raise RefusedError(f"the payload of the task '{self.kind}' is not JSON: {error}") from error
 
     @property
     def step_count(self) -> int:
@@ -112,11 +112,12 @@ class LeaseClient:
     """Requests tasks, one ahead, and tracks which leases were lost.
 
     Args:
-        session: the master.
-        on_granted: is told of every task the moment it is leased, on the asking thread; may start to read its records.
-        known_leases: the leases that are not over, those whose report is under way included.
-        wait_seconds: how long the master may keep a question waiting when there is no work.
-        position_describer: says which records the positions of a shuffled epoch are.
+        session: the session with the master.
+        on_granted: called with every task when it is leased, on the requesting thread; it may start to read
+            the task's records.
+        known_leases: returns the open leases, including those whose report is in progress.
+        wait_seconds: maximum seconds for which the master may hold a request when there is no work.
+        position_describer: names the records at positions of a shuffled epoch.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class LeaseClient:
         self._position_describer = position_describer
         self._free_slots = threading.Semaphore(1 + LEASES_AHEAD)
         self._task_queue: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
+        # The tasks in the queue, which cannot be looked at itself.
         self._queued_tasks: deque[LeasedTask] = deque()
         self._lost_leases: set[int] = set()
         self._stopped = threading.Event()
@@ -172,7 +174,7 @@ class LeaseClient:
         self._task_queue.put(error)
 
     def schedule_placement_check(self) -> None:
-        """Insert a placement check between two tasks, or while there are none; see PLACEMENT."""
+        """Insert a placement check between two tasks, or while there are none."""
         self._enqueue_task(LeasedTask(0, PLACEMENT_CHECK_KIND))
 
     def _enqueue_task(self, task: LeasedTask) -> None:
@@ -181,6 +183,7 @@ class LeaseClient:
 
     def next_training_lease(self) -> int:
         """The lease that ``next_task`` would return now, if it is a training lease; 0: none."""
+        # Another thread may take the task between a check of the length and the access.
         try:
             task = self._queued_tasks[0]
         except IndexError:
@@ -188,10 +191,10 @@ class LeaseClient:
         return task.lease_id if task.kind == TRAINING_KIND and self.is_held(task.lease_id) else 0
 
     def next_task(self) -> LeasedTask | None:
-        """Wait for the next task, in the order of leasing. None: there is no more work.
+        """Wait for the next task, in the order of leasing; None if there is no more work.
 
         Raises:
-            EdlError: the master is lost, or refused.
+            EdlError: the master is lost, or refused a request.
         """
         item = self._task_queue.get()
         if isinstance(item, EdlError):
@@ -217,6 +220,7 @@ class LeaseClient:
     def stop(self) -> None:
         """Stop requesting tasks."""
         self._stopped.set()
+        # Wakes the requesting thread.
         self._free_slots.release()
         self._task_queue.put(None)
 
@@ -247,7 +251,7 @@ class ProgressBuffer:
         )
 
     def take_message(self, lease: int) -> pb.LeaseProgress:
-        """Return the message and start new sums; the session retries until the master has received it."""
+        """Return the message and start new sums: the session retries until the master has received it."""
         message = self.to_message(lease)
         self.loss_sum, self.loss_steps, self.skipped_records, self.sent_steps = 0.0, 0, 0, self.applied_steps
         return message
@@ -269,17 +273,17 @@ class TaskReport:
 REPORT_INTERVAL_SECONDS = 0.1
 """Minimum interval between two messages in seconds: each report costs the master an fsync."""
 _MAX_WAIT_SECONDS = 60.0
-"""In seconds; nothing is due while no lease is held."""
+"""Maximum seconds of one wait of the sending thread; without a lease, nothing is due."""
 
 
 class ProgressReporter:
     """Collects progress and results, and sends them.
 
     Args:
-        session: the master.
-        on_lost: is told of leases that are not this worker's any more.
-        interval: seconds between two messages at least.
-        clock: seconds, monotonic.
+        session: the session with the master.
+        on_lost: called with leases that this worker no longer holds.
+        interval: minimum seconds between two messages.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -309,13 +313,13 @@ class ProgressReporter:
             self._changed.notify_all()
 
     def record_step(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
-        """Record that the steps ``0 .. through - 1`` of a lease are applied on all PS.
+        """Record that all steps of a lease below ``applied_steps`` are applied on all PS.
 
         Args:
-            lease_id: which one.
-            applied_steps: steps that are in.
-            loss: of the newest step; None if it applied nothing.
-            skipped_records: corrupt records of the newest step that were left out.
+            lease_id: number of the lease.
+            applied_steps: number of applied steps.
+            loss: loss of the newest step; None if it applied nothing.
+            skipped_records: corrupt records of the newest step that were skipped.
         """
         with self._changed:
             buffer = self._buffers.get(lease_id)
@@ -362,6 +366,7 @@ class ProgressReporter:
 
     def send_all(self) -> None:
         """Send everything now: progress of the held leases first, then reports, in order."""
+        # A report stays queued until it is answered, so that ``known_leases`` names its lease.
         with self._send_lock:
             self._send_progress()
             while self._report_queue:
@@ -422,6 +427,7 @@ class ProgressReporter:
         return bool(self._report_queue) or any(held.applied_steps > held.sent_steps for held in self._buffers.values())
 
     def _heartbeat_seconds(self) -> float:
+        # Four heartbeats within the time after which the master revokes the lease.
         return min((held.expires_seconds / 4 for held in self._buffers.values()), default=float("inf"))
 
     def flush(self, timeout: float) -> None:

@@ -1,9 +1,9 @@
 """A worker's own copy of the dense values between two pulls (``strategy.get_model_steps``).
 
-After a push that brings no values back, the worker moves its copy as that push moves the parameters: by the rule of the
-job's optimizer, with slot variables of its own. So its next gradient knows of its own steps, though not of those of
-others; the next pull replaces the copy. The slot variables stay: they have seen all gradients of this worker, and no
-others.
+After a push that returns no values, the worker updates its copy as the push updates the parameters: by
+the rule of the job's optimizer, with slot variables of its own. So the next gradient includes this
+worker's own steps, but not those of other workers. The next pull replaces the copy. The slot variables
+stay; they contain all gradients of this worker and no others.
 """
 
 from __future__ import annotations
@@ -19,31 +19,29 @@ from edl.numerics.parameter_store import PushGradients
 from edl.worker.flat_buffer import FlatLayout
 
 _SLOT_DERIVED_RULES = ("ftrl",)
-"""Rules that compute values from slot variables alone.
-
-Pulled values would be overwritten at the next local step.
-"""
+"""Rules that compute values from slot variables alone: a local step would overwrite pulled values."""
 
 
 class LocalUpdater:
     """Applies a worker's own pushes to its copy of the values.
 
     Args:
-        layout: of the slab.
-        optimizer: the job's.
+        layout: the layout of the flat buffer.
+        optimizer: the job's optimizer.
         steps_between_pulls: steps from one pull to the next; all but the last are local.
 
     Raises:
-        BadInputError: the optimizer's values follow from its slot variables, of which a worker knows its own part only.
+        BadInputError: the optimizer computes values from its slot variables, and a worker has only its own
+            part of them.
     """
 
     def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, steps_between_pulls: int) -> None:
         if optimizer.name in _SLOT_DERIVED_RULES:
             raise BadInputError(
-                f"found {steps_between_pulls}, but Ftrl computes values from all gradients so far, "
-                "and a worker has its own only",
+                f"{steps_between_pulls} is not possible with Ftrl, which computes values from all gradients so far: "
+                "a worker has only its own",
                 where="strategy.get_model_steps",
-                hint="leave it out, or choose another optimizer",
+                hint="remove the field, or choose another optimizer",
             )
         self._steps_between_pulls = steps_between_pulls
         self._steps_since_pull = 0
@@ -59,11 +57,11 @@ class LocalUpdater:
         return self._steps_since_pull + 1 < self._steps_between_pulls
 
     def reset_pull_count(self) -> None:
-        """The values were just pulled from the parameter servers."""
+        """Start counting again, after the values were pulled from the parameter servers."""
         self._steps_since_pull = 0
 
     def update_slots(self, values: Floats, gradients: PushGradients | None) -> None:
-        """A push that returns values was applied: update only the slot variables, from ``values``."""
+        """Update only the slot variables, from ``values``, for an applied push that returned new values."""
         self.apply_push(values, self._discarded_values, gradients)
 
     def apply_push(self, old_values: Floats, new_values: Floats, gradients: PushGradients | None) -> None:
@@ -117,9 +115,10 @@ class GradientCompensation:
     """Adds pushes in flight to values that lack them.
 
     Args:
-        layout: of the slab.
-        optimizer: the job's.
-        staleness_aware: the PS divide learning rates by what the worker does not know.
+        layout: the layout of the flat buffer.
+        optimizer: the job's optimizer.
+        staleness_aware: whether the PS divide learning rates by the staleness, which the worker does not
+            know.
     """
 
     def __init__(self, layout: FlatLayout, optimizer: OptimizerSpec, *, staleness_aware: bool = False) -> None:
@@ -127,10 +126,7 @@ class GradientCompensation:
         self._local_updater = LocalUpdater(layout, optimizer, steps_between_pulls=1) if is_exact else None
 
     def add_pending_push(self, values: Floats, gradients: PushGradients | None) -> bool:
-        """Change ``values`` in place as a push will change them.
-
-        False, without a change, if the effect is unknown.
-        """
+        """Change ``values`` in place as the push will change them; False, without a change, if that is unknown."""
         if self._local_updater is None:
             return False
         self._local_updater.apply_push(values, values, gradients)

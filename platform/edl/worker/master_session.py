@@ -28,9 +28,9 @@ class PsPlacement:
     """One version of the placement of slots on PS, with the address of each PS.
 
     Attributes:
-        version: of the table; higher is newer.
+        version: version of the table; higher is newer.
         addresses: bulk address by PS index.
-        uids: the PS' pod by index: another uid means another process, which knows nothing of the one before.
+        uids: pod uid by PS index. Another uid means another process, without the state of its predecessor.
         slots: PS index by slot.
     """
 
@@ -50,7 +50,7 @@ class PsPlacement:
         )
 
     def pick_newer(self, other: PsPlacement) -> PsPlacement:
-        """The placement with the higher version; ``other`` if equal."""
+        """The placement with the higher version; ``other`` if both are equal."""
         return other if other.version >= self.version else self
 
     @property
@@ -78,15 +78,15 @@ _LOG = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
-"""Seconds. Short, because a killed master is back within about a second and steps wait for it."""
+"""Seconds between attempts. Short, because a killed master is back within about a second and steps wait for it."""
 
 
 class MasterCall(Protocol):
     """One attempt at a unary call to the master.
 
     Raises:
-        RetryableError: no answer within the deadline, or none for now.
-        RefusedError: refused for good.
+        RetryableError: there was no answer within the deadline, or the master refuses temporarily.
+        RefusedError: the master refuses permanently.
     """
 
     def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
@@ -101,11 +101,11 @@ class MasterSession:
     """The session with the master; thread-safe.
 
     Args:
-        member: who this worker is.
-        call: the wire.
-        lost_timeout: seconds of silence after which the master counts as lost.
-        clock: seconds, monotonic.
-        pause: waits that many seconds.
+        member: identity of this worker.
+        call: calls the master once.
+        lost_timeout: seconds without an answer after which the master counts as lost.
+        clock: returns monotonic seconds.
+        pause: waits for the given seconds.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MasterSession:
 
     @property
     def incarnation(self) -> int:
-        """Of the master that leads, as far as this worker knows; 0 before the first answer."""
+        """The highest incarnation of a master that has answered; 0 before the first answer."""
         return self._incarnation
 
     @property
@@ -153,8 +153,8 @@ class MasterSession:
         """Register with the master and receive the placement.
 
         Args:
-            ready: every PS holds the model's variables; remembered for later registrations.
-            callbacks: those that the master is to decide, as JSON; remembered, too.
+            ready: whether every PS holds the model's variables; stored for later registrations.
+            callbacks: the callbacks for which the master decides, as JSON; stored too.
         """
         self._callbacks = callbacks or self._callbacks
         self._is_ready = self._is_ready or ready
@@ -165,8 +165,8 @@ class MasterSession:
         """Request a task; the master may hold the request for ``wait_seconds``.
 
         Args:
-            known_leases: the leases that this worker knows, looked at for every try: a grant may get lost with its
-                master.
+            known_leases: returns the leases that this worker knows; called for every attempt, because a
+                grant may get lost with its master.
         """
 
         def request() -> pb.LeaseRequest:
@@ -226,6 +226,7 @@ class MasterSession:
         pause, disconnected = _FIRST_PAUSE, False
         while True:
             try:
+                # A restarted master does not know this worker, and the placement may have changed.
                 if disconnected and method != "Register":
                     self._observe_reply(
                         self._call("Register", self._make_registration(), deadline=_CALL_TIMEOUT_SECONDS)
@@ -245,13 +246,11 @@ class MasterSession:
                 return reply
 
     def _observe_reply(self, reply: Any) -> None:
-        """Process the header of every reply.
-
-        A lower incarnation is a master that was replaced without knowing it.
-        """
+        """Process the header of every reply."""
         with self._lock:
             known_version = self._newest_version
             incarnation = getattr(reply, "incarnation", self._incarnation)
+            # A lower incarnation is a master that was replaced and does not know it.
             if incarnation < self._incarnation:
                 raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
             self._last_reply_at = self._clock()
@@ -262,6 +261,7 @@ class MasterSession:
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.pick_newer(PsPlacement.from_message(reply.placement))
             moved = self._newest_version > known_version
+        # Not under the lock: the callback may use the session.
         if moved:
             self.on_new_placement()
 

@@ -1,12 +1,14 @@
 """``python -m edl.worker.model_check SPEC RESULT``: checks a job in one process, up to its first update.
 
-It does what a worker does up to there, in the same order and by the same code: the model's module, its reader and
-``feed``, the model and its optimizer, the callbacks, and the first minibatch of training, with parameters as a
-parameter server would hold them at the start. Then what can be tried of the rest without training: the first minibatch
-of an evaluation and of a prediction, and whether the model function makes the same model again, as an export needs it.
+It does what a worker does until then, in the same order and with the same code: it loads the model's
+module, its reader and ``feed``, the model and its optimizer and the callbacks, and computes the first
+minibatch of training with the initial parameters of a parameter server. Then it tries what is possible
+without training: the first minibatch of an evaluation and of a prediction, and whether the model function
+returns the same model again, which an export needs.
 
-RESULT is written at the end, as JSON: ``lines``, what was found, for people; ``failure`` and ``detail``, empty when all
-is well; ``exit_code`` as of ``edl run``. A process that ends without it was ended by the user's code.
+RESULT is written at the end, as JSON: ``lines`` with the findings for users; ``failure`` and ``detail``,
+empty if there is none; ``exit_code`` as of ``edl run``. If the process ends without RESULT, the user's
+code has ended it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ TaskMinibatch = tuple["LeasedTask", "Minibatch"]
 
 
 def main(spec_file: Path, result_file: Path) -> int:
-    """Check the job; returns the exit code: 0 nothing was found, else what ``edl run`` would exit with."""
+    """Check the job; returns 0 if there is no failure, otherwise the exit code of ``edl run``."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
     warnings, log = _WarningCollector(result["lines"]), logging.getLogger("edl")
@@ -49,7 +51,7 @@ def main(spec_file: Path, result_file: Path) -> int:
         import_tensorflow()
         for line in _JobCheck(load_job_file(spec_file)).run_checks():
             result["lines"].append(line)
-    except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
+    except Exception as error:  # noqa: BLE001  every error becomes a message and an exit code
         failure = task_loop.describe_failure(error)
         result |= {"failure": failure.message, "detail": failure.detail, "exit_code": failure.exit_code}
     finally:
@@ -59,7 +61,7 @@ def main(spec_file: Path, result_file: Path) -> int:
 
 
 class _WarningCollector(logging.Handler):
-    """Collects the warnings of a worker's log once, although the model is built more than once."""
+    """Collects each warning of a worker's log once, although the model is built more than once."""
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__(logging.WARNING)
@@ -75,10 +77,10 @@ class _JobCheck:
     """The checks of one job.
 
     Args:
-        spec: with the paths of this machine.
+        spec: the job's spec with the paths of this machine.
 
     Raises:
-        EdlError: the model's module cannot be imported, or does not keep the contract.
+        EdlError: the model's module cannot be imported, or violates the contract.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -101,10 +103,10 @@ class _JobCheck:
         self._open_feed = feeder
 
     def run_checks(self) -> Iterator[str]:
-        """Run the checks; yields findings as they are made.
+        """Run the checks; yields the findings one by one.
 
         Raises:
-            EdlError: a run would end with this error.
+            EdlError: the error with which a run would end.
         """
         data = self._spec.data
         if data.training:
@@ -194,6 +196,7 @@ class _JobCheck:
         if not is_finite(step):
             skip = self._spec.train.on_nan == "skip"
             report_not_finite(task, 0, step.loss, 1, skip=skip, gradient=find_nonfinite_gradient(network, step))
+        # A schedule of the user's may raise.
         network.optimizer.learning_rate(0)
         yield f"first minibatch, {_describe_records(task)}: loss {step.loss:.4g}"
 
@@ -214,6 +217,7 @@ class _JobCheck:
                 minibatch.labels,
                 minibatch.weights,
             )
+        # As the master receives and merges them.
         states = json.loads(json.dumps(network.metric_states()))
         yield (
             f"evaluation of {_describe_records(task)}, untrained:"

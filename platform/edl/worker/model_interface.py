@@ -1,4 +1,4 @@
-"""What the worker needs of the user's model: arrays in, arrays out. Implemented by ``edl.keras.network``."""
+"""The worker's view of the user's model: functions over arrays. ``edl.keras.network`` implements it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 class StepResultLike(Protocol):
-    """The result of a minibatch.
+    """The result of a minibatch: the loss, and the gradients of the flat buffer and of the rows by table.
 
-    The loss, gradients of the flat buffer (statistics: deltas) and of the rows by table.
+    For statistics, the flat buffer has the changes instead of gradients.
     """
 
     @property
@@ -49,7 +49,7 @@ class NetworkLike(Protocol):
 
 
 class OptimizerLike(Protocol):
-    """The user's optimizer: the part that a PS applies, and the part of the worker (schedules and clipping)."""
+    """The user's optimizer: the part that the PS apply, and the worker's part (schedules and clipping)."""
 
     @property
     def spec(self) -> OptimizerSpec: ...

@@ -1,7 +1,7 @@
 """The client of all parameter servers.
 
-A push leaves here as one request for each PS, each with that PS's slice of the flat gradients and the rows that it
-owns. How requests are sent, and repeated to a PS that was replaced, is in ``ps_connections``.
+It divides a push into one request per PS, each with that PS's slice of the flat gradients and the rows
+that it owns. ``ps_connections`` sends the requests, and repeats them to a PS that was replaced.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from edl.worker.ps_connections import PsBulkConnections, PsDirectory, PsRequest
 
 _REVOKED, _STALE = pb.Pushed.REVOKED, pb.Pushed.STALE
 _SCAN_CHUNK_BYTES = 4 << 20
+"""Bytes of rows per request of a scan; the server holds its lock while it copies them."""
 MAX_VALUE_AGE_SECONDS = 0.05
-"""Values that came with the last push are pulled again when they were unused for this many seconds (the worker
-evaluated, waited for records or traced the model): gradients of far outdated values harm training.
+"""Seconds after which unused values are pulled again.
+
+The worker may have evaluated, waited for records or traced the model since the last push. Gradients of
+outdated values harm training.
 """
 
 
@@ -38,10 +41,11 @@ class StepPush:
 
     Attributes:
         lease_id: the lease's number.
-        step: index in the lease, from 0.
+        step: index of the step in the lease, from 0.
         gradients: None for a step that applies nothing.
-        value_versions: by PS, of the values that it was computed at (``ParameterClient.value_versions``).
-        next_lease_id: the lease of the push after this one; 0 if there is none in hand: rounds do not wait for it.
+        value_versions: by PS, the version of the values from which the gradients were computed.
+        next_lease_id: the lease of this worker's next push; 0 if it holds no further work, so that rounds
+            do not wait for it.
     """
 
     lease_id: int
@@ -56,9 +60,10 @@ class PushOutcome:
     """The answer of the PS to a push.
 
     Attributes:
-        revoked: one of them refuses the lease.
-        stale: nothing was applied anywhere: the gradient is to be computed again, of the values as they are now.
-        global_step: the highest version of theirs.
+        revoked: whether a PS refused the lease.
+        stale: whether the gradient was too old. No PS applied anything, and the gradient must be computed
+            again from current values.
+        global_step: the highest version of the PS.
     """
 
     revoked: bool
@@ -72,28 +77,31 @@ class PushOutcome:
 
 
 RowPositions: TypeAlias = slice | npt.NDArray[np.int64]
-"""Which rows of a batch one PS owns. If it owns all, this is a slice, so that no copy is needed."""
+"""The rows of a batch that one PS owns: a slice if it owns all, so that no copy is needed."""
 
 
 class ParameterClient:
     """Client of all parameter servers; used by one thread at a time.
 
     Args:
-        directory: where they are.
+        directory: the placement of the PS.
         connect: opens a connection to an address.
-        layout: how the model lies in the slab.
-        worker_index: of this worker.
-        answer_timeout: seconds without any answer of a PS after which the job has failed here.
-        synchronous: the first PS puts pushes together to updates, and the others follow it (``strategy.mode: sync``).
-        local_updater: moves the dense values by pushes that bring none back; None: every push does.
-        compensation: steps overlap: each begins with a pull, so that pushes bring none back, and this adds what is on
-            its way; None: they do not, or ``local_updater`` spares them these pulls.
-        clock: seconds, monotonic.
-        pause: waits that many seconds.
+        layout: the layout of the flat buffer.
+        worker_index: index of this worker.
+        answer_timeout: seconds without an answer of a PS after which the worker fails.
+        synchronous: whether the first PS collects pushes into rounds and the others follow it
+            (``strategy.mode: sync``).
+        local_updater: updates the dense values for pushes that return none; None: every push returns them.
+        compensation: adds the push in flight to pulled values, for overlapping steps. Each of these begins
+            with a pull, so pushes return no values. None: steps do not overlap, or ``local_updater`` makes
+            these pulls unnecessary.
+        clock: returns monotonic seconds.
+        pause: waits for the given seconds.
 
     Attributes:
         global_step: the highest version that a PS has reported.
-        value_versions: by PS, of the values that ``latest_values`` returns, this worker's own steps since included.
+        value_versions: by PS, the version of the values that ``latest_values`` returns, including this
+            worker's own steps since.
     """
 
     def __init__(
@@ -146,7 +154,7 @@ class ParameterClient:
         """The newest dense values. They are not overwritten until newer values are requested.
 
         Args:
-            pending_push: of this worker, not sent yet, and the next to be sent: see ``compensation``.
+            pending_push: this worker's next push, if it is not sent yet; see ``compensation``.
         """
         if self._compensation is not None and pending_push is not None:
             return self._pull_compensated(self._compensation, pending_push)
@@ -159,7 +167,7 @@ class ParameterClient:
         flat_values = self._double_buffer.lend()
         if compensation.add_pending_push(flat_values, pending_push.gradients):
             self.value_versions = tuple(version + 1 for version in self.value_versions)
-        # Only for this step: the push may still be refused, or never be sent.
+        # These values are only for this step: the push may still be refused, or never be sent.
         self._double_buffer.is_fresh = False
         return flat_values
 
@@ -173,9 +181,9 @@ class ParameterClient:
         self._accept_values(self._pull_into(self._double_buffer.next_values(), 0), complete=True)
 
     def _accept_values(self, versions: Mapping[int, int], *, complete: bool) -> None:
-        """Take the next values from the PS: all of them, or none."""
-        # Pushes of several workers reach the servers in different orders; the highest version
-        # counts most of them.
+        """Accept the next values from the PS: all of them, or none."""
+        # Pushes of several workers reach the PS in different orders; the highest version counts most of
+        # them.
         self.global_step = max(versions.values())
         self.value_versions = tuple(versions.get(part, known) for part, known in enumerate(self.value_versions))
         if self._local_updater is not None:
@@ -228,11 +236,12 @@ class ParameterClient:
     def push(self, push: StepPush) -> PushOutcome:
         """Push one step to every PS; returns when all have answered, or when the first one rejects it.
 
-        The dense values that the answers bring, or that this worker makes of its own push, are the newest then.
+        Afterwards, the newest dense values are those that the answers contain, or those that this worker
+        computes from its own push.
 
         Raises:
             JobFailedError: a PS did not answer for longer than the timeout.
-            RefusedError: a PS refused for good.
+            RefusedError: a PS refused permanently.
         """
         # A push returns dense values unless they come another way: the worker updates its own copy
         # between two pulls (get_model_steps), or steps overlap and each one begins with a pull.
@@ -246,8 +255,8 @@ class ParameterClient:
         replies: dict[int, pb.Pushed] = {}
         for ps_group in self._send_order:
             round_pushes: Sequence[pb.Share] = ()
-            # As the first PS says: only this push, if it has forgotten the round of a repeated
-            # push.
+            # The round as decided by the first PS. If it has forgotten the round of a repeated push, the
+            # round consists of this push alone.
             if replies:
                 round_pushes = list(replies[0].round) or [pb.Share(lease=push.lease_id, step=push.step)]
             requests = {
@@ -259,6 +268,7 @@ class ParameterClient:
                 # A refused push may be answered without values.
                 if receive_buffer is not None:
                     has_all_values &= self._layout.store_reply(receive_buffer, ps_index, frame.body)
+            # The first PS has decided against the push, so the others must not apply it.
             if any(reply.outcome in (_REVOKED, _STALE) for reply in replies.values()):
                 break
 
@@ -273,6 +283,7 @@ class ParameterClient:
             self._accept_values(versions, complete=has_all_values and len(replies) == len(self._layout.ps_indices))
         else:
             self.global_step = outcome.global_step
+            # The copy lacks this push, or the reason for its refusal: pull before the next step.
             if not moves_locally or not outcome.is_applied:
                 self._double_buffer.is_fresh = False
             elif self._double_buffer.is_fresh:
@@ -294,10 +305,7 @@ class ParameterClient:
         round_pushes: Iterable[pb.Share],
         receive_buffer: Floats | None,
     ) -> PsRequest:
-        """The part of a push for one PS.
-
-        Its slice of the flat gradients, then ids and gradients of its rows by table.
-        """
+        """The part of a push for one PS: its slice of the flat gradients, then ids and row gradients by table."""
         head = pb.Push(
             worker=self._worker_index,
             lease=push.lease_id,
@@ -321,7 +329,7 @@ class ParameterClient:
         return PsRequest(FrameKind.PUSH, head, buffers, receive_into)
 
     def _positions_by_ps(self, ids: Mapping[str, Ids]) -> dict[int, dict[str, RowPositions]]:
-        """By PS and table, the rows it owns; a PS that owns none is left out."""
+        """By PS and table, the rows that it owns; a PS that owns none is left out."""
         ps_indices = self._layout.ps_indices
         if len(ps_indices) == 1:
             whole: dict[str, RowPositions] = {table: slice(None) for table, wanted in ids.items() if len(wanted)}
@@ -378,10 +386,10 @@ def _scatter_rows(
     """Copy the rows from one PS to their positions; a whole table's rows are used without a copy.
 
     Args:
-        values: by table, ``[n, dim]``; changed.
-        positions_by_table: what ``flat`` holds.
+        values: rows by table, ``[n, dim]``; changed in place.
+        positions_by_table: by table, the positions of the rows in ``flat``.
         dims: length of a row by table.
-        flat: rows, table after table; kept.
+        flat: the received rows, table after table; must not be reused.
     """
     offset = 0
     for table, index in positions_by_table.items():

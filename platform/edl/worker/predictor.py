@@ -49,7 +49,7 @@ class PredictionOutput(Protocol):
         """Start a range."""
 
     def add_minibatch(self, predictions: Any) -> bool:
-        """Add one minibatch; True if its records are complete with that."""
+        """Add one minibatch; True if its records are done with that, so that progress may be reported."""
 
     def end_range(self, task: LeasedTask) -> None:
         """Complete the range."""
@@ -106,11 +106,12 @@ class Predictor:
 class NpzOutput:
     """Writes one ``.npz`` per range: ``source``, ``start``, ``end`` and the outputs of its records.
 
-    A model with one output gives ``outputs``; one with several ``outputs_0`` and so on, or ``outputs_<name>``.
+    A model with one output has ``outputs``; a model with several has ``outputs_0`` and so on, or
+    ``outputs_<name>``.
 
     Args:
-        directory: where the files go; made when it is missing.
-        sources: all names, to see whether file names alone tell them apart.
+        directory: directory of the files; created if it does not exist.
+        sources: the names of all sources, to find out whether their file names are unique.
     """
 
     def __init__(self, directory: Path, sources: Iterable[str]) -> None:
@@ -119,7 +120,7 @@ class NpzOutput:
         self._minibatch_outputs: list[dict[str, OutputArray]] = []
 
     def begin_range(self, task: LeasedTask) -> None:
-        """A range begins."""
+        """Start a range."""
         del task
         self._minibatch_outputs = []
 
@@ -132,7 +133,7 @@ class NpzOutput:
         """Write the file and rename it into place.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         outputs = {
             name: np.concatenate([part[name] for part in self._minibatch_outputs])
@@ -158,12 +159,12 @@ class ProcessorOutput:
     """Passes every minibatch to the user's processor.
 
     Args:
-        processor: the user's.
+        processor: the user's processor.
         worker_index: index of this worker.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
 
     Raises:
-        BadInputError: it has no ``process``.
+        BadInputError: the processor has no method ``process``.
     """
 
     def __init__(self, processor: PredictionProcessor, worker_index: int, zoo: Path) -> None:
@@ -184,7 +185,8 @@ class ProcessorOutput:
         """Call the user's code; the records that it accepted are done.
 
         Raises:
-            UserCodeError: it raised: the job ends, for the same call would raise in every worker.
+            UserCodeError: the processor raised. This ends the job, because the same call would raise in
+                every worker.
         """
         with user_code(self._zoo, "PredictionOutputsProcessor.process()"):
             self._processor.process(predictions, self._worker_index)
@@ -239,7 +241,7 @@ def prepare_prediction(
     """Build the model with its weights, and set up the handler of prediction tasks.
 
     Raises:
-        EdlError: the weights cannot be read or are of another model.
+        EdlError: the weights cannot be read or belong to another model.
     """
     threshold = runtime.spec.ps.embedding_threshold if prediction_run.is_checkpoint else _NO_TABLE_THRESHOLD
     network = KerasNetwork.build(

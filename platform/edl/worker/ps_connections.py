@@ -1,8 +1,9 @@
 """Sends requests to all parameter servers in parallel and retries those that did not answer.
 
-A request goes to every PS before the first answer is waited for, so that they work at the same time. A PS that is away
-costs no step: the placement is asked for again, and the same request is repeated to those that did not answer (a PS
-answers a push that it has applied before with DUPLICATE). docs/design/0002-record-accounting.md has the rules.
+All requests are sent before the first answer is awaited, so that the PS work at the same time. The loss
+of a PS costs no step: the worker requests the placement again and repeats the same request to the PS
+that did not answer. A PS answers DUPLICATE to a push that it has already applied.
+docs/design/0002-record-accounting.md has the rules.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from edl.worker.master_session import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # seconds; every step waits for the slowest PS
-# It has lost the model, which is declared with the next try; the lease's master has not attached to it yet; a cut, a
-# round or a restore is under way.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # seconds; short, because every step waits for the slowest PS
+# In this order: the PS has no model, which the next attempt declares; the master that granted the lease
+# has not attached to it yet; a cut, a round or a restore is in progress.
 _RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
 
 
@@ -37,11 +38,11 @@ class PsDirectory(Protocol):
 
     @property
     def incarnation(self) -> int:
-        """Of the master that leads."""
+        """The incarnation of the leading master."""
 
     @property
     def placement(self) -> PsPlacement:
-        """The newest that is known."""
+        """The newest known placement."""
 
     def register(self) -> PsPlacement:
         """Ask the master for the newest placement."""
@@ -52,7 +53,7 @@ class PsRequest:
     """A request to one PS.
 
     Attributes:
-        head: the message of its kind; that of a push is brought up to date for each try.
+        head: the head of the frame; that of a push is updated for each attempt.
         receive_into: memory for the body of the answer.
     """
 
@@ -66,12 +67,12 @@ class PsBulkConnections:
     """The connections to all parameter servers; used by one thread.
 
     Args:
-        directory: where they are.
+        directory: the placement of the PS.
         connect: opens a connection to an address.
-        make_declaration: what a PS is told first that has lost, or never had, the model.
-        answer_timeout: seconds without any answer of a PS after which the job has failed here.
-        clock: seconds, monotonic.
-        pause: waits that many seconds.
+        make_declaration: returns the declaration for a PS that has no model.
+        answer_timeout: seconds without an answer of a PS after which the worker fails.
+        clock: returns monotonic seconds.
+        pause: waits for the given seconds.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class PsBulkConnections:
         Bodies are valid until the next exchange.
 
         Raises:
-            JobFailedError: a PS did not answer for longer than the patience.
-            RefusedError: a PS refused for good; ModelMismatchError if the model is why.
+            JobFailedError: a PS did not answer for longer than ``answer_timeout``.
+            RefusedError: a PS refused permanently; ModelMismatchError if it refused the model.
         """
         answers: dict[int, ReceivedFrame] = {}
         started_at, pause = self._clock(), _FIRST_PAUSE
@@ -122,12 +123,9 @@ class PsBulkConnections:
         return answers
 
     def _try_once(self, requests: Mapping[int, PsRequest], answers: dict[int, ReceivedFrame]) -> RetryableError | None:
-        """One attempt; returns a problem that is worth a retry.
-
-        A refusal is raised after all answers were received.
-        """
-        # Receive every answer, whatever the others say: an unread one would be taken for the answer
-        # to the next request on its connection.
+        """One attempt; returns a problem that is worth a retry."""
+        # Receive every answer before a refusal is raised: an unread one would be taken for the answer to
+        # the next request on its connection.
         problem: RetryableError | None = None
         refusal: BulkRefusedError | None = None
         for phase in (self._send_request, self._receive_answer):
@@ -167,7 +165,7 @@ class PsBulkConnections:
             head.incarnation = self._directory.incarnation
         meta = head.SerializeToString()
         if isinstance(head, pb.Push):
-            # Whatever the result of this attempt, the push may have been applied.
+            # For the next attempt: whatever the result of this one, the push may have been applied.
             head.again = True
         client.send(request.kind, meta, request.buffers)
 
@@ -211,12 +209,12 @@ def _check_body_size(request: PsRequest, frame: ReceivedFrame) -> ReceivedFrame:
     """Check that the answer has all requested values; the answer to a push of a lost lease may have none.
 
     Raises:
-        BulkRefusedError: it brings fewer or more.
+        BulkRefusedError: it has fewer or more values.
     """
     expected_bytes = request.receive_into.nbytes if request.receive_into is not None else frame.body.nbytes
     if frame.body.nbytes != expected_bytes and (frame.body.nbytes or request.kind is not FrameKind.PUSH):
         raise BulkRefusedError(
-            f"{frame.kind.name} has {frame.body.nbytes} bytes of values where {expected_bytes} were asked for",
+            f"the {frame.kind.name} answer has {frame.body.nbytes} bytes of values; requested were {expected_bytes}",
             kind="bad",
         )
     return frame

@@ -1,7 +1,8 @@
 """Reads minibatches of leased ranges ahead of the steps that use them.
 
-One pipeline serves all tasks of a mode for the life of the process, so that the user's ``feed`` is traced once. Windows
-of records go in, tagged with a running number; minibatches come out with the tag, in order.
+One pipeline serves all tasks of a mode for the life of the process, so that the user's ``feed`` is traced
+once. Its input are windows of records, tagged with consecutive numbers; its output are minibatches with
+these tags, in order.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ class RecordWindow(NamedTuple):
         """Where the records are from, for users.
 
         Args:
-            index: of one of them; None stands for all.
+            index: index of one record; None: all records.
         """
-        # Otherwise it is unknown which of them were skipped.
+        # If records were skipped, it is unknown which ones, and indices do not match.
         if index is not None and not self.skipped_records:
             position = self.start + index
             return (
@@ -64,7 +65,7 @@ class RecordWindow(NamedTuple):
 class CorruptRecordSkipper:
     """Counts the corrupt records that this process skipped.
 
-    The master adds up what all workers report; this limit ends a worker that alone finds too many.
+    The master adds up the reports of all workers. This limit stops a worker that alone finds too many.
 
     Args:
         limit: ``data.max_corrupt_records``.
@@ -129,6 +130,7 @@ class CorruptRecordSkipper:
 _LOG = logging.getLogger(__name__)
 
 _READ_TRIES, _READ_PAUSE_SECONDS = 10, 0.5
+"""Attempts to read after a temporary error, such as of a network file system, and the seconds in between."""
 _LEASE_POLL_SECONDS = 0.2
 """Interval in seconds at which a thread that waits for a request checks whether the lease is still held."""
 
@@ -138,7 +140,7 @@ class MinibatchLike(Protocol):
 
     @property
     def tag(self) -> int:
-        """Of the window."""
+        """The tag of the window."""
 
     @property
     def features(self) -> Any:
@@ -150,7 +152,7 @@ class MinibatchLike(Protocol):
 
     @property
     def weights(self) -> Any:
-        """Of the records: nested arrays; None where ``feed`` yields none."""
+        """Sample weights: nested arrays; None if ``feed`` yields none."""
 
 
 TaggedWindows: TypeAlias = Iterator[tuple[int, RecordWindow]]
@@ -170,11 +172,11 @@ class RecordStream:
     """Reads leased ranges in the order in which they were added.
 
     Args:
-        open_reader: of the records.
-        corrupt_records: what may be skipped.
-        pipeline: turns windows into minibatches; called once, on the thread that takes the first minibatch.
-        is_held: whether a lease is still this worker's; the rest of one that is not is left unread.
-        seed: of the job, by which the order of shuffled records is found.
+        open_reader: opens the reader of the records.
+        corrupt_records: skips and counts corrupt records.
+        pipeline: makes minibatches of windows; called once, on the thread that takes the first minibatch.
+        is_held: whether this worker still holds a lease; the rest of a lost lease is not read.
+        seed: the job's seed, which determines the order of shuffled records.
     """
 
     def __init__(
@@ -214,7 +216,8 @@ class RecordStream:
         self._task_queue.put((tag, task))
 
     def read_first_window(self, task: LeasedTask) -> None:
-        """Read the first window of an added range now: until TensorFlow is imported, file IO delays no step."""
+        """Read the first window of an added range now: while TensorFlow is imported, file IO delays no step."""
+        # Later, the pipeline reads ahead by itself; and a one-by-one range must not be read ahead.
         if task.step_count and self._minibatches is None and not task.one_by_one:
             # The error is raised again where it is expected.
             with suppress(EdlError):
@@ -232,6 +235,7 @@ class RecordStream:
             Exception: whatever the user's ``feed`` raises.
         """
         first = self._first_tags.pop(task.lease_id)
+        # Sizes of windows of ranges that were dropped.
         for tag in [tag for tag in self._window_sizes if tag < first]:
             del self._window_sizes[tag]
         for step in range(task.step_count):
@@ -287,10 +291,8 @@ class RecordStream:
                 self._request_changed.wait(_LEASE_POLL_SECONDS)
 
     def _try_window(self, tag: int, task: LeasedTask, step: int) -> RecordWindow | None:
-        """The window of one step; None if it cannot be read.
-
-        A lost lease gets one more window, an empty one: somebody may already wait for it.
-        """
+        """The window of one step; None if it cannot be read."""
+        # An empty window of a lost lease, because the consumer may already wait for it.
         if not self._is_held(task.lease_id):
             return RecordWindow(())
         try:
@@ -317,7 +319,7 @@ class RecordStream:
         """Open the shuffled order of a task.
 
         Raises:
-            BadInputError: the files are not those that were described to the master.
+            BadInputError: the files differ from those that were described to the master.
         """
         if self._shuffled_reader is None:
             # Imports NumPy, which TensorFlow imports anyway.
@@ -327,9 +329,9 @@ class RecordStream:
             self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
         if self._shuffled_reader.order.fingerprint != task.order_fingerprint:
             raise BadInputError(
-                "the training data has changed since this run began: the files, records or chunks differ",
+                "the training data has changed since this run started: the files, records or chunks differ",
                 where="data.training",
-                hint="put the files back as they were, or start a new run",
+                hint="restore the files, or start a new run",
             )
         return self._shuffled_reader
 

@@ -1,6 +1,7 @@
 """The part of a worker that needs no TensorFlow; it runs while TensorFlow is being imported.
 
-Registers, leases the first ranges and reads their first records; afterwards keeps leases alive and reports.
+It registers, leases the first ranges and reads their first records. Afterwards it keeps leases alive and
+reports progress.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
     from edl.worker.feed_pipeline import FeedFunction
 
-_PLACEMENT_POLL_SECONDS = 0.05  # seconds between two questions for parameter servers that are still starting
+_PLACEMENT_POLL_SECONDS = 0.05  # seconds between two registrations while parameter servers are starting
 
 
 class WorkerRuntime:
     """The threads and objects that talk to the master.
 
     Args:
-        identity: of this process.
-        spec: the job.
-        gate: of this process.
-        channel: to the master.
+        identity: identity of this process.
+        spec: the job's spec.
+        gate: the shutdown gate of this process.
+        channel: the channel to the master.
     """
 
     def __init__(self, identity: ProcessIdentity, spec: JobSpec, gate: ShutdownGate, channel: ControlChannel) -> None:
@@ -96,7 +97,7 @@ class WorkerRuntime:
 
     def return_leases(self, timeout_seconds: float) -> None:
         """Return all leases."""
-        self.session.leave("told to go", self.progress.unreported_progress(), deadline=timeout_seconds)
+        self.session.leave("told to leave", self.progress.unreported_progress(), deadline=timeout_seconds)
 
     def open_reader(self, data_set: str) -> Reader:
         """The reader of ``training``, ``validation`` or ``prediction``, opened once.
@@ -123,10 +124,7 @@ class WorkerRuntime:
         return self.streams["training"].describe_positions(epoch, start, end)
 
     def first_features(self, mode: str = "training") -> Any:
-        """Features of the first records, which models that are built by their first call need.
-
-        None if there are none.
-        """
+        """Features of the first records, for models that are built by their first call; None if there are none."""
         from edl.worker.feed_pipeline import find_first_features
 
         size = self.spec.train.minibatch_size

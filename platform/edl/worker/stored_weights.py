@@ -1,6 +1,6 @@
 """Weights from a ``.keras`` file or a checkpoint directory instead of live parameter servers.
 
-``<run>/predict.json`` of a prediction run says which: ``{"from": PATH, "output": DIRECTORY}``.
+``<run>/predict.json`` of a prediction run names the source: ``{"from": PATH, "output": DIRECTORY}``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PREDICT_FILE = "predict.json"
 _MAX_LISTED_NAMES = 10
 """Maximum number of a checkpoint's variables or tables named in a message."""
 _OTHER_MODEL_HINT = (
-    "Give back the model as it was when the run began (layers, their names and sizes, model.params), or name a run of "
-    "this model: edl predict --from RUN."
+    "Restore the model of that run (layers, their names and sizes, model.params), or name a run of this model: "
+    "edl predict --from RUN."
 )
 _DAMAGED_HINT = (
-    "edl checkpoint ls --verify says which checkpoints of the run are intact; edl predict takes the newest that is."
+    "edl checkpoint ls --verify shows which checkpoints of the run are intact; edl predict uses the newest intact one."
 )
 
 
@@ -60,7 +60,7 @@ class PredictionRun:
             return cls(Path(value["from"]), Path(value["output"]))
         except (KeyError, TypeError) as error:
             raise BadInputError(
-                f"lacks {error}", where=str(path), hint='it has the fields "from" and "output"'
+                f"lacks {error}", where=str(path), hint='the file must have the fields "from" and "output"'
             ) from error
 
     @property
@@ -72,16 +72,16 @@ class PredictionRun:
 class StoredWeights:
     """The weights of a model from a checkpoint, in memory.
 
-    A table may be served now and have been dense when it was trained, or the other way round.
+    A table that is PS-backed now may have been dense when it was trained, or the reverse.
 
     Args:
-        directory: of the checkpoint.
-        dense: its variables by name. Under strategy Local every table is one of them.
-        table_rows: its tables by name.
-        tables: served tables of the model.
+        directory: the checkpoint's directory.
+        dense: the checkpoint's variables by name. Under strategy Local they include all tables.
+        table_rows: the checkpoint's tables by name.
+        tables: the PS-backed tables of the model.
 
     Raises:
-        BadInputError: a table is missing or of another shape: the checkpoint is of another model.
+        BadInputError: a table is missing or has another shape: the checkpoint belongs to another model.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class StoredWeights:
         """The weights of a committed checkpoint.
 
         Raises:
-            StorageError: it is not complete or not as it was written.
-            BadInputError: it is of another model.
+            StorageError: the checkpoint is incomplete or damaged.
+            BadInputError: it belongs to another model.
         """
         # Imports safetensors.
         from edl.storage import checkpoint_shards
@@ -135,7 +135,7 @@ class StoredWeights:
         """The dense values in the order of a model's variables.
 
         Raises:
-            BadInputError: a variable is missing or of another shape: the checkpoint is of another model.
+            BadInputError: a variable is missing or has another shape: the checkpoint belongs to another model.
         """
         return np.concatenate(
             [np.empty(0, np.float32), *(self._find_variable_values(variable).ravel() for variable in variables)]
@@ -155,6 +155,7 @@ class StoredWeights:
         served, dense = self._table_rows.get(table.name), self._dense.get(table.name)
         if served is not None and served.shape == shape:
             return served
+        # All rows of a dense table are stored, so the initializer is never used.
         if dense is not None and dense.shape == shape:
             return StoredTableRows(replace(table, initializer={"name": "zeros"}), np.arange(len(dense)), dense)
         raise self._mismatch_error("table", table.name, _format_shape(shape))
@@ -182,7 +183,7 @@ class StoredWeights:
                 f"the {kind} '{name}' {model_shape} of the model is not in the checkpoint, "
                 f"which has {self._describe_contents(kind)}"
             )
-            hint = f"If the layer was renamed, give it its old name (name=...). {_OTHER_MODEL_HINT}"
+            hint = f"If the layer was renamed, restore its old name (name=...). {_OTHER_MODEL_HINT}"
         return BadInputError(problem, where=str(self._directory), hint=hint)
 
     def _describe_contents(self, first: str) -> str:
@@ -200,9 +201,9 @@ class StoredTableRows:
     """The stored rows of a table, and how to compute the others.
 
     Attributes:
-        spec: as the trained model declared it.
-        ids: of those that are stored, ascending.
-        stored_values: their values.
+        spec: the table as the trained model declared it.
+        ids: the ids of the stored rows, ascending.
+        stored_values: the values of these rows.
     """
 
     spec: TableSpec
@@ -217,7 +218,7 @@ class StoredTableRows:
             StorageError: no shard declares the table.
         """
         if table.spec is None:
-            raise StorageError(f"the checkpoint has rows of table '{table.name}', which it does not declare")
+            raise StorageError(f"the checkpoint has rows of table '{table.name}' but does not declare it")
         ids = np.concatenate([ids for ids, _ in row_parts])
         stored = np.concatenate([values for _, values in row_parts])
         order = np.argsort(ids)
@@ -225,7 +226,7 @@ class StoredTableRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, 0 for any id, and length of a row."""
+        """Number of rows (0: any id) and length of a row."""
         return self.spec.rows, self.spec.dim
 
     def read_rows(self, row_ids: Ids) -> Floats:
@@ -241,7 +242,7 @@ class StoredTableRows:
 def _sort_arrays(
     arrays: Mapping[str, Any], dense: dict[str, Floats], row_parts: dict[str, list[tuple[Ids, Floats]]]
 ) -> None:
-    """Keep what prediction needs of a shard, and drop slot variables."""
+    """Keep the variables and rows of a shard, and drop slot variables, which prediction does not need."""
     for name, array in arrays.items():
         kind, _, rest = name.partition("/")
         if kind == "dense":

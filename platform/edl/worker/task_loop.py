@@ -24,10 +24,10 @@ class WorkerFailure:
 
     Attributes:
         kind: ``input``, ``nan``, ``refused``, ``storage`` or ``crash``; all but the last end the job.
-        message: for people: what, where, and what to do about it.
-        detail: a traceback, where it tells people more than the message: the user's own frames where the user's code
-            raised, all frames of an error that nobody foresaw.
-        exit_code: of the worker if the master says that it should end.
+        message: for users: the error, its place and a remedy.
+        detail: a traceback if it helps: the user's frames if the user's code raised, all frames of an
+            unexpected error.
+        exit_code: exit code of the worker if the master tells it to exit.
     """
 
     kind: str
@@ -62,11 +62,11 @@ class TaskLoop:
     """Runs tasks until there are no more.
 
     Args:
-        session: the master, which is told of failures.
-        leases: where tasks come from.
-        progress: where results go.
-        gate: says whether the worker was told to go.
-        handlers: what to do, by kind of task.
+        session: the session with the master, for reports of failures.
+        leases: returns the tasks.
+        progress: receives the results.
+        gate: shows whether the worker was asked to stop.
+        handlers: the handler of each kind of task.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class TaskLoop:
         self._handlers = handlers
 
     def run(self) -> int:
-        """Work until the master says stop or a permanent failure; returns the exit code.
+        """Run tasks until the master has no more work or a failure is permanent; returns the exit code.
 
         Raises:
-            LeavingError: the worker was told to go; whoever closed the gate ends the process.
+            LeavingError: the worker was asked to stop; the thread that closed the gate ends the process.
         """
         while (task := self._leases.next_task()) is not None:
             exit_code = self._run_task(task)
@@ -108,11 +108,12 @@ class TaskLoop:
         except (LeavingError, MasterLostError):
             raise
         except RefusedError as error:
+            # A lost pin is no failure: the master abandons the evaluation and takes another cut.
             if refusal_kind(error) != "pin":
                 return self.report_failure(error, task.lease_id)
             _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease_id, error)
             self._progress.drop_lease(task.lease_id)
-        except Exception as error:  # noqa: BLE001  everything is told to the master, which decides
+        except Exception as error:  # noqa: BLE001  every error is reported to the master, which decides
             return self.report_failure(error, task.lease_id)
         return None
 

@@ -1,6 +1,6 @@
-"""Training of a leased range: one push per minibatch, and the handling of unusable ones.
+"""Training of a leased range: one push per minibatch, also for a minibatch that changes no parameter.
 
-``Trainer`` has the parts of a step as methods, and two loops over them: ``run_sequentially`` and
+``Trainer`` implements the stages of a step as methods, and two loops over these stages: ``run_sequentially`` and
 ``run_overlapped``.
 """
 
@@ -34,13 +34,13 @@ class TrainingStep:
     """A minibatch on its way to the parameter servers; each stage fills in what the next one needs.
 
     Attributes:
-        loaded_step: the minibatch; may have no records, if all of them are corrupt.
-        table_rows: the rows of PS-backed tables that it looks up.
-        flat_values: the dense values; nothing is written there while the step is computed.
-        value_versions: of these values, by PS.
-        global_step: the number that it is to get, as far as this worker knows.
-        loss: None if it applies nothing.
-        push: without the lease that follows, which is known when it is sent.
+        loaded_step: the minibatch; it has no records if all of them are corrupt.
+        table_rows: the rows of PS-backed tables that the minibatch looks up.
+        flat_values: the dense values; they do not change while the step is computed.
+        value_versions: the version of each PS's values.
+        global_step: the number that this worker expects for the step; other workers push at the same time.
+        loss: the loss of the minibatch; None if the step changes no parameter.
+        push: the request, except for the lease that follows: it is added when the push is sent.
     """
 
     loaded_step: LoadedStep
@@ -64,7 +64,7 @@ class SerialExecutor:
     """Runs jobs one after another on a daemon thread, which starts with the first job.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,9 +77,9 @@ class SerialExecutor:
     def submit(
         self, job: Callable[JobArguments, JobResult], /, *args: JobArguments.args, **kwargs: JobArguments.kwargs
     ) -> Future[JobResult]:
-        """Run ``job`` after all earlier ones; its result or exception comes out of the future.
+        """Run ``job`` after all earlier ones; the future has its result or exception.
 
-        To be called by one thread.
+        Only one thread may call it.
         """
         if self._newest_future is None:
             threading.Thread(target=self._run_jobs, name=self._name, daemon=True).start()
@@ -104,13 +104,14 @@ class SerialExecutor:
                 future.set_result(job(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001  raised again where the result is wanted
                 future.set_exception(error)
-            # Drop the reference: it may be a gradient or rows, which would otherwise live until the
+            # Without this, the thread's variables would keep gradients or rows in memory until the
             # next job.
             del future, job, args, kwargs, item
 
 
 # --------------------------------------------------------------------------------------------------
-# Losses and gradients that are NaN or infinite: detected, and reported with their records.
+# Losses and gradients that are NaN or infinite. The error or warning names the records of the
+# minibatch.
 
 
 class NotFiniteError(JobFailedError):
@@ -125,7 +126,7 @@ def is_finite(result: StepResultLike) -> bool:
 
 
 def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str:
-    """The first gradient that is not finite, in the order of the flat buffer, with its shape."""
+    """The variable or table of the first gradient that is not finite, with its shape."""
     offset = 0
     for variable in network.variables:
         if not np.isfinite(result.flat_gradients[offset : offset + variable.size]).all():
@@ -141,10 +142,10 @@ def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str
 def report_not_finite(
     task: LeasedTask, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
 ) -> None:
-    """Stop, or log what is skipped; ``gradient`` names the culprit if the loss is finite.
+    """Stop the job, or log that the step is skipped; the message names ``gradient`` if the loss is finite.
 
     Raises:
-        NotFiniteError: the job does not skip.
+        NotFiniteError: ``skip`` is false.
     """
     source, records = task.describe_records(step)
     description = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
@@ -152,15 +153,15 @@ def report_not_finite(
         raise NotFiniteError(
             f"{description} from {records}" if not math.isfinite(loss) else f"{description}, from {records}",
             where=source,
-            hint="look at these records and at the learning rate; train.on_nan: skip leaves such minibatches out",
+            hint="check these records and the learning rate; train.on_nan: skip skips such minibatches",
         )
     place = records if source is None else f"{source}: {records}"
-    _LOG.warning("%s: %s; the step is not applied, %d so far", place, description, count)
+    _LOG.warning("%s: %s; this step is skipped (%d skipped so far)", place, description, count)
 
 
 @contextmanager
 def add_record_range(task: LeasedTask, step: int) -> Iterator[None]:
-    """Add the record range to input errors that name no other place."""
+    """Add the source and the record range to a ``BadInputError`` that names no other place."""
     try:
         yield
     except BadInputError as error:
@@ -178,9 +179,9 @@ class _LeasedRange:
     """A leased range in progress.
 
     Attributes:
-        task: the lease.
-        loaded_steps: of all its steps.
-        applied_steps: how many are in on all PS.
+        task: the leased task.
+        loaded_steps: the minibatches of its steps.
+        applied_steps: how many of its steps all PS have applied.
     """
 
     task: LeasedTask
@@ -193,15 +194,15 @@ class Trainer:
 
     Args:
         network: the user's model.
-        learning_rate: of a global step.
-        parameter_client: the PS.
-        stream: of training records.
-        leases: says whether a lease is still this worker's.
-        progress: is told of every step that is in.
-        gate: held while a push is on its way.
-        skip_nan: ``train.on_nan`` is ``skip``.
-        training_callbacks: the user's.
-        executor: ``strategy.overlap``: pushes and pulls beside the step that is computed. None: one step at a time.
+        learning_rate: returns the learning rate of a global step.
+        parameter_client: pulls values and pushes gradients.
+        stream: reads and feeds the training records.
+        leases: says whether this worker still holds a lease.
+        progress: reports applied steps and ended leases to the master.
+        gate: makes a shutdown wait for the answer to a push.
+        skip_nan: whether ``train.on_nan`` is ``skip``.
+        training_callbacks: the user's Keras callbacks.
+        executor: pushes and pulls while a step is computed (``strategy.overlap``); None: one step at a time.
     """
 
     def __init__(
@@ -233,17 +234,17 @@ class Trainer:
         self._is_traced = False
 
     def run(self, task: LeasedTask) -> None:
-        """Train all steps of a range and report it; the rest of a lost lease is dropped.
+        """Train all steps of a range and report its end; if its lease is lost, drop the remaining steps.
 
         Raises:
-            NotFiniteError: a step's loss or gradient is not finite and the job stops at that.
-            LeavingError: this worker was told to leave.
-            EdlError: records cannot be read, or the PS are away for too long.
+            NotFiniteError: a step's loss or gradient is not finite, and ``train.on_nan`` is ``stop``.
+            LeavingError: this worker must leave.
+            EdlError: records cannot be read, or a PS does not answer within its timeout.
         """
         self._training_callbacks.begin_epoch(task.epoch)
         loaded_steps = self._load_steps(task)
-        # A range that is trained one by one may contain a record that crashes the process. Nothing
-        # of it is read ahead, so that a crash identifies its minibatch.
+        # A range that is trained one by one may contain a record that crashes the process. Neither
+        # tracing nor the executor may read ahead in it: a crash must identify its minibatch.
         if task.one_by_one:
             leased_range = _LeasedRange(task, loaded_steps)
             self.run_sequentially(leased_range)
@@ -259,8 +260,7 @@ class Trainer:
             _LOG.info("lease %d: dropped after %d steps", task.lease_id, leased_range.applied_steps)
             self._progress.drop_lease(task.lease_id)
 
-    # ------------------------------------------------------------ the two loops over a range's
-    # steps
+    # ------------------------------------------------------------ the two loops over steps
 
     def run_sequentially(self, leased_range: _LeasedRange) -> None:
         """Complete each step before the next one starts: every step uses the newest values."""
@@ -272,21 +272,21 @@ class Trainer:
             self.end_step(step)
 
     def run_overlapped(self, leased_range: _LeasedRange, executor: SerialExecutor) -> None:
-        """Push one step and prepare another while the one between them is computed.
+        """Push the previous step and prepare the next one while a step is computed.
 
         Pushing and pulling wait for parameter servers, computing does not::
 
             caller   |          compute n            |            compute n+1          |
             executor | values n | push n-1 prepare n+1 | values n+1 | push n  prepare n+2 | values n+2
 
-        The executor's order is the whole protocol: a step is pushed after the one before it was answered, and prepared
-        after the one before the last was. So there is one push on its way at most, and a step uses values that lack
-        one push of this worker at most, the newest. docs/design/0008-modes.md has what follows from it.
+        The executor runs its jobs in order, and this order is the protocol: step n is pushed after push n-1 was
+        answered, and prepared after push n-2 was answered. So at most one push is in flight, and the values of a step
+        lack at most this worker's newest push. docs/design/0008-modes.md describes the consequences for accuracy.
 
-        Nothing is under way when this returns or raises.
+        No push or pull is in flight when this returns or raises.
 
         Raises:
-            Exception: what the steps raise; of two that fail at once, what the computed one does.
+            Exception: any error of a stage; if two stages fail at once, the error of the computed step.
         """
         try:
             prepared = executor.submit(self.prepare_step, leased_range)
@@ -295,8 +295,7 @@ class Trainer:
             pushed: Future[bool] | None = None
             while step is not None:
                 self.compute_step(leased_range, step)
-                # If the previous step turns out to be refused, the step being computed is
-                # discarded.
+                # If the lease was revoked at the previous push, the computed step is discarded.
                 if pushed is not None and not pushed.result():
                     return
                 # Only the dense values are pulled this late, so that they include what other
@@ -310,32 +309,35 @@ class Trainer:
             if pushed is not None:
                 pushed.result()
         finally:
-            # After the range, any thread may use the connections: an evaluation, an export, another
-            # range.
+            # Only one thread at a time may use the connections, and after this range the task loop's
+            # thread uses them itself: for evaluations, exports, and ranges trained one by one.
             executor.drain()
 
     def _pull_values_of(
         self, leased_range: _LeasedRange, prepared: Future[TrainingStep | None], unsent_step: TrainingStep | None
     ) -> TrainingStep | None:
-        """On the executor, after ``prepared``: the step with its values; None after the last one."""
+        """Pull the values of the prepared step; returns None after the last one. Runs on the executor."""
         step = prepared.result()
         if step is not None:
             self.pull_values(leased_range, step, unsent_step)
         return step
 
     def _prepare_unless_revoked(self, leased_range: _LeasedRange, pushed: Future[bool]) -> TrainingStep | None:
-        """On the executor, after ``pushed``: prepare the next step only if the lease is still held."""
+        """Prepare the next step unless ``pushed`` found the lease revoked. Runs on the executor."""
         return self.prepare_step(leased_range) if pushed.result() else None
 
     # ------------------------------------------------------------ the stages of a step
 
     def prepare_step(self, leased_range: _LeasedRange) -> TrainingStep | None:
-        """The next minibatch and its rows; None at the end of the range, or of its lease."""
+        """The next minibatch and its rows; None at the end of the range or when the lease is lost."""
         loaded_step = next(leased_range.loaded_steps, None)
         return None if loaded_step is None else self._with_rows(leased_range.task, loaded_step)
 
     def pull_values(self, leased_range: _LeasedRange, step: TrainingStep, unsent_step: TrainingStep | None) -> None:
-        """Pull the newest dense values into a step; ``unsent_step``: the previous one, if it is not sent yet."""
+        """Pull the newest dense values into a step.
+
+        ``unsent_step`` is the previous step if its push is not sent yet: its gradient is added to the pulled values.
+        """
         client = self._parameter_client
         step.flat_values = client.latest_values(None if unsent_step is None else unsent_step.push)
         step.value_versions = client.value_versions
@@ -344,7 +346,7 @@ class Trainer:
         step.global_step = client.global_step + step.loaded_step.step - leased_range.applied_steps
 
     def compute_step(self, leased_range: _LeasedRange, step: TrainingStep) -> None:
-        """Compute loss and push of a step; on the thread that created the model."""
+        """Compute loss and push of a step. Runs on the thread that created the model."""
         self._training_callbacks.begin_step(step.global_step)
         self._compute_push(leased_range.task, step)
 
@@ -355,8 +357,9 @@ class Trainer:
             # Shutdown waits for the answer and for recording the step. Otherwise the master would
             # have to ask the PS for the lease's progress.
             with self._gate.critical_section():
-                # Rounds of synchronous training wait for the push announced here, so the lease that
-                # follows is looked up as late as possible.
+                # A round of synchronous training waits for the push of this worker that is announced
+                # here. So the next lease is looked up as late as possible: it may have arrived while
+                # this step was computed.
                 has_more_steps = loaded_step.step + 1 < task.step_count
                 next_lease = task.lease_id if has_more_steps else self._leases.next_training_lease()
                 outcome = self._parameter_client.push(replace(step.push, next_lease_id=next_lease))
@@ -386,7 +389,7 @@ class Trainer:
         return False
 
     def end_step(self, step: TrainingStep) -> None:
-        """Notify the user's callbacks of the end of a step, before the next one is computed."""
+        """Call the user's callbacks for the end of a step, before the next step is computed."""
         if step.loss is not None:
             self._training_callbacks.end_step(step.global_step, step.loss)
 
@@ -400,7 +403,7 @@ class Trainer:
             return pull_needed_rows(self._network, self._parameter_client, minibatch.features)
 
     def _compute_push(self, task: LeasedTask, step: TrainingStep) -> None:
-        """Run the step function and build the push. A push that applies nothing still records its step."""
+        """Run the step function and build the push; a push without gradients still records its step."""
         loaded_step = step.loaded_step
         step.loss = None
         step.push = StepPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
@@ -411,8 +414,8 @@ class Trainer:
             result = self._network.train(
                 step.flat_values, step.table_rows, minibatch.features, minibatch.labels, minibatch.weights
             )
-        # Servers apply whatever they receive. Only the worker knows the records behind a NaN, so it
-        # decides here.
+        # A PS applies every gradient that it receives. Only the worker can name the records that led
+        # to a NaN, so the check is made here.
         if not is_finite(result):
             self._nonfinite_count += 1
             bad_gradient = find_nonfinite_gradient(self._network, result)
@@ -430,8 +433,8 @@ class Trainer:
             result.flat_gradients,
             {table: RowBatch(step.table_rows[table].ids, values) for table, values in result.row_gradients.items()},
             self._learning_rate(step.global_step),
-            # The last minibatch of a range may be smaller: its statistics are weighted by its share
-            # of records.
+            # The last minibatch of a range may be smaller, so its statistics (such as batch means)
+            # get a smaller weight.
             loaded_step.record_count / task.minibatch_size,
         )
         step.push = replace(step.push, gradients=gradients)
@@ -448,11 +451,10 @@ class Trainer:
                 return
 
     def _trace_model_first(self, task: LeasedTask, loaded_steps: Iterator[LoadedStep]) -> Iterator[LoadedStep]:
-        """The same minibatches; for the first range, the model is first traced with the first of them.
+        """Returns ``loaded_steps``; in the first range, first traces the model with the first minibatch.
 
-        Tracing takes seconds, in which other workers push many updates, so this gradient is
-        discarded as outdated. It runs on the thread that made the model, because Keras keeps some of
-        its settings by thread.
+        Tracing takes seconds, in which other workers push many updates. So the gradient of this call is too old and
+        discarded. Tracing runs on the thread that made the model, because Keras keeps some of its settings by thread.
         """
         consumed: list[LoadedStep] = []
         while not self._is_traced and (loaded := next(loaded_steps, None)) is not None:

@@ -38,7 +38,9 @@ from edl.worker.stored_weights import StoredWeights
 from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
 
 # --------------------------------------------------------------------------------------------------
-# Evaluation of leased ranges at a pinned cut, and conversion of merged metric states to values.
+# Evaluation of leased ranges. Every worker evaluates with the parameters of the same pinned cut,
+# while training continues. The master merges the metric states of all ranges; a worker converts the
+# merged states to values, because only workers import the user's metrics.
 
 
 class PinnedParameters(RowSource, Protocol):
@@ -83,8 +85,8 @@ class Evaluator:
                 with add_record_range(task, loaded.step):
                     rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
                     self._network.evaluate(flat_values, rows, features, minibatch.labels, minibatch.weights)
-            # Steps are not reported individually: the states exist only here and are reported as a
-            # whole.
+            # The metric states exist only in this process until the range is complete, so no
+            # progress inside the range is reported: another worker would start it again.
             self._progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
         self._training_callbacks.end_test()
         self._progress.finish_task(task.lease_id, json.dumps(self._network.metric_states()).encode())
@@ -112,12 +114,12 @@ class Evaluator:
 def watch_placement(
     master_session: MasterSession, lease_client: LeaseClient, parameter_client: ParameterClient
 ) -> Callable[[LeasedTask], None]:
-    """Make the task loop check every newer placement; returns the handler that does it.
+    """Make the task loop check every newer placement; returns the handler of this check.
 
     Args:
-        master_session: hears of placements.
-        lease_client: what the loop waits for.
-        parameter_client: that this worker has declared once; used on the loop's thread only.
+        master_session: receives placements from the master.
+        lease_client: wakes the task loop.
+        parameter_client: has declared the model before; used only on the task loop's thread.
     """
 
     def look(_: LeasedTask) -> None:
@@ -135,7 +137,7 @@ def watch_placement(
 KERAS_FILE, SAVED_MODEL_DIRECTORY = "model.keras", "saved_model"
 """Names of the exported model in the export's directory."""
 
-_BULK_TIMEOUT_SECONDS = 30.0  # seconds without a byte; longer than a cut may hold a push back
+_BULK_TIMEOUT_SECONDS = 30.0  # without a byte received; a cut delays the answer to a push by less
 
 _LOG = logging.getLogger(__name__)
 
@@ -145,11 +147,11 @@ TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
     """Build the model, declare it to the parameter servers, and set up the handlers of all kinds of tasks.
 
-    Returns what to call when there is no more work.
+    Returns a function to call when there is no more work.
 
     Raises:
-        EdlError: the model or its optimizer cannot be served, or another model is there already.
-        LeavingError: told to go.
+        EdlError: parameter servers do not support the model or its optimizer, or hold another model.
+        LeavingError: this worker must leave.
     """
     network, parameter_client = _declare_model(runtime, module)
     training_callbacks = user_callbacks.make_callbacks(
@@ -229,7 +231,7 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
 
 
 def make_layout(network: KerasNetwork) -> FlatLayout:
-    """The layout of a network that is declared to the parameter servers."""
+    """The layout that a worker declares to the parameter servers."""
     return FlatLayout(
         network.variables,
         network.ps_slices,
@@ -241,10 +243,10 @@ def make_layout(network: KerasNetwork) -> FlatLayout:
 
 
 def make_local_updater(strategy: Strategy, layout: FlatLayout, optimizer: OptimizerSpec) -> LocalUpdater | None:
-    """The worker's own copy of the values between two pulls; None if every step pulls.
+    """The updater of this worker's own values between two pulls; None if every step pulls.
 
     Raises:
-        BadInputError: a worker cannot apply this optimizer by itself.
+        BadInputError: a worker cannot apply this optimizer locally.
     """
     steps_between_pulls = strategy.get_model_steps
     return LocalUpdater(layout, optimizer, steps_between_pulls) if steps_between_pulls > 1 else None
@@ -259,7 +261,7 @@ def _make_compensation(strategy: Strategy, layout: FlatLayout, optimizer: Optimi
 def _export_model(
     runtime: WorkerRuntime, network: KerasNetwork, parameter_client: ParameterClient, task: LeasedTask
 ) -> None:
-    """Export the pinned cut as files that plain Keras and TensorFlow load."""
+    """Export the pinned cut as files that Keras and TensorFlow load without EDL."""
     from edl.keras import model_export
 
     payload = task.decode_payload() if task.payload else None
@@ -269,7 +271,7 @@ def _export_model(
             table.name: parameter_client.scan_table(task.pin, table.name) for table in network.tables
         }
     else:
-        # The best weights, which the parameter servers no longer hold.
+        # restore_best_weights: the parameter servers hold newer values, the checkpoint the best ones.
         flat_values, rows = _load_checkpoint(runtime, network, payload["checkpoint"])
     directory = export_directory(runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir)
     written = model_export.export_model(
@@ -290,11 +292,11 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
         name = best["filepath"].format(epoch=best["epoch"], **values)
     except (KeyError, IndexError, ValueError) as error:
         raise BadInputError(
-            f"the filepath '{best['filepath']}' of the callback ModelCheckpoint cannot be made: {error!r}",
-            hint=f"it may have {{epoch}} and {', '.join(f'{{{each}}}' for each in values)}",
+            f"the filepath '{best['filepath']}' of the callback ModelCheckpoint is invalid: {error!r}",
+            hint=f"use only {{epoch}} and {', '.join(f'{{{each}}}' for each in values)} in it",
         ) from error
     path = Path(name)
-    # The pod's own file system is lost with the pod.
+    # A relative path would be in the pod's own file system, which is lost with the pod.
     if runtime.identity.pod_host is not None and not path.is_absolute():
         path = runtime.identity.run_dir / path
     model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
@@ -311,5 +313,5 @@ def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) ->
 
 
 def export_directory(path: str | None, run_dir: Path) -> Path:
-    """The directory of the export."""
+    """The directory for the exported model: ``path``, or ``export`` in the run directory."""
     return Path(path) if path else run_dir / "export"

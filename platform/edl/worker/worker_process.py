@@ -1,5 +1,6 @@
-"""The worker process: imports TensorFlow in the main thread and everything else beside it, then runs the task
-loop.
+"""The worker process: starts, builds the model, and runs the task loop.
+
+The main thread imports TensorFlow while another thread imports gRPC and connects to the master.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 # time as there are cores. An import takes seconds of one core. If more workers than cores import at
 # once, all of them are late, and so is the first minibatch or the first error in the model's code.
 # In turns the same work takes the same time, and the first worker is done after the time of one
-# import. A slot is a lock on a file in the job's private folder, which the kernel releases with the
-# process. Nobody waits forever: a worker that was stopped during its import delays others only up
-# to the timeout.
+# import. A slot is a lock on a file in the job's private folder; the kernel releases it when the
+# process ends. The wait has a timeout: a worker that is suspended during its import must not block
+# the others.
 
 
 SLOT_WAIT_SECONDS = 15.0
-"""Seconds after which a worker starts without a slot: the time of a few imports on a slow machine."""
+"""A worker that waited for so long starts without a slot. A few imports on a slow machine take so long."""
 _SLOT_POLL_SECONDS = 0.02
 
 
@@ -44,12 +45,12 @@ class ImportSlot:
     """A worker's import slot; created by :func:`acquire_import_slot`."""
 
     def __init__(self, descriptor: int | None) -> None:
-        """Hold the lock of an open file; None for a worker whose wait timed out."""
+        """Keep the locked file ``descriptor`` open; None if the wait timed out."""
         self._descriptor = descriptor
 
     @property
     def is_held(self) -> bool:
-        """Whether this worker holds a slot that others wait for."""
+        """Whether this worker holds a slot; not after a timeout."""
         return self._descriptor is not None
 
     def release(self) -> None:
@@ -60,12 +61,12 @@ class ImportSlot:
 
 
 def acquire_import_slot(folder: Path, cores: int, timeout_seconds: float = SLOT_WAIT_SECONDS) -> ImportSlot:
-    """Wait until fewer than ``cores`` workers of this machine import, at most ``timeout_seconds`` seconds.
+    """Wait until fewer than ``cores`` workers of this machine import, or until the timeout.
 
     Args:
-        folder: private to the job, on this machine.
-        cores: that workers share.
-        timeout_seconds: after which the caller goes on without a turn.
+        folder: the job's private folder on this machine.
+        cores: the number of slots.
+        timeout_seconds: the longest wait; then the returned slot is not held.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -89,13 +90,13 @@ _INTER_OP_THREADS = 2
 
 
 def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
-    """Work until there is no more to do; returns the exit code.
+    """Work until no task is left; returns the exit code.
 
     Raises:
-        EdlError: the job cannot be read, or the master is lost.
+        EdlError: the job cannot be read, or the connection to the master is lost.
     """
     runtime_future = _run_in_thread(partial(_start_runtime, identity, shutdown))
-    # A pod's cores are not shared with other workers.
+    # A worker in a pod has cores of its own, so it needs no turn.
     import_slot = (
         acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.pod_host is None else ImportSlot(None)
     )
@@ -105,7 +106,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     if identity.pod_host is None:
         set_thread_counts(workers=workers.max)
     else:
-        # The node's other cores belong to other pods.
+        # The process sees all cores of the node, but most of them belong to other pods.
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
         return _run_tasks(runtime, import_slot)
@@ -114,18 +115,18 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
 
 
 def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> WorkerRuntime:
-    # Imports gRPC and protobuf here, in parallel with TensorFlow.
+    # Imported here so that gRPC and protobuf load on this thread, in parallel with TensorFlow.
     from edl.worker.runtime import WorkerRuntime
 
     runtime = WorkerRuntime.from_identity(identity, shutdown.gate)
-    # Before the master knows this worker and may ask it to stop.
+    # Before start(): as soon as the master knows this worker, it may ask it to stop.
     shutdown.set_lease_return(runtime.return_leases)
     runtime.start()
     return runtime
 
 
 def _run_in_thread(work: Callable[[], WorkerRuntime]) -> Future[WorkerRuntime]:
-    """Run on another thread."""
+    """Run ``work`` on a daemon thread."""
     future: Future[WorkerRuntime] = Future()
 
     def execute() -> None:
@@ -139,13 +140,14 @@ def _run_in_thread(work: Callable[[], WorkerRuntime]) -> Future[WorkerRuntime]:
 
 
 def set_thread_counts(*, workers: int, cores: int | None = None) -> None:
-    """Divide the machine's cores among the workers; TF_NUM_*_THREADS of the user take precedence.
+    """Set TensorFlow's thread counts to this worker's share of the cores.
 
-    Call it before the first operation.
+    A user's ``TF_NUM_INTRAOP_THREADS`` and ``TF_NUM_INTEROP_THREADS`` take precedence. Call this before the first
+    operation: TensorFlow refuses it later.
 
     Args:
-        workers: that share the cores.
-        cores: all that may be used; by default those of the machine.
+        workers: how many workers share the cores.
+        cores: how many cores they share; by default all that this process may use.
     """
     import tensorflow as tf
 
@@ -157,7 +159,7 @@ def set_thread_counts(*, workers: int, cores: int | None = None) -> None:
 
 
 def _available_cores() -> int:
-    """Cores of this machine that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -175,8 +177,9 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
         finish_run = _prepare_tasks(runtime, module, handlers)
     except LeavingError:
         raise
-    except Exception as error:  # noqa: BLE001  everything is told to the master
+    except Exception as error:  # noqa: BLE001  every failure is reported to the master
         return loop.report_failure(error) or 1
+    # TensorFlow is imported and the model is built: the next worker may begin.
     import_slot.release()
     code = loop.run()
     finish_run()

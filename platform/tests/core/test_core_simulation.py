@@ -175,7 +175,7 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     stopped = world.ended
     if stopped.phase == "Done":  # it was over before
         return
-    master, whole = world.master, "holds all" in stopped.reason
+    master, whole = world.master, "contains all" in stopped.reason
     assert master is not None
     if whole:
         assert master.checkpoint is not None

@@ -78,13 +78,13 @@ def test_what_comes_through_is_an_answer_of_the_right_size(
     [
         (
             OutgoingFrame(FrameKind.PULLED, b"", [bytes(SIZE - 4)]),
-            "PULLED has 8 bytes of values where 12 were asked for",
+            "PULLED answer has 8 bytes of values",
         ),
         (
             OutgoingFrame(FrameKind.PULLED, b"", [bytes(SIZE + 4)]),
-            "PULLED has 16 bytes of values where 12 were asked for",
+            "PULLED answer has 16 bytes of values",
         ),
-        (OutgoingFrame(FrameKind.PULLED), "PULLED has 0 bytes"),
+        (OutgoingFrame(FrameKind.PULLED), "PULLED answer has 0 bytes"),
         (OutgoingFrame(FrameKind.ROWS, b"", [bytes(SIZE)]), "answers ROWS to PULL, not PULLED"),
     ],
 )

@@ -63,7 +63,7 @@ def refusal(directory: Path, tables: Sequence[TableSpec] = (), variables: Sequen
         StoredWeights.from_checkpoint(directory, tables).flat_values(variables)
     assert (describe_failure(caught.value).kind, describe_failure(caught.value).exit_code) == ("input", 2)
     assert caught.value.where == str(directory)
-    assert "Give back the model as it was when the run began" in str(caught.value.hint)
+    assert "model.params" in str(caught.value.hint)
     assert "edl predict --from RUN" in str(caught.value.hint)
     return caught.value
 

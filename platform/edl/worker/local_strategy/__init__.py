@@ -1,1 +1,1 @@
-"""Strategy Local: every epoch in one process, without a master and without parameter servers."""
+"""Strategy Local: trains all epochs in one process, without a master and parameter servers."""

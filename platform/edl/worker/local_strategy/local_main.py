@@ -1,7 +1,8 @@
-"""Strategy Local: the command becomes this process; no master, no leases, and ``breakpoint()`` works on the terminal.
+"""The process of strategy Local.
 
-``EDL_RUN_DIR`` names the run directory, ``EDL_JSON`` says whether to print JSON lines. A run directory that holds a
-checkpoint is gone on with.
+The command ``edl run`` replaces itself by this process, so ``breakpoint()`` works on the terminal. There is no master
+and there are no leases. ``EDL_RUN_DIR`` names the run directory; with ``EDL_JSON=1`` the process prints JSON lines. If
+the run directory contains a checkpoint, training resumes from it.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
     from edl.worker.local_strategy.local_training import LocalTraining
 
 GO_ON = "EDL_GO_ON"
-"""The variable with the command that goes on with the run, for people."""
+"""The environment variable with the command that resumes the run; it is printed when the run is interrupted."""
 
 
 def main(environment: Mapping[str, str]) -> int:
     """Train to the end; returns the exit code: 0 done, 1 failed, 2 bad input, 130 and 143 stopped by a signal.
 
     Raises:
-        EdlError: the run directory cannot be used, or its job runs already.
+        EdlError: the run directory cannot be used, or the same job is already running.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
     run = RunDirectory(Path(environment["EDL_RUN_DIR"]))
@@ -50,7 +51,7 @@ def main(environment: Mapping[str, str]) -> int:
 
 
 def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest, go_on: str) -> int:
-    """Run, and tell how it ended."""
+    """Run the training and report how it ended; returns the exit code."""
     report.started()
     try:
         training = _training(spec, run, report, stop)
@@ -60,9 +61,9 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
         stopped = interrupt if isinstance(interrupt, StoppedError) else StoppedError(signal.SIGINT)
         report.ended("Interrupted", stopped.reason, stopped.exit_code)
         if go_on:
-            report.say(f"It was {stopped.reason}.", f"Go on with: {go_on}")
+            report.say(f"The job was {stopped.reason}.", f"To resume it: {go_on}")
         return stopped.exit_code
-    except Exception as error:  # noqa: BLE001  the border of the process: everything becomes a message and an exit code
+    except Exception as error:  # noqa: BLE001  every failure ends the process with a message and an exit code
         failure = task_loop.describe_failure(error)
         print(strip_control_characters(f"{failure.detail}{failure.message}"), file=sys.stderr, flush=True)
         report.ended("Failed", failure.message, failure.exit_code)

@@ -1,4 +1,4 @@
-"""The user's model with Keras' own optimizer, in this process, for strategy Local."""
+"""The model of strategy Local: trained in this process with Keras' own optimizer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Arrays = dict[str, Any]
 
 
 class LocalModel:
-    """Model, optimizer and metrics; every Keras optimizer works.
+    """Model, optimizer and metrics; supports every Keras optimizer.
 
     Args:
-        module: the user's.
-        seed: of the initial values.
-        sample: features of a minibatch.
+        module: the user's model module.
+        seed: the seed of the initial values.
+        sample: the features of a minibatch.
     """
 
     def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
@@ -49,14 +49,15 @@ class LocalModel:
         self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
 
     def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
-        """Run one step; returns the loss, and whether everything was finite: otherwise nothing was applied.
+        """Run one step; returns the loss and whether the step was applied: loss and gradients must be finite.
 
         Args:
-            features: as ``feed`` gave them.
-            labels: as ``feed`` gave them.
-            weights: of the records, as ``feed`` gave them.
-            keep_if_not_finite: put statistics back to what they were before a step that is not applied.
+            features: the features that ``feed`` returned.
+            labels: the labels that ``feed`` returned.
+            weights: the record weights that ``feed`` returned.
+            keep_if_not_finite: restore the model's statistics after a step that was not applied.
         """
+        # The forward pass has changed statistics (such as batch means) before the loss is known.
         before = [v.numpy() for v in self.model.non_trainable_variables] if keep_if_not_finite else []
         with (
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
@@ -81,25 +82,26 @@ class LocalModel:
             scaled = self.optimizer.scale_loss(loss)  # the optimizer divides the gradients again
         found = tape.gradient(scaled, [v.value for v in variables])
         gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in found]
+        # Dynamic loss scaling expects infinite gradients: it skips the step and lowers the scale.
         checked = [] if uses_dynamic_loss_scaling(self.optimizer) else gradients
         checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in checked if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
 
     def _apply_graph(self, gradients: Any) -> None:
-        """Keras warns of variables that have no gradient, and leaves them alone."""
+        """Apply the gradients; Keras warns about variables without a gradient and does not change them."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
     def finalize(self) -> bool:
-        """Do what ``keras.fit`` does at its end.
+        """Finalize the weights as ``keras.Model.fit`` does at its end; returns whether they changed.
 
-        With ``use_ema`` the averages become the weights. Returns whether they changed.
+        With ``use_ema``, the averages become the weights.
         """
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
         return bool(self.optimizer.use_ema)
 
     @property
     def metric_directions(self) -> dict[str, str | None]:
-        """Of each metric, whether ``up`` or ``down`` is better; None where Keras does not say."""
+        """By metric: whether ``up`` or ``down`` is better, or None if Keras does not know."""
         return self._metrics.directions
 
     def reset_metrics(self) -> None:
@@ -134,7 +136,8 @@ class LocalModel:
     def arrays(self) -> Arrays:
         """Everything that training changes, for a checkpoint.
 
-        ``dense/<variable>`` as in a distributed job, ``state/<n>`` of random generators, ``slot/<n>`` of the optimizer.
+        The names are ``dense/<variable>`` as in a distributed job, ``state/<n>`` for the states of random generators,
+        and ``slot/<n>`` for the optimizer's variables.
         """
         dense = zip(self.variables.specs, self.variables.weights, strict=True)
         found: Arrays = {f"dense/{spec.name}": np.asarray(weight) for spec, weight in dense}
@@ -142,16 +145,17 @@ class LocalModel:
         return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Restore what ``arrays`` returned.
+        """Restore the arrays of a checkpoint.
 
         Raises:
-            BadInputError: the checkpoint is of another model or optimizer.
+            BadInputError: another model or optimizer wrote the checkpoint.
         """
+        # All names and shapes are compared before the first assignment: no half-restored model.
         mine = self.arrays()
         for name in sorted({*mine, *arrays}):
             if name not in mine or name not in arrays or mine[name].shape != arrays[name].shape:
                 raise BadInputError(
-                    f"the checkpoint is of another model or optimizer: they differ in {name}",
+                    f"the checkpoint was written with another model or optimizer: they differ in {name}",
                     hint="start a new run, without --resume",
                 )
         dense = zip(self.variables.specs, self.variables.weights, strict=True)
@@ -163,7 +167,7 @@ class LocalModel:
             variable.assign(arrays[name])
 
     def exportable(self) -> Any:
-        """What :func:`edl.keras.model_export.export_model` reads of a network, with the present values."""
+        """The attributes of a network that :func:`edl.keras.model_export.export_model` reads."""
         return SimpleNamespace(
             module=self.module,
             sample=self._sample,

@@ -1,4 +1,4 @@
-"""Reports of strategy Local in the formats of a distributed job: events, status and summary."""
+"""Reports of strategy Local: events, status and summary, in the formats of a distributed job."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LINE_SECONDS = 2.0
 
 
 class LocalReport:
-    """Writes ``events.jsonl``, ``status.json``, ``summary.json``, and lines for people or programs on standard output.
+    """Writes ``events.jsonl``, ``status.json``, ``summary.json``, and lines on standard output.
 
     Args:
         run: the run directory.
         status: the first status.
-        as_json: one JSON object a line.
+        as_json: print one JSON object a line instead of text.
     """
 
     def __init__(self, run: RunDirectory, status: Status, *, as_json: bool) -> None:
@@ -46,7 +46,8 @@ class LocalReport:
         self._first: tuple[float, int] | None = None
 
     def started(self) -> None:
-        """Report this process as the run's only worker; the summary of an earlier start no longer holds."""
+        """Report this process as the run's only worker."""
+        # The summary of an earlier start is no longer valid.
         with translate_os_errors(self._summary_file, "remove"):
             self._summary_file.unlink(missing_ok=True)
         self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
@@ -60,7 +61,7 @@ class LocalReport:
             self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def changed(self, *, now: bool = False, **fields: Any) -> None:
-        """Update fields of the status; written and shown periodically, or ``now``."""
+        """Update fields of the status; write and print it if enough time has passed, or ``now``."""
         clock = time.time()
         self.status = replace(self.status, updated=clock, **fields)
         if not now and clock - self._written < STATUS_SECONDS:
@@ -97,7 +98,7 @@ class LocalReport:
         )
 
     def ended(self, phase: str, reason: str, exit_code: int, **fields: Any) -> None:
-        """Report the end; the summary comes last."""
+        """Report the end: status, summary file and events, and at last the summary on standard output."""
         summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
         write_json(self._summary_file, to_json(summary))
@@ -118,7 +119,7 @@ class LocalReport:
             )
 
     def say(self, *lines: str) -> None:
-        """Print lines for users; not in JSON mode."""
+        """Print lines for users; prints nothing in JSON mode."""
         if not self._as_json:
             self._print("\n".join(lines))
 

@@ -1,7 +1,7 @@
-"""Strategy Local: every epoch in this process, in the order in which a distributed job leases.
+"""The training loop of strategy Local: the records in the order in which a distributed job leases them.
 
-A run is a function of its step number: every window of records is one step, also one that is skipped. So resuming
-means restoring a checkpoint and leaving out as many windows as steps were made.
+Every window of records is one step, also if it is skipped. So the step number determines the position in the data:
+a resumed run restores a checkpoint and skips as many windows as the checkpoint has steps.
 """
 
 from __future__ import annotations
@@ -60,14 +60,15 @@ class Planned:
 def steps(
     spec: JobSpec, sources: list[shuffle.RecordSource], window: int = 0, named: PositionDescriber | None = None
 ) -> Iterator[Planned]:
-    """All steps of a job, lazily.
+    """Generate all steps of a job.
 
     Args:
         spec: the job.
-        sources: of the training records.
-        window: of the shuffled order whose positions the steps are about; 0: they are about records of the sources.
-        named: says which records positions are.
+        sources: the sources of the training records.
+        window: the window of the shuffled order; the steps are ranges of its positions. 0: ranges of the sources.
+        named: returns the records at positions, for messages.
     """
+    # A shuffled order is already random, so its positions are planned in sequence.
     train, seed = spec.train, None if window else spec.train.seed
     if window:
         sources = [shuffle.RecordSource(SHUFFLED_SOURCE, sum(source.records for source in sources))]
@@ -90,17 +91,17 @@ def steps(
 
 
 class LocalTraining:
-    """Trains, evaluates, keeps checkpoints and exports.
+    """Trains, evaluates, writes checkpoints and exports the model.
 
     Args:
         spec: the job.
         run: the run directory.
-        model: with optimizer and metrics.
-        readers: opens ``training`` and ``validation``.
-        feeders: ``feed`` by mode.
-        report: is told of everything.
-        watcher: the user's callbacks.
-        stop: what the user wants meanwhile.
+        model: the model with its optimizer and metrics.
+        readers: returns the reader of ``training`` or ``validation``.
+        feeders: returns the feed function of a mode.
+        report: writes events, status and summary.
+        watcher: runs the user's callbacks.
+        stop: says whether the user stops the run.
     """
 
     def __init__(
@@ -128,17 +129,17 @@ class LocalTraining:
         self._skipped = 0
         self._not_finite = 0
         self._passed_over = self._dropped = 0
-        """Records since the last one that was trained with, and how many of them ``feed`` dropped."""
+        """Records since the last trained minibatch, and how many of them ``feed`` dropped."""
         self._epoch_records = 0
         self._saved = 0
         self._evaluated = -1
         self._evaluation_due = False
-        """Whether a run that goes on was stopped after a step, and before the evaluation that follows it."""
+        """Whether the resumed run was stopped after a step and before the evaluation that follows it."""
         self._all = 0
         self._stopped = False
         self._windows: dict[int, tuple[int, int]] = {}
         self.export_loading: str | None = None
-        """Python that loads the export, where it takes more than Keras."""
+        """Python code that loads the exported model, if Keras alone does not."""
         self._window: int | None = None
         self._shuffled: ShuffledReader | None = None
 
@@ -153,8 +154,8 @@ class LocalTraining:
         if self._stopped:
             return self._watcher.stop_reason or "a callback stopped training"
         if self._done < self._all:
-            return f"{self._step} steps are done, as many as max_steps asks for"
-        return "every record is done"
+            return f"max_steps is reached: {self._step} steps are done"
+        return "all records are done"
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
@@ -167,20 +168,20 @@ class LocalTraining:
         self._watcher.restore(found.ledger.get("callbacks", {}), kept)
         self._step = self._saved = found.version
         self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
-        # Checkpoints from before it was kept count as evaluated
+        # Older checkpoints lack "evaluated" and "window": they count as evaluated and not shuffled.
         evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
         self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
-        self._window = found.ledger.get("window", 0)  # checkpoints from before there was one: none
+        self._window = found.ledger.get("window", 0)
         self._report.event(
-            WarningRaised(f"goes on from checkpoint {found.cut}, at step {self._step:,}", time=time.time())
+            WarningRaised(f"continuing from checkpoint {found.cut}, at step {self._step:,}", time=time.time())
         )
 
     def run(self) -> str | None:
-        """Run everything to the end; returns the export's directory.
+        """Train, evaluate, write the last checkpoint and export; returns the export's directory.
 
         Raises:
-            StoppedError: the user stops the run; if it keeps checkpoints, after one of all steps so far.
-            BadInputError: an epoch has fewer records than a minibatch, or ``feed`` drops every record of one.
+            StoppedError: the user stops the run; if it writes checkpoints, one contains all steps so far.
+            BadInputError: an epoch has fewer records than a minibatch, or ``feed`` drops all records of an epoch.
         """
         reader = self._readers("training")
         sources = [shuffle.RecordSource(s.name, s.records) for s in reader.sources()]
@@ -199,14 +200,14 @@ class LocalTraining:
             self._train(sources)
             self._refuse_untrained(self._done)
             if self._model.finalize():
-                # The last checkpoint has different values.
+                # The weights changed: evaluate and save them again although no step was added.
                 self._saved = self._evaluated = -1
             self._watcher.end_training()
             self._evaluate(final=True)
             restored = self._watcher.end_monitors()
             if restored is not None:
                 self._report.changed(metrics=restored)
-                # The last checkpoint does not have what is exported.
+                # The best weights were restored; the last checkpoint must contain what is exported.
                 self._saved = -1
             self._save()
             self._leave_if_stopped()
@@ -215,10 +216,11 @@ class LocalTraining:
     def _leave_if_stopped(self) -> None:
         if self._stop.wanted is not None:
             self._save()
-            raise StoppedError(self._stop.wanted, f"{STOPPED}: checkpoint {self._saved} holds all {self._step:,} steps")
+            reason = f"{STOPPED}: checkpoint {self._saved} contains all {self._step:,} steps"
+            raise StoppedError(self._stop.wanted, reason)
 
     def _choose_order(self, reader: Reader, records: int) -> None:
-        """Shuffle the records as the master of a distributed job would; a resumed run keeps its window."""
+        """Shuffle the records as the master of a distributed job does; a resumed run keeps its window."""
         train = self._spec.train
         if self._window is None:
             portion = train.minibatch_size * train.minibatches_per_task
@@ -234,10 +236,12 @@ class LocalTraining:
             return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
 
         before = bool(getattr(self._model.model, "stop_training", False))
-        if self._evaluation_due and not before:  # callbacks are to see the evaluations of a run that nobody stopped
+        # Callbacks must see the same evaluations as in a run that was not interrupted.
+        if self._evaluation_due and not before:
             self._watcher.begin_training()
             self._evaluate(final=False)
-        if getattr(self._model.model, "stop_training", False):  # before this run went on, or at that evaluation
+        # A callback stopped training before the checkpoint, or at the evaluation above.
+        if getattr(self._model.model, "stop_training", False):
             self._stopped = True
             return
         for plan, minibatch in zip(
@@ -248,14 +252,15 @@ class LocalTraining:
             self._leave_if_stopped()
             if train.evaluation_steps and self._step % train.evaluation_steps == 0:
                 self._evaluate(final=False)
+            # After the evaluation: the checkpoint contains the state that callbacks got from it.
             if every is not None and self._step % every.every_steps == 0:
-                self._save()  # with what callbacks made of the evaluation
+                self._save()
             if getattr(self._model.model, "stop_training", False):
                 self._stopped = True
                 break
 
     def _read(self, planned: Iterator[Planned]) -> Iterator[tuple[int, RecordWindow]]:
-        """Read ahead, on the feeding thread."""
+        """Read the windows of the planned steps. Runs on the feeding thread, ahead of training."""
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
             start, end = plan.task.step_range(plan.step)
@@ -297,12 +302,15 @@ class LocalTraining:
         )
 
     def _refuse_untrained(self, records: int) -> None:
-        """Raise if ``feed`` kept none of the last ``records`` records: a run would end well with an untrained model."""
+        """Raise if ``feed`` dropped all of the last ``records`` records.
+
+        Otherwise the run would succeed and export an untrained model.
+        """
         if self._dropped and self._passed_over >= records:
             raise BadInputError(
-                f"feed kept none of {self._dropped:,} records: there is nothing to train with",
+                f"feed dropped all of {self._dropped:,} records: nothing is left to train on",
                 where=f"{self._spec.model.definition}, feed()",
-                hint="it filters all of them out: see what its filter asks for",
+                hint="check the condition by which feed filters records",
             )
 
     def _evaluate(self, *, final: bool) -> None:

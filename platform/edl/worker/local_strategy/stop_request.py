@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM of strategy Local: training ends after the step at work, and after a checkpoint of it.
+"""Ctrl-C and SIGTERM of strategy Local: training stops after the current step, and after a checkpoint of it.
 
-Python runs signal handlers in the main thread, which trains. While a checkpoint is of use, the first signal is only
-noted, and a timer sees to it that nothing takes longer than ``FINAL_SECONDS``; the second one, and any signal at
+Python runs signal handlers in the main thread, which trains. During training, the first signal is only noted. A timer
+ends the process if the step and the checkpoint take longer than ``FINAL_SECONDS``. A second signal, or a signal at
 another time, ends the process at once.
 """
 
@@ -16,15 +16,17 @@ from typing import Self
 
 from edl.core.cuts import FINAL_SECONDS, STOPPED
 
-_STOPPING = f"Stopping: a checkpoint is written first, {FINAL_SECONDS:g} s at most. A second Ctrl-C skips it."
+_STOPPING = f"Stopping: writing a checkpoint first, for at most {FINAL_SECONDS:g} s. Press Ctrl-C again to skip it."
 
 
 class StoppedError(KeyboardInterrupt):
-    """The user stops the run; no code of the user's catches it by accident.
+    """The user stops the run.
+
+    A ``KeyboardInterrupt``, so that ``except Exception`` in the user's code does not catch it.
 
     Attributes:
-        exit_code: that shells expect after the signal.
-        reason: for people.
+        exit_code: 128 plus the signal's number, as shells expect.
+        reason: the reason for the job's status and summary.
     """
 
     def __init__(self, number: int, reason: str = STOPPED) -> None:
@@ -33,10 +35,10 @@ class StoppedError(KeyboardInterrupt):
 
 
 class StopRequest:
-    """Whether the user wants the run to end: answers SIGINT and SIGTERM until its exit. Main thread only.
+    """Handles SIGINT and SIGTERM inside its ``with`` block. Use it in the main thread.
 
     Attributes:
-        wanted: the signal that came while ``deferred``; None if none did.
+        wanted: the signal that arrived inside :meth:`deferred`, or None.
     """
 
     def __init__(self) -> None:
@@ -54,12 +56,13 @@ class StopRequest:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """In here a first signal is noted in ``wanted``; whoever is in here looks at it between two steps."""
+        """Only note the first signal in ``wanted`` inside this block; its code checks ``wanted`` between two steps."""
         self._deferred = True
         try:
             yield
         finally:
             self._deferred = False
+            # A signal after the last check is only noted: the timer must not interrupt what follows.
             if self.wanted is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
 
