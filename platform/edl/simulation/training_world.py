@@ -1,6 +1,6 @@
 """A whole job without processes: the real core, simulated workers and parameter servers, faults, on a virtual clock.
 
-What a run shows is a function of its seed. While it runs, and in ``check_end``, ``TrainingWorld`` checks what the
+What a run shows is a function of its seed. While it runs, and in ``check_end``, ``World`` checks what the
 design promises (module ``promises``), and that each request has one answer.
 """
 

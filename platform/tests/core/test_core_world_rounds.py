@@ -237,23 +237,13 @@ def start_at_once(self: WorldRounds, worker: str, round_id: RoundId, digest: int
     return [RoundStarted(self.round, self.base_step, done)]
 
 
-def drop_own_state(
-    self: RankState, entry: RoundAnnounced, real: Callable[..., object] = RankState.handle_announced
-) -> object:
-    source = real(self, entry)
-    if source is not None:
-        self.step = None
-    return source
-
-
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
         (WorldRounds, "_believed_step", believe_every_state),
         (WorldRounds, "handle_confirmed", start_at_once),
-        (RankState, "handle_announced", drop_own_state),
     ],
-    ids=["a state from outside is believed", "a round starts unconfirmed", "a state is given up too early"],
+    ids=["a state from outside is believed", "a round starts unconfirmed"],
 )
 def test_the_simulation_notices_a_rule_that_is_left_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Callable[..., object]

@@ -354,7 +354,7 @@ def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, s
 @pytest.mark.parametrize(
     ("source", "spec", "said"),
     [
-        ("def optimizer():\n    return keras.optimizers.Ftrl()", {"strategy": {"get_model_steps": 4}}, "Ftrl computes"),
+        ("def optimizer():\n    return keras.optimizers.Ftrl()", {"strategy": {"get_model_steps": 4}}, "Ftrl"),
         ("def optimizer():\n    return keras.optimizers.SGD(use_ema=True)", {}, "use_ema=True"),
         ("def optimizer():\n    return keras.optimizers.Lamb()", SERVED, "2 parameter servers"),
         (
