@@ -127,7 +127,7 @@ def test_a_data_set_of_one_window_is_read_once_for_all_epochs() -> None:
 
 
 def test_a_reader_that_does_not_give_what_it_was_asked_for_is_refused() -> None:
-    with pytest.raises(BadInputError, match="gave 9 of the 10 records"):
+    with pytest.raises(BadInputError, match="9 of the 10 records"):
         shuffled(MemoryReader([[10]], lacks=1), 5).read(0, 0, 3)
 
 

@@ -18,7 +18,7 @@ from master.master_parts import LONG, TOKEN
 
 from edl.api.errors import RefusedError, StorageError
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.core import lease_timeouts, snapshots
+from edl.core import checkpointing, lease_timeouts
 from edl.core.job import JobStateMachine
 from edl.jobfile.loader import dump_job_spec
 from edl.master import checkpoint_coordinator, master_process
@@ -216,7 +216,7 @@ def test_a_ps_that_lives_and_is_silent_is_replaced(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(master_process, "PsControlClient", partial(PsControlClient, answer_timeout=0.0))
     # Where it falls silent while a checkpoint is saved, that is given up and tried again, and only then it is asked.
     monkeypatch.setattr(checkpoint_coordinator, "_RETRY", RetryPolicy(timeout_seconds=0.2))
-    monkeypatch.setattr(snapshots, "RETRY_SAVING_SECONDS", 0.2)
+    monkeypatch.setattr(checkpointing, "RETRY_SAVING_SECONDS", 0.2)
     with in_process_job() as job:
         job.at_step[8] = lambda worker: next(iter(job.servers.values())).fall_silent()
         assert job.run_master() == 0

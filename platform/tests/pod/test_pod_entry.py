@@ -59,7 +59,7 @@ def test_help() -> None:
 def test_by_hand_it_says_that_pods_start_it(role: str, spec: str) -> None:
     ended = run(role, spec)
     assert ended.returncode == 2
-    assert "lacks EDL_" in ended.stdout
+    assert "has no EDL_" in ended.stdout
     assert "edl submit" in ended.stdout
 
 

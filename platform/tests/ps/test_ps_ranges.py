@@ -111,14 +111,14 @@ def test_a_link_out_of_the_run_is_none_of_its_checkpoints(tmp_path: Path) -> Non
     [{"incarnation": HUGE}, {"incarnation": 0}, {"incarnation": 1, "cut": -1}, {"incarnation": 1, "cut": HUGE}],
 )
 def test_a_master_that_cannot_be_is_refused(tmp_path: Path, request_: dict[str, int]) -> None:
-    with pytest.raises(PeerRefusedError, match="a master of incarnation"):
+    with pytest.raises(PeerRefusedError, match="incarnation"):
         control(tmp_path).Attach(pb.AttachRequest(**request_), None)  # type: ignore[arg-type]
 
 
 def test_rows_are_not_placed_by_fewer_slots_than_there_are(tmp_path: Path) -> None:
     plane = control(tmp_path)
     path = str(tmp_path / "run" / "checkpoints" / "cut-00000001")
-    with pytest.raises(PeerRefusedError, match="256 slots, not 3"):
+    with pytest.raises(PeerRefusedError, match="3 slots, not 256"):
         plane.Attach(pb.AttachRequest(incarnation=1, restore=path, slots=[0, 0, 0]), None)
 
 

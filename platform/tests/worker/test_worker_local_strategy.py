@@ -405,7 +405,8 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert summary["reason"].startswith("Mine: val_loss has not improved for 3 evaluations")
     assert summary["metrics"]["loss"] == min(each["loss"] for each in evaluated)
     rates = [event.decision for event in events(run) if event.kind == "callback_decided" and "rate" in event.decision]
-    assert rates[0] == "the learning rate is now 0.15"
+    assert "the learning rate" in rates[0]
+    assert "0.15" in rates[0]
     assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
 
 

@@ -144,7 +144,12 @@ class Deciding(ScriptedMaster):
         parts = {name: tuple(map(tuple, rows)) for name, rows in described.items()}
         records = train.minibatch_size * train.minibatches_per_task
         state = JobStateMachine(
-            JobSettings(minibatch=train.minibatch_size, task_records=records, shuffle=train.shuffle.window)
+            JobSettings(
+                minibatch=train.minibatch_size,
+                task_records=records,
+                epochs=train.epochs,
+                shuffle=train.shuffle.window,
+            )
         )
         state.begin_incarnation(1)
         events = (DatasetDescribed(**parts, blocks=blocks and BlockLayout.from_json(blocks)), PodsSynced(), Tick())

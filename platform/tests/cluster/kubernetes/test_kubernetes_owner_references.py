@@ -81,7 +81,7 @@ def test_what_is_missing_or_forbidden_keeps_nobody_from_the_rest(
     server.before = refuse
     with caplog.at_level(logging.INFO):
         adopt_objects(server, JOB, UID)  # type: ignore[arg-type]
-    assert "stays behind" in caplog.text
+    assert "edl-digits-spec" in caplog.text
     assert server.stored(SERVICES, names.master_name(JOB))["metadata"]["ownerReferences"]
 
 

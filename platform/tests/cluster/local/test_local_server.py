@@ -81,7 +81,7 @@ def desk() -> Iterator[Desk]:
 @pytest.mark.parametrize(
     ("said", "answer"),
     [
-        (supervisor_protocol.encode_message({"edl": 2, "token": "secret"}), r"version 1 .* client 2"),
+        (supervisor_protocol.encode_message({"edl": 2, "token": "secret"}), r"version 1 .* client has 2"),
         (supervisor_protocol.encode_message({"edl": 1, "token": "secreT"}), "token"),
         (supervisor_protocol.encode_message({"edl": 1, "token": ["secret"]}), "token"),
         (supervisor_protocol.encode_message({"edl": 1}), "token"),
