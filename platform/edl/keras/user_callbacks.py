@@ -360,7 +360,7 @@ class KerasCallbacks:
                 callback.on_epoch_begin(self._evaluation_count)
                 callback.on_epoch_end(self._evaluation_count, dict(logs))
             if self._current_rate() != rate:
-                decisions.append((type(callback).__name__, f"the learning rate is {self._current_rate():.6g} now"))
+                decisions.append((type(callback).__name__, f"the learning rate is now {self._current_rate():.6g}"))
             if self.stop_reason != stopped:
                 decisions.append((type(callback).__name__, self.stop_reason))
         self._evaluation_count, self._last_evaluated_step = self._evaluation_count + 1, step

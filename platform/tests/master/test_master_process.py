@@ -394,4 +394,4 @@ def test_a_run_whose_spec_was_damaged_is_told_with_its_path_and_a_remedy(
         job.run.spec.write_text("{")
         assert main() == 2
         assert str(job.run.spec) in caplog.text
-        assert "put it back" in caplog.text
+        assert "restore it" in caplog.text

@@ -47,5 +47,5 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
 
 @pytest.mark.parametrize("payload", [b"{", b"[]"])
 def test_an_answer_is_a_json_object(payload: bytes) -> None:
-    with pytest.raises(RefusedError, match="not (a )?JSON"):
+    with pytest.raises(RefusedError, match=r"not (a )?JSON"):
         CopyFrame(REPLY_FRAME, payload).json_payload()

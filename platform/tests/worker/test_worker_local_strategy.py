@@ -407,7 +407,7 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     rates = [event.decision for event in events(run) if event.kind == "callback_decided" and "rate" in event.decision]
     assert "the learning rate" in rates[0]
     assert "0.15" in rates[0]
-    assert rates[-1] == f"the learning rate is {float(model.optimizer.learning_rate):.6g} now"
+    assert rates[-1] == f"the learning rate is now {float(model.optimizer.learning_rate):.6g}"
 
 
 def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(local: Callable[..., Local]) -> None:
