@@ -277,7 +277,17 @@ def _is_alive(run: RunDirectory) -> bool:
         return True  # somebody else's
     except (OSError, ValueError, OverflowError):
         return False
-    return True
+    return not _is_thread(int(found[1]))
+
+
+def _is_thread(number: int) -> bool:
+    """Whether a number is that of a thread of another process, which answers signals as a process does (Linux)."""
+    try:
+        status = Path(f"/proc/{number}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    group = re.search(r"^Tgid:\s*(\d+)$", status, re.MULTILINE)
+    return group is not None and int(group[1]) != number
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cli.jobs_desk import jobs_desk
 from support.in_memory_cluster import NOW
 from support.text_keys import missing_keys
 
+from edl.cli import local_runs
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
@@ -267,3 +269,16 @@ def test_a_damaged_run_does_not_hide_the_others(alone: Desk, here: Make, line: b
         (bad / name).write_bytes(line + b"\n")
     assert alone.edl("list") == 0
     assert "digits/r2" in alone.out
+
+
+def test_the_number_of_a_thread_is_no_process_that_runs_a_job() -> None:
+    """Seen once: the number in an old LOCK was that of a thread of another program, and the run counted as running."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        assert local_runs._is_thread(thread.native_id or 0)
+        assert not local_runs._is_thread(os.getpid())
+    finally:
+        ended.set()
+        thread.join()
