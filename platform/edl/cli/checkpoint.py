@@ -22,9 +22,8 @@ from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
 from edl.storage.checkpoint_manifest import CheckpointManifest
 
 if TYPE_CHECKING:
-    from edl.storage.checkpoint_contents import CheckpointContents
     from edl.storage.checkpoint_export import ArrayStatistics
-    from edl.storage.checkpoint_manifest import CheckpointManifest, SkippedCheckpoint
+    from edl.storage.checkpoint_manifest import SkippedCheckpoint
 
 
 _STATISTICS_COLUMNS = ("MIN", "MEAN", "MAX", "NAN")
