@@ -19,6 +19,7 @@ from support.text_keys import missing_keys
 
 from edl.cli import local_runs
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
+from edl.storage.run_directory import RunDirectory
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
 STATUS = {
@@ -271,14 +272,16 @@ def test_a_damaged_run_does_not_hide_the_others(alone: Desk, here: Make, line: b
     assert "digits/r2" in alone.out
 
 
-def test_the_number_of_a_thread_is_no_process_that_runs_a_job() -> None:
+def test_the_number_of_a_thread_is_no_process_that_runs_a_job(tmp_path: Path) -> None:
     """Seen once: the number in an old LOCK was that of a thread of another program, and the run counted as running."""
+    run = RunDirectory(tmp_path / "r1")
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
     try:
-        assert local_runs._is_thread(thread.native_id or 0)
-        assert not local_runs._is_thread(os.getpid())
+        for number, is_alive in ((os.getpid(), True), (thread.native_id, False)):
+            (tmp_path / "LOCK").write_text(f"process {number} on {socket.gethostname()}, run r1, started then")
+            assert local_runs._is_alive(run) is is_alive
     finally:
         ended.set()
         thread.join()
