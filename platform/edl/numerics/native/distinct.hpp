@@ -27,22 +27,31 @@ class Distinct {
     places_.assign(capacity, 0);
     ids_.clear();
     ids_.reserve(count);
+    // In registers: what the loop writes could change members.
+    std::uint32_t* const places = places_.data();
+    const std::int64_t* const known = ids_.data();
     std::size_t most_probes = kMostProbes;
-    std::uint64_t salt = salt_;  // in a register: what is written below could change a member
+    std::uint64_t salt = salt_;
     for (std::size_t i = 0; i < count; ++i) {
-      if (i + kAhead < count) prefetch_to_write(&places_[scattered(ids[i + kAhead], salt) >> shift]);
-      std::size_t here = probe(ids[i], scattered(ids[i], salt) >> shift, most_probes);
-      while (here == capacity) [[unlikely]] {
-        most_probes = scatter_anew(shift, most_probes);
-        salt = salt_;
-        here = probe(ids[i], scattered(ids[i], salt) >> shift, most_probes);
+      if (i + kAhead < count) prefetch_to_write(&places[scattered(ids[i + kAhead], salt) >> shift]);
+      const std::int64_t id = ids[i];
+      std::size_t here = scattered(id, salt) >> shift;
+      std::uint32_t number = places[here];
+      if (number != 0 && known[number - 1] != id) {
+        here = probe(id, here, most_probes);
+        while (here == capacity) [[unlikely]] {
+          most_probes = scatter_anew(shift, most_probes);
+          salt = salt_;
+          here = probe(id, scattered(id, salt) >> shift, most_probes);
+        }
+        number = places[here];
       }
-      const bool is_new = places_[here] == 0;
+      const bool is_new = number == 0;
       if (is_new) {
-        ids_.push_back(ids[i]);
-        places_[here] = static_cast<std::uint32_t>(ids_.size());
+        ids_.push_back(id);
+        places[here] = number = static_cast<std::uint32_t>(ids_.size());
       }
-      use(i, places_[here] - 1, is_new);
+      use(i, number - 1, is_new);
     }
   }
 
@@ -54,14 +63,13 @@ class Distinct {
   static constexpr std::size_t kMostProbes = 256;  // chance ids need some dozens
 
   // Where an id that belongs at `here` is, or would be; as many as there are places if so many from there on are others'.
-  std::size_t probe(std::int64_t id, std::size_t here, std::size_t most_probes) const {
+  [[gnu::noinline]] std::size_t probe(std::int64_t id, std::size_t here, std::size_t most_probes) const {
     const std::uint32_t* const places = places_.data();
     const std::int64_t* const known = ids_.data();
     const std::size_t last = places_.size() - 1;
-    if (places[here] == 0 || known[places[here] - 1] == id) return here;
-    for (std::size_t probes = 1; probes < most_probes; ++probes) {
-      here = (here + 1) & last;
+    for (std::size_t probes = 0; probes < most_probes; ++probes) {
       if (places[here] == 0 || known[places[here] - 1] == id) return here;
+      here = (here + 1) & last;
     }
     return last + 1;
   }
