@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -110,6 +110,11 @@ def field_defaults(section: type) -> dict[str, Any]:
     return values_by_name
 
 
+@cache
+def _required_names(section: type) -> frozenset[str]:
+    return frozenset(section_fields(section)) - field_defaults(section).keys()
+
+
 @dataclass(frozen=True, slots=True)
 class SectionType:
     """A mapping with the fields of a frozen dataclass; an unknown field is a problem.
@@ -141,8 +146,9 @@ class SectionType:
             return place.report_problem(node, f"found {describe_value(node)}, must be {self.expected_text}", advice)
         before = len(place.problems)
         values = {name: self._read_member(name, member, place) for name, member in node.value.items()}
+        allowed = self.allowed_names
         # a misspelled field is reported once, as unknown, and not as missing too
-        meant = {closest_match(name, self.allowed_names) for name in node.value if name not in self.allowed_names}
+        meant = {closest_match(name, allowed) for name in node.value if name not in allowed}
         for name in self._missing_fields({*node.value, *meant}):
             place.enter_member(name).report_problem(
                 node, "is missing", section_fields(self.section)[name].declaration.doc
@@ -185,8 +191,9 @@ class SectionType:
         guess = self.suggest_replacement(name) or (close and f"did you mean '{close}'?")
         return "unknown field" + (f"; {guess}" if guess else ""), f"allowed here: {', '.join(self.allowed_names)}"
 
-    def _missing_fields(self, present: Iterable[str | None]) -> list[str]:
-        return [name for name in section_fields(self.section) if name not in {*present, *field_defaults(self.section)}]
+    def _missing_fields(self, present: Container[str | None]) -> list[str]:
+        required = _required_names(self.section)
+        return [name for name in section_fields(self.section) if name in required and name not in present]
 
     def _default_schema(self, name: str, option: SectionField) -> dict[str, JsonValue]:
         given = field_defaults(self.section)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -199,7 +198,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # The file system has no hard links.
+        # The file system has no hard links. Imported here: shutil loads three compressors, and few masters copy.
+        import shutil
+
         shutil.copyfile(source, target)
         sync_file(target)
 

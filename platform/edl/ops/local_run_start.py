@@ -122,6 +122,7 @@ class LocalRunFollower:
         self._run, self._renderer, self._event_tail = run, renderer, events
         self.progress = RunProgress(start_time)
         self._is_training = not (run.path / PREDICT_FILE).exists()
+        self._status_version: tuple[int, int] | None = None  # inode and time of the status that was read last
         self._stopped_by: int | None = None
         self._deadline: float | None = None
 
@@ -147,8 +148,14 @@ class LocalRunFollower:
             event = _parse_event(value)
             self.progress = self.progress.with_event(event)
             self._renderer.show_event(event, self.progress)
-        with suppress(StorageError, SpecError):  # not there yet, or of another version: the next one may do
+        # OSError: not there yet. SpecError: of another version. The next one may do.
+        with suppress(OSError, StorageError, SpecError):
+            written = self._run.status.stat()
+            # The master replaces it five times a second; half of the polls would read the same one again.
+            if (version := (written.st_ino, written.st_mtime_ns)) == self._status_version:
+                return
             self.progress = self.progress.with_status(section_type.from_json(Status, read_json(self._run.status)))
+            self._status_version = version
 
     def _stop_supervisor(self, supervisor: subprocess.Popen[bytes], stop_signal: Signal) -> None:
         number = SIGINT

@@ -222,6 +222,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         handle, decode = original.unary_unary, original.request_deserializer
         assert handle is not None
         assert decode is not None
+        runs_on_loop = iscoroutinefunction(handle)
 
         def read(data: bytes) -> Any:
             try:
@@ -231,7 +232,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
             return check_message(message) if isinstance(message, Message) else message
 
         async def work(data: bytes, call: CallContext) -> Any:
-            if iscoroutinefunction(handle):
+            if runs_on_loop:
                 return await handle(read(data), call)  # type: ignore[arg-type]  # see Call
             return await call.run_on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
 
