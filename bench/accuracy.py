@@ -12,8 +12,8 @@ import subprocess
 import sys
 from statistics import fmean, stdev
 
-from figures import Figure, Result
-from mnist_job import Workplace, workplace
+from figures import BenchFigure, ScriptResult
+from mnist_job import DigitsFolder, digits_folder
 from script import main, say
 from support.job_process import JobProcess
 from throughput import FIT
@@ -22,46 +22,46 @@ RECORDS = 12_288
 POINT = 100.0
 
 
-def edl_accuracy(place: Workplace, epochs: int, seed: int) -> float:
+def edl_accuracy(digits: DigitsFolder, epochs: int, seed: int) -> float:
     """Accuracy at the end of one run."""
     # Short tasks, so that the workers take turns through the epoch as they do in a job that is larger.
     train = {"epochs": epochs, "seed": seed, "minibatches_per_task": 16}
-    data = {"training": str(place.training), "validation": str(place.held_back)}
-    with JobProcess(place.job("accuracy", train=train, data=data), cwd=place.folder) as run:
+    data = {"training": str(digits.training), "validation": str(digits.held_back)}
+    with JobProcess(digits.job("accuracy", train=train, data=data), cwd=digits.folder) as run:
         found: float = run.summary(300.0)["metrics"]["accuracy"]
     return found
 
 
-def keras_accuracies(place: Workplace, epochs: int, seeds: list[int]) -> list[float]:
+def keras_accuracies(digits: DigitsFolder, epochs: int, seeds: list[int]) -> list[float]:
     """The same from plain Keras."""
-    arguments = ["--epochs", str(epochs), "--held-back", str(place.held_back), "--seeds", *map(str, seeds)]
-    command = [sys.executable, str(FIT), str(place.training), *arguments]
+    arguments = ["--epochs", str(epochs), "--held-back", str(digits.held_back), "--seeds", *map(str, seeds)]
+    command = [sys.executable, str(FIT), str(digits.training), *arguments]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: list[float] = json.loads(ran.stdout)["accuracy"]
     return found
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     seeds = list(range(arguments.rounds))
     ours, theirs = [], []
-    with workplace(RECORDS) as place:
+    with digits_folder(RECORDS) as digits:
         for seed in seeds:
-            ours.append(edl_accuracy(place, arguments.epochs, seed))
-            theirs += keras_accuracies(place, arguments.epochs, [seed])
+            ours.append(edl_accuracy(digits, arguments.epochs, seed))
+            theirs += keras_accuracies(digits, arguments.epochs, [seed])
             say(f"seed {seed}: EDL {ours[-1]:.4f}, Keras {theirs[-1]:.4f}")
-    return Result("accuracy", figures(ours, theirs), {"edl": ours, "keras": theirs, "epochs": arguments.epochs})
+    return ScriptResult("accuracy", figures(ours, theirs), {"edl": ours, "keras": theirs, "epochs": arguments.epochs})
 
 
-def figures(ours: list[float], theirs: list[float]) -> tuple[Figure, ...]:
+def figures(ours: list[float], theirs: list[float]) -> tuple[BenchFigure, ...]:
     behind = POINT * (fmean(theirs) - fmean(ours))
     found = [
-        Figure("held-back digits: accuracy behind plain Keras, mean over seeds", behind, "points", 1.0),
-        Figure("held-back digits: accuracy, EDL", POINT * fmean(ours), "%"),
-        Figure("held-back digits: accuracy, plain Keras", POINT * fmean(theirs), "%"),
+        BenchFigure("held-back digits: accuracy behind plain Keras, mean over seeds", behind, "points", 1.0),
+        BenchFigure("held-back digits: accuracy, EDL", POINT * fmean(ours), "%"),
+        BenchFigure("held-back digits: accuracy, plain Keras", POINT * fmean(theirs), "%"),
     ]
     if len(ours) > 1:
-        found.append(Figure("standard deviation over seeds, EDL", POINT * stdev(ours), "points"))
-        found.append(Figure("standard deviation over seeds, plain Keras", POINT * stdev(theirs), "points"))
+        found.append(BenchFigure("standard deviation over seeds, EDL", POINT * stdev(ours), "points"))
+        found.append(BenchFigure("standard deviation over seeds, plain Keras", POINT * stdev(theirs), "points"))
     return tuple(found)
 
 

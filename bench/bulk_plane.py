@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 import grpc
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from script import main, say
 
 from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
@@ -182,7 +182,7 @@ def run(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]
         process.join()
 
 
-def measured(arguments: argparse.Namespace) -> Result:
+def measured(arguments: argparse.Namespace) -> ScriptResult:
     """The planes take turns in every round."""
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
@@ -194,10 +194,10 @@ def measured(arguments: argparse.Namespace) -> Result:
                     taken[plane][kind] = run(plane, address, arguments.seconds)
             rounds.append(taken)
             say(f"round {number + 1} of {arguments.rounds}")
-    return Result("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
+    return ScriptResult("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
 
 
-def figures(rounds: list[dict[str, Taken]]) -> Iterator[Figure]:
+def figures(rounds: list[dict[str, Taken]]) -> Iterator[BenchFigure]:
     """The shares of bare TCP, each the median of ratios of one round; then what matters to training on one machine."""
 
     def middle(plane: str, kind: str, exchange: str, name: str) -> float:
@@ -209,13 +209,15 @@ def figures(rounds: list[dict[str, Taken]]) -> Iterator[Figure]:
             for taken in rounds
         ]
         name = f"bulk plane: {exchange} of 16 MB, of a bare TCP socket's bandwidth"
-        yield Figure(name, statistics.median(shares), "x", 0.85, at_least=True, aim=0.95)
+        yield BenchFigure(name, statistics.median(shares), "x", 0.85, at_least=True, aim=0.95)
     for plane, name in (("bulk", "bulk plane"), ("bare", "bare TCP")):
         for exchange in ("push", "pull"):
-            yield Figure(f"{name}: {exchange} of 16 MB", middle(plane, "tcp", exchange, "gb_per_second"), "GB/s")
+            yield BenchFigure(f"{name}: {exchange} of 16 MB", middle(plane, "tcp", exchange, "gb_per_second"), "GB/s")
     for plane, name in (("bulk", "bulk plane"), ("grpc", "unary gRPC")):
-        yield Figure(f"{name}: round trip of an empty message", middle(plane, "unix", "empty", "round_trip_us"), "us")
-        yield Figure(f"{name}: 16 MB there and back", middle(plane, "unix", "16 MB", "gb_per_second"), "GB/s")
+        yield BenchFigure(
+            f"{name}: round trip of an empty message", middle(plane, "unix", "empty", "round_trip_us"), "us"
+        )
+        yield BenchFigure(f"{name}: 16 MB there and back", middle(plane, "unix", "16 MB", "gb_per_second"), "GB/s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import joining
-from figures import Figure, Result, percentile
+from figures import BenchFigure, ScriptResult, percentile
 from script import main, say
-from stalls import Saved, beyond_usual, checkpoints, each_saved, longest, read, step_logs, windows
+from stalls import SavedCheckpoint, beyond_usual, checkpoints, each_saved, longest, read, step_logs, windows
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -52,7 +52,7 @@ def job(folder: Path, rows: int, every: int) -> Path:
     return file
 
 
-def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[Saved], float]:
+def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[SavedCheckpoint], float]:
     """Take ``count`` checkpoints of the whole table; returns them and the bytes of the last one."""
     full = -(-rows // EACH) // MINIBATCH
     with JobProcess(job(folder, rows, every), cwd=folder) as run:
@@ -66,18 +66,18 @@ def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[Saved
     return saved, float(size)
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     with TemporaryDirectory(prefix="edl-bench-") as name:
         found, details = large_table(Path(name), given)
         more, details["joining"] = joining.measure(Path(name), given.rounds)
-    return Result("checkpoint_stall", (*found, *more), details)
+    return ScriptResult("checkpoint_stall", (*found, *more), details)
 
 
-def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[BenchFigure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
     with step_logs() as kept:
         saved, size = run_job(folder, given.rows, given.every, given.rounds)
-        workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
+        workers = [read(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
     taken = windows(workers, saved)
     usual = median(workers[0].apart(taken))
     [worker] = beyond_usual(workers, taken)
@@ -93,15 +93,15 @@ def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[Figure, 
     return figures(stalls, float(quiet.max()), saved, given.rows), details
 
 
-def figures(stalls: list[float], quiet: float, saved: list[Saved], rows: int) -> tuple[Figure, ...]:
+def figures(stalls: list[float], quiet: float, saved: list[SavedCheckpoint], rows: int) -> tuple[BenchFigure, ...]:
     name = f"checkpoint of {rows / 1e6:.3g} M rows"
     return (
-        Figure(
+        BenchFigure(
             f"{name}: longest stall of a worker, median of {len(stalls)}", 1e3 * median(stalls), "ms", 50.0, aim=20.0
         ),
-        Figure(f"{name}: the worst of {len(stalls)}", 1e3 * max(stalls), "ms"),
-        Figure(f"{name}: longest stall while there is none", 1e3 * quiet, "ms"),
-        Figure(f"{name}: updates pause", 1e3 * median(one.pause for one in saved), "ms"),
+        BenchFigure(f"{name}: the worst of {len(stalls)}", 1e3 * max(stalls), "ms"),
+        BenchFigure(f"{name}: longest stall while there is none", 1e3 * quiet, "ms"),
+        BenchFigure(f"{name}: updates pause", 1e3 * median(one.pause for one in saved), "ms"),
     )
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from script import main, say
 
 EDL = Path(sys.executable).with_name("edl")
@@ -26,7 +26,7 @@ def wall(command: list[str]) -> float:
     return time.perf_counter() - began
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     help_command, bare_command = [str(EDL), "--help"], [sys.executable, "-c", "pass"]
     wall(help_command)  # the first run reads the disk
     ours, bare = [], []
@@ -35,10 +35,10 @@ def measure(arguments: argparse.Namespace) -> Result:
         bare.append(wall(bare_command))
     say(f"{arguments.rounds} runs of edl --help")
     figures = (
-        Figure("`edl --help`", 1e3 * median(ours), "ms", limit=200),
-        Figure("an empty Python process, in the same run", 1e3 * median(bare), "ms"),
+        BenchFigure("`edl --help`", 1e3 * median(ours), "ms", limit=200),
+        BenchFigure("an empty Python process, in the same run", 1e3 * median(bare), "ms"),
     )
-    return Result("cli", figures, {"edl_help_seconds": ours, "empty_python_seconds": bare})
+    return ScriptResult("cli", figures, {"edl_help_seconds": ours, "empty_python_seconds": bare})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ BLOCKS = 16
 
 
 @dataclass(frozen=True)
-class ClickPlace:
+class ClickLogFolder:
     """A folder with a click log: ``train``, ``test`` and ``about.json`` below ``log``.
 
     Attributes:
@@ -66,12 +66,12 @@ class ClickPlace:
 
 
 @contextmanager
-def click_place(records: int, vocabulary: int, validation: float = 0.02) -> Iterator[ClickPlace]:
+def click_log_folder(records: int, vocabulary: int, validation: float = 0.02) -> Iterator[ClickLogFolder]:
     """A folder with a log of so many records, removed at the end."""
     with TemporaryDirectory(prefix="edl-bench-") as folder:
         options = ["--records", str(records), "--vocabulary", str(vocabulary), "--validation", str(validation)]
         subprocess.run([EDL, "data", "clicks", f"{folder}/log", *options], check=True, capture_output=True)
-        yield ClickPlace(Path(folder), vocabulary)
+        yield ClickLogFolder(Path(folder), vocabulary)
 
 
 def records_of(folder: Path, most: int | None = None) -> list[bytes]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edl.worker.feed_pipeline import Minibatch
 
 
-class Limit:
+class ComputeLimit:
     """Minibatches of ``batch`` records of a folder, and the network of ``definition`` that trains on them.
 
     Args:
@@ -110,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     import_tensorflow()
     set_thread_counts(workers=given.workers)
-    serve(Limit(given.training, given.zoo, given.vocabulary, given.batch).rate)
+    serve(ComputeLimit(given.training, given.zoo, given.vocabulary, given.batch).rate)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 
 import grpc
 import psutil
-from figures import Figure, Result, percentile
+from figures import BenchFigure, ScriptResult, percentile
 from script import main, say
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -76,7 +76,7 @@ REQUESTS = ("Lease", "Progress", "Report")
 # ---------------------------------------------------------------------------------------------------- the two servers
 
 
-class PlayedServers:
+class ScriptedServers:
     """A parameter server that answers everything at once, from a thread of its own as the real ones do."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     tune_interpreter()  # as edl.master.master_process does
     journal, _ = Journal.open(Path(folder), holder="benchmark")
     settings = JobSettings(minibatch=MINIBATCH, task_records=MINIBATCH * STEPS, workers=CLIENTS)
-    servers = PlayedServers()
+    servers = ScriptedServers()
     shell = servers.shell = MasterShell(
         JobStateMachine(settings), journal, pods=NoPods(), ps_client=servers, emit_event=lambda what: None
     )
@@ -252,7 +252,7 @@ def client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
 
 
 @dataclass(frozen=True)
-class Round:
+class TargetRound:
     """One target, measured once."""
 
     target: str
@@ -265,7 +265,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A server's process."""
 
     name: str
@@ -286,7 +286,7 @@ def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connecti
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Server]]]:
+def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, ServerProcess]]]:
     """Both servers and all clients; yields the pipes of the clients."""
     servers = {
         "master": spawned(serve_master, f"unix:{folder}/master", str(folder / "journal")),
@@ -299,7 +299,7 @@ def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Server]]
             pipe.recv()
         yield (
             [pipe for _, pipe in clients],
-            {name: Server(name, psutil.Process(process.pid), pipe) for name, (process, pipe) in servers.items()},
+            {name: ServerProcess(name, psutil.Process(process.pid), pipe) for name, (process, pipe) in servers.items()},
         )
     finally:
         for process, pipe in (*clients, *servers.values()):
@@ -308,7 +308,7 @@ def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, Server]]
             process.join(20)
 
 
-def measure_round(server: Server, clients: Sequence[Connection], seconds: float) -> Round:
+def measure_round(server: ServerProcess, clients: Sequence[Connection], seconds: float) -> TargetRound:
     begin, cpu = time.monotonic() + 0.1, server.cpu_seconds()
     for pipe in clients:
         pipe.send((server.name, begin, begin + seconds))
@@ -316,12 +316,12 @@ def measure_round(server: Server, clients: Sequence[Connection], seconds: float)
     took = [seconds for each, _ in answers for seconds in each]
     span = max(ended for _, ended in answers) - begin
     cpu = (server.cpu_seconds() - cpu) / len(took)
-    return Round(server.name, len(took) / span, median(took), percentile(took, 0.99), max(took), 1e6 * cpu)
+    return TargetRound(server.name, len(took) / span, median(took), percentile(took, 0.99), max(took), 1e6 * cpu)
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     each = arguments.seconds / arguments.rounds
-    rounds: list[Round] = []
+    rounds: list[TargetRound] = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, running(Path(folder)) as (clients, servers):
         for server in servers.values():
             measure_round(server, clients, min(1.0, each))  # connects and warms up
@@ -331,17 +331,17 @@ def measure(arguments: argparse.Namespace) -> Result:
                 say(described(rounds[-1]))
         servers["master"].pipe.send(None)
         told = servers["master"].pipe.recv()
-    return Result("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
+    return ScriptResult("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
 
 
-def described(taken: Round) -> str:
+def described(taken: TargetRound) -> str:
     return (
         f"{taken.target}: {taken.requests_per_second:.0f} requests/s, p99 {1e3 * taken.p99:.1f} ms, "
         f"{taken.server_cpu_us:.0f} us of server CPU a request"
     )
 
 
-def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ...]:
+def figures(rounds: Sequence[TargetRound], told: dict[str, float]) -> tuple[BenchFigure, ...]:
     def middle(target: str, name: str) -> float:
         found: float = median(getattr(r, name) for r in rounds if r.target == target)
         return found
@@ -349,13 +349,13 @@ def figures(rounds: Sequence[Round], told: dict[str, float]) -> tuple[Figure, ..
     ours, bare = ([r.requests_per_second for r in rounds if r.target == target] for target in ("master", "echo"))
     ratio = median(a / b for a, b in zip(ours, bare, strict=True))  # neighbours: a slow minute is slow for both
     return (
-        Figure("control plane: requests/s, of a bare gRPC echo server's", ratio, "x", limit=0.5, at_least=True),
-        Figure("control plane: p99", 1e3 * middle("master", "p99"), "ms", limit=25),
-        Figure("control plane: requests/s", median(ours), "1/s"),
-        Figure("bare echo: requests/s", median(bare), "1/s"),
-        Figure("bare echo: p99", 1e3 * middle("echo", "p99"), "ms"),
-        Figure("journal: fdatasync, median", 1e3 * told["fsync_median"], "ms"),
-        Figure("journal: fdatasync, p99", 1e3 * told["fsync_p99"], "ms"),
+        BenchFigure("control plane: requests/s, of a bare gRPC echo server's", ratio, "x", limit=0.5, at_least=True),
+        BenchFigure("control plane: p99", 1e3 * middle("master", "p99"), "ms", limit=25),
+        BenchFigure("control plane: requests/s", median(ours), "1/s"),
+        BenchFigure("bare echo: requests/s", median(bare), "1/s"),
+        BenchFigure("bare echo: p99", 1e3 * middle("echo", "p99"), "ms"),
+        BenchFigure("journal: fdatasync, median", 1e3 * told["fsync_median"], "ms"),
+        BenchFigure("journal: fdatasync, p99", 1e3 * told["fsync_p99"], "ms"),
     )
 
 

@@ -20,9 +20,9 @@ from signal import SIGKILL
 from statistics import fmean, stdev, variance
 from typing import Any
 
-from click_job import ClickPlace, click_place
-from figures import Figure, Result
-from peer import Peer
+from click_job import ClickLogFolder, click_log_folder
+from figures import BenchFigure, ScriptResult
+from peer import PeerScript
 from script import main, say
 from support.job_process import JobProcess, JobStuckError
 from support.journal_bytes import MalformedJournalError, read_entries
@@ -37,16 +37,16 @@ POLL_SECONDS = 0.5
 Aucs = dict[str, list[float]]
 
 
-def job(place: ClickPlace, model: str, mode: str, seed: int) -> Any:
+def job(clicks: ClickLogFolder, model: str, mode: str, seed: int) -> Any:
     """A job file of one run."""
     batch = BATCH // 2 if mode == "sync" else BATCH
     strategy = {"mode": mode} | ({"grads_to_wait": 2} if mode == "sync" else {})
-    return place.job(
+    return clicks.job(
         f"{mode}-{model.replace('_', '-')}",
         model,
         params=PARAMS,
         strategy=strategy,
-        data={"training": str(place.training), "validation": str(place.held_back)},
+        data={"training": str(clicks.training), "validation": str(clicks.held_back)},
         train={
             "epochs": EPOCHS,
             "seed": seed,
@@ -58,16 +58,16 @@ def job(place: ClickPlace, model: str, mode: str, seed: int) -> Any:
     )
 
 
-def synchronous(place: ClickPlace, model: str, seed: int) -> float:
+def synchronous(clicks: ClickLogFolder, model: str, seed: int) -> float:
     """AUC of an undisturbed synchronous job."""
-    with JobProcess(job(place, model, "sync", seed), cwd=place.folder) as run:
+    with JobProcess(job(clicks, model, "sync", seed), cwd=clicks.folder) as run:
         found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
     return found
 
 
-def asynchronous(place: ClickPlace, model: str, seed: int) -> tuple[float, int]:
+def asynchronous(clicks: ClickLogFolder, model: str, seed: int) -> tuple[float, int]:
     """AUC of a job that loses two workers and gets two; and how many of those that were added made steps."""
-    with JobProcess(job(place, model, "async", seed), cwd=place.folder) as run:
+    with JobProcess(job(clicks, model, "async", seed), cwd=clicks.folder) as run:
         run.wait_status(lambda status: _done(status) >= KILL_FROM and len(_training(status)) == 2)
         first = _training(run.status())
         run.send("worker", min(first), SIGKILL)
@@ -105,38 +105,38 @@ def _stepped(entries: Sequence[Mapping[str, Any]]) -> set[str]:
     return {holders[entry["lease"]] for entry in entries if entry["kind"] in ("progress", "done")}
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     aucs: dict[str, Aucs] = {model: {"keras": [], "sync": [], "async": []} for model in MODELS}
     added: list[int] = []
     params = PARAMS | {"vocabulary": given.vocabulary}
-    with click_place(given.records, given.vocabulary, HELD_BACK) as place:
-        arguments = [str(place.training), str(place.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
+    with click_log_folder(given.records, given.vocabulary, HELD_BACK) as clicks:
+        arguments = [str(clicks.training), str(clicks.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
         for seed in range(given.rounds):
-            with Peer("convergence_fit.py", *arguments) as keras:  # gone while jobs have the machine
+            with PeerScript("convergence_fit.py", *arguments) as keras:  # gone while jobs have the machine
                 for model, found in aucs.items():
-                    found["keras"].append(keras.ask(model=model, seed=seed, params=params)["auc"])
+                    found["keras"].append(keras.request(model=model, seed=seed, params=params)["auc"])
             for model, found in aucs.items():
-                found["sync"].append(synchronous(place, model, seed))
+                found["sync"].append(synchronous(clicks, model, seed))
                 if seed < given.disturbed:
-                    auc, count = asynchronous(place, model, seed)
+                    auc, count = asynchronous(clicks, model, seed)
                     found["async"].append(auc)
                     added.append(count)
                 say(f"seed {seed}, {MODELS[model]}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items() if v))
-        best = place.best
+        best = clicks.best
     details = {"aucs": aucs, "best": best, "added_that_made_steps": added, "settings": _settings(given)}
-    return Result("convergence", tuple(figures(aucs, best)), details)
+    return ScriptResult("convergence", tuple(figures(aucs, best)), details)
 
 
 def _settings(given: argparse.Namespace) -> dict[str, Any]:
     return PARAMS | {"batch": BATCH, "epochs": EPOCHS, "records": given.records, "vocabulary": given.vocabulary}
 
 
-def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[Figure]:
+def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[BenchFigure]:
     """Differences to Keras, then what they are made of."""
     for model, name in MODELS.items():
         keras, sync, disturbed = (aucs[model][side] for side in ("keras", "sync", "async"))
         apart = abs(fmean(sync) - fmean(keras))
-        yield Figure(
+        yield BenchFigure(
             f"{name}, synchronous: AUC apart from Keras', {len(sync)} seeds",
             apart,
             "AUC",
@@ -144,18 +144,18 @@ def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[Figure]:
             note="three standard errors",
         )
         behind = fmean(keras) - fmean(disturbed)
-        yield Figure(
+        yield BenchFigure(
             f"{name}, asynchronous, 2 workers killed and 2 added: AUC behind Keras', {len(disturbed)} seeds",
             behind,
             "AUC",
             0.002,
         )
-    yield Figure("the best AUC on this log (planted)", best, "AUC")
+    yield BenchFigure("the best AUC on this log (planted)", best, "AUC")
     for model, name in MODELS.items():
         for side, said in (("keras", "Keras"), ("sync", "synchronous"), ("async", "asynchronous")):
-            yield Figure(f"{name}, {said}: AUC", fmean(aucs[model][side]), "AUC")
+            yield BenchFigure(f"{name}, {said}: AUC", fmean(aucs[model][side]), "AUC")
         if len(aucs[model]["keras"]) > 1:
-            yield Figure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
+            yield BenchFigure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
 
 
 def noise(one: Sequence[float], other: Sequence[float]) -> float | None:

@@ -25,7 +25,7 @@ def parsed(folder: Path) -> Any:
     return tf.data.Dataset.from_tensor_slices(everything.get_single_element()), len(records)
 
 
-class Fits:
+class ModelFits:
     """Trains a model anew for each question."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("held_back", type=Path)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
-    serve(Fits(parser.parse_args()).auc)
+    serve(ModelFits(parser.parse_args()).auc)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import argparse
 from dataclasses import dataclass
 from statistics import median
 
-from figures import Figure, Result
-from mnist_job import Workplace, workplace
+from figures import BenchFigure, ScriptResult
+from mnist_job import DigitsFolder, digits_folder
 from script import main, say
 from support.job_process import JobProcess
 
@@ -19,7 +19,7 @@ LONGEST_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
-class Model:
+class PausedModel:
     """The MLP with so many hidden units, and how often it is saved: a second or two apart."""
 
     hidden: int
@@ -30,12 +30,12 @@ class Model:
         return (784 + 1) * self.hidden + (self.hidden + 1) * 10
 
 
-MODELS = (Model(128, 300), Model(12_600, 30))
+MODELS = (PausedModel(128, 300), PausedModel(12_600, 30))
 
 
-def pauses(place: Workplace, model: Model, count: int) -> list[float]:
+def pauses(digits: DigitsFolder, model: PausedModel, count: int) -> list[float]:
     """The pauses of ``count`` checkpoints in the middle of a run, in seconds."""
-    job = place.job(
+    job = digits.job(
         f"pause-{model.hidden}",
         params={"hidden": model.hidden},
         train={"epochs": 100_000},
@@ -43,7 +43,7 @@ def pauses(place: Workplace, model: Model, count: int) -> list[float]:
     )
     found: list[float] = []
     after = 0
-    with JobProcess(job, cwd=place.folder) as run:
+    with JobProcess(job, cwd=digits.folder) as run:
         while len(found) < count:
             line = run.wait_line(
                 lambda line: line["event"] == "checkpoint_saved" and line["step"] > 0, LONGEST_SECONDS, after
@@ -56,20 +56,20 @@ def pauses(place: Workplace, model: Model, count: int) -> list[float]:
     return found
 
 
-def measure(arguments: argparse.Namespace) -> Result:
-    with workplace(4096) as place:
-        found = {model: pauses(place, model, arguments.rounds) for model in MODELS}
+def measure(arguments: argparse.Namespace) -> ScriptResult:
+    with digits_folder(4096) as digits:
+        found = {model: pauses(digits, model, arguments.rounds) for model in MODELS}
     figures = [
-        Figure(f"updates pause for a checkpoint of {model.parameters / 1e6:.1f} M parameters", 1e3 * value, "ms")
+        BenchFigure(f"updates pause for a checkpoint of {model.parameters / 1e6:.1f} M parameters", 1e3 * value, "ms")
         for model, taken in found.items()
         for value in (median(taken),)
     ]
     worst = [
-        Figure(f"the longest of {len(taken)} of {model.parameters / 1e6:.1f} M parameters", 1e3 * max(taken), "ms")
+        BenchFigure(f"the longest of {len(taken)} of {model.parameters / 1e6:.1f} M parameters", 1e3 * max(taken), "ms")
         for model, taken in found.items()
     ]
     details = {str(model.parameters): taken for model, taken in found.items()}
-    return Result("cut_pause", (*figures, *worst), {"pause_seconds": details})
+    return ScriptResult("cut_pause", (*figures, *worst), {"pause_seconds": details})
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from click_job import BLOCKS, ClickPlace, click_place, records_of
-from figures import Figure, Result, steady_rate
+from click_job import BLOCKS, ClickLogFolder, click_log_folder, records_of
+from figures import BenchFigure, ScriptResult, steady_rate
 from mnist_job import ZOO
-from peer import Peer, ask_all
+from peer import PeerScript, ask_all
 from script import main, say
 from support.job_process import JobProcess
 
@@ -41,15 +41,15 @@ Rates = dict[str, float]
 
 
 @contextmanager
-def in_its_middle(place: ClickPlace, batch: int, changes: Sequence[str] = ()) -> Iterator[JobProcess]:
+def in_its_middle(clicks: ClickLogFolder, batch: int, changes: Sequence[str] = ()) -> Iterator[JobProcess]:
     """The job at a batch, with ``changes`` (FIELD=VALUE) of it, once all workers train and have for a while."""
     train = {
         "epochs": 100_000,
         "minibatch_size": batch,
         "minibatches_per_task": max(1, TASK_RECORDS // batch),
     }
-    job = place.job(f"deepfm-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
-    with JobProcess(job, *(word for change in changes for word in ("--set", change)), cwd=place.folder) as run:
+    job = clicks.job(f"deepfm-{batch}", train=train, checkpoint=None, workers={"max": WORKERS})
+    with JobProcess(job, *(word for change in changes for word in ("--set", change)), cwd=clicks.folder) as run:
         run.wait_status(lambda status: status["step"] >= WARM_STEPS and _at_work(status) == WORKERS)
         time.sleep(WARM_SECONDS)
         yield run
@@ -57,10 +57,10 @@ def in_its_middle(place: ClickPlace, batch: int, changes: Sequence[str] = ()) ->
         run.wait()
 
 
-def edl_rate(place: ClickPlace, batch: int, given: argparse.Namespace) -> float:
+def edl_rate(clicks: ClickLogFolder, batch: int, given: argparse.Namespace) -> float:
     """Samples a second of a job in its middle."""
     samples: list[tuple[float, int]] = []
-    with in_its_middle(place, batch, given.set) as run:
+    with in_its_middle(clicks, batch, given.set) as run:
         until = time.monotonic() + given.seconds
         while time.monotonic() < until:
             status = run.status()
@@ -74,7 +74,7 @@ def _at_work(status: Mapping[str, Any]) -> int:
     return sum(worker["state"] == "training" for worker in status["workers"])
 
 
-class Sides:
+class ComparedSides:
     """The peers, started and tuned.
 
     Args:
@@ -82,26 +82,26 @@ class Sides:
         given: of the command line.
     """
 
-    def __init__(self, place: ClickPlace, given: argparse.Namespace, running: ExitStack) -> None:
-        self._place, self._given, self._running = place, given, running
-        vocabulary = ["--vocabulary", str(place.vocabulary)]
-        folder = str(tf_records(place))
+    def __init__(self, clicks: ClickLogFolder, given: argparse.Namespace, running: ExitStack) -> None:
+        self._clicks, self._given, self._running = clicks, given, running
+        vocabulary = ["--vocabulary", str(clicks.vocabulary)]
+        folder = str(tf_records(clicks))
         self._limits = {batch: self._limit(batch, vocabulary) for batch in given.batches}
-        self._strategy = running.enter_context(Peer("parameter_server_strategy.py", folder, *vocabulary))
+        self._strategy = running.enter_context(PeerScript("parameter_server_strategy.py", folder, *vocabulary))
         smallest = ["--batch", str(min(given.batches))]
-        self._fit = running.enter_context(Peer("deepfm_fit.py", folder, *vocabulary, *smallest))
+        self._fit = running.enter_context(PeerScript("deepfm_fit.py", folder, *vocabulary, *smallest))
         self.tried: dict[str, list[dict[str, Any]]] = {}
         self._best = {batch: self._tuned(self._strategy, UNROLLS, batch=batch) for batch in given.batches}
         self._best_fit = self._tuned(self._fit, FITS)
 
-    def _limit(self, batch: int, vocabulary: list[str]) -> list[Peer]:
-        arguments = [str(self._place.training), str(ZOO), *vocabulary]
+    def _limit(self, batch: int, vocabulary: list[str]) -> list[PeerScript]:
+        arguments = [str(self._clicks.training), str(ZOO), *vocabulary]
         arguments += ["--batch", str(batch), "--workers", str(WORKERS)]
-        return [self._running.enter_context(Peer("compute_only.py", *arguments)) for _ in range(WORKERS)]
+        return [self._running.enter_context(PeerScript("compute_only.py", *arguments)) for _ in range(WORKERS)]
 
-    def _tuned(self, peer: Peer, ways: tuple[dict[str, Any], ...], **question: Any) -> dict[str, Any]:
+    def _tuned(self, peer: PeerScript, ways: tuple[dict[str, Any], ...], **question: Any) -> dict[str, Any]:
         """The fastest of some ways."""
-        tried = [question | way | peer.ask(seconds=self._given.seconds / 4, **question, **way) for way in ways]
+        tried = [question | way | peer.request(seconds=self._given.seconds / 4, **question, **way) for way in ways]
         self.tried.setdefault(peer.name, []).extend(tried)
         say(f"{peer.name}: " + ", ".join(_shown(one) for one in tried))
         best = max(tried, key=lambda one: one["rate"])
@@ -110,14 +110,14 @@ class Sides:
     def turn(self, batch: int) -> Rates:
         """One round at one batch."""
         seconds = self._given.seconds
-        taken = {"edl": edl_rate(self._place, batch, self._given)}
+        taken = {"edl": edl_rate(self._clicks, batch, self._given)}
         for name, fed in (("limit", True), ("limit_in_memory", False)):
             answers = ask_all(self._limits[batch], seconds=seconds / 2, fed=fed)
             taken[name] = sum(answer["rate"] for answer in answers)
-        taken["strategy"] = self._strategy.ask(seconds=seconds / 2, **self._best[batch])["rate"]
-        taken["strategy_by_step"] = self._strategy.ask(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
+        taken["strategy"] = self._strategy.request(seconds=seconds / 2, **self._best[batch])["rate"]
+        taken["strategy_by_step"] = self._strategy.request(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
         if batch == min(self._given.batches):
-            taken["fit"] = self._fit.ask(seconds=seconds / 2, **self._best_fit)["rate"]
+            taken["fit"] = self._fit.request(seconds=seconds / 2, **self._best_fit)["rate"]
         return taken
 
     @property
@@ -131,28 +131,28 @@ def _shown(tried: dict[str, Any]) -> str:
     return f"{way} {tried['rate']:,.0f}/s"
 
 
-def tf_records(place: ClickPlace) -> Path:
+def tf_records(clicks: ClickLogFolder) -> Path:
     """The training records again, as TensorFlow reads them fastest."""
     import tensorflow as tf
 
-    folder = place.folder / "tfrecord"
+    folder = clicks.folder / "tfrecord"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
-        for record in records_of(place.training):
+        for record in records_of(clicks.training):
             writer.write(record)
     return folder
 
 
 @contextmanager
-def sides(given: argparse.Namespace) -> Iterator[Sides]:
+def sides(given: argparse.Namespace) -> Iterator[ComparedSides]:
     with (
-        click_place(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as place,
+        click_log_folder(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as clicks,
         ExitStack() as running,
     ):
-        yield Sides(place, given, running)
+        yield ComparedSides(clicks, given, running)
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     rounds: dict[int, list[Rates]] = {batch: [] for batch in given.batches}
     with sides(given) as taking_turns:
         for number in range(given.rounds):
@@ -162,7 +162,7 @@ def measure(given: argparse.Namespace) -> Result:
                 say(f"round {number + 1} of {given.rounds}, batch {batch}: {rates}")
         settings = taking_turns.settings | {"set": given.set, "vocabulary": given.vocabulary}
         tried = taking_turns.tried
-    return Result("deepfm", tuple(figures(rounds)), {"rounds": rounds, "settings": settings, "tried": tried})
+    return ScriptResult("deepfm", tuple(figures(rounds)), {"rounds": rounds, "settings": settings, "tried": tried})
 
 
 REQUIRED = {
@@ -180,7 +180,7 @@ NAMES = {
 }
 
 
-def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[Figure]:
+def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[BenchFigure]:
     """Ratios, then the rates themselves."""
     for other, name in NAMES.items():
         for batch, taken in rounds.items():
@@ -188,14 +188,14 @@ def figures(rounds: Mapping[int, list[Rates]]) -> Iterator[Figure]:
                 continue
             required, aim = REQUIRED.get((other, batch), (None, None))
             share = median(one["edl"] / one[other] for one in taken)
-            yield Figure(f"DeepFM, batch {batch}: samples/s, {name}", share, "x", required, at_least=True, aim=aim)
+            yield BenchFigure(f"DeepFM, batch {batch}: samples/s, {name}", share, "x", required, at_least=True, aim=aim)
     for batch, taken in rounds.items():
         share = median(one["edl"] / one["limit_in_memory"] for one in taken)
-        yield Figure(f"DeepFM, batch {batch}: of the step function alone, minibatches in memory too", share, "x")
+        yield BenchFigure(f"DeepFM, batch {batch}: of the step function alone, minibatches in memory too", share, "x")
         for side, name in (("edl", "1 PS + 2 workers"), ("limit", "without a PS"), ("strategy", "PS strategy")):
-            yield Figure(f"DeepFM, batch {batch}: {name}", median(one[side] for one in taken), "samples/s")
+            yield BenchFigure(f"DeepFM, batch {batch}: {name}", median(one[side] for one in taken), "samples/s")
         if "fit" in taken[0]:
-            yield Figure(f"DeepFM, batch {batch}: `keras.fit`", median(one["fit"] for one in taken), "samples/s")
+            yield BenchFigure(f"DeepFM, batch {batch}: `keras.fit`", median(one["fit"] for one in taken), "samples/s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras_fit import Clock
+from keras_fit import EpochClock
 from mnist_job import ZOO
 from parameter_server_strategy import dataset
 from peer import serve
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ZOO.parent))
 from model_zoo.deepfm import deepfm
 
 
-class Side:
+class FitSide:
     """A compiled model for each way to fit."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -37,7 +37,7 @@ class Side:
         begun = time.perf_counter()
         model.fit(self._data, epochs=1, steps_per_epoch=execution, verbose=0)
         blocks = max(1, int(question["seconds"] / 2 / (time.perf_counter() - begun)))
-        clock = Clock()
+        clock = EpochClock()
         model.fit(self._data, epochs=3, steps_per_epoch=blocks * execution, verbose=0, callbacks=[clock])
         return {"rate": 2 * blocks * execution * batch / (clock.ends[-1] - clock.ends[0])}
 
@@ -60,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     keras.utils.set_random_seed(0)
     tf.get_logger().setLevel("ERROR")
-    serve(Side(given).rate)
+    serve(FitSide(given).rate)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from native_table import status
 from script import main, say
 
@@ -58,7 +58,7 @@ def built(model: str, rows: int) -> Built:
     return found
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     if given.only:
         print(json.dumps(build(given.only, given.rows)))
         raise SystemExit
@@ -70,28 +70,28 @@ def measure(given: argparse.Namespace) -> Result:
         taken["small"] = built(MODELS[0], 1000)
         rounds.append(taken)
         say(f"round {number + 1} of {given.rounds}: {_shown(taken)}")
-    return Result("embedding_build", tuple(figures(rounds, given.rows)), {"rounds": rounds, "rows": given.rows})
+    return ScriptResult("embedding_build", tuple(figures(rounds, given.rows)), {"rounds": rounds, "rows": given.rows})
 
 
 def _shown(taken: Mapping[str, Built]) -> str:
     return ", ".join(f"{name} {one['megabytes']:.0f} MB {one['seconds']:.2f} s" for name, one in taken.items())
 
 
-def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[Figure]:
+def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[BenchFigure]:
     """The functional model in every round; the others once."""
 
     def middle(model: str, name: str) -> float:
         return median(taken[model][name] for taken in rounds if model in taken)
 
     table = f"`Embedding` of {rows / 1e6:.3g} M x 16"
-    yield Figure(f"{table} builds: memory above TensorFlow", middle("functional", "megabytes"), "MB", 300.0)
-    yield Figure(f"{table} builds: time", middle("functional", "seconds"), "s", 3.0)
+    yield BenchFigure(f"{table} builds: memory above TensorFlow", middle("functional", "megabytes"), "MB", 300.0)
+    yield BenchFigure(f"{table} builds: time", middle("functional", "seconds"), "s", 3.0)
     for model in MODELS[1:]:
         name = model.lower()
-        yield Figure(f"the same, {name} model: memory", middle(model, "megabytes"), "MB")
-        yield Figure(f"the same, {name} model: time", middle(model, "seconds"), "s")
-    yield Figure("the same model with 1000 rows: memory", middle("small", "megabytes"), "MB")
-    yield Figure("the same model with 1000 rows: time", middle("small", "seconds"), "s")
+        yield BenchFigure(f"the same, {name} model: memory", middle(model, "megabytes"), "MB")
+        yield BenchFigure(f"the same, {name} model: time", middle(model, "seconds"), "s")
+    yield BenchFigure("the same model with 1000 rows: memory", middle("small", "megabytes"), "MB")
+    yield BenchFigure("the same model with 1000 rows: time", middle("small", "seconds"), "s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

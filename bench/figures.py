@@ -15,7 +15,7 @@ PACKAGES = ("edl-platform", "tensorflow-cpu", "tensorflow", "keras", "grpcio", "
 
 
 @dataclass(frozen=True)
-class Figure:
+class BenchFigure:
     """One measured number.
 
     Attributes:
@@ -49,7 +49,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Result:
+class ScriptResult:
     """What one script found.
 
     Attributes:
@@ -60,7 +60,7 @@ class Result:
     """
 
     name: str
-    figures: Sequence[Figure] = ()
+    figures: Sequence[BenchFigure] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     failed: str = ""
 

@@ -17,11 +17,11 @@ from signal import SIGKILL
 from statistics import median
 from typing import Any
 
-from figures import Figure
+from figures import BenchFigure
 from script import say
 from stalls import (
     LINE,
-    Saved,
+    SavedCheckpoint,
     Window,
     between,
     beyond_usual,
@@ -64,7 +64,7 @@ def job(folder: Path) -> Path:
     return file
 
 
-def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[Saved], list[Window]]:
+def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[SavedCheckpoint], list[Window]]:
     """Returns the checkpoints, and for each kill the time from it until the successor had settled."""
     joins: list[Window] = []
     with JobProcess(job(folder), cwd=folder) as run:
@@ -88,8 +88,8 @@ def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[Saved], list[Win
 def wait_settled(kept: Path, worker: int) -> None:
     """Wait until a process has made its first steps, which are slow."""
     until = time.monotonic() + LONGEST_SECONDS
-    diary = kept / str(worker)
-    while not diary.exists() or diary.stat().st_size < 8 * LINE * SETTLE_STEPS:
+    step_log = kept / str(worker)
+    while not step_log.exists() or step_log.stat().st_size < 8 * LINE * SETTLE_STEPS:
         if time.monotonic() > until:
             raise TimeoutError(f"a worker has not made {SETTLE_STEPS} steps in {LONGEST_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
@@ -102,7 +102,7 @@ def wait_saved(run: JobProcess, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Split:
+class JoiningSplit:
     """Seconds of windows, by whether a worker was joining.
 
     Attributes:
@@ -114,12 +114,12 @@ class Split:
     settled: Sequence[float]
 
 
-def split(values: Sequence[float], of: Sequence[Window], joins: Sequence[Window]) -> Split:
+def split(values: Sequence[float], of: Sequence[Window], joins: Sequence[Window]) -> JoiningSplit:
     """Each value is of the window at its place."""
     paired = list(zip(of, values, strict=True))
     beside = [[value for window, value in paired if meet(window, join)] for join in joins]
     settled = [value for window, value in paired if not any(meet(window, join) for join in joins)]
-    return Split([max(found) for found in beside if found], settled)
+    return JoiningSplit([max(found) for found in beside if found], settled)
 
 
 def meet(one: Window, other: Window) -> bool:
@@ -127,11 +127,11 @@ def meet(one: Window, other: Window) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def measure(folder: Path, kills: int) -> tuple[tuple[Figure, ...], dict[str, Any]]:
+def measure(folder: Path, kills: int) -> tuple[tuple[BenchFigure, ...], dict[str, Any]]:
     """Figures, and what is behind them."""
     with step_logs() as kept:
         saved, joins = run_job(folder, kept, kills)
-        workers = [read(diary, SETTLE_STEPS) for diary in kept.iterdir()]
+        workers = [read(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
     taken = windows(workers, saved, together=WORKERS)
     none = between(taken)
     workers = beyond_usual(workers, taken)
@@ -142,16 +142,16 @@ def measure(folder: Path, kills: int) -> tuple[tuple[Figure, ...], dict[str, Any
     return figures(stalls, quiet, pauses), details | {"join_seconds": [until - since for since, until in joins]}
 
 
-def figures(stalls: Split, quiet: Split, pauses: Split) -> tuple[Figure, ...]:
+def figures(stalls: JoiningSplit, quiet: JoiningSplit, pauses: JoiningSplit) -> tuple[BenchFigure, ...]:
     """Medians, and the worst beside them; what is required is required while a worker joins."""
     name = f"checkpoint, {WORKERS} workers, {SERVERS} PS"
     stall, pause = "longest stall of a worker", "updates pause"
 
-    def usual(what: str, seconds: Sequence[float], limit: float | None = None, aim: float | None = None) -> Figure:
-        return Figure(f"{name}, {what}", 1e3 * median(seconds), "ms", limit, aim=aim)
+    def usual(what: str, seconds: Sequence[float], limit: float | None = None, aim: float | None = None) -> BenchFigure:
+        return BenchFigure(f"{name}, {what}", 1e3 * median(seconds), "ms", limit, aim=aim)
 
-    def worst(what: str, seconds: Sequence[float]) -> Figure:
-        return Figure(f"{name}, {what}, the worst of {len(seconds)}", 1e3 * max(seconds), "ms")
+    def worst(what: str, seconds: Sequence[float]) -> BenchFigure:
+        return BenchFigure(f"{name}, {what}, the worst of {len(seconds)}", 1e3 * max(seconds), "ms")
 
     return (
         usual(f"one joining: {stall}", stalls.joins, 50.0, 20.0),

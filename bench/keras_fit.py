@@ -41,7 +41,7 @@ def compiled(**how: Any) -> Any:
     return model
 
 
-class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
     """When each epoch ended; a callback for each batch would cost more than the batch."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]
 
 def rate(records: int, training: Any, epochs: int, **how: Any) -> float:
     """Samples a second of ``fit`` without metrics, once the first epoch is over."""
-    clock, steps = Clock(), records // BATCH // 32 * 32
+    clock, steps = EpochClock(), records // BATCH // 32 * 32
     compiled(**how).fit(training, epochs=epochs + 1, steps_per_epoch=steps, verbose=0, callbacks=[clock])
     return epochs * steps * BATCH / (clock.ends[-1] - clock.ends[0])
 

@@ -54,7 +54,7 @@ OPTIMIZERS = {
 
 
 @dataclass(frozen=True)
-class Accesses:
+class LookupPlan:
     """What all runs have in common: for each step the ids of a batch, and the noise of its targets."""
 
     targets: NDArray[np.float32]
@@ -63,7 +63,7 @@ class Accesses:
     share: NDArray[np.float64]
 
     @classmethod
-    def make(cls, steps: int) -> Accesses:
+    def make(cls, steps: int) -> LookupPlan:
         rng = np.random.default_rng(0)
         share = 1 / np.arange(1, ROWS + 1) ** EXPONENT
         share /= share.sum()
@@ -89,7 +89,7 @@ class Accesses:
         return float(self.share @ ((values - self.targets) ** 2).mean(axis=1))
 
 
-def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense: bool) -> NDArray[np.float32]:
+def trained(accesses: LookupPlan, optimizer: OptimizerSpec, rate: float, *, dense: bool) -> NDArray[np.float32]:
     """The table at the end."""
     store = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, "lazy_dense"), NOTHING)
     for step, (ids, noise) in enumerate(zip(accesses.ids, accesses.noise, strict=True), start=1):
@@ -102,7 +102,7 @@ def trained(accesses: Accesses, optimizer: OptimizerSpec, rate: float, *, dense:
     return store.read_rows(TABLE.name, EVERY)
 
 
-def row(accesses: Accesses, name: str, optimizer: OptimizerSpec, rate: float) -> str:
+def row(accesses: LookupPlan, name: str, optimizer: OptimizerSpec, rate: float) -> str:
     """A line of the table: distances of lazy from dense, as shares of the way that dense went."""
     lazy, dense = (trained(accesses, optimizer, rate, dense=which) for which in (False, True))
     start = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, ""), NOTHING).read_rows(TABLE.name, EVERY)
@@ -124,7 +124,7 @@ def percent(share: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
-    accesses = Accesses.make(parser.parse_args().steps)
+    accesses = LookupPlan.make(parser.parse_args().steps)
     often, sometimes, rarely, never = (int(group.sum()) for group in accesses.groups())
     start = NumpyParameterStore(ModelDeclaration((), (TABLE,), OptimizerSpec("sgd"), ""), NOTHING).read_rows(
         TABLE.name, EVERY

@@ -11,8 +11,8 @@ import time
 from statistics import median
 
 import psutil
-from figures import Figure, Result
-from mnist_job import workplace
+from figures import BenchFigure, ScriptResult
+from mnist_job import digits_folder
 from script import main, say
 from support.job_process import JobProcess
 
@@ -44,26 +44,28 @@ def one_run(job: JobProcess, seconds: float) -> dict[str, dict[str, dict[str, fl
     return {"idle": idle, "training": busy}
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     taken = []
-    with workplace(4096) as place:
-        job = place.job("memory", train={"epochs": 100_000})
+    with digits_folder(4096) as digits:
+        job = digits.job("memory", train={"epochs": 100_000})
         for _ in range(arguments.rounds):
-            taken.append(one_run(JobProcess(job, cwd=place.folder), arguments.seconds))
+            taken.append(one_run(JobProcess(job, cwd=digits.folder), arguments.seconds))
             say(str(taken[-1]))
-    return Result("memory", figures(taken), {"rounds": taken})
+    return ScriptResult("memory", figures(taken), {"rounds": taken})
 
 
-def figures(taken: list[dict[str, dict[str, dict[str, float]]]]) -> tuple[Figure, ...]:
+def figures(taken: list[dict[str, dict[str, dict[str, float]]]]) -> tuple[BenchFigure, ...]:
     def middle(when: str, role: str, kind: str) -> float:
         return median(each[when][role][kind] for each in taken)
 
     return (
-        Figure("master: resident memory while a job trains", middle("training", "master", "rss_mb"), "MB", 100),
-        Figure("an idle PS: resident memory", middle("idle", "ps", "rss_mb"), "MB", 100),
-        Figure("master: PSS while a job trains", middle("training", "master", "pss_mb"), "MB"),
-        Figure("an idle PS: PSS", middle("idle", "ps", "pss_mb"), "MB"),
-        Figure("PS that serves the MLP (0.4 MB of parameters): resident", middle("training", "ps", "rss_mb"), "MB"),
+        BenchFigure("master: resident memory while a job trains", middle("training", "master", "rss_mb"), "MB", 100),
+        BenchFigure("an idle PS: resident memory", middle("idle", "ps", "rss_mb"), "MB", 100),
+        BenchFigure("master: PSS while a job trains", middle("training", "master", "pss_mb"), "MB"),
+        BenchFigure("an idle PS: PSS", middle("idle", "ps", "pss_mb"), "MB"),
+        BenchFigure(
+            "PS that serves the MLP (0.4 MB of parameters): resident", middle("training", "ps", "rss_mb"), "MB"
+        ),
     )
 
 

@@ -18,7 +18,7 @@ MLP = "mnist.mlp.custom_model"
 
 
 @dataclass(frozen=True)
-class Workplace:
+class DigitsFolder:
     """A folder with digits: ``train`` and ``test`` below ``digits``."""
 
     folder: Path
@@ -51,9 +51,9 @@ class Workplace:
 
 
 @contextmanager
-def workplace(records: int) -> Iterator[Workplace]:
+def digits_folder(records: int) -> Iterator[DigitsFolder]:
     """A folder with so many training records, removed at the end."""
     with TemporaryDirectory(prefix="edl-bench-") as folder:
         command = [str(EDL), "data", "mnist", f"{folder}/digits", "--source", "digits", "--records", str(records)]
         subprocess.run(command, check=True, capture_output=True)
-        yield Workplace(Path(folder), records)
+        yield DigitsFolder(Path(folder), records)

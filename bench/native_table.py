@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from script import main, say
 
 from edl.api.tables import TableSpec
@@ -177,7 +177,7 @@ def middle(rounds: list[Rates], name: str, other: str | None = None) -> float:
     return statistics.median(taken[name] / (taken[other] if other else 1) for taken in rounds)
 
 
-def measured(arguments: argparse.Namespace) -> Result:
+def measured(arguments: argparse.Namespace) -> ScriptResult:
     if arguments.only_insert:
         print(json.dumps(insertion(arguments.only_insert)))
         raise SystemExit
@@ -186,17 +186,17 @@ def measured(arguments: argparse.Namespace) -> Result:
     updates = adagrad(rounds, arguments.batches)
     memory = list(inserted(arguments.inserted, rounds))
     details = {"lookups": lookups, "updates": updates, "insertions": memory, "isa": _isa(), "rows": arguments.rows}
-    return Result("native_table", tuple(figures(lookups, updates, memory)), details)
+    return ScriptResult("native_table", tuple(figures(lookups, updates, memory)), details)
 
 
 def _isa() -> str:
     return NativeTable(TableSpec("emb", 1, 1, UNIFORM, 1), OptimizerSpec("sgd")).instruction_set
 
 
-def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[Figure]:
+def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, float]]) -> Iterator[BenchFigure]:
     share = middle(lookups, "adagrad", "gather")
-    yield Figure("table: lookup+gather, of gather alone", share, "x", 0.5, at_least=True, aim=0.7)
-    yield Figure(
+    yield BenchFigure("table: lookup+gather, of gather alone", share, "x", 0.5, at_least=True, aim=0.7)
+    yield BenchFigure(
         "table: sparse Adagrad, of TensorFlow's op, one thread",
         middle(updates, "native_uniform", "tensorflow_uniform"),
         "x",
@@ -204,20 +204,20 @@ def figures(lookups: list[Rates], updates: list[Rates], memory: list[dict[str, f
         at_least=True,
         aim=25.0,
     )
-    yield Figure(
+    yield BenchFigure(
         "table: bytes a row beyond its values", middle(memory, "bytes_a_row_beyond_values"), "B", 24.0, aim=16.0
     )
-    yield Figure(
+    yield BenchFigure(
         "table: most resident while it grows, of the end's", middle(memory, "peak_of_final"), "x", 2.0, aim=1.5
     )
-    yield Figure("table: the same without slot variables", middle(lookups, "sgd", "gather"), "x")
-    yield Figure("lookup+gather, rows with a slot variable", middle(lookups, "adagrad") / 1e6, "M ids/s")
-    yield Figure("gather alone", middle(lookups, "gather") / 1e6, "M ids/s")
-    yield Figure("`numpy.take`", middle(lookups, "numpy_take") / 1e6, "M ids/s")
+    yield BenchFigure("table: the same without slot variables", middle(lookups, "sgd", "gather"), "x")
+    yield BenchFigure("lookup+gather, rows with a slot variable", middle(lookups, "adagrad") / 1e6, "M ids/s")
+    yield BenchFigure("gather alone", middle(lookups, "gather") / 1e6, "M ids/s")
+    yield BenchFigure("`numpy.take`", middle(lookups, "numpy_take") / 1e6, "M ids/s")
     for law in ("uniform", "zipf"):
-        yield Figure(f"sparse Adagrad, {law} ids", middle(updates, f"native_{law}") / 1e6, "M ids/s")
-        yield Figure(f"TensorFlow's, {law} ids", middle(updates, f"tensorflow_{law}") / 1e6, "M ids/s")
-    yield Figure("ids inserted", middle(memory, "ids_per_second") / 1e6, "M/s")
+        yield BenchFigure(f"sparse Adagrad, {law} ids", middle(updates, f"native_{law}") / 1e6, "M ids/s")
+        yield BenchFigure(f"TensorFlow's, {law} ids", middle(updates, f"tensorflow_{law}") / 1e6, "M ids/s")
+    yield BenchFigure("ids inserted", middle(memory, "ids_per_second") / 1e6, "M/s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -78,7 +78,7 @@ def servers(spec: dict[str, list[str]], threads: int) -> Iterator[None]:
             process.wait()
 
 
-class Model:
+class DeepFmModel:
     """DeepFM over raw variables on the PS."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -149,7 +149,7 @@ def dataset(pattern: str, batch: int) -> Any:
     return records.batch(batch, drop_remainder=True).map(parse).prefetch(2)
 
 
-class Side:
+class StrategySide:
     """A coordinator with a model for each way to train it.
 
     Args:
@@ -162,7 +162,7 @@ class Side:
         strategy = tf.distribute.ParameterServerStrategy(resolver)
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
-            self._model = Model(given.vocabulary)
+            self._model = DeepFmModel(given.vocabulary)
         self._given = given
         self._ways: dict[tuple[int, int], Any] = {}
 
@@ -209,7 +209,7 @@ def main() -> None:
         be(given.be[0], int(given.be[1]), json.loads(given.be[2]), given.threads)
     spec = cluster()
     with servers(spec, given.threads):
-        serve(Side(spec, given).rate)
+        serve(StrategySide(spec, given).rate)
 
 
 if __name__ == "__main__":

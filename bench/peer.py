@@ -18,7 +18,7 @@ from typing import Any, Self
 READY = {"ready": True}
 
 
-class Peer:
+class PeerScript:
     """A script of this folder that calls :func:`serve`, as a context manager; ready when it is entered.
 
     Args:
@@ -38,7 +38,7 @@ class Peer:
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-        self.said = self.hear()
+        self.said = self.receive()
         return self
 
     def __exit__(
@@ -54,13 +54,13 @@ class Peer:
             self._process.wait()
         self._errors.close()
 
-    def tell(self, **question: Any) -> None:
+    def send(self, **question: Any) -> None:
         """Ask for something."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The answer to the question before.
 
         Raises:
@@ -74,17 +74,17 @@ class Peer:
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def ask(self, **question: Any) -> dict[str, Any]:
+    def request(self, **question: Any) -> dict[str, Any]:
         """Tell and hear."""
-        self.tell(**question)
-        return self.hear()
+        self.send(**question)
+        return self.receive()
 
 
-def ask_all(peers: Sequence[Peer], **question: Any) -> list[dict[str, Any]]:
+def ask_all(peers: Sequence[PeerScript], **question: Any) -> list[dict[str, Any]]:
     """Ask several at the same moment."""
     for peer in peers:
-        peer.tell(**question)
-    return [peer.hear() for peer in peers]
+        peer.send(**question)
+    return [peer.receive() for peer in peers]
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> None:

@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from figures import Figure, Result
-from mnist_job import workplace
+from figures import BenchFigure, ScriptResult
+from mnist_job import digits_folder
 from script import main, say
 from support.job_process import JobProcess, Line
 from support.journal_bytes import MalformedJournalError, read_entries
@@ -142,12 +142,12 @@ def one_run(job: Path, folder: Path) -> dict[str, float]:
     return found
 
 
-def measure(arguments: argparse.Namespace) -> Result:
-    with workplace(8192) as place:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
+    with digits_folder(8192) as digits:
         train = {"epochs": 100_000, "minibatch_size": MINIBATCH, "minibatches_per_task": MINIBATCHES}
-        job = place.job("recovery", train=train, checkpoint={"every_steps": 1_000_000})
-        rounds = [one_run(job, place.folder) for _ in range(arguments.rounds)]
-    return Result("recovery", figures(rounds), {"rounds": rounds})
+        job = digits.job("recovery", train=train, checkpoint={"every_steps": 1_000_000})
+        rounds = [one_run(job, digits.folder) for _ in range(arguments.rounds)]
+    return ScriptResult("recovery", figures(rounds), {"rounds": rounds})
 
 
 LIMITS = {
@@ -158,14 +158,14 @@ LIMITS = {
 }
 
 
-def figures(rounds: list[dict[str, float]]) -> tuple[Figure, ...]:
+def figures(rounds: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     """Medians against the limits; the slowest round stands beside, since a median hides a miss."""
     required = [
-        Figure(name, median(taken[name] for taken in rounds), "s", limit, note=_note(name))
+        BenchFigure(name, median(taken[name] for taken in rounds), "s", limit, note=_note(name))
         for name, limit in LIMITS.items()
     ]
     slowest = [
-        Figure(f"{name}, slowest of {len(rounds)}", max(taken[name] for taken in rounds), "s") for name in LIMITS
+        BenchFigure(f"{name}, slowest of {len(rounds)}", max(taken[name] for taken in rounds), "s") for name in LIMITS
     ]
     return (*required, *slowest)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import table
-from figures import Result
+from figures import ScriptResult
 from script import say
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ LEAVE_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Script:
+class BenchScript:
     """One benchmark.
 
     Attributes:
@@ -43,22 +43,24 @@ class Script:
 
 
 SCRIPTS = (
-    Script("deepfm", 900, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
-    Script("step_cost", 300, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
-    Script("native_table", 480, ("--rounds", "1", "--rows", "300000", "--inserted", "3000000", "--batches", "3")),
-    Script("cli", 60, ("--rounds", "3")),
-    Script("start", 180, ("--rounds", "1")),
-    Script("memory", 180, ("--rounds", "1", "--seconds", "2")),
-    Script("recovery", 240, ("--rounds", "1")),
-    Script("control_plane", 240, ("--rounds", "1", "--seconds", "5")),
-    Script("throughput", 600, ("--rounds", "1", "--epochs", "8")),
-    Script("accuracy", 400, ("--rounds", "1", "--epochs", "1")),
-    Script("cut_pause", 180, ("--rounds", "2")),
-    Script("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
-    Script("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
-    Script("convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")),
-    Script("embedding_build", 240, ("--rounds", "1")),
-    Script("shuffled_input", 300, ("--rounds", "1", "--records", "60000")),
+    BenchScript("deepfm", 900, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
+    BenchScript("step_cost", 300, ("--rounds", "1", "--seconds", "2", "--records", "20000", "--vocabulary", "100000")),
+    BenchScript("native_table", 480, ("--rounds", "1", "--rows", "300000", "--inserted", "3000000", "--batches", "3")),
+    BenchScript("cli", 60, ("--rounds", "3")),
+    BenchScript("start", 180, ("--rounds", "1")),
+    BenchScript("memory", 180, ("--rounds", "1", "--seconds", "2")),
+    BenchScript("recovery", 240, ("--rounds", "1")),
+    BenchScript("control_plane", 240, ("--rounds", "1", "--seconds", "5")),
+    BenchScript("throughput", 600, ("--rounds", "1", "--epochs", "8")),
+    BenchScript("accuracy", 400, ("--rounds", "1", "--epochs", "1")),
+    BenchScript("cut_pause", 180, ("--rounds", "2")),
+    BenchScript("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
+    BenchScript("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
+    BenchScript(
+        "convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")
+    ),
+    BenchScript("embedding_build", 240, ("--rounds", "1")),
+    BenchScript("shuffled_input", 300, ("--rounds", "1", "--records", "60000")),
 )
 
 
@@ -71,7 +73,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(LEAVE_SECONDS)
 
 
-def run(script: Script, quick: bool, results: Path) -> str:
+def run(script: BenchScript, quick: bool, results: Path) -> str:
     """Run one script; its result lands in ``results``. Returns why it failed; empty when it did not."""
     out = results / f"{script.name}.json"
     command = [sys.executable, str(HERE / f"{script.name}.py"), "--out", str(out), *(script.quick if quick else ())]
@@ -84,7 +86,7 @@ def run(script: Script, quick: bool, results: Path) -> str:
     finally:
         end(process)
     if failed:
-        out.write_text(json.dumps(Result(script.name, failed=failed).to_json(), indent=1) + "\n")
+        out.write_text(json.dumps(ScriptResult(script.name, failed=failed).to_json(), indent=1) + "\n")
     return failed
 
 
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def run_chosen(chosen: Sequence[Script], quick: bool, results: Path) -> dict[str, str]:
+def run_chosen(chosen: Sequence[BenchScript], quick: bool, results: Path) -> dict[str, str]:
     """Run the scripts in order; returns those that failed, with the reason."""
     failures = {}
     for number, script in enumerate(chosen, 1):

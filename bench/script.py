@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "platform" / "tests"))  # for `support`
 
-Measure = Callable[[argparse.Namespace], Result]
+Measure = Callable[[argparse.Namespace], ScriptResult]
 Options = Callable[[argparse.ArgumentParser], object]
 _BEGAN = time.monotonic()
 
@@ -49,7 +49,7 @@ def say(text: str) -> None:
     print(f"[{time.monotonic() - _BEGAN:7.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def line(figure: Figure) -> str:
+def line(figure: BenchFigure) -> str:
     """A figure on one line."""
     said = {None: "", True: "met", False: "NOT MET"}[figure.met]
     bound = "" if figure.limit is None else f"({'at least' if figure.at_least else 'at most'} {figure.limit:.4g})"

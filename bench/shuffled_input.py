@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from click_job import click_place
-from figures import Figure, Result
+from click_job import click_log_folder
+from figures import BenchFigure, ScriptResult
 from mnist_job import ZOO
 from script import main, say
 
@@ -37,7 +37,7 @@ OTHER_WRITERS_CHUNK = 32 << 20
 CASES = {"DeepFM's input": 1, "RecordIO with chunks of 32 MiB": 32}
 
 
-class Input:
+class InputCase:
     """One data set, as one of the workers reads it.
 
     Args:
@@ -102,7 +102,7 @@ def _of_one_worker(ledger: Ledger) -> Iterator[RecordRange]:
                 yield work
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     import_tensorflow()
     set_thread_counts(workers=WORKERS)
     from edl.keras import model_contract
@@ -114,10 +114,10 @@ def measure(given: argparse.Namespace) -> Result:
     )
     feeder = FeedFunction(module.feed, "training", None)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
-    with click_place(given.records, given.vocabulary) as place, TemporaryDirectory(prefix="edl-bench-") as folder:
-        _with_chunks(place.training, Path(folder))
-        paths = dict(zip(CASES, (place.training, Path(folder)), strict=True))
-        sides = {name: Input(path, feeder, portion=given.task, batch=given.batch) for name, path in paths.items()}
+    with click_log_folder(given.records, given.vocabulary) as clicks, TemporaryDirectory(prefix="edl-bench-") as folder:
+        _with_chunks(clicks.training, Path(folder))
+        paths = dict(zip(CASES, (clicks.training, Path(folder)), strict=True))
+        sides = {name: InputCase(path, feeder, portion=given.task, batch=given.batch) for name, path in paths.items()}
         for side in sides.values():
             side.measure(0)  # feed is traced, files are in the page cache
         for number in range(given.rounds):
@@ -130,7 +130,7 @@ def measure(given: argparse.Namespace) -> Result:
     for name, told in rounds.items():
         note = f"window of {told[0]['window']:,} records, leases of {given.task:,}, minibatches of {given.batch}"
         figures.append(
-            Figure(
+            BenchFigure(
                 f"{name}: time in shuffled order, of that without windows",
                 median(map(_ratio, told)),
                 "x",
@@ -139,10 +139,10 @@ def measure(given: argparse.Namespace) -> Result:
             )
         )
         busy = median(one["shuffled"][1] / one["before"][1] for one in told)
-        figures.append(Figure(f"{name}: processor time, of that without windows", busy, "x"))
+        figures.append(BenchFigure(f"{name}: processor time, of that without windows", busy, "x"))
         rate = median(1e6 / one["shuffled"][0] for one in told)
-        figures.append(Figure(f"{name}: shuffled records of one worker", rate, "records/s"))
-    return Result("shuffled_input", figures, {"rounds": rounds})
+        figures.append(BenchFigure(f"{name}: shuffled records of one worker", rate, "records/s"))
+    return ScriptResult("shuffled_input", figures, {"rounds": rounds})
 
 
 def _ratio(one: dict[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""How long workers stand still for a checkpoint: from the diaries of their steps and the lines of their job.
+"""How long workers stand still for a checkpoint: from the logs of their steps and the lines of their job.
 
 A worker's step begins when the one before was in, and what it slept (``zoo/slow_step.py``) is no part of it. What a
 checkpoint adds is what the longest step beside it took, less the median of that worker's steps beside none.
@@ -27,7 +27,7 @@ LINE = 3
 
 @contextmanager
 def step_logs() -> Iterator[Path]:
-    """The folder in which workers that are started within the block keep their diaries.
+    """The folder in which workers that are started within the block keep their step logs.
 
     It is in memory where the system has such a place: on the disk to which the checkpoint goes, a line more in a file
     waits for that file system's journal, at times for a tenth of a second, and in a job no step writes to a disk.
@@ -39,7 +39,7 @@ def step_logs() -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Steps:
+class WorkerSteps:
     """Steps of one worker, in order.
 
     Attributes:
@@ -68,7 +68,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint: the step at which it was due, when it was on disk, how long updates waited for it."""
 
     due: int
@@ -76,16 +76,16 @@ class Saved:
     pause: float
 
 
-def read(diary: Path, settle: int) -> Steps:
+def read(step_log: Path, settle: int) -> WorkerSteps:
     """A worker's steps without the first ``settle``, which are slow."""
-    numbers = np.fromfile(diary, np.float64)
+    numbers = np.fromfile(step_log, np.float64)
     lines = numbers[: len(numbers) // LINE * LINE].reshape(-1, LINE)
     return steps(*lines[settle:].T)
 
 
-def steps(number: Seconds, end: Seconds, slept: Seconds) -> Steps:
+def steps(number: Seconds, end: Seconds, slept: Seconds) -> WorkerSteps:
     """All steps but the first, of which nobody knows when it began."""
-    return Steps(number[1:], end[:-1], end[1:], np.diff(end) - slept[1:])
+    return WorkerSteps(number[1:], end[:-1], end[1:], np.diff(end) - slept[1:])
 
 
 def each_saved(run: JobProcess, longest: float) -> Iterator[Line]:
@@ -97,18 +97,18 @@ def each_saved(run: JobProcess, longest: float) -> Iterator[Line]:
         yield line
 
 
-def checkpoints(lines: Iterable[Line], every: int) -> list[Saved]:
+def checkpoints(lines: Iterable[Line], every: int) -> list[SavedCheckpoint]:
     """What the events ``checkpoint_saved`` say; the first one is of before the first step, and left out.
 
     A checkpoint is due at the first multiple of ``every`` after the one before, also when it took several attempts.
     """
     return [
-        Saved((before["step"] // every + 1) * every, line["time"], line["pause_seconds"])
+        SavedCheckpoint((before["step"] // every + 1) * every, line["time"], line["pause_seconds"])
         for before, line in pairwise(lines)
     ]
 
 
-def windows(workers: Sequence[Steps], saved: Iterable[Saved], together: int = 1) -> list[Window]:
+def windows(workers: Sequence[WorkerSteps], saved: Iterable[SavedCheckpoint], together: int = 1) -> list[Window]:
     """For each checkpoint the time from the step at which it was due until it was on disk.
 
     ``together`` workers push at once, so that the step that a worker calls ``n`` is one of the next as many.
@@ -131,7 +131,7 @@ def between(windows: Sequence[Window]) -> list[Window]:
     return found
 
 
-def beyond_usual(workers: Iterable[Steps], windows: Sequence[Window]) -> list[Steps]:
+def beyond_usual(workers: Iterable[WorkerSteps], windows: Sequence[Window]) -> list[WorkerSteps]:
     """The same steps with what they took beyond the worker's median beside no window; without such steps, no worker."""
     found = []
     for worker in workers:
@@ -141,6 +141,6 @@ def beyond_usual(workers: Iterable[Steps], windows: Sequence[Window]) -> list[St
     return found
 
 
-def longest(workers: Iterable[Steps], window: Window) -> float:
+def longest(workers: Iterable[WorkerSteps], window: Window) -> float:
     """Of all steps of all workers beside a window."""
     return max(float(took.max()) for worker in workers if len(took := worker.took[worker.beside(window)]))

@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import Figure, Result
-from mnist_job import Workplace, workplace
+from figures import BenchFigure, ScriptResult
+from mnist_job import DigitsFolder, digits_folder
 from script import main, say
 from support.job_process import JobProcess
 from support.journal_bytes import MalformedJournalError, read_entries
@@ -32,9 +32,9 @@ def import_seconds() -> float:
     return time.perf_counter() - began
 
 
-def phases(job: Path, place: Workplace) -> dict[str, float]:
+def phases(job: Path, digits: DigitsFolder) -> dict[str, float]:
     """Seconds from the start of the command to each thing that happens on the way to the first step."""
-    with JobProcess(job, cwd=place.folder) as run:
+    with JobProcess(job, cwd=digits.folder) as run:
         seen: dict[str, float] = {}
         stepped = first_step(run)
         for line in run.lines:
@@ -71,23 +71,23 @@ def _name(line: Any) -> str:
     return {"run_started": "run started", "checkpoint_saved": "first checkpoint"}.get(line["event"], "")
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     imports, runs = [], []
-    with workplace(4096) as place:
-        job = place.job("start", train={"epochs": 50})
-        phases(job, place)  # the first one reads the disk
+    with digits_folder(4096) as digits:
+        job = digits.job("start", train={"epochs": 50})
+        phases(job, digits)  # the first one reads the disk
         for _ in range(arguments.rounds):
             imports.append(import_seconds())
-            runs.append(phases(job, place))
+            runs.append(phases(job, digits))
             say(f"import {imports[-1]:.2f} s, first step {runs[-1]['first step']:.2f} s")
     steps = [run["first step"] for run in runs]
     limit = median(imports) + ALLOWED_SECONDS
     figures = (
-        Figure("`edl run` to the first completed step", median(steps), "s", limit, note="import + 2.5 s"),
-        Figure("`import tensorflow`, in the same run", median(imports), "s"),
-        Figure("first step, beyond the import", median(s - i for s, i in zip(steps, imports, strict=True)), "s"),
+        BenchFigure("`edl run` to the first completed step", median(steps), "s", limit, note="import + 2.5 s"),
+        BenchFigure("`import tensorflow`, in the same run", median(imports), "s"),
+        BenchFigure("first step, beyond the import", median(s - i for s, i in zip(steps, imports, strict=True)), "s"),
     )
-    return Result("start", figures, {"import_seconds": imports, "phases_seconds": runs})
+    return ScriptResult("start", figures, {"import_seconds": imports, "phases_seconds": runs})
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from click_job import BLOCKS, ClickPlace, click_place
+from click_job import BLOCKS, ClickLogFolder, click_log_folder
 from deepfm import in_its_middle
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from script import main, say
 
 COMPUTING = "workers: TensorFlow's threads (the step, parsing)"
@@ -50,9 +50,9 @@ def spent() -> Costs:
     return found
 
 
-def costs(place: ClickPlace, batch: int, seconds: float) -> Costs:
+def costs(clicks: ClickLogFolder, batch: int, seconds: float) -> Costs:
     """Milliseconds of processor time a step, by part, and how many cores were at work."""
-    with in_its_middle(place, batch) as run:
+    with in_its_middle(clicks, batch) as run:
         before, first, begun = spent(), run.status(), time.monotonic()
         time.sleep(seconds)
         after, last, ended = spent(), run.status(), time.monotonic()
@@ -62,22 +62,22 @@ def costs(place: ClickPlace, batch: int, seconds: float) -> Costs:
     return {part: 1e3 * cores / steps for part, cores in used.items()} | {"cores": sum(used.values())}
 
 
-def measure(given: argparse.Namespace) -> Result:
+def measure(given: argparse.Namespace) -> ScriptResult:
     rounds: dict[int, list[Costs]] = {batch: [] for batch in given.batches}
-    with click_place(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as place:
+    with click_log_folder(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as clicks:
         for number in range(given.rounds):
             for batch, found in rounds.items():
-                found.append(costs(place, batch, given.seconds))
+                found.append(costs(clicks, batch, given.seconds))
                 said = ", ".join(f"{part} {value:.1f}" for part, value in found[-1].items())
                 say(f"round {number + 1} of {given.rounds}, batch {batch}: {said}")
-    return Result("step_cost", tuple(figures(rounds)), {"rounds": rounds, "vocabulary": given.vocabulary})
+    return ScriptResult("step_cost", tuple(figures(rounds)), {"rounds": rounds, "vocabulary": given.vocabulary})
 
 
-def figures(rounds: dict[int, list[Costs]]) -> Iterator[Figure]:
+def figures(rounds: dict[int, list[Costs]]) -> Iterator[BenchFigure]:
     for batch, taken in rounds.items():
         for part in PARTS:
-            yield Figure(f"DeepFM, batch {batch}, a step: {part}", median(one[part] for one in taken), "ms")
-        yield Figure(f"DeepFM, batch {batch}: cores at work", median(one["cores"] for one in taken), "")
+            yield BenchFigure(f"DeepFM, batch {batch}, a step: {part}", median(one[part] for one in taken), "ms")
+        yield BenchFigure(f"DeepFM, batch {batch}: cores at work", median(one["cores"] for one in taken), "")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

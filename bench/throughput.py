@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from figures import Figure, Result, steady_rate
-from mnist_job import Workplace, workplace
+from figures import BenchFigure, ScriptResult, steady_rate
+from mnist_job import DigitsFolder, digits_folder
 from script import main, say
 from support.job_process import JobProcess
 
@@ -28,11 +28,11 @@ POLL_SECONDS = 0.05
 BEGIN, END = 0.2, 0.9
 
 
-def edl_rate(place: Workplace, epochs: int) -> tuple[float, dict[str, Any]]:
+def edl_rate(digits: DigitsFolder, epochs: int) -> tuple[float, dict[str, Any]]:
     """Samples a second in the middle of a run, and its summary."""
-    job = place.job("throughput", train={"epochs": epochs}, checkpoint={"every_steps": 1_000_000})
+    job = digits.job("throughput", train={"epochs": epochs}, checkpoint={"every_steps": 1_000_000})
     samples: list[tuple[float, int]] = []
-    with JobProcess(job, cwd=place.folder) as run:
+    with JobProcess(job, cwd=digits.folder) as run:
         while run.process.poll() is None:
             status = run.status() if run.events("run_started") else {}
             if status:
@@ -44,41 +44,41 @@ def edl_rate(place: Workplace, epochs: int) -> tuple[float, dict[str, Any]]:
     return steady_rate([sample for sample in samples if sample[1] <= END * total], int(BEGIN * total)), kept
 
 
-def keras_rates(place: Workplace, epochs: int) -> dict[str, float]:
+def keras_rates(digits: DigitsFolder, epochs: int) -> dict[str, float]:
     """What keras_fit.py measures."""
-    command = [sys.executable, str(FIT), str(place.training), "--epochs", str(epochs)]
+    command = [sys.executable, str(FIT), str(digits.training), "--epochs", str(epochs)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: dict[str, float] = json.loads(ran.stdout)
     return found
 
 
-def measure(arguments: argparse.Namespace) -> Result:
+def measure(arguments: argparse.Namespace) -> ScriptResult:
     ours: list[float] = []
     theirs: list[dict[str, float]] = []
     summaries = []
-    with workplace(RECORDS) as place:
+    with digits_folder(RECORDS) as digits:
         for _ in range(arguments.rounds):
-            rate, summary = edl_rate(place, arguments.epochs)
+            rate, summary = edl_rate(digits, arguments.epochs)
             ours.append(rate)
             summaries.append(summary)
             say(f"EDL: {rate:,.0f} samples/s")
-            theirs.append(keras_rates(place, arguments.keras_epochs or max(1, arguments.epochs // 4)))
+            theirs.append(keras_rates(digits, arguments.keras_epochs or max(1, arguments.epochs // 4)))
             say("Keras: " + ", ".join(f"{name} {value:,.0f}" for name, value in theirs[-1].items()))
-    return Result("throughput", figures(ours, theirs), {"edl": ours, "keras": theirs, "summaries": summaries})
+    return ScriptResult("throughput", figures(ours, theirs), {"edl": ours, "keras": theirs, "summaries": summaries})
 
 
-def figures(ours: list[float], theirs: list[dict[str, float]]) -> tuple[Figure, ...]:
+def figures(ours: list[float], theirs: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     def best(*names: str) -> float:
         return max(median(taken[name] for taken in theirs) for name in names)
 
     rate, single, many = median(ours), best("fit_1", "fit_1_xla"), best("fit_32", "fit_32_xla")
     return (
-        Figure("MLP, 2 workers + 1 PS: samples/s, of `keras.fit`'s", rate / single, "x", 0.8, at_least=True),
-        Figure("the same, of `keras.fit` with `steps_per_execution=32`", rate / many, "x"),
-        Figure("MLP, 2 workers + 1 PS", rate, "samples/s"),
-        Figure("`keras.fit`, `steps_per_execution=1`", single, "samples/s"),
-        Figure("`keras.fit`, `steps_per_execution=32`", many, "samples/s"),
-        Figure("forward, backward, update alone, one process, data in memory", best("step_only"), "samples/s"),
+        BenchFigure("MLP, 2 workers + 1 PS: samples/s, of `keras.fit`'s", rate / single, "x", 0.8, at_least=True),
+        BenchFigure("the same, of `keras.fit` with `steps_per_execution=32`", rate / many, "x"),
+        BenchFigure("MLP, 2 workers + 1 PS", rate, "samples/s"),
+        BenchFigure("`keras.fit`, `steps_per_execution=1`", single, "samples/s"),
+        BenchFigure("`keras.fit`, `steps_per_execution=32`", many, "samples/s"),
+        BenchFigure("forward, backward, update alone, one process, data in memory", best("step_only"), "samples/s"),
     )
 
 

@@ -62,7 +62,7 @@ def merge(path: str, change: Manifest) -> ApiRequest:
 
 def operations(path: str, *each: tuple[str, str, Any]) -> ApiRequest:
     """A JSON patch: what is done, where, and with what value (of ``copy``: from where)."""
-    named = [{"op": do, "path": where, "from" if do == "copy" else "value": what} for do, where, what in each]
+    named = [{"op": do, "path": pointer, "from" if do == "copy" else "value": what} for do, pointer, what in each]
     return ApiRequest("PATCH", path, named, "application/json-patch+json")
 
 

@@ -19,13 +19,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from e2e.images import Images
-from e2e.jobs import END_SECONDS, RECORDS, STEPS, UNDISTURBED_SECONDS, Job, digits
+from e2e.images import JobImages
+from e2e.jobs import END_SECONDS, RECORDS, STEPS, UNDISTURBED_SECONDS, ClusterJob, digits
 from e2e.ledger import finished
-from e2e.namespaces import Namespace, namespace
+from e2e.namespaces import Namespace, new_namespace
 from e2e.programs import ROOT
-from e2e.site import Site
-from support.noise import Noise
+from e2e.site import TargetSite
+from support.noise import RunNoise
 
 STATE, RESULTS = (Path(__file__).parent / name for name in (".state", "results"))
 ZOO = Path(__file__).parent / "zoo"
@@ -39,7 +39,7 @@ CAP = 0.03
 
 
 @dataclass(frozen=True)
-class Baseline:
+class UndisturbedBaseline:
     """What undisturbed runs came to.
 
     Attributes:
@@ -47,7 +47,7 @@ class Baseline:
         fewer: the loss after a tenth fewer updates.
     """
 
-    noise: Noise
+    noise: RunNoise
     fewer: float
 
     def check(self, summary: Mapping[str, Any]) -> None:
@@ -56,7 +56,7 @@ class Baseline:
         assert self.noise.allows(value), f"{METRIC} {value:.4f} is not within {self.noise}"
 
 
-def baseline(site: Site, images: Images, data: Path, folder: Path, workers: int) -> Baseline:
+def baseline(site: TargetSite, images: JobImages, data: Path, folder: Path, workers: int) -> UndisturbedBaseline:
     """The baseline for a number of workers; whoever asks first runs it if there is none, others wait."""
     STATE.mkdir(exist_ok=True)
     file = (RESULTS if workers in KEPT else STATE) / f"baseline-{workers}.json"
@@ -65,11 +65,11 @@ def baseline(site: Site, images: Images, data: Path, folder: Path, workers: int)
         of = _fingerprint(workers)
         found = json.loads(file.read_text()) if file.exists() else {}
         if found.get("of") != of:
-            with namespace(site, images, folder / f"undisturbed-{workers}") as place:
-                place.bring(data, "/mnist")
-                found = {"of": of, **_run(place, workers)}
+            with new_namespace(site, images, folder / f"undisturbed-{workers}") as namespace:
+                namespace.bring(data, "/mnist")
+                found = {"of": of, **_run(namespace, workers)}
             file.write_text(json.dumps(found, indent=1) + "\n")
-    return Baseline(Noise(found["values"], CAP), found["fewer"])
+    return UndisturbedBaseline(RunNoise(found["values"], CAP), found["fewer"])
 
 
 def _fingerprint(workers: int) -> str:
@@ -80,17 +80,17 @@ def _fingerprint(workers: int) -> str:
     return sha256(said.encode()).hexdigest()[:16]
 
 
-def _run(place: Namespace, workers: int) -> dict[str, Any]:
-    specs = [_spec(place.images.zoo, f"seeded-{number}", workers) for number in range(RUNS)]
-    fewer = _spec(place.images.zoo, "fewer", workers)
+def _run(namespace: Namespace, workers: int) -> dict[str, Any]:
+    specs = [_spec(namespace.images.zoo, f"seeded-{number}", workers) for number in range(RUNS)]
+    fewer = _spec(namespace.images.zoo, "fewer", workers)
     fewer["train"]["max_steps"] = STEPS * 9 // 10
     values = []
     for spec in specs:
-        job = Job.write(place, spec)
+        job = ClusterJob.write(namespace, spec)
         job.submit()
         summary, _ = finished(job, seconds=END_SECONDS)
         values.append(summary["metrics"][METRIC])
-    short = Job.write(place, fewer)
+    short = ClusterJob.write(namespace, fewer)
     short.submit()
     short.wait_end()
     return {

@@ -22,7 +22,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
-class Offer:
+class NodeOffer:
     """What a node has left.
 
     Attributes:
@@ -34,7 +34,7 @@ class Offer:
     cpu: float
 
 
-def offers(api: KubeClient) -> list[Offer]:
+def offers(api: KubeClient) -> list[NodeOffer]:
     """What each node that takes pods has left."""
     used: dict[str, float] = {}
     for pod in api.list(PODS, namespace=ALL_NAMESPACES).items:
@@ -43,7 +43,7 @@ def offers(api: KubeClient) -> list[Offer]:
             used[node] = used.get(node, 0.0) + float(pod_requests(pod).get("cpu", 0))
     usable = set(site.nodes())
     return [
-        Offer(
+        NodeOffer(
             node["metadata"]["name"],
             float(parse_quantity(node["status"]["allocatable"]["cpu"])) - used.get(node["metadata"]["name"], 0.0),
         )
@@ -52,7 +52,7 @@ def offers(api: KubeClient) -> list[Offer]:
     ]
 
 
-def worker_cpu(found: Sequence[Offer], slots: int, *, small_pods: int) -> float:
+def worker_cpu(found: Sequence[NodeOffer], slots: int, *, small_pods: int) -> float:
     """Cores a worker, so that exactly ``slots`` of them fit, wherever ``small_pods`` small ones go.
 
     The largest that does: what is left over on each node is then too little for one more.
@@ -67,7 +67,7 @@ def worker_cpu(found: Sequence[Offer], slots: int, *, small_pods: int) -> float:
     pytest.fail(f"no request lets exactly {slots} workers fit beside {small_pods} small pods: {found}")
 
 
-def fit(found: Sequence[Offer], cpu: float, taken: float = 0.0) -> int:
+def fit(found: Sequence[NodeOffer], cpu: float, taken: float = 0.0) -> int:
     """How many pods of ``cpu`` cores fit, when ``taken`` cores of each node are."""
     return sum(max(0, floor((offer.cpu - taken) / cpu + 1e-9)) for offer in found)
 

@@ -10,46 +10,46 @@ from pathlib import Path
 
 import pytest
 from e2e import baseline, evidence, faults, images, install, namespaces, outcome, site
-from e2e.baseline import Baseline
-from e2e.images import Images
+from e2e.baseline import UndisturbedBaseline
+from e2e.images import JobImages
 from e2e.jobs import RECORDS
 from e2e.namespaces import Namespace
 from e2e.programs import EDL, must
-from e2e.site import Site
+from e2e.site import TargetSite
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _FAILED = pytest.StashKey[bool]()
 
 
 @pytest.fixture(scope="session")
-def where() -> Site:
+def target_site() -> TargetSite:
     """The cluster of ``KUBECONFIG``."""
     return site.detect()
 
 
 @pytest.fixture(scope="session")
-def built() -> Images:
+def job_images() -> JobImages:
     """The images that were delivered to it."""
     return images.delivered()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def installed() -> None:
+def installed_cluster() -> None:
     """The cluster's part of what admins install. It stays: `e2e/run` and `python -m e2e.install --remove` remove it."""
     install.ensure()
 
 
 @pytest.fixture(scope="module")
-def cleared(installed: None) -> Iterator[None]:
+def cleared_cluster(installed_cluster: None) -> Iterator[None]:
     """A cluster without anything of EDL's, for tests that install it themselves; afterwards it is as before."""
     with install.cleared():
         yield
 
 
 @pytest.fixture(scope="session")
-def helm() -> None:
+def helm_only() -> None:
     """Of Helm alone: Kustomize has no releases, and checks no values."""
-    if install.method() is not install.Method.HELM:
+    if install.method() is not install.InstallMethod.HELM:
         pytest.skip("releases and values are Helm's")
 
 
@@ -70,55 +70,57 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
+def has_failed(request: pytest.FixtureRequest) -> Callable[[], bool]:
     """Whether this test has failed: what a fixture asks at its end."""
     return lambda: request.node.stash.get(_FAILED, False)
 
 
-Places = Callable[..., Namespace]
+MakeNamespace = Callable[..., Namespace]
 
 
 @pytest.fixture
-def places(where: Site, built: Images, data: Path, folder: Path, failed: Callable[[], bool]) -> Iterator[Places]:
+def make_namespace(
+    target_site: TargetSite, job_images: JobImages, data: Path, folder: Path, has_failed: Callable[[], bool]
+) -> Iterator[MakeNamespace]:
     """Makes namespaces, with the data on their claims unless nothing trains there."""
     made: list[Namespace] = []
     with ExitStack() as stack:
 
         def make(name: str = "", *, volume: bool = True, training: bool = True) -> Namespace:
             own = folder if not name else folder.with_name(f"{folder.name}-{name}")
-            place = stack.enter_context(namespaces.namespace(where, built, own, volume=volume))
-            made.append(place)
+            namespace = stack.enter_context(namespaces.new_namespace(target_site, job_images, own, volume=volume))
+            made.append(namespace)
             if volume and training:
-                place.bring(data, "/mnist")
-            return place
+                namespace.bring(data, "/mnist")
+            return namespace
 
         yield make
-        if failed():
-            for place in made:
-                evidence.collect(place)
+        if has_failed():
+            for namespace in made:
+                evidence.collect(namespace)
 
 
 @pytest.fixture
-def place(places: Places) -> Namespace:
+def namespace(make_namespace: MakeNamespace) -> Namespace:
     """A namespace with the data on its claim."""
-    return places()
+    return make_namespace()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(where: Site, built: Images, data: Path) -> Callable[[int], Baseline]:
+def undisturbed(target_site: TargetSite, job_images: JobImages, data: Path) -> Callable[[int], UndisturbedBaseline]:
     """Where jobs end that nobody disturbs, by number of workers."""
-    return lambda workers: baseline.baseline(where, built, data, ARTIFACTS, workers)
+    return lambda workers: baseline.baseline(target_site, job_images, data, ARTIFACTS, workers)
 
 
 @pytest.fixture(autouse=True)
-def breakable(request: pytest.FixtureRequest) -> None:
+def require_breakable(request: pytest.FixtureRequest) -> None:
     """Tests that break nodes or the API server need a cluster on which that is possible."""
-    if request.node.get_closest_marker("breaks") and not request.getfixturevalue("where").can_break:
+    if request.node.get_closest_marker("breaks") and not request.getfixturevalue("target_site").can_break:
         pytest.skip("nodes and API server can be broken on kind and on the local cluster only")
 
 
 @pytest.fixture(autouse=True)
-def whole(request: pytest.FixtureRequest) -> None:
+def require_whole_cluster(request: pytest.FixtureRequest) -> None:
     """A test that has the cluster for itself begins with all nodes, whatever the one before it did to them."""
     if request.node.get_closest_marker("alone"):
         faults.all_ready()
@@ -132,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
 
     def turn(item: pytest.Item) -> int:
-        if "cleared" in item.fixturenames:
+        if "cleared_cluster" in item.fixturenames:
             return 4
         if "undisturbed" in item.fixturenames:
             return 0 if item.path.stem == "test_undisturbed" else 3

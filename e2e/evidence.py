@@ -11,30 +11,32 @@ from e2e.volume import MOUNT, READER
 _KINDS = "jobs,pods,services,configmaps,leases,deployments,replicasets,persistentvolumeclaims,resourcequotas"
 
 
-def collect(place: Namespace) -> None:
+def collect(namespace: Namespace) -> None:
     """Write everything that helps below the namespace's folder; what cannot be had is left out and says why."""
-    folder = place.folder / "evidence"
+    folder = namespace.folder / "evidence"
     folder.mkdir(parents=True, exist_ok=True)
     _keep(folder / "nodes.txt", "kubectl", "get", "nodes", "-o", "wide")
-    _keep(folder / "all.yaml", "kubectl", "-n", place.name, "get", _KINDS, "-o", "yaml")
-    _keep(folder / "pods.txt", "kubectl", "-n", place.name, "get", "pods", "-o", "wide")
-    _keep(folder / "events.txt", "kubectl", "-n", place.name, "get", "events", "--sort-by=.metadata.creationTimestamp")
-    (folder / "changes.txt").write_text(_changes(place))
-    for pod in call("kubectl", "-n", place.name, "get", "pods", "-o", "name").stdout.split():
+    _keep(folder / "all.yaml", "kubectl", "-n", namespace.name, "get", _KINDS, "-o", "yaml")
+    _keep(folder / "pods.txt", "kubectl", "-n", namespace.name, "get", "pods", "-o", "wide")
+    _keep(
+        folder / "events.txt", "kubectl", "-n", namespace.name, "get", "events", "--sort-by=.metadata.creationTimestamp"
+    )
+    (folder / "changes.txt").write_text(_changes(namespace))
+    for pod in call("kubectl", "-n", namespace.name, "get", "pods", "-o", "name").stdout.split():
         name = pod.removeprefix("pod/")
-        _keep(folder / "logs" / f"{name}.log", "kubectl", "-n", place.name, "logs", name, "--timestamps")
+        _keep(folder / "logs" / f"{name}.log", "kubectl", "-n", namespace.name, "logs", name, "--timestamps")
         _keep(
             folder / "logs" / f"{name}.previous.log",
             "kubectl",
             "-n",
-            place.name,
+            namespace.name,
             "logs",
             name,
             "--previous",
             "--timestamps",
         )
     runs = ("sh", "-c", f"cd {MOUNT}/edl && tail -n 400 */*/*/logs/*.log */*/*/events.jsonl")
-    _keep(folder / "runs.txt", "kubectl", "-n", place.name, "exec", READER, "--", *runs)
+    _keep(folder / "runs.txt", "kubectl", "-n", namespace.name, "exec", READER, "--", *runs)
 
 
 def _keep(file: Path, *command: str) -> None:
@@ -46,7 +48,7 @@ def _keep(file: Path, *command: str) -> None:
         file.write_text(f"$ {' '.join(command)}\n{done.stderr}")
 
 
-def _changes(place: Namespace) -> str:
+def _changes(namespace: Namespace) -> str:
     from e2e.observer import told
 
-    return "\n".join(f"{change.at:.3f} {change.type} {told(change.object)}" for change in place.observer.changes())
+    return "\n".join(f"{change.at:.3f} {change.type} {told(change.object)}" for change in namespace.observer.changes())

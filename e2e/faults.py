@@ -21,7 +21,7 @@ _PASSING = "node.kubernetes.io/"
 """Keys of the taints that Kubernetes sets and takes away by itself."""
 
 
-class Faults(Protocol):
+class ClusterFaults(Protocol):
     """What can be done to a cluster from below."""
 
     def lose_node(self, node: str) -> None:
@@ -125,7 +125,7 @@ class NoFaults:
 
 
 @contextmanager
-def lost(faults: Faults, node: str) -> Iterator[None]:
+def lost(faults: ClusterFaults, node: str) -> Iterator[None]:
     """The node is gone within the block, and Ready after it."""
     faults.lose_node(node)
     try:
@@ -136,7 +136,7 @@ def lost(faults: Faults, node: str) -> Iterator[None]:
 
 
 @contextmanager
-def cut_off(faults: Faults, node: str) -> Iterator[None]:
+def cut_off(faults: ClusterFaults, node: str) -> Iterator[None]:
     """The node has no network within the block, and is Ready after it."""
     faults.cut_node(node)
     try:
@@ -147,7 +147,7 @@ def cut_off(faults: Faults, node: str) -> Iterator[None]:
 
 
 @contextmanager
-def no_api(faults: Faults) -> Iterator[None]:
+def no_api(faults: ClusterFaults) -> Iterator[None]:
     """The API server is away within the block. It takes longer until it believes again that all nodes live."""
     faults.stop_api()
     try:

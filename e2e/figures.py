@@ -13,7 +13,7 @@ LATEST = RESULTS / "latest.json"
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasuredValue:
     """One line of the table.
 
     Attributes:
@@ -27,23 +27,25 @@ class Measure:
 
 
 MEASURES = {
-    "replacement_asked": Measure("worker pod deleted: replacement asked for after", 0.3),
-    "records_returned": Measure("its unfinished records back at the head of the queue after", 1.0),
-    "records_leased": Measure("its unfinished records leased again, when a worker waits for work, after", 1.0),
-    "preemption_wait": Measure("high-priority pod waits for a preempted worker to go", 3.0),
-    "room_to_step": Measure(
+    "replacement_asked": MeasuredValue("worker pod deleted: replacement asked for after", 0.3),
+    "records_returned": MeasuredValue("its unfinished records back at the head of the queue after", 1.0),
+    "records_leased": MeasuredValue("its unfinished records leased again, when a worker waits for work, after", 1.0),
+    "preemption_wait": MeasuredValue("high-priority pod waits for a preempted worker to go", 3.0),
+    "room_to_step": MeasuredValue(
         "room freed: from PodScheduled to the first completed step, beyond container start and TensorFlow import", 2.0
     ),
-    "room_to_scheduled": Measure("the scheduler's own wait, from room to PodScheduled"),
-    "master_killed": Measure("master process killed: leases served again after", 5.0),
-    "master_deleted": Measure("master pod deleted: leases served again after its replacement's container starts", 3.0),
-    "master_back_off": Measure("the Job controller's back-off, from the deletion to the replacement"),
-    "workers_idle": Measure("the workers' idle time meanwhile"),
-    "pods_gone": Measure("job ended: its pods gone after", 10.0),
-    "dry_run_client": Measure("light client: edl submit --dry-run=client", 0.6),
-    "install_helm": Measure("`helm install edl` in an empty cluster, with a team, its namespace and its claim"),
-    "install_kustomize": Measure("`kubectl apply -k` of the cluster's part and a team's in an empty cluster"),
-    "upgrade": Measure("`helm upgrade edl` beside a running job"),
+    "room_to_scheduled": MeasuredValue("the scheduler's own wait, from room to PodScheduled"),
+    "master_killed": MeasuredValue("master process killed: leases served again after", 5.0),
+    "master_deleted": MeasuredValue(
+        "master pod deleted: leases served again after its replacement's container starts", 3.0
+    ),
+    "master_back_off": MeasuredValue("the Job controller's back-off, from the deletion to the replacement"),
+    "workers_idle": MeasuredValue("the workers' idle time meanwhile"),
+    "pods_gone": MeasuredValue("job ended: its pods gone after", 10.0),
+    "dry_run_client": MeasuredValue("light client: edl submit --dry-run=client", 0.6),
+    "install_helm": MeasuredValue("`helm install edl` in an empty cluster, with a team, its namespace and its claim"),
+    "install_kustomize": MeasuredValue("`kubectl apply -k` of the cluster's part and a team's in an empty cluster"),
+    "upgrade": MeasuredValue("`helm upgrade edl` beside a running job"),
 }
 
 

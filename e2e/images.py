@@ -15,7 +15,7 @@ from pathlib import Path
 
 from e2e import site
 from e2e.programs import EDL, ROOT, must
-from e2e.site import Delivery, Site
+from e2e.site import ImageDelivery, TargetSite
 
 from edl import __version__
 
@@ -26,7 +26,7 @@ MISSING = "edl/no-such-image:dev"
 
 
 @dataclass(frozen=True)
-class Images:
+class JobImages:
     """Names as pods use them.
 
     Attributes:
@@ -40,9 +40,9 @@ class Images:
     zoo: str = "edl/e2e:dev"
 
 
-def build() -> Images:
+def build() -> JobImages:
     """Build the three images with the Docker engine; what users install from gets the tag of this version, too."""
-    images = Images()
+    images = JobImages()
     for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
         must("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
         must("docker", "tag", name, _of_this_version(name))
@@ -59,15 +59,15 @@ def _of_this_version(name: str) -> str:
     return f"{name.rpartition(':')[0]}:{__version__}"
 
 
-def deliver(images: Images, where: Site) -> Images:
+def deliver(images: JobImages, target_site: TargetSite) -> JobImages:
     """Give the images to the cluster; their names there."""
     names = list(asdict(images).values())
-    if where.delivery is Delivery.LOCAL_CLUSTER:
-        must(str(where.script), "load", *names, seconds=BUILD_SECONDS)
-    elif where.delivery is Delivery.KIND:
-        must("kind", "load", "docker-image", "--name", where.kind_name, *names, seconds=BUILD_SECONDS)
+    if target_site.delivery is ImageDelivery.LOCAL_CLUSTER:
+        must(str(target_site.script), "load", *names, seconds=BUILD_SECONDS)
+    elif target_site.delivery is ImageDelivery.KIND:
+        must("kind", "load", "docker-image", "--name", target_site.kind_name, *names, seconds=BUILD_SECONDS)
     else:
-        return Images(**{role: _push(name, where.prefix) for role, name in asdict(images).items()})
+        return JobImages(**{role: _push(name, target_site.prefix) for role, name in asdict(images).items()})
     return images
 
 
@@ -80,11 +80,11 @@ def _push(name: str, prefix: str) -> str:
     return pushed
 
 
-def delivered() -> Images:
+def delivered() -> JobImages:
     """The names of the images that the cluster has."""
     if not NAMES.exists():
         raise FileNotFoundError(f"{NAMES} is missing: `python -m e2e.images` builds the images and delivers them")
-    return Images(**json.loads(NAMES.read_text()))
+    return JobImages(**json.loads(NAMES.read_text()))
 
 
 def main() -> None:
@@ -92,10 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the images under test and give them to the cluster.")
     parser.add_argument("--build", action="store_true", help="build only")
     options = parser.parse_args()
-    where = None if options.build else site.detect()  # before minutes are spent
+    target_site = None if options.build else site.detect()  # before minutes are spent
     images = build()
-    if where is not None:
-        images = deliver(images, where)
+    if target_site is not None:
+        images = deliver(images, target_site)
         NAMES.parent.mkdir(exist_ok=True)
         NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
 

@@ -23,7 +23,7 @@ from shutil import which
 from typing import Any
 
 from e2e.programs import ROOT, ProgramError, apply, kubectl
-from e2e.releases import CHART, Release, objects
+from e2e.releases import CHART, HelmRelease, objects
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
@@ -43,7 +43,7 @@ _INSTALLED = f"{OWN}-installed"
 _LOCK = ROOT / "e2e" / ".state" / "install.lock"
 
 
-class Method(StrEnum):
+class InstallMethod(StrEnum):
     """How admins install."""
 
     HELM = "helm"
@@ -54,16 +54,16 @@ class StrangersError(ProgramError):
     """Objects of these names are there, and these tests have not made them."""
 
 
-def method() -> Method:
+def method() -> InstallMethod:
     """What ``INSTALL_METHOD`` says.
 
     Raises:
         ProgramError: it says something else.
     """
-    said = os.environ.get("INSTALL_METHOD") or Method.HELM
-    if said not in tuple(Method):
-        raise ProgramError(f"INSTALL_METHOD={said}: it is {' or '.join(Method)}")
-    return Method(said)
+    said = os.environ.get("INSTALL_METHOD") or InstallMethod.HELM
+    if said not in tuple(InstallMethod):
+        raise ProgramError(f"INSTALL_METHOD={said}: it is {' or '.join(InstallMethod)}")
+    return InstallMethod(said)
 
 
 # ---------------------------------------------------------------------- the cluster's part
@@ -88,8 +88,8 @@ def _ensure() -> None:
     if found := strangers(rendered()):
         raise StrangersError(_told(found))
     apply(system({_INSTALLED: wanted}))
-    if method() is Method.HELM:
-        Release("edl", SYSTEM).install(VALUES)
+    if method() is InstallMethod.HELM:
+        HelmRelease("edl", SYSTEM).install(VALUES)
     else:
         kubectl("apply", "-k", str(CLUSTER))
 
@@ -116,15 +116,15 @@ def remove() -> None:
 def clear(*releases: str) -> None:
     """Remove releases of the cluster's part, and what is left of it but their namespace, which takes long to go."""
     for name in releases if which("helm") else ():
-        Release(name, SYSTEM).uninstall("--ignore-not-found", "--no-hooks")
+        HelmRelease(name, SYSTEM).uninstall("--ignore-not-found", "--no-hooks")
     kubectl("delete", CLUSTER_KINDS, "-l", OWN, "--ignore-not-found")
     apply(system())  # it remembers nothing any more
 
 
 def rendered() -> list[Manifest]:
     """The objects of the cluster's part."""
-    if method() is Method.HELM:
-        return Release("edl", SYSTEM).template(VALUES)
+    if method() is InstallMethod.HELM:
+        return HelmRelease("edl", SYSTEM).template(VALUES)
     return objects(kubectl("kustomize", str(CLUSTER)))
 
 
@@ -165,7 +165,7 @@ def _installed() -> str | None:
 
 def _fingerprint() -> str:
     """Of the files that are installed."""
-    folders = [CHART] if method() is Method.HELM else [ROOT / "kustomize" / "base", CLUSTER]
+    folders = [CHART] if method() is InstallMethod.HELM else [ROOT / "kustomize" / "base", CLUSTER]
     content = sha256(method().encode() + json.dumps(VALUES).encode())
     for file in sorted(path for folder in folders for path in folder.rglob("*") if path.is_file()):
         content.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
@@ -186,9 +186,9 @@ def _locked() -> Iterator[None]:
 
 def team(namespace: str) -> None:
     """Install a team's part in a namespace that exists."""
-    if method() is Method.HELM:
+    if method() is InstallMethod.HELM:
         teams = [{"namespace": namespace, "dataCopy": True}]
-        Release("edl-team", namespace).install({"cluster": {"create": False}, "teams": teams})
+        HelmRelease("edl-team", namespace).install({"cluster": {"create": False}, "teams": teams})
     else:
         kubectl("apply", "-n", namespace, "-k", str(TEAM))
 

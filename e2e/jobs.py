@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from e2e.namespaces import Namespace
-from e2e.observer import Change, condition, container, phase
+from e2e.observer import ObjectChange, condition, container, phase
 from e2e.pods import SMALL_CPU
 from e2e.programs import Done, ProgramError, apply, call, kubectl
 from e2e.volume import CLAIM, MOUNT
@@ -65,7 +65,7 @@ def _hurry(job: str) -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """One job in one namespace.
 
     Attributes:
@@ -74,16 +74,16 @@ class Job:
         file: of the job, on this machine.
     """
 
-    place: Namespace
+    namespace: Namespace
     name: str
     file: Path
 
     @classmethod
-    def write(cls, place: Namespace, spec: Manifest) -> Job:
+    def write(cls, namespace: Namespace, spec: Manifest) -> ClusterJob:
         """Write the job file."""
-        file = place.folder / f"{spec['name']}.json"
+        file = namespace.folder / f"{spec['name']}.json"
         file.write_text(json.dumps(spec, indent=1))
-        return cls(place, spec["name"], file)
+        return cls(namespace, spec["name"], file)
 
     @property
     def spec(self) -> Manifest:
@@ -96,8 +96,8 @@ class Job:
     def edl(self, command: str, *options: str, seconds: float = 120.0) -> Done:
         """``edl COMMAND JOB`` in the job's namespace, with a data scientist's rights, whatever its exit code."""
         subject = self.file if command == "submit" else self.name
-        done = self.place.person.edl(command, subject, *options, seconds=seconds)
-        with (self.place.folder / "commands.txt").open("a") as log:
+        done = self.namespace.user.edl(command, subject, *options, seconds=seconds)
+        with (self.namespace.folder / "commands.txt").open("a") as log:
             log.write(
                 f"$ edl {command} {subject} {' '.join(options)}\n{done.stdout}{done.stderr}(exit {done.returncode})\n\n"
             )
@@ -116,18 +116,18 @@ class Job:
 
     def rendered(self) -> str:
         """``edl render``."""
-        done = self.place.person.edl("render", self.file)
+        done = self.namespace.user.edl("render", self.file)
         if done.returncode:
             raise ProgramError(f"edl render: exit code {done.returncode}\n{done.stderr}")
         return done.stdout
 
     def submit_applied(self) -> None:
         """``edl render | kubectl apply -f -``: looks whether the objects are there, which needs to read Secrets."""
-        apply(self.rendered(), "-n", self.place.name)
+        apply(self.rendered(), "-n", self.namespace.name)
 
     def submit_created(self) -> None:
         """``edl render | kubectl create -f -``, with a data scientist's rights."""
-        self.place.person.kubectl("create", "-f", "-", stdin=self.rendered())
+        self.namespace.user.kubectl("create", "-f", "-", stdin=self.rendered())
 
     def why(self) -> str:
         """What ``edl why`` says, in lower case."""
@@ -138,7 +138,7 @@ class Job:
     @property
     def batch_job(self) -> Manifest:
         """The master's Job; empty if there is none."""
-        return self.place.observer.job(names.master_name(self.name)) or {}
+        return self.namespace.observer.job(names.master_name(self.name)) or {}
 
     @property
     def uid(self) -> str:
@@ -147,7 +147,7 @@ class Job:
 
     def page(self, name: str) -> Any:
         """A page of the status ConfigMap, such as ``summary.json``; None while the master has not published it."""
-        text = self.place.observer.pages(names.status_configmap(self.name)).get(name)
+        text = self.namespace.observer.pages(names.status_configmap(self.name)).get(name)
         return json.loads(text) if text else None
 
     def status(self) -> Mapping[str, Any]:
@@ -156,7 +156,7 @@ class Job:
 
     def masters(self) -> list[Manifest]:
         """The master's pods, also those that are going."""
-        return self.place.observer.pods(job=self.name, role=Role.MASTER.value)
+        return self.namespace.observer.pods(job=self.name, role=Role.MASTER.value)
 
     def master(self) -> Manifest:
         """The newest of the master's pods."""
@@ -165,7 +165,7 @@ class Job:
 
     def workers(self) -> dict[int, Manifest]:
         """The workers' pods by index."""
-        found = self.place.observer.pods(job=self.name, role=Role.WORKER.value)
+        found = self.namespace.observer.pods(job=self.name, role=Role.WORKER.value)
         return {int(pod["metadata"]["labels"][names.INDEX_LABEL]): pod for pod in found}
 
     def in_phase(self, *phases: str) -> list[int]:
@@ -191,7 +191,7 @@ class Job:
     def wait(self, what: str, wanted: Callable[[], Found | None], seconds: float = START_SECONDS) -> Found:
         """The first result of ``wanted``; an error tells what the job was doing instead."""
         try:
-            return self.place.observer.wait(f"job {self.name}: {what}", wanted, seconds)
+            return self.namespace.observer.wait(f"job {self.name}: {what}", wanted, seconds)
         except AssertionError as error:
             error.add_note(f"status: {json.dumps(self.status())}")
             raise
@@ -211,7 +211,7 @@ class Job:
 
     def hurry(self) -> None:
         """Train the rest at the pace of undisturbed jobs: what was to be seen has been seen."""
-        self.place.volume.touch(_hurry(self.name))
+        self.namespace.volume.touch(_hurry(self.name))
 
     def wait_end(self, seconds: float = END_SECONDS) -> str:
         """Wait until the Job has ended: ``Complete`` or ``FailureHandler``."""
@@ -224,15 +224,15 @@ class Job:
 
     # ------------------------------------------------------------------ what happened
 
-    def change(self, wanted: Callable[[Change], bool]) -> Change | None:
+    def change(self, wanted: Callable[[ObjectChange], bool]) -> ObjectChange | None:
         """The first wanted change of a pod of this job."""
         own = lambda change: change.labels.get(names.JOB_LABEL) == self.name  # noqa: E731
-        return self.place.observer.first(lambda change: own(change) and wanted(change))
+        return self.namespace.observer.first(lambda change: own(change) and wanted(change))
 
     def leftovers(self) -> list[str]:
         """Everything that still has the job's label, of all kinds that a job is made of."""
         kinds = "jobs,pods,services,configmaps,secrets,leases"
-        return self.place.kubectl("get", kinds, "-l", names.label_selector(self.name), "-o", "name").split()
+        return self.namespace.kubectl("get", kinds, "-l", names.label_selector(self.name), "-o", "name").split()
 
     def wait_removed(self, seconds: float = 60.0) -> None:
         """Wait until nothing with the job's label is left."""
@@ -247,22 +247,22 @@ class Job:
 
     def ps_uids(self) -> dict[str, str]:
         """Uid of each PS's pod, by name."""
-        found = self.place.observer.pods(job=self.name, role=Role.PS.value)
+        found = self.namespace.observer.pods(job=self.name, role=Role.PS.value)
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in found}
 
 
-def delete_pod(place: Namespace, name: str, *options: str) -> None:
+def delete_pod(namespace: Namespace, name: str, *options: str) -> None:
     """``kubectl delete pod`` by a user, without waiting for its end."""
-    place.person.kubectl("delete", "pod", name, "--wait=false", *options)
+    namespace.user.kubectl("delete", "pod", name, "--wait=false", *options)
 
 
-def evict(place: Namespace, name: str) -> None:
+def evict(namespace: Namespace, name: str) -> None:
     """Evict a pod as ``kubectl drain`` does."""
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": place.name}}
-    path = f"/api/v1/namespaces/{place.name}/pods/{name}/eviction"
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace.name}}
+    path = f"/api/v1/namespaces/{namespace.name}/pods/{name}/eviction"
     kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
 
 
-def in_container(place: Namespace, pod: str, *command: str) -> str:
+def in_container(namespace: Namespace, pod: str, *command: str) -> str:
     """Run a command in a pod's container, which it may bring down; its standard output."""
-    return call("kubectl", "-n", place.name, "exec", pod, "--", *command).stdout
+    return call("kubectl", "-n", namespace.name, "exec", pod, "--", *command).stdout

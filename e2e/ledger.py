@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, TASK, Job
+from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, TASK, ClusterJob
 from support.run_recount import recount
 
 from edl.simulation.ledger_recount import Recount, problems
@@ -19,7 +19,7 @@ STORAGE = "/edl"
 
 
 @dataclass(frozen=True)
-class Run:
+class FetchedRun:
     """A run's directory, fetched from the volume.
 
     Attributes:
@@ -33,11 +33,11 @@ class Run:
     events: list[Mapping[str, Any]]
 
     @classmethod
-    def fetch(cls, job: Job, run_id: str | None = None) -> Run:
+    def fetch(cls, job: ClusterJob, run_id: str | None = None) -> FetchedRun:
         """Bring the run's directory here and count its journal."""
         run = run_id or job.uid
-        folder = job.place.folder / "runs" / job.name / run
-        job.place.volume.fetch(f"{STORAGE}/{job.place.name}/{job.name}/{run}", folder)
+        folder = job.namespace.folder / "runs" / job.name / run
+        job.namespace.volume.fetch(f"{STORAGE}/{job.namespace.name}/{job.name}/{run}", folder)
         lines = (folder / "events.jsonl").read_text().splitlines()
         return cls(folder, recount(folder), [json.loads(line) for line in lines])
 
@@ -62,8 +62,8 @@ class Run:
 
 
 def finished(
-    job: Job, *, lost: int = 0, rolled_back: int = 0, epochs: int = EPOCHS, seconds: float = 240.0
-) -> tuple[Mapping[str, Any], Run]:
+    job: ClusterJob, *, lost: int = 0, rolled_back: int = 0, epochs: int = EPOCHS, seconds: float = 240.0
+) -> tuple[Mapping[str, Any], FetchedRun]:
     """Hurry to the end; every record is done exactly once, little is repeated, summary and journal agree.
 
     Args:
@@ -77,7 +77,7 @@ def finished(
     how = job.wait_end(seconds)
     summary = job.wait("its summary", lambda: job.page("summary.json"), 10)
     assert how == "Complete", f"{job.name}: {how}, {job.page('failure.json')}"
-    run = Run.fetch(job)
+    run = FetchedRun.fetch(job)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == epochs * RECORDS
     assert problems(run.ledger, epochs) == []
@@ -87,6 +87,6 @@ def finished(
     return summary, run
 
 
-def one_interval(job: Job) -> int:
+def one_interval(job: ClusterJob) -> int:
     """Records that may go back when the only PS is lost: a checkpoint interval, and what was being leased meanwhile."""
     return (int(job.spec["checkpoint"]["every_steps"]) + math.ceil(TASK * job.spec["workers"]["max"])) * MINIBATCH

@@ -9,10 +9,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from e2e import install
-from e2e.images import Images
-from e2e.observer import Observer
+from e2e.images import JobImages
+from e2e.observer import NamespaceObserver
 from e2e.programs import ProgramError, apply, call, kubectl
-from e2e.site import Site
+from e2e.site import TargetSite
 from e2e.user_account import UserAccount, data_scientist, forget
 from e2e.volume import CLAIM, SharedVolume
 
@@ -39,12 +39,12 @@ class Namespace:
     """
 
     name: str
-    site: Site
-    images: Images
+    site: TargetSite
+    images: JobImages
     folder: Path
     api: KubeClient
-    observer: Observer
-    person: UserAccount
+    observer: NamespaceObserver
+    user: UserAccount
     volume: SharedVolume = field(repr=False)
 
     def kubectl(self, *arguments: str, seconds: float = 120.0) -> str:
@@ -53,14 +53,14 @@ class Namespace:
 
     def bring(self, folder: Path, path: str) -> None:
         """``edl data cp``: a folder of this machine to the claim."""
-        done = self.person.edl("data", "cp", folder, f"{CLAIM}:{path}", "--image", self.images.submitter, seconds=300)
+        done = self.user.edl("data", "cp", folder, f"{CLAIM}:{path}", "--image", self.images.submitter, seconds=300)
         if done.returncode:
             raise ProgramError(f"edl data cp: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
 
 
 @contextmanager
-def namespace(
-    site: Site, images: Images, folder: Path, *, volume: bool = True, base: bool = True
+def new_namespace(
+    site: TargetSite, images: JobImages, folder: Path, *, volume: bool = True, base: bool = True
 ) -> Iterator[Namespace]:
     """Make a namespace; it goes, with all that is in it, when the block ends.
 
@@ -75,12 +75,12 @@ def namespace(
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
     # No pod is accepted before the controller manager has made it: half a minute after the API server was away.
     kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=90s")
-    with opened(site, images, folder, name) as place:
+    with opened(site, images, folder, name) as namespace:
         if base:
             install.team(name)
         if volume:
-            place.volume.make()
-        yield replace(place, person=data_scientist(name)) if base else place
+            namespace.volume.make()
+        yield replace(namespace, user=data_scientist(name)) if base else namespace
 
 
 def fresh(folder: Path) -> str:
@@ -89,11 +89,11 @@ def fresh(folder: Path) -> str:
 
 
 @contextmanager
-def opened(site: Site, images: Images, folder: Path, name: str) -> Iterator[Namespace]:
+def opened(site: TargetSite, images: JobImages, folder: Path, name: str) -> Iterator[Namespace]:
     """A namespace that is there, whoever made it; it goes when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     api = make_client(namespace=name)
-    observer = Observer(api, name)
+    observer = NamespaceObserver(api, name)
     shared = SharedVolume(site, name, images.submitter)
     try:
         yield Namespace(name, site, images, folder, api, observer, UserAccount(name), shared)

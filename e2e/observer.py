@@ -25,7 +25,7 @@ _AGAIN_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Change:
+class ObjectChange:
     """One change of one object.
 
     Attributes:
@@ -56,14 +56,14 @@ class Change:
         return "deletionTimestamp" in self.object["metadata"]
 
 
-class Observer:
+class NamespaceObserver:
     """Follows one namespace until ``close``."""
 
     def __init__(self, api: KubeClient, namespace: str) -> None:
         self._api, self._namespace = api, namespace
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, Manifest]] = {kind.name: {} for kind in _KINDS}
-        self._changes: dict[str, list[Change]] = {kind.name: [] for kind in _KINDS}
+        self._changes: dict[str, list[ObjectChange]] = {kind.name: [] for kind in _KINDS}
         self._streams: dict[str, ResponseStream] = {}
         self._closed = threading.Event()
         self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in _KINDS]
@@ -88,12 +88,12 @@ class Observer:
         """The data of a ConfigMap; empty if there is none."""
         return (self._one(CONFIGMAPS, config_map) or {}).get("data") or {}
 
-    def changes(self, kind: ResourceKind = PODS) -> list[Change]:
+    def changes(self, kind: ResourceKind = PODS) -> list[ObjectChange]:
         """Every change so far, in order."""
         with self._lock:
             return list(self._changes[kind.name])
 
-    def first(self, wanted: Callable[[Change], bool], kind: ResourceKind = PODS) -> Change | None:
+    def first(self, wanted: Callable[[ObjectChange], bool], kind: ResourceKind = PODS) -> ObjectChange | None:
         """The first change that is wanted."""
         return next((change for change in self.changes(kind) if wanted(change)), None)
 
@@ -103,7 +103,7 @@ class Observer:
         """The first result of ``condition`` that is neither None nor False; see ``e2e.waiting.until``."""
         return until(what, condition, seconds, self.story)
 
-    def wait_change(self, what: str, wanted: Callable[[Change], bool], seconds: float = 90.0) -> Change:
+    def wait_change(self, what: str, wanted: Callable[[ObjectChange], bool], seconds: float = 90.0) -> ObjectChange:
         """The first change of a pod that is wanted."""
         return self.wait(what, lambda: self.first(wanted), seconds)
 
@@ -154,7 +154,7 @@ class Observer:
 
     def _see(self, kind: ResourceKind, change: str, found: Manifest) -> None:
         with self._lock:
-            self._changes[kind.name].append(Change(time.time(), change, found))
+            self._changes[kind.name].append(ObjectChange(time.time(), change, found))
             objects, name = self._objects[kind.name], found["metadata"]["name"]
             if change == DELETED:
                 objects.pop(name, None)

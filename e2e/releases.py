@@ -15,7 +15,7 @@ CHART = ROOT / "helm" / "edl"
 
 
 @dataclass(frozen=True)
-class Release:
+class HelmRelease:
     """One release of a chart.
 
     Attributes:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from e2e.faults import Faults, KindFaults, LocalClusterFaults, NoFaults
+from e2e.faults import ClusterFaults, KindFaults, LocalClusterFaults, NoFaults
 from e2e.programs import call, must
 
 from edl.cluster.kubernetes.kubeconfig import make_client
 
 
-class Delivery(StrEnum):
+class ImageDelivery(StrEnum):
     """How images get to the nodes."""
 
     KIND = "kind"
@@ -30,7 +30,7 @@ class UnknownSiteError(Exception):
 
 
 @dataclass(frozen=True)
-class Site:
+class TargetSite:
     """A cluster.
 
     Attributes:
@@ -42,8 +42,8 @@ class Site:
         kind_name: name of the kind cluster.
     """
 
-    delivery: Delivery
-    faults: Faults
+    delivery: ImageDelivery
+    faults: ClusterFaults
     prefix: str = ""
     storage_class: str | None = None
     script: Path | None = None
@@ -55,7 +55,7 @@ class Site:
         return not isinstance(self.faults, NoFaults)
 
 
-def detect() -> Site:
+def detect() -> TargetSite:
     """The cluster of ``KUBECONFIG``.
 
     Raises:
@@ -64,22 +64,24 @@ def detect() -> Site:
     images, storage = os.environ.get("E2E_IMAGES", ""), os.environ.get("E2E_STORAGE_CLASS") or None
     script = _local_cluster()
     context = make_client().context or ""
-    if script is not None and images in ("", Delivery.LOCAL_CLUSTER):
-        return Site(
-            Delivery.LOCAL_CLUSTER, LocalClusterFaults(script), storage_class=storage or "shared", script=script
+    if script is not None and images in ("", ImageDelivery.LOCAL_CLUSTER):
+        return TargetSite(
+            ImageDelivery.LOCAL_CLUSTER, LocalClusterFaults(script), storage_class=storage or "shared", script=script
         )
-    if context.startswith("kind-") and images in ("", Delivery.KIND):
+    if context.startswith("kind-") and images in ("", ImageDelivery.KIND):
         name = context.removeprefix("kind-")
-        return Site(Delivery.KIND, KindFaults(f"{name}-control-plane"), storage_class=storage, kind_name=name)
+        return TargetSite(
+            ImageDelivery.KIND, KindFaults(f"{name}-control-plane"), storage_class=storage, kind_name=name
+        )
     missing = [name for name, value in (("E2E_IMAGES", images), ("E2E_STORAGE_CLASS", storage)) if not value]
-    if missing or images in tuple(Delivery):
+    if missing or images in tuple(ImageDelivery):
         raise UnknownSiteError(
             f"Context {context!r} is neither kind nor the local cluster. Set {' and '.join(missing) or 'E2E_IMAGES'}: "
             "E2E_IMAGES=kind | local-cluster | PREFIX (a registry that you may push to and the nodes may pull from); "
             "E2E_STORAGE_CLASS=NAME (a class with ReadWriteMany volumes). For the local cluster, E2E_LOCAL_CLUSTER is "
             "the path of its command."
         )
-    return Site(Delivery.REGISTRY, NoFaults(), prefix=images.rstrip("/"), storage_class=storage)
+    return TargetSite(ImageDelivery.REGISTRY, NoFaults(), prefix=images.rstrip("/"), storage_class=storage)
 
 
 def _local_cluster() -> Path | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from e2e.conftest import Places
+from e2e.conftest import MakeNamespace
 from e2e.images import MISSING
-from e2e.jobs import Job, digits
+from e2e.jobs import ClusterJob, digits
 from e2e.namespaces import Namespace
 from e2e.observer import ADDED
 from e2e.user_account import UserAccount
@@ -16,20 +16,20 @@ FEW = 40
 """Pods that a hopeless job may ask for."""
 
 
-def asked_for(job: Job) -> int:
+def asked_for(job: ClusterJob) -> int:
     """Pods that were ever made for a job."""
-    made = (change for change in job.place.observer.changes() if change.type == ADDED)
+    made = (change for change in job.namespace.observer.changes() if change.type == ADDED)
     return len({change.uid for change in made if change.labels.get(names.JOB_LABEL) == job.name})
 
 
-def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
+def test_a_job_that_never_fits_waits_and_says_why(namespace: Namespace) -> None:
     """More CPU than any node has: the workers stay Pending, and `edl why` has the scheduler's reason."""
-    job = Job.write(place, digits("too-big", image=place.images.zoo, seconds=30, workers=2, cpu=4096))
+    job = ClusterJob.write(namespace, digits("too-big", image=namespace.images.zoo, seconds=30, workers=2, cpu=4096))
     job.submit()
     job.wait("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
     why = job.wait("edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30)
     assert "whether any node has that much" in why, "a data scientist may not list nodes, and is told so"
-    viewer = UserAccount(place.name)
+    viewer = UserAccount(namespace.name)
     assert "it can never start" in viewer.edl("why", job.name).stdout.lower()
     job.wait("it is called starved", lambda: job.status().get("starved"), 30)
     assert asked_for(job) <= FEW
@@ -37,10 +37,10 @@ def test_a_job_that_never_fits_waits_and_says_why(place: Namespace) -> None:
     assert job.leftovers() == []
 
 
-def test_an_image_that_does_not_exist(places: Places) -> None:
+def test_an_image_that_does_not_exist(make_namespace: MakeNamespace) -> None:
     """`edl submit` ends with code 1 and the kubelet's own message; nothing is left."""
-    place = places(training=False)
-    job = Job.write(place, digits("no-image", image=MISSING, seconds=30, workers=1))
+    namespace = make_namespace(training=False)
+    job = ClusterJob.write(namespace, digits("no-image", image=MISSING, seconds=30, workers=1))
     done = job.edl("submit", "--yes")
     assert done.returncode == 1, done.stdout + done.stderr
     assert MISSING in done.stdout + done.stderr
@@ -49,12 +49,12 @@ def test_an_image_that_does_not_exist(places: Places) -> None:
 
 
 @pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.matrix)])
-def test_a_model_that_crashes_in_every_worker(place: Namespace, step: int) -> None:
+def test_a_model_that_crashes_in_every_worker(namespace: Namespace, step: int) -> None:
     """The job fails by its own rules, and says what it met; also where every worker gets a few steps further."""
-    spec = digits("crashing", image=place.images.zoo, seconds=10, workers=2)
+    spec = digits("crashing", image=namespace.images.zoo, seconds=10, workers=2)
     spec["model"]["definition"] = "crashing.custom_model"
     spec["pod"]["env"]["E2E_CRASH_STEP"] = str(step)
-    job = Job.write(place, spec)
+    job = ClusterJob.write(namespace, spec)
     job.submit()
     assert job.wait_end() == "Failed"
     failure = job.wait("its failure", lambda: job.page("failure.json"), 10)

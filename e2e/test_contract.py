@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 from e2e import namespaces
 from e2e.conftest import ARTIFACTS
-from e2e.images import MISSING, Images
+from e2e.images import MISSING, JobImages
 from e2e.jobs import evict, in_container
 from e2e.namespaces import Namespace
 from e2e.pods import pod
-from e2e.site import Site
-from support.cluster_contract import PodContract, Watching
+from e2e.site import TargetSite
+from support.cluster_contract import PodContract, WatchThread, running, synced_watch
 
-from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, TerminationCause
+from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
@@ -39,30 +39,32 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def bare(where: Site, built: Images) -> Iterator[Namespace]:
+def bare_namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace that enforces ``restricted``, without anything of EDL's."""
-    with namespaces.namespace(where, built, ARTIFACTS / "contract", volume=False, base=False) as place:
-        yield place
+    with namespaces.new_namespace(
+        target_site, job_images, ARTIFACTS / "contract", volume=False, base=False
+    ) as namespace:
+        yield namespace
 
 
-class PodStand:
-    """A job of shell scripts, and the hands of a test on it."""
+class PodClusterHarness:
+    """A job of shell scripts, and what a test does to its pods."""
 
-    def __init__(self, place: Namespace) -> None:
-        self.place = place
+    def __init__(self, namespace: Namespace) -> None:
+        self.namespace = namespace
         self.job = f"contract-{next(_numbers)}"
-        self.script, self.image, self.extra = OBEDIENT, place.images.submitter, {}
-        template = pod(names.master_name(self.job), place.images.submitter, "true", restartPolicy="OnFailure")
+        self.script, self.image, self.extra = OBEDIENT, namespace.images.submitter, {}
+        template = pod(names.master_name(self.job), namespace.images.submitter, "true", restartPolicy="OnFailure")
         job = {"suspend": True, "template": {"spec": template["spec"]}}
         meta = {"name": names.master_name(self.job), "labels": names.object_labels(self.job)}
-        created = place.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job})
+        created = namespace.api.create({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job})
         self._job_uid = created["metadata"]["uid"]
         self._clusters: list[KubeCluster] = []
         self.cluster = self.connect()
 
     def connect(self) -> KubeCluster:
-        api = KubeClient(load_connection(namespace=self.place.name), rate_limiter=TokenBucketLimiter())
-        self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.place.name, self._render))
+        api = KubeClient(load_connection(namespace=self.namespace.name), rate_limiter=TokenBucketLimiter())
+        self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.namespace.name, self._render))
         return self._clusters[-1]
 
     def _render(self, role: Role, index: int, wish: PodOptions) -> Manifest:
@@ -77,20 +79,20 @@ class PodStand:
         return manifest
 
     def name(self, uid: str) -> str:
-        found = self.place.api.list(PODS, labels=names.label_selector(self.job)).items
+        found = self.namespace.api.list(PODS, labels=names.label_selector(self.job)).items
         return next(each["metadata"]["name"] for each in found if each["metadata"]["uid"] == uid)
 
     def do(self, uid: str, script: str) -> None:
-        self.place.kubectl("exec", self.name(uid), "--", "sh", "-c", script)
+        self.namespace.kubectl("exec", self.name(uid), "--", "sh", "-c", script)
 
     def await_running(self, uid: str) -> None:
         running = "--for=jsonpath={.status.phase}=Running"
-        self.place.kubectl("wait", f"pod/{self.name(uid)}", running, "--timeout=60s")
+        self.namespace.kubectl("wait", f"pod/{self.name(uid)}", running, "--timeout=60s")
         self.do(uid, "until [ -f /tmp/listens ]; do sleep 0.05; done")
 
     def exit(self, uid: str, code: int) -> None:
         # The container may be gone before the command in it has ended.
-        in_container(self.place, self.name(uid), "sh", "-c", f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
+        in_container(self.namespace, self.name(uid), "sh", "-c", f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
 
     def kill(self, uid: str) -> None:
         self.exit(uid, 137)
@@ -98,84 +100,81 @@ class PodStand:
     def terminate(self, uid: str) -> None:
         self.do(uid, "kill -TERM 1")
 
-    def polite(self, uid: str, code: int) -> None:
+    def exit_on_sigterm(self, uid: str, code: int) -> None:
         self.do(uid, f"echo {code} > /tmp/answer")
 
-    def stubborn(self, uid: str) -> None:
+    def ignore_sigterm(self, uid: str) -> None:
         self.do(uid, "echo none > /tmp/answer")
 
     def lose_node(self, uid: str) -> None:
         self._set_ready(uid, "False")
 
-    def find_node(self, uid: str) -> None:
+    def restore_node(self, uid: str) -> None:
         self._set_ready(uid, "True")
 
     def _set_ready(self, uid: str, ready: str) -> None:
         """What the node controller writes; the kubelet, which is there, soon writes the truth again."""
         condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2023-11-14T22:13:20Z", "reason": None}
         patch = json.dumps({"status": {"conditions": [condition]}})
-        self.place.kubectl("patch", "pod", self.name(uid), "--subresource=status", "--type=strategic", "-p", patch)
+        self.namespace.kubectl("patch", "pod", self.name(uid), "--subresource=status", "--type=strategic", "-p", patch)
 
-    def let_pass(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         """Real time passes by itself."""
 
     def close(self) -> None:
         for cluster in self._clusters:
             cluster.close()
-        self.place.api.delete(JOBS, names.master_name(self.job))
-        self.place.kubectl(
+        self.namespace.api.delete(JOBS, names.master_name(self.job))
+        self.namespace.kubectl(
             "delete", "pods", "-l", names.label_selector(self.job), "--grace-period=0", "--force", "--wait=false"
         )
 
 
 @pytest.fixture
-def stand(bare: Namespace) -> Iterator[PodStand]:
+def harness(bare_namespace: Namespace) -> Iterator[PodClusterHarness]:
     """A job of its own for each case."""
-    stand = PodStand(bare)
-    yield stand
-    stand.close()
+    harness = PodClusterHarness(bare_namespace)
+    yield harness
+    harness.close()
 
 
 class TestPods(PodContract):
     """The contract, on the cluster of ``KUBECONFIG``."""
 
 
-def begin(stand: PodStand) -> tuple[Watching, str]:
+def begin(harness: PodClusterHarness) -> tuple[WatchThread, str]:
     """A watch, and a worker that runs."""
-    watching = Watching(stand.cluster)
-    watching.synced()
-    uid = stand.cluster.start(Role.WORKER, 0, DEFAULT_OPTIONS)
-    stand.await_running(uid)
-    return watching, uid
+    watch = synced_watch(harness)
+    return watch, running(harness)
 
 
-def the_way_out(watching: Watching, uid: str) -> tuple[PodStatus, PodStatus]:
+def the_way_out(watch: WatchThread, uid: str) -> tuple[PodStatus, PodStatus]:
     """What was said while it was leaving, and of its end."""
-    last = watching.ended(uid)
-    return next(seen for seen in watching.seen if seen.uid == uid and seen.leaving), last
+    last = watch.ended(uid)
+    return next(seen for seen in watch.seen if seen.uid == uid and seen.leaving), last
 
 
-def test_deletion_by_hand(stand: PodStand) -> None:
-    watching, uid = begin(stand)
-    stand.place.kubectl("delete", "pod", stand.name(uid), "--wait=false")
-    leaving, last = the_way_out(watching, uid)
+def test_deletion_by_hand(harness: PodClusterHarness) -> None:
+    watch, uid = begin(harness)
+    harness.namespace.kubectl("delete", "pod", harness.name(uid), "--wait=false")
+    leaving, last = the_way_out(watch, uid)
     assert (leaving.cause, last.cause) == (TerminationCause.DELETED, TerminationCause.DELETED)
     assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)
 
 
-def test_eviction(stand: PodStand) -> None:
-    watching, uid = begin(stand)
-    evict(stand.place, stand.name(uid))
-    leaving, last = the_way_out(watching, uid)
+def test_eviction(harness: PodClusterHarness) -> None:
+    watch, uid = begin(harness)
+    evict(harness.namespace, harness.name(uid))
+    leaving, last = the_way_out(watch, uid)
     assert (leaving.cause, last.cause) == (TerminationCause.EVICTED, TerminationCause.EVICTED)
     assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)
 
 
-def test_end_for_want_of_memory_is_told_apart_from_a_kill(stand: PodStand) -> None:
-    stand.script, stand.extra = GREEDY, {"memory": "32Mi"}
-    watching = Watching(stand.cluster)
-    watching.synced()
-    last = watching.ended(stand.cluster.start(Role.WORKER, 0))
+def test_end_for_want_of_memory_is_told_apart_from_a_kill(harness: PodClusterHarness) -> None:
+    harness.script, harness.extra = GREEDY, {"memory": "32Mi"}
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    last = watch.ended(harness.cluster.start(Role.WORKER, 0))
     assert (last.phase, last.exit_code, last.reason, last.cause) == (
         PodPhase.FAILED,
         137,
@@ -184,13 +183,13 @@ def test_end_for_want_of_memory_is_told_apart_from_a_kill(stand: PodStand) -> No
     )
 
 
-def test_why_a_pod_waits_is_told(stand: PodStand) -> None:
-    watching = Watching(stand.cluster)
-    watching.synced()
-    stand.extra = {"cpu": "100000"}
-    huge = stand.cluster.start(Role.WORKER, 0)
-    stand.extra, stand.image = {}, MISSING
-    without_image = stand.cluster.start(Role.WORKER, 1)
-    seen = watching.waiting(huge, "Unschedulable")
+def test_why_a_pod_waits_is_told(harness: PodClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    harness.extra = {"cpu": "100000"}
+    huge = harness.cluster.start(Role.WORKER, 0)
+    harness.extra, harness.image = {}, MISSING
+    without_image = harness.cluster.start(Role.WORKER, 1)
+    seen = watch.waiting(huge, "Unschedulable")
     assert "Insufficient cpu" in seen.message
-    assert MISSING in watching.waiting(without_image, "ErrImagePull").message
+    assert MISSING in watch.waiting(without_image, "ErrImagePull").message

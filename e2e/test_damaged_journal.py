@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, Job, digits, in_container
+from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, ClusterJob, digits, in_container
 from e2e.ledger import STORAGE
 from e2e.namespaces import Namespace
 from e2e.volume import MOUNT, READER
@@ -26,15 +26,15 @@ HISTORY = ("rolled_back", "cut_taken", "saved")
 """Entries about steps before the checkpoint, too, of which a journal that begins there says nothing."""
 
 
-def test_a_run_goes_on_from_its_checkpoint(place: Namespace) -> None:
+def test_a_run_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
     """`--resume` fails and names the way; `--from-checkpoint` says what is lost, and every record is done once."""
-    job = Job.write(place, digits("damaged", image=place.images.zoo, seconds=80, workers=1))
+    job = ClusterJob.write(namespace, digits("damaged", image=namespace.images.zoo, seconds=80, workers=1))
     job.submit()
     job.wait_step(100)
     run = job.status()["run"]
     job.must("delete", "--yes")  # as a stop by somebody in a hurry: there is no checkpoint of the last steps
-    path = f"{STORAGE}/{place.name}/{job.name}/{run}"
-    in_container(place, READER, "python3", "-c", FLIP, f"{MOUNT}{path}/journal")
+    path = f"{STORAGE}/{namespace.name}/{job.name}/{run}"
+    in_container(namespace, READER, "python3", "-c", FLIP, f"{MOUNT}{path}/journal")
 
     refused = job.edl("submit", "--yes", "--resume", run)
     assert refused.returncode == 1, refused.stdout + refused.stderr
@@ -55,7 +55,7 @@ def test_a_run_goes_on_from_its_checkpoint(place: Namespace) -> None:
     assert summary["records_done"] == summary["records_total"] == EPOCHS * RECORDS
     assert summary["records_lost"] == 0
     assert summary["records_rolled_back"] == int(costs[3].replace(",", "")) <= 2 * 40 * MINIBATCH
-    folder = place.volume.fetch(path, place.folder / "runs" / job.name)
+    folder = namespace.volume.fetch(path, namespace.folder / "runs" / job.name)
     _each_record_once(folder, int(costs[2]) * MINIBATCH)
     job.must("delete", "--yes")
 

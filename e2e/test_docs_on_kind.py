@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from e2e import capacity, evidence, namespaces, site
-from e2e.images import Images
+from e2e.images import JobImages
 from e2e.namespaces import Namespace
 from e2e.programs import ROOT
-from e2e.site import Site
+from e2e.site import TargetSite
 from ruamel.yaml import YAML
-from support.doc_commands import DOCS, Block, blocks, run, script
+from support.doc_commands import DOCS, DocCommand, blocks, run, script
 
 PAGE = DOCS / "tutorials" / "on-kind.md"
 SECONDS = 1200.0
@@ -32,18 +32,20 @@ NODE = "edl-worker"
 @pytest.mark.breaks
 @pytest.mark.long
 @pytest.mark.timeout(SECONDS + 60)
-def test_tutorial_on_kind(where: Site, built: Images, folder: Path, installed: None) -> None:
+def test_tutorial_on_kind(
+    target_site: TargetSite, job_images: JobImages, folder: Path, installed_cluster: None
+) -> None:
     """Every command does what the page says, or the script ends there."""
     nodes = site.nodes()[:2]
     with (
         capacity.only(nodes),
-        namespaces.namespace(where, built, folder, base=False) as place,
+        namespaces.new_namespace(target_site, job_images, folder, base=False) as namespace,
     ):
-        commands = [_here(block, place, nodes[0]) for block in blocks(PAGE) if not block.text.startswith(ELSEWHERE)]
+        commands = [_here(block, namespace, nodes[0]) for block in blocks(PAGE) if not block.text.startswith(ELSEWHERE)]
         try:
-            printed = run(script(commands), folder=_clone(folder, built), env=_environment(), seconds=SECONDS)
+            printed = run(script(commands), folder=_clone(folder, job_images), env=_environment(), seconds=SECONDS)
         except BaseException:
-            evidence.collect(place)
+            evidence.collect(namespace)
             raise
         (folder / "printed.txt").write_text(printed)
     told = _sections(printed)
@@ -53,9 +55,9 @@ def test_tutorial_on_kind(where: Site, built: Images, folder: Path, installed: N
     assert "cpu" in told["edl why elastic"].lower(), "the scheduler's words"
 
 
-def _here(block: Block, place: Namespace, node: str) -> Block:
+def _here(block: DocCommand, namespace: Namespace, node: str) -> DocCommand:
     """The command for this cluster."""
-    images = place.images
+    images = namespace.images
     text = block.text.replace("edl/mnist:dev", images.zoo).replace("edl/submitter:dev", images.submitter)
     for chart_value in ("tests.image", "submitter.image"):
         repository, _, tag = images.submitter.rpartition(":")
@@ -63,13 +65,15 @@ def _here(block: Block, place: Namespace, node: str) -> Block:
             f"--set {chart_value}.repository=edl/submitter --set {chart_value}.tag=dev",
             f"--set {chart_value}.repository={repository} --set {chart_value}.tag={tag}",
         )
-    text = text.replace("team-a", place.name).replace(NODE, node).replace("docs/examples/nginx.yaml", "service.yaml")
+    text = (
+        text.replace("team-a", namespace.name).replace(NODE, node).replace("docs/examples/nginx.yaml", "service.yaml")
+    )
     if text.startswith("helm install edl helm/edl "):
         text += " --set cluster.create=false"
-    return Block(block.page, block.line, text, block.exits, block.not_run)
+    return DocCommand(block.page, block.line, text, block.exits, block.not_run)
 
 
-def _clone(folder: Path, images: Images) -> Path:
+def _clone(folder: Path, images: JobImages) -> Path:
     """A folder that is for these commands what a clone is: data and files that are made do not end in this one."""
     clone = folder / "clone"
     clone.mkdir()
@@ -93,4 +97,4 @@ def _sections(printed: str) -> dict[str, str]:
     """What each command printed, by its first three words."""
     lines = {str(block): " ".join(block.text.split()[:3]) for block in blocks(PAGE)}
     parts = [part.partition("\n") for part in printed.split("### ")[1:]]
-    return {lines[where]: text for where, _, text in parts}
+    return {lines[number]: text for number, _, text in parts}

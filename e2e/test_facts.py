@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from e2e import namespaces, site
 from e2e.capacity import homes, only
-from e2e.conftest import ARTIFACTS, Places
+from e2e.conftest import ARTIFACTS, MakeNamespace
 from e2e.faults import cut_off, lost
-from e2e.images import Images
+from e2e.images import JobImages
 from e2e.jobs import delete_pod, evict, in_container
 from e2e.namespaces import Namespace
 from e2e.network_programs import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.observer import condition, container, phase
 from e2e.pods import pod, template
 from e2e.programs import ProgramError, apply, call, kubectl
-from e2e.site import Site
+from e2e.site import TargetSite
 from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.cluster.kubernetes.api_errors import ResourceExpiredError
@@ -34,131 +34,139 @@ UNTIL_TOLD = "trap 'exit {code}' TERM; echo listening; sleep 1000 & wait"
 
 
 @pytest.fixture(scope="module")
-def bare(where: Site, built: Images) -> Iterator[Namespace]:
+def bare_namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace that enforces ``restricted``, without anything of EDL's."""
-    with namespaces.namespace(where, built, ARTIFACTS / "facts", volume=False, base=False) as place:
-        yield place
+    with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "facts", volume=False, base=False) as namespace:
+        yield namespace
 
 
 @pytest.fixture(scope="module")
-def shared(where: Site, built: Images) -> Iterator[Namespace]:
+def shared(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace with the shared claim."""
-    with namespaces.namespace(where, built, ARTIFACTS / "facts-volume") as place:
-        yield place
+    with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "facts-volume") as namespace:
+        yield namespace
 
 
-def start(place: Namespace, name: str, script: str, **spec: Any) -> Manifest:
+def start(namespace: Namespace, name: str, script: str, **spec: Any) -> Manifest:
     """Start a pod that runs a shell script; it runs, or has ended, afterwards."""
-    apply(pod(name, place.images.submitter, "sh", "-c", script, **spec), "-n", place.name)
+    apply(pod(name, namespace.images.submitter, "sh", "-c", script, **spec), "-n", namespace.name)
     started = ("Running", "Succeeded", "Failed")
-    return place.observer.wait(
-        f"{name} starts", lambda: found if phase(found := place.observer.pod(name)) in started else None
+    return namespace.observer.wait(
+        f"{name} starts", lambda: found if phase(found := namespace.observer.pod(name)) in started else None
     )
 
 
-def start_job(place: Namespace, name: str, script: str, **job: Any) -> None:
+def start_job(namespace: Namespace, name: str, script: str, **job: Any) -> None:
     """Start a Job as EDL's master has it."""
     spec = {
         "backoffLimit": 1000000,
         "podReplacementPolicy": "TerminatingOrFailed",
-        "template": template(place.images.submitter, "sh", "-c", script, restartPolicy="OnFailure"),
+        "template": template(namespace.images.submitter, "sh", "-c", script, restartPolicy="OnFailure"),
         **job,
     }
-    apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}, "-n", place.name)
+    apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}, "-n", namespace.name)
 
 
-def pod_of(place: Namespace, job: str, *, other_than: str = "", seconds: float = 60.0) -> Manifest:
+def pod_of(namespace: Namespace, job: str, *, other_than: str = "", seconds: float = 60.0) -> Manifest:
     """The running pod of a Job, of another uid than the one given."""
 
     def running() -> Manifest | None:
-        for found in place.observer.pods():
+        for found in namespace.observer.pods():
             meta = found["metadata"]
             own = (meta.get("labels") or {}).get("batch.kubernetes.io/job-name") == job
             if own and meta["uid"] != other_than and phase(found) == "Running":
                 return found
         return None
 
-    return place.observer.wait(f"a pod of the Job {job}", running, seconds)
+    return namespace.observer.wait(f"a pod of the Job {job}", running, seconds)
 
 
-def listens(place: Namespace, found: Manifest) -> str:
+def listens(namespace: Namespace, found: Manifest) -> str:
     """Wait until a pod with UNTIL_TOLD would notice SIGTERM; its name."""
     name = str(found["metadata"]["name"])
-    said = lambda: call("kubectl", "-n", place.name, "logs", name).stdout  # noqa: E731
-    place.observer.wait(f"{name} listens", lambda: "listening" in said() or None)
+    said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
+    namespace.observer.wait(f"{name} listens", lambda: "listening" in said() or None)
     return name
 
 
-def ended(place: Namespace, name: str) -> Manifest:
+def ended(namespace: Namespace, name: str) -> Manifest:
     """The state that a pod's container ended with."""
 
     def terminated() -> Manifest | None:
-        return (container(place.observer.pod(name) or {"status": {}}).get("state") or {}).get("terminated")
+        return (container(namespace.observer.pod(name) or {"status": {}}).get("state") or {}).get("terminated")
 
-    return place.observer.wait(f"{name} ends", terminated)
+    return namespace.observer.wait(f"{name} ends", terminated)
 
 
 # ---------------------------------------------------------------------- Jobs
 
 
-def test_a_pod_that_exits_0_when_told_to_go_completes_its_job(bare: Namespace) -> None:
+def test_a_pod_that_exits_0_when_told_to_go_completes_its_job(bare_namespace: Namespace) -> None:
     """With `TerminatingOrFailed` it is a race that the pod wins if it ends within the controller's next look at it."""
-    start_job(bare, "obedient", UNTIL_TOLD.format(code=0), podReplacementPolicy="Failed")
-    delete_pod(bare, listens(bare, pod_of(bare, "obedient")), "--grace-period=20")
-    bare.observer.wait("the Job completes", lambda: condition(bare.observer.job("obedient") or {}, "Complete"))
+    start_job(bare_namespace, "obedient", UNTIL_TOLD.format(code=0), podReplacementPolicy="Failed")
+    delete_pod(bare_namespace, listens(bare_namespace, pod_of(bare_namespace, "obedient")), "--grace-period=20")
+    bare_namespace.observer.wait(
+        "the Job completes", lambda: condition(bare_namespace.observer.job("obedient") or {}, "Complete")
+    )
 
 
-def test_a_pod_that_exits_143_is_replaced(bare: Namespace) -> None:
-    start_job(bare, "persistent", UNTIL_TOLD.format(code=143))
-    first = pod_of(bare, "persistent")
-    delete_pod(bare, listens(bare, first), "--grace-period=20")
-    pod_of(bare, "persistent", other_than=first["metadata"]["uid"])
-    assert condition(bare.observer.job("persistent") or {}, "Complete") is None
+def test_a_pod_that_exits_143_is_replaced(bare_namespace: Namespace) -> None:
+    start_job(bare_namespace, "persistent", UNTIL_TOLD.format(code=143))
+    first = pod_of(bare_namespace, "persistent")
+    delete_pod(bare_namespace, listens(bare_namespace, first), "--grace-period=20")
+    pod_of(bare_namespace, "persistent", other_than=first["metadata"]["uid"])
+    assert condition(bare_namespace.observer.job("persistent") or {}, "Complete") is None
 
 
-def test_a_crashed_container_restarts_in_its_pod(bare: Namespace) -> None:
+def test_a_crashed_container_restarts_in_its_pod(bare_namespace: Namespace) -> None:
     """With an emptyDir as memory: the first life crashes, the second stays."""
     memory = {"volumes": [{"name": "m", "emptyDir": {}}], "mounts": [{"name": "m", "mountPath": "/memory"}]}
     script = "test -e /memory/x && sleep 1000; touch /memory/x; exit 1"
-    spec = template(bare.images.submitter, "sh", "-c", script, restartPolicy="OnFailure", **memory)
-    start_job(bare, "crashing", "", template=spec)
-    first = pod_of(bare, "crashing")["metadata"]["uid"]
-    again = bare.observer.wait(
+    spec = template(bare_namespace.images.submitter, "sh", "-c", script, restartPolicy="OnFailure", **memory)
+    start_job(bare_namespace, "crashing", "", template=spec)
+    first = pod_of(bare_namespace, "crashing")["metadata"]["uid"]
+    again = bare_namespace.observer.wait(
         "the container restarts",
-        lambda: next((p for p in bare.observer.pods() if container(p).get("restartCount", 0) == 1), None),
+        lambda: next((p for p in bare_namespace.observer.pods() if container(p).get("restartCount", 0) == 1), None),
         20,
     )
     assert again["metadata"]["uid"] == first
 
 
-def test_a_suspended_job_has_no_pod_until_it_is_let_go(bare: Namespace) -> None:
-    start_job(bare, "suspended", "sleep 1000", suspend=True)
-    bare.observer.wait("it is suspended", lambda: condition(bare.observer.job("suspended") or {}, "Suspended"))
-    named = [p for p in bare.observer.pods() if p["metadata"]["name"].startswith("suspended")]
+def test_a_suspended_job_has_no_pod_until_it_is_let_go(bare_namespace: Namespace) -> None:
+    start_job(bare_namespace, "suspended", "sleep 1000", suspend=True)
+    bare_namespace.observer.wait(
+        "it is suspended", lambda: condition(bare_namespace.observer.job("suspended") or {}, "Suspended")
+    )
+    named = [p for p in bare_namespace.observer.pods() if p["metadata"]["name"].startswith("suspended")]
     assert named == []
-    bare.kubectl("patch", "job", "suspended", "-p", '{"spec":{"suspend":false}}')
-    pod_of(bare, "suspended")
+    bare_namespace.kubectl("patch", "job", "suspended", "-p", '{"spec":{"suspend":false}}')
+    pod_of(bare_namespace, "suspended")
 
 
-def test_setting_the_back_off_limit_to_0_makes_the_next_failure_the_last(bare: Namespace) -> None:
-    start_job(bare, "failing", "sleep 4; exit 1")
-    pod_of(bare, "failing")
-    bare.kubectl("patch", "job", "failing", "-p", '{"spec":{"backoffLimit":0}}')
-    bare.observer.wait("the Job fails", lambda: condition(bare.observer.job("failing") or {}, "Failed"))
+def test_setting_the_back_off_limit_to_0_makes_the_next_failure_the_last(bare_namespace: Namespace) -> None:
+    start_job(bare_namespace, "failing", "sleep 4; exit 1")
+    pod_of(bare_namespace, "failing")
+    bare_namespace.kubectl("patch", "job", "failing", "-p", '{"spec":{"backoffLimit":0}}')
+    bare_namespace.observer.wait(
+        "the Job fails", lambda: condition(bare_namespace.observer.job("failing") or {}, "Failed")
+    )
 
 
 @pytest.mark.matrix
-def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare: Namespace) -> None:
+def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare_namespace: Namespace) -> None:
     """The Job controller's back-off: a pod that is deleted counts as a failure."""
-    start_job(bare, "deleted", UNTIL_TOLD.format(code=143))
+    start_job(bare_namespace, "deleted", UNTIL_TOLD.format(code=143))
     waits = []
     for _ in range(2):
-        found = pod_of(bare, "deleted")
-        uid, name = found["metadata"]["uid"], listens(bare, found)
-        delete_pod(bare, name)
-        after = pod_of(bare, "deleted", other_than=uid)["metadata"]["uid"]
-        gone = bare.observer.wait_change("it goes", lambda change, uid=uid: change.uid == uid and change.leaving)
-        made = bare.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
+        found = pod_of(bare_namespace, "deleted")
+        uid, name = found["metadata"]["uid"], listens(bare_namespace, found)
+        delete_pod(bare_namespace, name)
+        after = pod_of(bare_namespace, "deleted", other_than=uid)["metadata"]["uid"]
+        gone = bare_namespace.observer.wait_change(
+            "it goes", lambda change, uid=uid: change.uid == uid and change.leaving
+        )
+        made = bare_namespace.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
         waits.append(made.at - gone.at)
     assert 8 < waits[0] < 16, waits
     assert 18 < waits[1] < 30, waits
@@ -167,9 +175,9 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare: Na
 # ---------------------------------------------------------------------- owners
 
 
-def owned(place: Namespace, name: str, job: str, *, controller: bool) -> None:
+def owned(namespace: Namespace, name: str, job: str, *, controller: bool) -> None:
     """A pod that is owned by a Job."""
-    uid = (place.observer.wait("the Job", lambda: place.observer.job(job)))["metadata"]["uid"]
+    uid = (namespace.observer.wait("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
     owner = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -178,36 +186,36 @@ def owned(place: Namespace, name: str, job: str, *, controller: bool) -> None:
         "controller": controller,
         "blockOwnerDeletion": False,
     }
-    manifest = pod(name, place.images.submitter, "sleep", "1000")
+    manifest = pod(name, namespace.images.submitter, "sleep", "1000")
     manifest["metadata"]["ownerReferences"] = [owner]
-    apply(manifest, "-n", place.name)
-    place.observer.wait(f"{name} runs", lambda: phase(place.observer.pod(name)) == "Running" or None)
+    apply(manifest, "-n", namespace.name)
+    namespace.observer.wait(f"{name} runs", lambda: phase(namespace.observer.pod(name)) == "Running" or None)
 
 
-def owners(place: Namespace, name: str) -> list[str]:
-    found = place.observer.pod(name) or {"metadata": {}}
+def owners(namespace: Namespace, name: str) -> list[str]:
+    found = namespace.observer.pod(name) or {"metadata": {}}
     return [owner["name"] for owner in found["metadata"].get("ownerReferences") or ()]
 
 
-def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare: Namespace) -> None:
-    start_job(bare, "owner", "sleep 1000")
-    owned(bare, "mine", "owner", controller=False)
-    owned(bare, "claimed", "owner", controller=True)
-    bare.observer.wait(
+def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare_namespace: Namespace) -> None:
+    start_job(bare_namespace, "owner", "sleep 1000")
+    owned(bare_namespace, "mine", "owner", controller=False)
+    owned(bare_namespace, "claimed", "owner", controller=True)
+    bare_namespace.observer.wait(
         "the Job controller lets go of a pod that its selector does not choose",
-        lambda: owners(bare, "claimed") == [] or None,
+        lambda: owners(bare_namespace, "claimed") == [] or None,
     )
-    assert owners(bare, "mine") == ["owner"]
-    bare.kubectl("delete", "job", "owner", "--cascade=background")
-    bare.observer.wait("its pods go with it", lambda: bare.observer.pod("mine") is None or None)
-    assert phase(bare.observer.pod("claimed")) == "Running"
+    assert owners(bare_namespace, "mine") == ["owner"]
+    bare_namespace.kubectl("delete", "job", "owner", "--cascade=background")
+    bare_namespace.observer.wait("its pods go with it", lambda: bare_namespace.observer.pod("mine") is None or None)
+    assert phase(bare_namespace.observer.pod("claimed")) == "Running"
 
 
-def keeper(place: Namespace, job: str) -> Manifest:
+def keeper(namespace: Namespace, job: str) -> Manifest:
     """A ConfigMap that a Job owns, as a controller's reference to it."""
-    uid = (place.observer.wait("the Job", lambda: place.observer.job(job)))["metadata"]["uid"]
+    uid = (namespace.observer.wait("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid, "controller": False}
-    made = place.api.create(
+    made = namespace.api.create(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job, "ownerReferences": [owner]}}
     )
     meta = made["metadata"]
@@ -222,162 +230,182 @@ def drained(found: Manifest) -> str:
 
 
 @pytest.mark.parametrize("way", ["background", "foreground"])
-def test_drain_asks_for_any_controller_and_one_that_the_job_owns_goes_with_it(bare: Namespace, way: str) -> None:
-    start_job(bare, way, "sleep 1000")
-    job = bare.observer.wait("the Job", lambda: bare.observer.job(way))
+def test_drain_asks_for_any_controller_and_one_that_the_job_owns_goes_with_it(
+    bare_namespace: Namespace, way: str
+) -> None:
+    start_job(bare_namespace, way, "sleep 1000")
+    job = bare_namespace.observer.wait("the Job", lambda: bare_namespace.observer.job(way))
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": way, "uid": job["metadata"]["uid"], "controller": False}
-    for name, owners_ in (("lonely", [owner]), ("kept", [owner, keeper(bare, way)])):
-        manifest = pod(f"{name}-{way}", bare.images.submitter, "sleep", "1000", labels={"fact": f"{name}-{way}"})
-        manifest["metadata"]["ownerReferences"] = owners_
-        bare.api.create(manifest)
-        running = lambda name=name: (phase(bare.observer.pod(f"{name}-{way}")) == "Running") or None  # noqa: E731
-        bare.observer.wait(f"{name} runs", running)
-    assert "declare no controller" in drained(bare.observer.pod(f"lonely-{way}") or {})
-    assert f"/kept-{way} (server dry run)" in drained(bare.observer.pod(f"kept-{way}") or {})
-    bare.kubectl("delete", "job", way, f"--cascade={way}")
-    for name in ("lonely", "kept"):
-        bare.observer.wait(
-            f"{name} goes with the Job", lambda name=name: bare.observer.pod(f"{name}-{way}") is None or None
+    for name, owners_ in (("lonely", [owner]), ("kept", [owner, keeper(bare_namespace, way)])):
+        manifest = pod(
+            f"{name}-{way}", bare_namespace.images.submitter, "sleep", "1000", labels={"fact": f"{name}-{way}"}
         )
-    bare.observer.wait(
-        "so does the ConfigMap", lambda: way not in bare.kubectl("get", "configmaps", "-o", "name") or None
+        manifest["metadata"]["ownerReferences"] = owners_
+        bare_namespace.api.create(manifest)
+        running = lambda name=name: (phase(bare_namespace.observer.pod(f"{name}-{way}")) == "Running") or None  # noqa: E731
+        bare_namespace.observer.wait(f"{name} runs", running)
+    assert "declare no controller" in drained(bare_namespace.observer.pod(f"lonely-{way}") or {})
+    assert f"/kept-{way} (server dry run)" in drained(bare_namespace.observer.pod(f"kept-{way}") or {})
+    bare_namespace.kubectl("delete", "job", way, f"--cascade={way}")
+    for name in ("lonely", "kept"):
+        bare_namespace.observer.wait(
+            f"{name} goes with the Job", lambda name=name: bare_namespace.observer.pod(f"{name}-{way}") is None or None
+        )
+    bare_namespace.observer.wait(
+        "so does the ConfigMap", lambda: way not in bare_namespace.kubectl("get", "configmaps", "-o", "name") or None
     )
 
 
-def test_a_deletion_without_a_policy_orphans(bare: Namespace) -> None:
-    start_job(bare, "careless", "sleep 1000")
-    name = pod_of(bare, "careless")["metadata"]["name"]
-    kubectl("delete", "--raw", f"/apis/batch/v1/namespaces/{bare.name}/jobs/careless")
-    bare.observer.wait("the Job goes", lambda: bare.observer.job("careless") is None or None)
-    bare.observer.wait("its pod has no owner", lambda: owners(bare, name) == [] or None)
-    assert phase(bare.observer.pod(name)) == "Running"
+def test_a_deletion_without_a_policy_orphans(bare_namespace: Namespace) -> None:
+    start_job(bare_namespace, "careless", "sleep 1000")
+    name = pod_of(bare_namespace, "careless")["metadata"]["name"]
+    kubectl("delete", "--raw", f"/apis/batch/v1/namespaces/{bare_namespace.name}/jobs/careless")
+    bare_namespace.observer.wait("the Job goes", lambda: bare_namespace.observer.job("careless") is None or None)
+    bare_namespace.observer.wait("its pod has no owner", lambda: owners(bare_namespace, name) == [] or None)
+    assert phase(bare_namespace.observer.pod(name)) == "Running"
 
 
 # ---------------------------------------------------------------------- what is refused, and where
 
 
-def test_pod_security_refuses_pods_and_accepts_their_jobs(bare: Namespace) -> None:
-    spec = template(bare.images.submitter, "sleep", "1000", restartPolicy="OnFailure", hostNetwork=True)
-    start_job(bare, "forbidden", "", template=spec)
+def test_pod_security_refuses_pods_and_accepts_their_jobs(bare_namespace: Namespace) -> None:
+    spec = template(bare_namespace.images.submitter, "sleep", "1000", restartPolicy="OnFailure", hostNetwork=True)
+    start_job(bare_namespace, "forbidden", "", template=spec)
     with pytest.raises(ProgramError, match="violates PodSecurity"):
         apply(
-            pod("forbidden", bare.images.submitter, "sleep", "1", hostNetwork=True), "-n", bare.name, "--dry-run=server"
+            pod("forbidden", bare_namespace.images.submitter, "sleep", "1", hostNetwork=True),
+            "-n",
+            bare_namespace.name,
+            "--dry-run=server",
         )
-    bare.observer.wait("the Job's event", lambda: "violates PodSecurity" in bare.kubectl("get", "events") or None)
+    bare_namespace.observer.wait(
+        "the Job's event", lambda: "violates PodSecurity" in bare_namespace.kubectl("get", "events") or None
+    )
 
 
-def test_restricted_refuses_host_paths(bare: Namespace) -> None:
+def test_restricted_refuses_host_paths(bare_namespace: Namespace) -> None:
     volumes = [{"name": "host", "hostPath": {"path": "/tmp"}}]
     with pytest.raises(ProgramError, match="hostPath"):
-        apply(pod("reaching", bare.images.submitter, "sleep", "1", volumes=volumes), "-n", bare.name)
+        apply(
+            pod("reaching", bare_namespace.images.submitter, "sleep", "1", volumes=volumes), "-n", bare_namespace.name
+        )
 
 
-def test_an_immutable_secret_stays_as_it_is(bare: Namespace) -> None:
+def test_an_immutable_secret_stays_as_it_is(bare_namespace: Namespace) -> None:
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fixed"}, "immutable": True}
-    apply({**secret, "stringData": {"token": "one"}}, "-n", bare.name)
+    apply({**secret, "stringData": {"token": "one"}}, "-n", bare_namespace.name)
     with pytest.raises(ProgramError, match="immutable"):
-        apply({**secret, "stringData": {"token": "two"}}, "-n", bare.name)
-    assert bare.api.get(SECRETS, "fixed")["immutable"] is True
+        apply({**secret, "stringData": {"token": "two"}}, "-n", bare_namespace.name)
+    assert bare_namespace.api.get(SECRETS, "fixed")["immutable"] is True
 
 
 # ---------------------------------------------------------------------- how pods end
 
 
-def test_exit_code_137_has_more_than_one_meaning(bare: Namespace) -> None:
-    start(bare, "killed", "exit 137", restartPolicy="Never")
-    hungry = pod("hungry", bare.images.submitter, "tail", "/dev/zero", restartPolicy="Never")
+def test_exit_code_137_has_more_than_one_meaning(bare_namespace: Namespace) -> None:
+    start(bare_namespace, "killed", "exit 137", restartPolicy="Never")
+    hungry = pod("hungry", bare_namespace.images.submitter, "tail", "/dev/zero", restartPolicy="Never")
     hungry["spec"]["containers"][0]["resources"]["limits"] = {"memory": "32Mi"}
-    apply(hungry, "-n", bare.name)
-    found = {name: ended(bare, name) for name in ("killed", "hungry")}
+    apply(hungry, "-n", bare_namespace.name)
+    found = {name: ended(bare_namespace, name) for name in ("killed", "hungry")}
     assert [(state["exitCode"], state["reason"]) for state in found.values()] == [(137, "Error"), (137, "OOMKilled")]
 
 
-def test_an_eviction_says_so(bare: Namespace) -> None:
+def test_an_eviction_says_so(bare_namespace: Namespace) -> None:
     script = UNTIL_TOLD.format(code=143)
-    found = start(bare, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
-    evict(bare, listens(bare, found))
-    told = bare.observer.wait_change(
+    found = start(bare_namespace, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
+    evict(bare_namespace, listens(bare_namespace, found))
+    told = bare_namespace.observer.wait_change(
         "the condition DisruptionTarget",
         lambda change: change.name == "evicted" and condition(change.object, "DisruptionTarget") is not None,
     )
     assert (condition(told.object, "DisruptionTarget") or {})["reason"] == "EvictionByEvictionAPI"
 
 
-def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare: Namespace) -> None:
-    start(bare, "slow", "trap '' TERM; sleep 1000 & wait; sleep 1000", terminationGracePeriodSeconds=600)
-    uid = (bare.observer.pod("slow") or {})["metadata"]["uid"]
-    delete_pod(bare, "slow")
-    bare.observer.wait("it is leaving", lambda: phase(bare.observer.pod("slow")) == "Leaving" or None)
+def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare_namespace: Namespace) -> None:
+    start(bare_namespace, "slow", "trap '' TERM; sleep 1000 & wait; sleep 1000", terminationGracePeriodSeconds=600)
+    uid = (bare_namespace.observer.pod("slow") or {})["metadata"]["uid"]
+    delete_pod(bare_namespace, "slow")
+    bare_namespace.observer.wait(
+        "it is leaving", lambda: phase(bare_namespace.observer.pod("slow")) == "Leaving" or None
+    )
     with pytest.raises(ProgramError, match="AlreadyExists"):
         kubectl(
-            "-n", bare.name, "create", "-f", "-", stdin=json.dumps(pod("slow", bare.images.submitter, "sleep", "1"))
+            "-n",
+            bare_namespace.name,
+            "create",
+            "-f",
+            "-",
+            stdin=json.dumps(pod("slow", bare_namespace.images.submitter, "sleep", "1")),
         )
-    bare.api.delete(PODS, "slow", uid=uid, grace=0)
-    bare.observer.wait("it is gone", lambda: bare.observer.pod("slow") is None or None, 10)
-    start(bare, "slow", "sleep 1000")
+    bare_namespace.api.delete(PODS, "slow", uid=uid, grace=0)
+    bare_namespace.observer.wait("it is gone", lambda: bare_namespace.observer.pod("slow") is None or None, 10)
+    start(bare_namespace, "slow", "sleep 1000")
 
 
 # ---------------------------------------------------------------------- addresses
 
 
-def serve(place: Namespace, name: str, **spec: Any) -> str:
+def serve(namespace: Namespace, name: str, **spec: Any) -> str:
     """A Service with one pod of the same name behind it, both running; the pod's address."""
-    server = pod(name, place.images.submitter, "python3", "-c", SERVER, labels={"app": name}, **spec.pop("pod", {}))
+    server = pod(name, namespace.images.submitter, "python3", "-c", SERVER, labels={"app": name}, **spec.pop("pod", {}))
     ports = [{"port": PORT}]
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}}
-    apply({**service, "spec": {"selector": {"app": name}, "ports": ports, **spec}}, "-n", place.name)
-    apply(server, "-n", place.name)
-    ready = lambda: condition(place.observer.pod(name) or {}, "Ready") and place.observer.pod(name)  # noqa: E731
-    return str(place.observer.wait(f"{name} is ready", ready)["status"]["podIP"])
+    apply({**service, "spec": {"selector": {"app": name}, "ports": ports, **spec}}, "-n", namespace.name)
+    apply(server, "-n", namespace.name)
+    ready = lambda: condition(namespace.observer.pod(name) or {}, "Ready") and namespace.observer.pod(name)  # noqa: E731
+    return str(namespace.observer.wait(f"{name} is ready", ready)["status"]["podIP"])
 
 
-def says(place: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
+def says(namespace: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
     """All that a pod has said, once ``what`` is in it."""
-    said = lambda: call("kubectl", "-n", place.name, "logs", name).stdout  # noqa: E731
-    return str(place.observer.wait(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds))
+    said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
+    return str(
+        namespace.observer.wait(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds)
+    )
 
 
-def connected(place: Namespace, service: str) -> str:
+def connected(namespace: Namespace, service: str) -> str:
     """A pod with a connection through the Service; its name."""
     name = f"to-{service}"
-    apply(pod(name, place.images.submitter, "python3", "-c", CLIENT, service), "-n", place.name)
-    says(place, name, "connected")
+    apply(pod(name, namespace.images.submitter, "python3", "-c", CLIENT, service), "-n", namespace.name)
+    says(namespace, name, "connected")
     return name
 
 
-def test_dns_answers_of_a_headless_service_may_be_old(bare: Namespace) -> None:
+def test_dns_answers_of_a_headless_service_may_be_old(bare_namespace: Namespace) -> None:
     """Whoever asked may keep the address of a pod for as long as the answer says: up to 30 seconds."""
-    address = serve(bare, "headless", clusterIP="None")
-    start(bare, "asking", "sleep 1000")
-    ask = lambda: json.loads(in_container(bare, "asking", "python3", "-c", ADDRESSES, "headless") or "{}")  # noqa: E731
-    found = bare.observer.wait("the pod's address", lambda: ask().get(address))
+    address = serve(bare_namespace, "headless", clusterIP="None")
+    start(bare_namespace, "asking", "sleep 1000")
+    ask = lambda: json.loads(in_container(bare_namespace, "asking", "python3", "-c", ADDRESSES, "headless") or "{}")  # noqa: E731
+    found = bare_namespace.observer.wait("the pod's address", lambda: ask().get(address))
     assert 0 < found <= 30
 
 
-def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused(bare: Namespace) -> None:
+def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused(bare_namespace: Namespace) -> None:
     """A pod deleted by force on a node that is up: its kernel says so. Then no pod is behind the Service's address."""
-    serve(bare, "forced")
-    client = connected(bare, "forced")
-    delete_pod(bare, "forced", "--grace-period=0", "--force")
-    assert "reached" not in says(bare, client, "refused")
-    assert "told" in says(bare, client, "refused")
+    serve(bare_namespace, "forced")
+    client = connected(bare_namespace, "forced")
+    delete_pod(bare_namespace, "forced", "--grace-period=0", "--force")
+    assert "reached" not in says(bare_namespace, client, "refused")
+    assert "told" in says(bare_namespace, client, "refused")
 
 
 @pytest.mark.alone
 @pytest.mark.breaks
 @pytest.mark.long  # test_nodes_lost_and_cut_off builds on it, too
-def test_a_connection_to_a_vanished_pod_hangs(bare: Namespace) -> None:
+def test_a_connection_to_a_vanished_pod_hangs(bare_namespace: Namespace) -> None:
     """Nobody is left who could reset a connection through a ClusterIP: hence keepalive, and deadlines on calls."""
-    node = homes(bare.api)[0]
+    node = homes(bare_namespace.api)[0]
     with only([node]):
-        serve(bare, "vanishing")
+        serve(bare_namespace, "vanishing")
     with only([other for other in site.nodes() if other != node]):
-        client = connected(bare, "vanishing")
-    with cut_off(bare.site.faults, node):
-        delete_pod(bare, "vanishing", "--grace-period=0", "--force")
-        bare.observer.wait("it is gone", lambda: bare.observer.pod("vanishing") is None or None, 20)
-        before = says(bare, client, "connected").count("silent\n")
-        said = says(bare, client, "silent\n" * (before + 10))
+        client = connected(bare_namespace, "vanishing")
+    with cut_off(bare_namespace.site.faults, node):
+        delete_pod(bare_namespace, "vanishing", "--grace-period=0", "--force")
+        bare_namespace.observer.wait("it is gone", lambda: bare_namespace.observer.pod("vanishing") is None or None, 20)
+        before = says(bare_namespace, client, "connected").count("silent\n")
+        said = says(bare_namespace, client, "silent\n" * (before + 10))
         assert "told" not in said
 
 
@@ -403,20 +431,24 @@ def test_fs_group_does_not_change_who_owns_a_shared_volume(shared: Namespace) ->
 # ---------------------------------------------------------------------- admission
 
 
-def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(places: Places) -> None:
+def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(make_namespace: MakeNamespace) -> None:
     """So a Job is no sign that its pod can be: `edl submit` tries a pod of each role first."""
-    place = places(volume=False)
-    spec = {"hard": {"pods": str(len(place.observer.pods()))}}
-    apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": spec}, "-n", place.name)
-    place.observer.wait("the quota counts", lambda: place.kubectl("get", "quota/full", "-o", "jsonpath={.status.hard}"))
-    start_job(place, "unstaffed", "true")
-    told = lambda: place.kubectl("describe", "job/unstaffed")  # noqa: E731
-    place.observer.wait("its pod is refused", lambda: "exceeded quota: full" in told() or None)
+    namespace = make_namespace(volume=False)
+    spec = {"hard": {"pods": str(len(namespace.observer.pods()))}}
+    apply(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": spec}, "-n", namespace.name
+    )
+    namespace.observer.wait(
+        "the quota counts", lambda: namespace.kubectl("get", "quota/full", "-o", "jsonpath={.status.hard}")
+    )
+    start_job(namespace, "unstaffed", "true")
+    told = lambda: namespace.kubectl("describe", "job/unstaffed")  # noqa: E731
+    namespace.observer.wait("its pod is refused", lambda: "exceeded quota: full" in told() or None)
 
 
-def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare: Namespace) -> None:
+def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare_namespace: Namespace) -> None:
     """Five minutes, unless the API server was told otherwise: hence EDL's pods bring tolerations of their own."""
-    found = start(bare, "tolerant", "sleep 1000")["spec"]["tolerations"]
+    found = start(bare_namespace, "tolerant", "sleep 1000")["spec"]["tolerations"]
     seconds = {entry["key"]: entry["tolerationSeconds"] for entry in found if entry.get("effect") == "NoExecute"}
     assert seconds.keys() == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     assert all(value > 0 for value in seconds.values())
@@ -425,8 +457,11 @@ def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare: Namespace
 # ---------------------------------------------------------------------- watches
 
 
-def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
-    with pytest.raises(ResourceExpiredError), bare.api.watch(PODS, resource_version="1", timeout_seconds=10) as stream:
+def test_a_watch_from_long_ago_answers_410(bare_namespace: Namespace) -> None:
+    with (
+        pytest.raises(ResourceExpiredError),
+        bare_namespace.api.watch(PODS, resource_version="1", timeout_seconds=10) as stream,
+    ):
         for _ in stream.events():
             pass
 
@@ -437,19 +472,21 @@ def test_a_watch_from_long_ago_answers_410(bare: Namespace) -> None:
 @pytest.mark.alone
 @pytest.mark.breaks
 @pytest.mark.matrix  # test_nodes_lost_and_cut_off builds on it, too
-def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare: Namespace) -> None:
-    node = homes(bare.api)[0]
+def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare_namespace: Namespace) -> None:
+    node = homes(bare_namespace.api)[0]
     dying = [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
         for taint in ("not-ready", "unreachable")
     ]
     with only([node]):
-        uid = start(bare, "doomed", "sleep 1000", tolerations=dying)["metadata"]["uid"]
-    with lost(bare.site.faults, node):
-        leaving = bare.observer.wait_change(
+        uid = start(bare_namespace, "doomed", "sleep 1000", tolerations=dying)["metadata"]["uid"]
+    with lost(bare_namespace.site.faults, node):
+        leaving = bare_namespace.observer.wait_change(
             "the pod is told to go", lambda change: change.name == "doomed" and change.leaving, 120
         )
         assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
-        assert phase(bare.observer.pod("doomed")) == "Leaving"
-        bare.api.delete(PODS, "doomed", uid=uid, grace=0)
-        bare.observer.wait("its name is free", lambda: bare.observer.pod("doomed") is None or None, 10)
+        assert phase(bare_namespace.observer.pod("doomed")) == "Leaving"
+        bare_namespace.api.delete(PODS, "doomed", uid=uid, grace=0)
+        bare_namespace.observer.wait(
+            "its name is free", lambda: bare_namespace.observer.pod("doomed") is None or None, 10
+        )

@@ -11,106 +11,108 @@ from pathlib import Path
 
 import pytest
 from e2e import evidence, figures, install, namespaces
-from e2e.images import Images
-from e2e.install import Method
+from e2e.images import JobImages
+from e2e.install import InstallMethod
 from e2e.inventory import inventory
-from e2e.jobs import Job, digits
+from e2e.jobs import ClusterJob, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
 from e2e.programs import ROOT, apply, call, edl, kubectl
-from e2e.releases import CHART, Release
-from e2e.site import Site
+from e2e.releases import CHART, HelmRelease
+from e2e.site import TargetSite
 from e2e.user_account import data_scientist
 from e2e.volume import CLAIM, MOUNT, READER
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared")]
+pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared_cluster")]
 
-EDL = Release("edl", install.SYSTEM)
+EDL = HelmRelease("edl", install.SYSTEM)
 FILE = f"{MOUNT}/precious"
 
 
-def values(place: Namespace, *teams: Manifest, **more: object) -> Manifest:
+def values(namespace: Namespace, *teams: Manifest, **more: object) -> Manifest:
     """What an admin writes into a values file."""
-    repository, _, tag = place.images.submitter.rpartition(":")
+    repository, _, tag = namespace.images.submitter.rpartition(":")
     image = {"repository": repository, "tag": tag}
     return {"commonLabels": install.LABELS, "tests": {"image": image}, "teams": list(teams), **more}
 
 
-def team(place: Namespace) -> Manifest:
+def team(namespace: Namespace) -> Manifest:
     """An entry of the list of teams: a namespace that is created, with a claim if a storage class can give one."""
-    volume = {"storageClass": place.site.storage_class or "", "size": "1Gi"}
-    return {"namespace": place.name, "create": True, "dataCopy": True, "volume": volume}
+    volume = {"storageClass": namespace.site.storage_class or "", "size": "1Gi"}
+    return {"namespace": namespace.name, "create": True, "dataCopy": True, "volume": volume}
 
 
 @pytest.fixture
-def place(where: Site, built: Images, folder: Path, failed: Callable[[], bool]) -> Iterator[Namespace]:
+def namespace(
+    target_site: TargetSite, job_images: JobImages, folder: Path, has_failed: Callable[[], bool]
+) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
-    with namespaces.opened(where, built, folder, namespaces.fresh(folder)) as found:
+    with namespaces.opened(target_site, job_images, folder, namespaces.fresh(folder)) as found:
         try:
             yield found
         finally:
-            if failed():
+            if has_failed():
                 evidence.collect(found)
             install.clear("edl", "edl-again")
 
 
-def hand_over(place: Namespace, data: Path) -> Namespace:
+def hand_over(namespace: Namespace, data: Path) -> Namespace:
     """The namespace is installed: with a reader of its volume, as a data scientist has it, with their data."""
-    chart_made_it = place.site.storage_class and install.method() is Method.HELM
-    place.volume.make(claim=not chart_made_it)
-    handed = replace(place, person=data_scientist(place.name))
+    chart_made_it = namespace.site.storage_class and install.method() is InstallMethod.HELM
+    namespace.volume.make(claim=not chart_made_it)
+    handed = replace(namespace, user=data_scientist(namespace.name))
     handed.bring(data, "/mnist")
     return handed
 
 
 @contextmanager
-def measured(place: Namespace) -> Iterator[None]:
+def measured(namespace: Namespace) -> Iterator[None]:
     """Measure how long the block installs, and count the objects that it makes."""
-    before, began = inventory(install.SYSTEM, place.name), time.monotonic()
+    before, began = inventory(install.SYSTEM, namespace.name), time.monotonic()
     yield
     seconds = time.monotonic() - began
     # Not the admin's: what every namespace has by itself, and Helm's own record.
     made = {
         each
-        for each in inventory(install.SYSTEM, place.name) - before
+        for each in inventory(install.SYSTEM, namespace.name) - before
         if not each.endswith(("serviceaccount/default", "configmap/kube-root-ca.crt")) and "sh.helm" not in each
     }
     figures.record(f"install_{install.method()}", seconds, objects=len(made))
 
 
 @pytest.mark.timeout(300)
-def test_a_data_scientist_trains_on_what_was_installed(place: Namespace, data: Path) -> None:
+def test_a_data_scientist_trains_on_what_was_installed(namespace: Namespace, data: Path) -> None:
     """One command of an admin, and the account that it made can submit, watch, scale and delete, and nothing else."""
-    with measured(place):
-        _install(place)
-    place = hand_over(place, data)
-    job = Job.write(place, digits("first", image=place.images.zoo, seconds=120, workers=1))
+    with measured(namespace):
+        _install(namespace)
+    namespace = hand_over(namespace, data)
+    job = ClusterJob.write(namespace, digits("first", image=namespace.images.zoo, seconds=120, workers=1))
     job.submit()
     job.must("wait", "--for", "started", "--timeout", "120s")
     job.must("scale", "--max", "2")
     job.must("wait", "--for", "workers=2", "--timeout", "60s")
     job.wait("it says that it trains", lambda: "'Training'" in job.must("logs") or None, 30)
-    for told in refusals(place):
-        done = place.person.try_kubectl(*told)
+    for told in refusals(namespace):
+        done = namespace.user.try_kubectl(*told)
         assert done.returncode, f"kubectl {' '.join(told)} is allowed:\n{done.stdout}"
         assert "forbidden" in done.stderr.lower(), done.stderr
     job.must("delete", "--yes")
     assert job.leftovers() == []
 
 
-def _install(place: Namespace) -> None:
-    if install.method() is Method.HELM:
-        EDL.install(values(place, team(place)))
+def _install(namespace: Namespace) -> None:
+    if install.method() is InstallMethod.HELM:
+        EDL.install(values(namespace, team(namespace)))
         return
     labels = namespaces.LABELS
-    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place.name, "labels": labels}})
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace.name, "labels": labels}})
     kubectl("apply", "-k", str(install.CLUSTER))
-    install.team(place.name)
+    install.team(namespace.name)
 
 
-def refusals(place: Namespace) -> list[tuple[str, ...]]:
+def refusals(namespace: Namespace) -> list[tuple[str, ...]]:
     """What a data scientist tries in vain."""
     return [
         ("get", "secrets"),
@@ -121,7 +123,14 @@ def refusals(place: Namespace) -> list[tuple[str, ...]]:
         ("get", "priorityclasses"),
         ("create", "priorityclass", "mine", "--value=2000000"),
         ("delete", "priorityclass", "low"),
-        ("create", "rolebinding", "mine", "--clusterrole=cluster-admin", "--serviceaccount", f"{place.name}:default"),
+        (
+            "create",
+            "rolebinding",
+            "mine",
+            "--clusterrole=cluster-admin",
+            "--serviceaccount",
+            f"{namespace.name}:default",
+        ),
     ]
 
 
@@ -143,38 +152,38 @@ def earlier(folder: Path) -> Path:
     return chart
 
 
-@pytest.mark.usefixtures("helm")
+@pytest.mark.usefixtures("helm_only")
 @pytest.mark.timeout(400)
-def test_a_running_job_is_not_disturbed(place: Namespace, data: Path, tmp_path: Path) -> None:
+def test_a_running_job_is_not_disturbed(namespace: Namespace, data: Path, tmp_path: Path) -> None:
     """Upgrade, rollback, uninstall, reinstall, a team that leaves the list, another release: its pods stay, it ends."""
-    replace(EDL, chart=earlier(tmp_path)).install(values(place, team(place)))
-    place = hand_over(place, data)
-    place.kubectl("exec", READER, "--", "touch", FILE)
-    job = Job.write(place, digits("steady", image=place.images.zoo, seconds=120, workers=2))
+    replace(EDL, chart=earlier(tmp_path)).install(values(namespace, team(namespace)))
+    namespace = hand_over(namespace, data)
+    namespace.kubectl("exec", READER, "--", "touch", FILE)
+    job = ClusterJob.write(namespace, digits("steady", image=namespace.images.zoo, seconds=120, workers=2))
     job.submit()
     job.wait_training(workers=2)
     pods = uids(job)
 
-    _upgrade_and_back(place)
+    _upgrade_and_back(namespace)
     assert uids(job) == pods
     _uninstall_is_refused_under_another_team()
     EDL.uninstall()
     assert inventory() & {"priorityclass/high", "priorityclass/low", "clusterrole/edl-job-master"} == set()
-    kept(place)
+    kept(namespace)
     assert uids(job) == pods
-    EDL.install(values(place, team(place)))
+    EDL.install(values(namespace, team(namespace)))
     job.wait_more_steps()
-    EDL.upgrade(values(place, priorityClasses={"keep": True}))
-    kept(place)
-    assert f"{place.name}/rolebinding/edl-job-master" not in inventory(place.name)
+    EDL.upgrade(values(namespace, priorityClasses={"keep": True}))
+    kept(namespace)
+    assert f"{namespace.name}/rolebinding/edl-job-master" not in inventory(namespace.name)
     EDL.uninstall()
     assert {"priorityclass/high", "priorityclass/low"} <= inventory()
-    _take_over(place)
+    _take_over(namespace)
 
     assert uids(job) == pods
     summary, _ = finished(job)
     assert summary["records_repeated"] == 0
-    kept(place)
+    kept(namespace)
 
 
 def _uninstall_is_refused_under_another_team() -> None:
@@ -190,22 +199,22 @@ def _uninstall_is_refused_under_another_team() -> None:
     kubectl("delete", *stranger)
 
 
-@pytest.mark.usefixtures("helm")
+@pytest.mark.usefixtures("helm_only")
 @pytest.mark.timeout(200)
-def test_a_whole_cluster_goes_from_kustomize_to_helm(place: Namespace) -> None:
+def test_a_whole_cluster_goes_from_kustomize_to_helm(namespace: Namespace) -> None:
     """The commands of docs/operations.md: taken over, told who needs it, uninstalled and kept."""
-    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": place.name, "labels": namespaces.LABELS}})
+    apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace.name, "labels": namespaces.LABELS}})
     kubectl("apply", "-k", str(install.CLUSTER))
-    for name in (install.SYSTEM, place.name):
+    for name in (install.SYSTEM, namespace.name):
         kubectl("apply", "-n", name, "-k", str(install.TEAM))
     try:
-        _take_a_cluster_over(place)
+        _take_a_cluster_over(namespace)
     finally:
         kubectl("delete", "-n", install.SYSTEM, "-k", str(install.TEAM))
 
 
-def _take_a_cluster_over(place: Namespace) -> None:
-    taken = {"commonLabels": install.LABELS, "teams": [{"namespace": place.name}]}
+def _take_a_cluster_over(namespace: Namespace) -> None:
+    taken = {"commonLabels": install.LABELS, "teams": [{"namespace": namespace.name}]}
     refused = EDL.try_upgrade(taken, "--install", "--take-ownership")
     assert refused.returncode
     assert "conflict with" in refused.stderr, refused.stderr
@@ -215,7 +224,7 @@ def _take_a_cluster_over(place: Namespace) -> None:
     assert asked.returncode == 1
     named = {line.split()[3] for line in asked.stdout.splitlines() if line.startswith("FAIL")}
     assert install.SYSTEM in named
-    assert place.name not in named, "it is the release's own now"
+    assert namespace.name not in named, "it is the release's own now"
     shared = {"clusterrole/edl-job-master", "priorityclass/high", "validatingadmissionpolicy/edl-job-master-pods"}
     EDL.uninstall()
     assert inventory() >= shared
@@ -228,52 +237,54 @@ def _take_a_cluster_over(place: Namespace) -> None:
     assert inventory() & shared == set()
 
 
-def _upgrade_and_back(place: Namespace) -> None:
+def _upgrade_and_back(namespace: Namespace) -> None:
     """To this version, and back to the earlier one."""
     began = time.monotonic()
-    EDL.upgrade(values(place, team(place)))
+    EDL.upgrade(values(namespace, team(namespace)))
     figures.record("upgrade", time.monotonic() - began)
     assert "edl-earlier" not in str(EDL.manifest())
     assert any(each["kind"] == "NetworkPolicy" for each in EDL.manifest())
     EDL.test()
     EDL.rollback()
     assert "edl-earlier" in kubectl("-n", install.SYSTEM, "get", "configmaps", "-o", "name")
-    assert "networkpolicy" not in str(inventory(place.name))
+    assert "networkpolicy" not in str(inventory(namespace.name))
 
 
-def _take_over(place: Namespace) -> None:
+def _take_over(namespace: Namespace) -> None:
     """What a release left is another's only when its admin says so."""
-    again, before = Release("edl-again", install.SYSTEM), inventory(install.SYSTEM, place.name)
-    done = again.try_install(values(place, team(place)))
+    again, before = HelmRelease("edl-again", install.SYSTEM), inventory(install.SYSTEM, namespace.name)
+    done = again.try_install(values(namespace, team(namespace)))
     assert done.returncode
     assert "edl-again" in done.stderr and "meta.helm.sh/release-name" in done.stderr, done.stderr  # noqa: PT018
-    assert inventory(install.SYSTEM, place.name) == before
-    _fail_half_way(again, place)
-    kept(place)
-    again.install(values(place, team(place)), "--take-ownership")
+    assert inventory(install.SYSTEM, namespace.name) == before
+    _fail_half_way(again, namespace)
+    kept(namespace)
+    again.install(values(namespace, team(namespace)), "--take-ownership")
 
 
-def _fail_half_way(release: Release, place: Namespace) -> None:
+def _fail_half_way(release: HelmRelease, namespace: Namespace) -> None:
     """There is room for no more accounts: the release is rolled back when namespace and claim are its own already."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}}
-    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", place.name)
-    place.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
-    done = release.try_install(values(place, team(place)), "--take-ownership", "--rollback-on-failure", "--timeout=30s")
+    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", namespace.name)
+    namespace.kubectl("wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
+    done = release.try_install(
+        values(namespace, team(namespace)), "--take-ownership", "--rollback-on-failure", "--timeout=30s"
+    )
     assert done.returncode
     assert "exceeded quota" in done.stderr, done.stderr
-    place.kubectl("delete", "resourcequota", "full")
+    namespace.kubectl("delete", "resourcequota", "full")
 
 
-def kept(place: Namespace) -> None:
+def kept(namespace: Namespace) -> None:
     """Namespace, claim and the file on the volume are there."""
-    assert kubectl("get", "namespace", place.name, "-o", "jsonpath={.status.phase}") == "Active"
-    assert place.kubectl("get", "persistentvolumeclaim", CLAIM, "-o", "jsonpath={.status.phase}") == "Bound"
-    assert call("kubectl", "-n", place.name, "exec", READER, "--", "test", "-f", FILE).returncode == 0
+    assert kubectl("get", "namespace", namespace.name, "-o", "jsonpath={.status.phase}") == "Active"
+    assert namespace.kubectl("get", "persistentvolumeclaim", CLAIM, "-o", "jsonpath={.status.phase}") == "Bound"
+    assert call("kubectl", "-n", namespace.name, "exec", READER, "--", "test", "-f", FILE).returncode == 0
 
 
-def uids(job: Job) -> dict[str, tuple[str, int]]:
+def uids(job: ClusterJob) -> dict[str, tuple[str, int]]:
     """Uid and restarts of each of its pods."""
     return {
         pod["metadata"]["name"]: (pod["metadata"]["uid"], pod["status"]["containerStatuses"][0]["restartCount"])
-        for pod in job.place.observer.pods(job=job.name)
+        for pod in job.namespace.observer.pods(job=job.name)
     }

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from e2e import namespaces
-from e2e.images import Images
+from e2e.images import JobImages
 from e2e.namespaces import Namespace
 from e2e.observer import phase
 from e2e.pods import pod
 from e2e.programs import ROOT, apply, kubectl
-from e2e.site import Delivery, Site
-from install.flow_table import Flow, read
+from e2e.site import ImageDelivery, TargetSite
+from install.flow_table import NetworkFlow, read
 
 TABLE = read((ROOT / "platform" / "tests" / "install" / "network" / "defaults.txt").read_text())
 POLICIES = ROOT / "kustomize" / "base" / "team" / "network-policies.yaml"
@@ -67,22 +67,22 @@ def namespace_of(name: str, team: Namespace, other: Namespace) -> Namespace:
     return {TEAM: team, OTHER: other}[str(TABLE.endpoints[name].namespace)]
 
 
-def start(place: Namespace, name: str) -> None:
+def start(namespace: Namespace, name: str) -> None:
     labels = dict(TABLE.endpoints[name].labels)
-    apply(pod(name, place.images.submitter, "python3", "-c", SERVER, labels=labels), "-n", place.name)
+    apply(pod(name, namespace.images.submitter, "python3", "-c", SERVER, labels=labels), "-n", namespace.name)
 
 
-def address(place: Namespace, name: str) -> str:
+def address(namespace: Namespace, name: str) -> str:
     """Of the pod, which runs then."""
 
     def found() -> str | None:
-        there = place.observer.pod(name)
+        there = namespace.observer.pod(name)
         return there["status"].get("podIP") if there is not None and phase(there) == "Running" else None
 
-    return str(place.observer.wait(f"{name} runs", found))
+    return str(namespace.observer.wait(f"{name} runs", found))
 
 
-def flows() -> list[Flow]:
+def flows() -> list[NetworkFlow]:
     """Those of the table that are tried: among the pods, and from them to the Services."""
     ports = dict.fromkeys(PODS, PORTS) | {name: (service[2],) for name, service in SERVICES.items()}
     return [
@@ -92,30 +92,34 @@ def flows() -> list[Flow]:
     ]
 
 
-def reached(tried: list[Flow], addresses: dict[str, str], team: Namespace, other: Namespace) -> set[Flow]:
+def reached(tried: list[NetworkFlow], addresses: dict[str, str], team: Namespace, other: Namespace) -> set[NetworkFlow]:
     """The flows that come through now."""
-    found: set[Flow] = set()
+    found: set[NetworkFlow] = set()
     for source in PODS:
         own = [flow for flow in tried if flow.source == source]
         asked = json.dumps([(addresses[flow.target], flow.port) for flow in own])
-        place = namespace_of(source, team, other)
-        answers = json.loads(place.kubectl("exec", source, "--", "python3", "-c", PROBE, asked))
+        namespace = namespace_of(source, team, other)
+        answers = json.loads(namespace.kubectl("exec", source, "--", "python3", "-c", PROBE, asked))
         found |= {flow for flow, answer in zip(own, answers, strict=True) if answer}
     return found
 
 
 @pytest.fixture
-def pair(where: Site, built: Images, folder: Path) -> Iterator[tuple[Namespace, Namespace]]:
+def namespace_pair(
+    target_site: TargetSite, job_images: JobImages, folder: Path
+) -> Iterator[tuple[Namespace, Namespace]]:
     """The team's namespace and a stranger's; nothing of EDL is needed in either."""
     with (
-        namespaces.namespace(where, built, folder, volume=False, base=False) as team,
-        namespaces.namespace(where, built, folder.with_name(f"{folder.name}-other"), volume=False, base=False) as other,
+        namespaces.new_namespace(target_site, job_images, folder, volume=False, base=False) as team,
+        namespaces.new_namespace(
+            target_site, job_images, folder.with_name(f"{folder.name}-other"), volume=False, base=False
+        ) as other,
     ):
         yield team, other
 
 
-def test_pods_reach_what_the_table_says(pair: tuple[Namespace, Namespace], where: Site) -> None:
-    team, other = pair
+def test_pods_reach_what_the_table_says(namespace_pair: tuple[Namespace, Namespace], target_site: TargetSite) -> None:
+    team, other = namespace_pair
     for name in PODS:
         start(namespace_of(name, team, other), name)
     addresses = {name: address(namespace_of(name, team, other), name) for name in PODS}
@@ -130,6 +134,6 @@ def test_pods_reach_what_the_table_says(pair: tuple[Namespace, Namespace], where
     deadline, found = time.monotonic() + SECONDS, set(tried)
     while found != expected and time.monotonic() < deadline:
         found = reached(tried, addresses, team, other)
-    if found == set(tried) and where.delivery is not Delivery.KIND:
+    if found == set(tried) and target_site.delivery is not ImageDelivery.KIND:
         pytest.skip("not enforced: this cluster's network does not enforce NetworkPolicies")
     assert {str(flow) for flow in found} == {str(flow) for flow in expected}

@@ -10,20 +10,20 @@ import pytest
 from e2e import install, namespaces
 from e2e.inventory import inventory
 from e2e.programs import Done, apply, call, kubectl
-from e2e.releases import Release
+from e2e.releases import HelmRelease
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared", "helm")]
+pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared_cluster", "helm")]
 
 KEPT = {"clusterrole", "priorityclass", "validatingadmissionpolicy", "validatingadmissionpolicybinding"}
 
 
 @dataclass(frozen=True)
-class Attempts:
+class InstallAttempts:
     """Installs in two namespaces of their own: that of the release, and that of a team, which is there already."""
 
-    release: Release
+    release: HelmRelease
     team: str
 
     def install(self, values: Manifest, *options: str) -> Done:
@@ -44,64 +44,70 @@ class Attempts:
 
 
 @pytest.fixture(scope="module")
-def attempts(cleared: None) -> Iterator[Attempts]:
+def install_attempts(cleared_cluster: None) -> Iterator[InstallAttempts]:
     """The same for all, since nothing of an attempt stays; both namespaces go at the end, with what is in them."""
     release, team = (namespaces.fresh(Path(f"refused-{whose}")) for whose in ("release", "team"))
     for name in (release, team):
         apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": namespaces.LABELS}})
         kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
-    yield Attempts(Release("edl", release), team)
+    yield InstallAttempts(HelmRelease("edl", release), team)
     for name in ("edl", "edl-second"):
-        Release(name, release).uninstall("--ignore-not-found")
+        HelmRelease(name, release).uninstall("--ignore-not-found")
     kubectl("delete", install.CLUSTER_KINDS, "-l", install.OWN, "--ignore-not-found")
     call("kubectl", "delete", "namespace", release, team, "--wait=false")
 
 
-def test_values_that_are_wrong(attempts: Attempts) -> None:
+def test_values_that_are_wrong(install_attempts: InstallAttempts) -> None:
     """A typo, a wrong type: where it is, at render."""
-    attempts.refused(attempts.team_of(clusterViwer=True), "clusterViwer")
-    attempts.refused({"priorityClasses": {"high": {"value": "much"}}}, "/priorityClasses/high/value")
+    install_attempts.refused(install_attempts.team_of(clusterViwer=True), "clusterViwer")
+    install_attempts.refused({"priorityClasses": {"high": {"value": "much"}}}, "/priorityClasses/high/value")
 
 
-def test_a_storage_class_that_does_not_exist(attempts: Attempts) -> None:
-    attempts.refused(attempts.team_of(volume={"storageClass": "no-such-class"}), "no-such-class", attempts.team)
+def test_a_storage_class_that_does_not_exist(install_attempts: InstallAttempts) -> None:
+    install_attempts.refused(
+        install_attempts.team_of(volume={"storageClass": "no-such-class"}), "no-such-class", install_attempts.team
+    )
 
 
-def test_a_namespace_that_does_not_exist(attempts: Attempts) -> None:
-    attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create to true")
+def test_a_namespace_that_does_not_exist(install_attempts: InstallAttempts) -> None:
+    install_attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create to true")
 
 
-def test_a_namespace_of_another_owner(attempts: Attempts) -> None:
+def test_a_namespace_of_another_owner(install_attempts: InstallAttempts) -> None:
     """It is there and somebody else made it: `create` would make it this release's."""
-    attempts.refused(attempts.team_of(create=True), attempts.team)
+    install_attempts.refused(install_attempts.team_of(create=True), install_attempts.team)
 
 
-def test_two_releases_that_claim_the_same_objects(attempts: Attempts) -> None:
+def test_two_releases_that_claim_the_same_objects(install_attempts: InstallAttempts) -> None:
     """The first one's PriorityClasses are not the second one's."""
-    assert attempts.install({}).returncode == 0
+    assert install_attempts.install({}).returncode == 0
     try:
-        second = Attempts(Release("edl-second", attempts.release.namespace), attempts.team)
-        second.refused(attempts.team_of(), "PriorityClass", "edl-second")
+        second = InstallAttempts(HelmRelease("edl-second", install_attempts.release.namespace), install_attempts.team)
+        second.refused(install_attempts.team_of(), "PriorityClass", "edl-second")
     finally:
-        attempts.release.uninstall()
+        install_attempts.release.uninstall()
 
 
-def test_an_install_that_fails_half_way_is_rolled_back(attempts: Attempts) -> None:
+def test_an_install_that_fails_half_way_is_rolled_back(install_attempts: InstallAttempts) -> None:
     """The API server refuses an account, when others are made already: they go again, what was there stays."""
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}}
-    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", attempts.team)
-    kubectl("-n", attempts.team, "wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
+    apply({**quota, "spec": {"hard": {"count/serviceaccounts": "1"}}}, "-n", install_attempts.team)
+    kubectl("-n", install_attempts.team, "wait", "--for=jsonpath={.status.used}", "resourcequota/full", "--timeout=30s")
     claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
     meta = {"name": "fileserver-claim"}
-    apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim}, "-n", attempts.team)
-    existing = attempts.team_of(volume={"existing": True})
-    before = inventory(attempts.release.namespace, attempts.team)
-    done = attempts.install(existing, "--rollback-on-failure", "--timeout=20s")
+    apply(
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": claim},
+        "-n",
+        install_attempts.team,
+    )
+    existing = install_attempts.team_of(volume={"existing": True})
+    before = inventory(install_attempts.release.namespace, install_attempts.team)
+    done = install_attempts.install(existing, "--rollback-on-failure", "--timeout=20s")
     assert done.returncode
     assert "exceeded quota" in done.stderr, done.stderr
     # what other teams may need is kept, as with an uninstall
-    left = inventory(attempts.release.namespace, attempts.team) - before
+    left = inventory(install_attempts.release.namespace, install_attempts.team) - before
     kinds = {each.rpartition("/")[0].rpartition("/")[2] for each in left}
     assert kinds <= KEPT, left
-    kubectl("-n", attempts.team, "get", "persistentvolumeclaim", "fileserver-claim")
-    kubectl("-n", attempts.team, "delete", "resourcequota/full", "persistentvolumeclaim/fileserver-claim")
+    kubectl("-n", install_attempts.team, "get", "persistentvolumeclaim", "fileserver-claim")
+    kubectl("-n", install_attempts.team, "delete", "resourcequota/full", "persistentvolumeclaim/fileserver-claim")

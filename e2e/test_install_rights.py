@@ -21,13 +21,13 @@ from e2e.api_requests import (
     operations,
 )
 from e2e.conftest import ARTIFACTS
-from e2e.images import Images
-from e2e.jobs import Job, digits
+from e2e.images import JobImages
+from e2e.jobs import ClusterJob, digits
 from e2e.namespaces import Namespace
 from e2e.programs import apply, kubectl, must
-from e2e.releases import Release
+from e2e.releases import HelmRelease
 from e2e.rights_objects import FOREIGN, MASTER_POD, OWN, RightsObjects
-from e2e.site import Site
+from e2e.site import TargetSite
 from e2e.user_account import ACCOUNT
 from support import rights_page
 
@@ -44,61 +44,63 @@ _RIGHT = re.compile(r"^(?P<resource>\S+) +\[\] +\[\] +\[(?P<verbs>[a-z ]+)\]$")
 
 
 @pytest.fixture(scope="module")
-def place(where: Site, built: Images) -> Iterator[Namespace]:
+def namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace of a team. It enforces no Pod Security level: what is refused is refused by rights and policies."""
-    with namespaces.namespace(where, built, ARTIFACTS / "rights", volume=False) as found:
+    with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "rights", volume=False) as found:
         kubectl("label", "namespace", found.name, "pod-security.kubernetes.io/enforce=privileged", "--overwrite")
         yield found
 
 
 @pytest.fixture(scope="module")
-def at(place: Namespace) -> RightsObjects:
+def objects(namespace: Namespace) -> RightsObjects:
     """Two jobs that never run."""
-    return rights_objects.build(place.api, place.images.submitter)
+    return rights_objects.build(namespace.api, namespace.images.submitter)
 
 
-def token(place: Namespace, account: str, *options: str) -> str:
+def token(namespace: Namespace, account: str, *options: str) -> str:
     """A token of an account."""
-    return place.kubectl("create", "token", account, *options).strip()
+    return namespace.kubectl("create", "token", account, *options).strip()
 
 
 @pytest.fixture(scope="module")
-def person(place: Namespace) -> KubeClient:
+def data_scientist(namespace: Namespace) -> KubeClient:
     """A data scientist."""
-    return by_hand(place.api, token(place, ACCOUNT))
+    return by_hand(namespace.api, token(namespace, ACCOUNT))
 
 
 @pytest.fixture(scope="module")
-def master(place: Namespace, at: RightsObjects) -> KubeClient:
+def master(namespace: Namespace, objects: RightsObjects) -> KubeClient:
     """The master of the job ``mine``."""
     bound = ("--bound-object-kind", "Pod", "--bound-object-name", MASTER_POD)
-    return by_hand(place.api, token(place, names.MASTER_ACCOUNT, *bound))
+    return by_hand(namespace.api, token(namespace, names.MASTER_ACCOUNT, *bound))
 
 
 @pytest.fixture
-def patching(place: Namespace, at: RightsObjects, master: KubeClient) -> Iterator[None]:
+def patch_right(namespace: Namespace, objects: RightsObjects, master: KubeClient) -> Iterator[None]:
     """Somebody has given masters the right to patch Secrets."""
-    asked = merge(SECRETS.path(place.name, FOREIGN), {})
+    asked = merge(SECRETS.path(namespace.name, FOREIGN), {})
     said = lambda wanted: lambda: answer(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
-    account = f"--serviceaccount={place.name}:{names.MASTER_ACCOUNT}"
-    place.kubectl("create", "role", "patching", "--verb=patch", "--resource=secrets")
-    place.kubectl("create", "rolebinding", "patching", "--role=patching", account)
-    place.observer.wait("only a policy refuses it", said(POLICY), 20)
+    account = f"--serviceaccount={namespace.name}:{names.MASTER_ACCOUNT}"
+    namespace.kubectl("create", "role", "patching", "--verb=patch", "--resource=secrets")
+    namespace.kubectl("create", "rolebinding", "patching", "--role=patching", account)
+    namespace.observer.wait("only a policy refuses it", said(POLICY), 20)
     yield
-    place.kubectl("delete", "role,rolebinding", "patching")
-    place.observer.wait("masters may not patch Secrets", said(NO_RIGHT), 20)
+    namespace.kubectl("delete", "role,rolebinding", "patching")
+    namespace.observer.wait("masters may not patch Secrets", said(NO_RIGHT), 20)
 
 
 # ---------------------------------------------------------------------- every right
 
 
-def listed(place: Namespace, account: str, *, namespace: str | None = None) -> dict[str, set[str]]:
+def listed(namespace: Namespace, account: str, *, other_namespace: str | None = None) -> dict[str, set[str]]:
     """What ``kubectl auth can-i --list`` says to an account, by resource."""
     server = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
-    server["users"][0]["user"] = {"token": token(place, account)}
-    file = place.folder / f"{account}.json"
+    server["users"][0]["user"] = {"token": token(namespace, account)}
+    file = namespace.folder / f"{account}.json"
     file.write_text(json.dumps(server))
-    said = must("kubectl", "auth", "can-i", "--list", "-n", namespace or place.name, env={"KUBECONFIG": str(file)})
+    said = must(
+        "kubectl", "auth", "can-i", "--list", "-n", other_namespace or namespace.name, env={"KUBECONFIG": str(file)}
+    )
     file.unlink()
     rows = [_RIGHT.match(line) for line in said.splitlines()[1:] if not line.startswith(" ")]
     assert None not in rows, said
@@ -127,17 +129,17 @@ def documented(*roles: str) -> dict[str, set[str]]:
     ],
 )
 def test_the_rights_are_those_of_the_table_and_no_others(
-    place: Namespace, account: str, roles: tuple[str, ...]
+    namespace: Namespace, account: str, roles: tuple[str, ...]
 ) -> None:
-    assert listed(place, account) == documented(*roles)
-    assert listed(place, account, namespace="kube-system") == documented()
+    assert listed(namespace, account) == documented(*roles)
+    assert listed(namespace, account, other_namespace="kube-system") == documented()
 
 
 # ---------------------------------------------------------------------- every request
 
 
 def compare(
-    at: RightsObjects, admin: KubeClient, api: KubeClient, tried: dict[str, ApiRequest], wanted: dict[str, str]
+    objects: RightsObjects, admin: KubeClient, api: KubeClient, tried: dict[str, ApiRequest], wanted: dict[str, str]
 ) -> None:
     """Try all requests; what was created goes at once."""
     assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
@@ -159,16 +161,24 @@ def _take_back(admin: KubeClient, found: Manifest) -> None:
         admin.delete(kind, meta["name"], uid=meta["uid"], grace=0)
 
 
-def test_a_data_scientist_can_do_what_the_table_says(place: Namespace, at: RightsObjects, person: KubeClient) -> None:
-    compare(at, place.api, person, user_requests.tries(at), rights_page.answers("a data scientist"))
+def test_a_data_scientist_can_do_what_the_table_says(
+    namespace: Namespace, objects: RightsObjects, data_scientist: KubeClient
+) -> None:
+    compare(
+        objects, namespace.api, data_scientist, user_requests.tries(objects), rights_page.answers("a data scientist")
+    )
 
 
-def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(place: Namespace, at: RightsObjects) -> None:
+def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(
+    namespace: Namespace, objects: RightsObjects
+) -> None:
     strangers = ("--bound-object-kind", "Pod", "--bound-object-name", "imposter")
-    place.api.create(rights_objects.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT))
+    namespace.api.create(
+        rights_objects.pod("imposter", names.object_labels(OWN), serviceAccountName=names.MASTER_ACCOUNT)
+    )
     for options in ((), strangers):
-        by = by_hand(place.api, token(place, names.MASTER_ACCOUNT, *options))
-        changes = {row: tried for row, tried in master_requests.tries(at).items() if _would_be_allowed(row)}
+        by = by_hand(namespace.api, token(namespace, names.MASTER_ACCOUNT, *options))
+        changes = {row: tried for row, tried in master_requests.tries(objects).items() if _would_be_allowed(row)}
         answers = {row: answer(by, tried)[0] for row, tried in changes.items()}
         assert answers == dict.fromkeys(changes, POLICY)
 
@@ -178,29 +188,29 @@ def _would_be_allowed(row: str) -> bool:
     return rights_page.answers("a master")[row] == ALLOWED and row != "write an event"
 
 
-def test_a_master_can_do_what_the_table_says(place: Namespace, at: RightsObjects, master: KubeClient) -> None:
-    place.kubectl("delete", "lease", names.master_name(OWN))
-    compare(at, place.api, master, master_requests.tries(at), rights_page.answers("a master"))
+def test_a_master_can_do_what_the_table_says(namespace: Namespace, objects: RightsObjects, master: KubeClient) -> None:
+    namespace.kubectl("delete", "lease", names.master_name(OWN))
+    compare(objects, namespace.api, master, master_requests.tries(objects), rights_page.answers("a master"))
 
 
 # ---------------------------------------------------------------------- what the page warns of
 
 
-@pytest.mark.usefixtures("patching")
+@pytest.mark.usefixtures("patch_right")
 def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
-    place: Namespace, at: RightsObjects, master: KubeClient
+    namespace: Namespace, objects: RightsObjects, master: KubeClient
 ) -> None:
     """Kubernetes applies a JSON patch before it asks any policy, and says what is wrong with the result."""
-    path = SECRETS.path(place.name, FOREIGN)
+    path = SECRETS.path(namespace.name, FOREIGN)
     with pytest.raises(ApiError) as refused:
         answer(master, operations(path, ("copy", "/apiVersion", "/data/token")))
     assert SECRET in refused.value.message
 
 
-def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(place: Namespace) -> None:
+def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(namespace: Namespace) -> None:
     """Hence no right to delete Secrets where the policies are not installed; for those they hold, see the tables."""
-    place.api.create(rights_objects.secret("shown", None))
-    said, found, _ = answer(place.api, delete_shown(SECRETS.path(place.name, "shown")))
+    namespace.api.create(rights_objects.secret("shown", None))
+    said, found, _ = answer(namespace.api, delete_shown(SECRETS.path(namespace.name, "shown")))
     assert said == ALLOWED
     assert found["data"] == {"token": SECRET}
 
@@ -209,89 +219,93 @@ def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(place: Name
 
 
 def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(
-    place: Namespace, at: RightsObjects
+    namespace: Namespace, objects: RightsObjects
 ) -> None:
     """Policies go by rights: no list of names has to be kept."""
-    ada, foreign = acting_as(place.api, "ada"), user_requests.tries(at)["a pod with a foreign Secret: volume"]
+    ada, foreign = acting_as(namespace.api, "ada"), user_requests.tries(objects)["a pod with a foreign Secret: volume"]
     said = lambda wanted: lambda: answer(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
-    place.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
-    place.observer.wait("ada is held", said(POLICY), 20)
-    place.kubectl("create", "rolebinding", "ada-edits", "--clusterrole=edit", "--user=ada")
-    place.observer.wait("ada is held no more", said(ALLOWED), 20)
-    place.api.delete(PODS, "tried", grace=0)
+    namespace.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
+    namespace.observer.wait("ada is held", said(POLICY), 20)
+    namespace.kubectl("create", "rolebinding", "ada-edits", "--clusterrole=edit", "--user=ada")
+    namespace.observer.wait("ada is held no more", said(ALLOWED), 20)
+    namespace.api.delete(PODS, "tried", grace=0)
 
 
-def test_an_admin_is_held_to_nothing(place: Namespace, at: RightsObjects) -> None:
+def test_an_admin_is_held_to_nothing(namespace: Namespace, objects: RightsObjects) -> None:
     foreign = rights_objects.pod(
         "of-an-admin", serviceAccountName=rights_objects.STRANGER, **user_requests.uses(FOREIGN)["volume"]
     )
-    place.api.create(foreign)
-    place.api.delete(PODS, "of-an-admin", grace=0)
-    done = answer(place.api, merge(SECRETS.path(place.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}}))
+    namespace.api.create(foreign)
+    namespace.api.delete(PODS, "of-an-admin", grace=0)
+    done = answer(namespace.api, merge(SECRETS.path(namespace.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}}))
     assert done[0] == ALLOWED
 
 
-@pytest.mark.usefixtures("helm")
-def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(place: Namespace) -> None:
+@pytest.mark.usefixtures("helm_only")
+def test_a_quota_counts_pods_without_a_class_and_so_those_whom_no_policy_holds(namespace: Namespace) -> None:
     """The chart's quotas, and an admin's pods: of a class, and of none."""
-    values = {"cluster": {"create": False}, "teams": [{"namespace": place.name, "quota": {"low": {"pods": 1}}}]}
-    quotas = [each for each in Release("edl", place.name).template(values) if each["kind"] == "ResourceQuota"]
+    values = {"cluster": {"create": False}, "teams": [{"namespace": namespace.name, "quota": {"low": {"pods": 1}}}]}
+    quotas = [each for each in HelmRelease("edl", namespace.name).template(values) if each["kind"] == "ResourceQuota"]
     for quota in quotas:
         name = quota["metadata"]["name"]
         apply(quota)
-        place.kubectl("wait", "--for=jsonpath={.status.used}", f"resourcequota/{name}", "--timeout=30s")
+        namespace.kubectl("wait", "--for=jsonpath={.status.used}", f"resourcequota/{name}", "--timeout=30s")
     try:
         for name, told in (("low", "exceeded quota: edl-low"), ("without-class", "exceeded quota: edl-without-class")):
             fields = {} if name == "low" else {"priorityClassName": ""}
             with pytest.raises(QuotaExceededError, match=told):
-                [place.api.create(rights_objects.pod(f"{name}-{index}", **fields)) for index in range(2)]
+                [namespace.api.create(rights_objects.pod(f"{name}-{index}", **fields)) for index in range(2)]
     finally:
-        place.kubectl("delete", "resourcequotas", "--all")
-        place.kubectl("delete", "pods", "low-0", "--ignore-not-found", "--grace-period=0", "--force")
+        namespace.kubectl("delete", "resourcequotas", "--all")
+        namespace.kubectl("delete", "pods", "low-0", "--ignore-not-found", "--grace-period=0", "--force")
 
 
-@pytest.mark.usefixtures("helm")
-def test_a_team_that_kustomize_made_becomes_a_releases_by_one_command(where: Site, built: Images) -> None:
+@pytest.mark.usefixtures("helm_only")
+def test_a_team_that_kustomize_made_becomes_a_releases_by_one_command(
+    target_site: TargetSite, job_images: JobImages
+) -> None:
     """kubectl owns the fields that it has applied, so Helm has to be told to take these, too: docs/operations.md."""
-    with namespaces.namespace(where, built, ARTIFACTS / "from-kustomize", volume=False, base=False) as place:
-        from_kustomize(place.name)
+    with namespaces.new_namespace(
+        target_site, job_images, ARTIFACTS / "from-kustomize", volume=False, base=False
+    ) as namespace:
+        from_kustomize(namespace.name)
 
 
-def from_kustomize(namespace: str) -> None:
+def from_kustomize(other_namespace: str) -> None:
     """Hand a team over, once without the flag that takes the fields."""
-    kubectl("apply", "-n", namespace, "-k", str(install.TEAM))
-    release = Release("edl-team", namespace)
-    team = {"namespace": namespace, "dataCopy": True}
+    kubectl("apply", "-n", other_namespace, "-k", str(install.TEAM))
+    release = HelmRelease("edl-team", other_namespace)
+    team = {"namespace": other_namespace, "dataCopy": True}
     values = {"cluster": {"create": False}, "checks": {"enabled": False}, "teams": [team]}
     refused = release.try_upgrade(values, "--install", "--take-ownership")
     assert refused.returncode
     assert "conflict with" in refused.stderr, refused.stderr
     taken = release.try_upgrade(values, "--install", "--take-ownership", "--force-conflicts")
     assert taken.returncode == 0, taken.stderr
-    owners = json.loads(kubectl("-n", namespace, "get", "rolebindings,networkpolicies", "-o", "json"))["items"]
+    owners = json.loads(kubectl("-n", other_namespace, "get", "rolebindings,networkpolicies", "-o", "json"))["items"]
     assert {each["metadata"]["annotations"]["meta.helm.sh/release-name"] for each in owners} == {"edl-team"}
     release.upgrade(values)
 
 
-def test_the_job_controller_is_held_to_nothing(place: Namespace, at: RightsObjects) -> None:
+def test_the_job_controller_is_held_to_nothing(namespace: Namespace, objects: RightsObjects) -> None:
     """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
     spec = user_requests.uses(FOREIGN)["volume"]
     job = rights_objects.job("of-an-admin", serviceAccountName=rights_objects.STRANGER, **spec)
-    place.api.create(job | {"spec": job["spec"] | {"suspend": False}})
+    namespace.api.create(job | {"spec": job["spec"] | {"suspend": False}})
     label = "batch.kubernetes.io/job-name=of-an-admin"
-    place.observer.wait("the pod of the Job", lambda: place.api.list(PODS, labels=label).items or None)
-    place.api.delete(JOBS, "of-an-admin")
+    namespace.observer.wait("the pod of the Job", lambda: namespace.api.list(PODS, labels=label).items or None)
+    namespace.api.delete(JOBS, "of-an-admin")
 
 
-def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
+def test_what_edl_submit_asks_beforehand_passes(namespace: Namespace) -> None:
     """The dry run of all objects and pods; what it does not pass is refused with the policy's own sentence."""
-    spec = digits("asked", image=place.images.zoo, seconds=10, workers=1) | {"volumes": [], "storage": {}}
-    job = Job.write(place, spec)
+    spec = digits("asked", image=namespace.images.zoo, seconds=10, workers=1) | {"volumes": [], "storage": {}}
+    job = ClusterJob.write(namespace, spec)
     done = job.edl("submit", "--dry-run", "server")
     assert done.returncode == 0, done.stdout + done.stderr
     env = [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": FOREIGN, "key": "token"}}}]
     overrides = {"spec": {"containers": [{"name": names.ROLE_CONTAINER, "env": env}]}}
-    foreign = Job.write(place, spec | {"name": "foreign", "pod": {"overrides": overrides}})
+    foreign = ClusterJob.write(namespace, spec | {"name": "foreign", "pod": {"overrides": overrides}})
     refused = foreign.edl("submit", "--yes")
     assert refused.returncode == 2
     assert "The environment of a container may come from" in refused.stderr
@@ -299,14 +313,14 @@ def test_what_edl_submit_asks_beforehand_passes(place: Namespace) -> None:
     assert foreign.leftovers() == []
 
 
-def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(place: Namespace) -> None:
+def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(namespace: Namespace) -> None:
     """What `helm test` runs."""
-    done = place.person.edl("doctor", "--image", place.images.submitter, "--json")
+    done = namespace.user.edl("doctor", "--image", namespace.images.submitter, "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [each["level"] for each in found if each["about"] in ("namespace", "admission")] == ["WARN", "OK", "OK"]
     assert [each["text"] for each in found if each["about"] == "images"] == [
-        f"{place.images.submitter} was pulled, and its container started"
+        f"{namespace.images.submitter} was pulled, and its container started"
     ]
     low = lambda change: change.object["spec"].get("priorityClassName") == "low"  # noqa: E731
-    assert place.observer.first(lambda change: change.name.startswith("edl-data-") and low(change)) is not None
+    assert namespace.observer.first(lambda change: change.name.startswith("edl-data-") and low(change)) is not None

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from e2e.conftest import Places
-from e2e.jobs import END_SECONDS, START_SECONDS, Job, digits, in_container
+from e2e.conftest import MakeNamespace
+from e2e.jobs import END_SECONDS, START_SECONDS, ClusterJob, digits, in_container
 from e2e.namespaces import Namespace
-from e2e.observer import ADDED, DELETED, Change, condition, container, phase
+from e2e.observer import ADDED, DELETED, ObjectChange, condition, container, phase
 from e2e.programs import ROOT, Done
-from e2e.releases import Release
+from e2e.releases import HelmRelease
 from e2e.volume import MOUNT
 
 from edl.cluster.kubernetes import names
@@ -31,7 +31,7 @@ KINDS = "cronjobs,jobs,pods,configmaps,services,secrets,leases"
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingRelease:
     """A release that trains.
 
     Attributes:
@@ -39,22 +39,24 @@ class Training:
         release: of the chart.
     """
 
-    job: Job
-    release: Release
+    job: ClusterJob
+    release: HelmRelease
 
     @classmethod
-    def write(cls, place: Namespace, release: str, spec: Manifest) -> Training:
+    def write(cls, namespace: Namespace, release: str, spec: Manifest) -> TrainingRelease:
         """A release that is to be, and its job file."""
-        return cls(Job.write(place, spec), Release(release, place.name, CHART, seconds=HELM_SECONDS + 30))
+        return cls(
+            ClusterJob.write(namespace, spec), HelmRelease(release, namespace.name, CHART, seconds=HELM_SECONDS + 30)
+        )
 
     @property
-    def place(self) -> Namespace:
+    def namespace(self) -> Namespace:
         """The namespace."""
-        return self.job.place
+        return self.job.namespace
 
     def values(self, **more: Any) -> Manifest:
         """The chart's own values: the submitter's image is the one under test."""
-        repository, _, tag = self.place.images.submitter.rpartition(":")
+        repository, _, tag = self.namespace.images.submitter.rpartition(":")
         return {"submitter": {"image": {"repository": repository, "tag": tag}}, **more}
 
     def install(self, *options: str, **more: Any) -> Done:
@@ -73,7 +75,7 @@ class Training:
 
     def submitters(self) -> list[Manifest]:
         """The submitter's pods, those that ended too."""
-        return [pod for pod in self.place.observer.pods(role="submitter") if self._own(pod)]
+        return [pod for pod in self.namespace.observer.pods(role="submitter") if self._own(pod)]
 
     def submitter(self, *, other_than: str = "") -> Manifest:
         """The submitter's pod that runs, when there is one."""
@@ -91,14 +93,14 @@ class Training:
         """Waits until the submitter's Job has ended: ``Complete`` or ``FailureHandler``."""
 
         def end() -> str | None:
-            jobs = [change.object for change in self.place.observer.changes(JOBS) if self._submits(change)]
+            jobs = [change.object for change in self.namespace.observer.changes(JOBS) if self._submits(change)]
             return next((kind for kind in ("Complete", "Failed") for job in jobs if condition(job, kind)), None)
 
         return self.job.wait("the submitter's Job has ended", end, 30)
 
     def left(self) -> list[str]:
         """All that this release and its job have in the namespace."""
-        listed = lambda selector: self.place.kubectl("get", KINDS, "-l", selector, "-o", "name").split()  # noqa: E731
+        listed = lambda selector: self.namespace.kubectl("get", KINDS, "-l", selector, "-o", "name").split()  # noqa: E731
         return listed(f"{INSTANCE}={self.release.name}") + listed(names.JOB_LABEL)
 
     def wait_left(self) -> None:
@@ -108,32 +110,32 @@ class Training:
     def _own(self, found: Manifest) -> bool:
         return (found["metadata"].get("labels") or {}).get(INSTANCE) == self.release.name
 
-    def _submits(self, change: Change) -> bool:
+    def _submits(self, change: ObjectChange) -> bool:
         return self._own(change.object) and change.labels.get(names.ROLE_LABEL) == "submitter"
 
     def _noted(self, done: Done) -> Done:
-        with (self.place.folder / "commands.txt").open("a") as log:
+        with (self.namespace.folder / "commands.txt").open("a") as log:
             log.write(f"$ {' '.join(done.args)}\n{done.stdout}{done.stderr}(exit {done.returncode})\n\n")
         return done
 
 
-def small(place: Namespace, name: str, *, seconds: float, **fields: Any) -> Manifest:
+def small(namespace: Namespace, name: str, *, seconds: float, **fields: Any) -> Manifest:
     """A job of 64 steps by one worker, which take about ``seconds``."""
-    spec = digits(name, image=place.images.zoo, seconds=10 * seconds, workers=1, **fields)
+    spec = digits(name, image=namespace.images.zoo, seconds=10 * seconds, workers=1, **fields)
     spec["train"]["epochs"] = 1
     return spec
 
 
-def masters(training: Training) -> list[Manifest]:
+def masters(training: TrainingRelease) -> list[Manifest]:
     """Every master Job that there ever was, by uid."""
-    made = (change for change in training.place.observer.changes(JOBS) if change.type == ADDED)
+    made = (change for change in training.namespace.observer.changes(JOBS) if change.type == ADDED)
     found = {change.uid: change.object for change in made if change.labels.get(names.ROLE_LABEL) == "master"}
     return list(found.values())
 
 
-def test_a_release_runs_a_job_to_its_end(place: Namespace) -> None:
+def test_a_release_runs_a_job_to_its_end(namespace: Namespace) -> None:
     """`helm install --wait --wait-for-jobs` ends when the job is done; the job belongs to the release."""
-    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=5))
+    training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=5))
     done = training.install(*WAIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert training.job.wait_end(10) == "Complete"
@@ -149,12 +151,12 @@ def test_a_release_runs_a_job_to_its_end(place: Namespace) -> None:
     training.wait_left()
 
 
-def test_a_job_that_fails_fails_its_release(place: Namespace) -> None:
+def test_a_job_that_fails_fails_its_release(namespace: Namespace) -> None:
     """The model crashes: Helm ends with an error, and the Job is Failed for whoever looks at it."""
-    spec = small(place, "crashing", seconds=2)
+    spec = small(namespace, "crashing", seconds=2)
     spec["model"]["definition"] = "crashing.custom_model"
     spec["pod"]["env"]["E2E_CRASH_STEP"] = "1"
-    training = Training.write(place, "train-crashing", spec)
+    training = TrainingRelease.write(namespace, "train-crashing", spec)
     done = training.install(*WAIT)
     assert done.returncode != 0, done.stdout
     assert training.ended() == "Failed"
@@ -165,11 +167,11 @@ def test_a_job_that_fails_fails_its_release(place: Namespace) -> None:
     training.wait_left()
 
 
-def test_a_job_that_is_refused_fails_its_release(places: Places) -> None:
+def test_a_job_that_is_refused_fails_its_release(make_namespace: MakeNamespace) -> None:
     """A claim that nobody has: the reason stands in the status of the submitter's pod, and no master is left."""
-    place = places(volume=False)
-    spec = small(place, "lost", seconds=2) | {"volumes": [{"claim": "nobodys", "mount": MOUNT}]}
-    training = Training.write(place, "train-lost", spec)
+    namespace = make_namespace(volume=False)
+    spec = small(namespace, "lost", seconds=2) | {"volumes": [{"claim": "nobodys", "mount": MOUNT}]}
+    training = TrainingRelease.write(namespace, "train-lost", spec)
     done = training.install(*WAIT)
     assert done.returncode != 0, done.stdout
     assert training.ended() == "Failed"
@@ -182,13 +184,13 @@ def test_a_job_that_is_refused_fails_its_release(places: Places) -> None:
     training.wait_left()
 
 
-def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
+def test_an_upgrade_replaces_the_job(namespace: Namespace) -> None:
     """The old job's pods are gone before the new master starts; the old submitter does nothing to the new job."""
-    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=300))
+    training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=300))
     training.install()
     training.job.wait_training(workers=1)
     (old,) = masters(training)
-    training.job.file.write_text(json.dumps(small(place, "mnist", seconds=5)))
+    training.job.file.write_text(json.dumps(small(namespace, "mnist", seconds=5)))
     done = training.upgrade(*WAIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert training.ended() == "Complete"
@@ -196,7 +198,7 @@ def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
     assert first["metadata"]["uid"] == old["metadata"]["uid"]
     assert training.job.uid == second["metadata"]["uid"], "nobody touched the new one"
     assert training.job.wait_end(10) == "Complete"
-    changes = [change for change in place.observer.changes() if change.labels.get(names.JOB_LABEL) == "mnist"]
+    changes = [change for change in namespace.observer.changes() if change.labels.get(names.JOB_LABEL) == "mnist"]
     started = next(at for at, change in enumerate(changes) if of(second, change))
     before = {change.uid for change in changes[:started]}
     gone = {change.uid for change in changes[:started] if change.type == DELETED}
@@ -206,9 +208,9 @@ def test_an_upgrade_replaces_the_job(place: Namespace) -> None:
 
 
 @pytest.mark.long  # test_a_stopped_job_goes_on_later, without Helm
-def test_an_upgrade_goes_on_with_a_job_that_was_stopped(place: Namespace) -> None:
+def test_an_upgrade_goes_on_with_a_job_that_was_stopped(namespace: Namespace) -> None:
     """The master publishes the earlier end, too; the release ends as the job does that goes on."""
-    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=40))
+    training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=40))
     training.install()
     training.job.wait_step(20)
     run = training.job.status()["run"]
@@ -225,15 +227,15 @@ def test_an_upgrade_goes_on_with_a_job_that_was_stopped(place: Namespace) -> Non
     training.wait_left()
 
 
-def of(master: Manifest, change: Change) -> bool:
+def of(master: Manifest, change: ObjectChange) -> bool:
     """Whether a pod is that of a master Job."""
     return change.labels.get(names.CONTROLLER_UID_LABEL) == master["metadata"]["uid"]
 
 
 @pytest.mark.long  # what it renders is checked with the charts; it waits for the minute
-def test_a_schedule_starts_a_job(place: Namespace) -> None:
+def test_a_schedule_starts_a_job(namespace: Namespace) -> None:
     """Every minute: a job under a name of its own, which goes with its Job when the history has no room for it."""
-    training = Training.write(place, "nightly", small(place, "nightly", seconds=2))
+    training = TrainingRelease.write(namespace, "nightly", small(namespace, "nightly", seconds=2))
     done = training.install(schedule="* * * * *", successfulJobsHistoryLimit=0)
     assert done.returncode == 0, done.stdout + done.stderr
     seen = training.job.wait("the first job", lambda: masters(training) or None, 60 + START_SECONDS)
@@ -241,58 +243,60 @@ def test_a_schedule_starts_a_job(place: Namespace) -> None:
     assert name.startswith("nightly-")
     assert name.removeprefix("nightly-").isdecimal()
     complete = lambda: any(  # noqa: E731
-        condition(change.object, "Complete") for change in place.observer.changes(JOBS) if change.uid == uid
+        condition(change.object, "Complete") for change in namespace.observer.changes(JOBS) if change.uid == uid
     )
     uid = seen[0]["metadata"]["uid"]
     training.job.wait("it is done", lambda: complete() or None, END_SECONDS)
-    first = Job(place, name, training.job.file)
+    first = ClusterJob(namespace, name, training.job.file)
     first.wait_removed(90)
     training.release.uninstall()
     training.wait_left()
 
 
-def test_values_that_are_kept_keep_their_nulls(places: Places) -> None:
+def test_values_that_are_kept_keep_their_nulls(make_namespace: MakeNamespace) -> None:
     """`--reset-then-reuse-values` changes one field; Helm's `--reuse-values` would lose the nulls at the top."""
-    place = places(volume=False)
-    training = Training.write(place, "nightly", small(place, "nightly", seconds=2) | {"checkpoint": None})
+    namespace = make_namespace(volume=False)
+    training = TrainingRelease.write(
+        namespace, "nightly", small(namespace, "nightly", seconds=2) | {"checkpoint": None}
+    )
     training.install(schedule="@yearly", suspend=True)
     done = training.release.try_upgrade({"train": {"epochs": 7}}, "--reset-then-reuse-values")
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = lambda: place.observer.pages("nightly-submit").get(names.SPEC_KEY)  # noqa: E731
+    pages = lambda: namespace.observer.pages("nightly-submit").get(names.SPEC_KEY)  # noqa: E731
     kept = training.job.wait("the change", lambda: text if '"epochs":7' in (text := pages() or "") else None, 10)
     spec = load_job_text(kept, "the ConfigMap")
     assert (spec.checkpoint, spec.export, spec.train.epochs) == (None, None, 7)
     assert spec.train.minibatch_size == training.job.spec["train"]["minibatch_size"]
 
 
-def test_uninstall_in_the_middle_leaves_nothing(place: Namespace) -> None:
+def test_uninstall_in_the_middle_leaves_nothing(namespace: Namespace) -> None:
     """Pods, Jobs, ConfigMaps, Services, Secrets, Leases: all that came with the release goes with it."""
-    before = set(place.kubectl("get", KINDS, "-o", "name").split())
-    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=300))
+    before = set(namespace.kubectl("get", KINDS, "-o", "name").split())
+    training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=300))
     training.install()
     training.job.wait_training(workers=1)
     training.release.uninstall()
     training.wait_left()
-    assert set(place.kubectl("get", KINDS, "-o", "name").split()) <= before
+    assert set(namespace.kubectl("get", KINDS, "-o", "name").split()) <= before
 
 
-def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
+def test_a_submitter_that_is_killed_changes_nothing(namespace: Namespace) -> None:
     """Its pod is deleted, its container ends, its pod is forced away, while Helm waits: one job, to its end."""
-    training = Training.write(place, "train-mnist", small(place, "mnist", seconds=60))
-    with training.installing(*WAIT) as helm:
+    training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=60))
+    with training.installing(*WAIT) as helm_only:
         training.job.wait_training(workers=1)
         uid = training.job.uid
         pod = training.submitter()
-        place.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
+        namespace.kubectl("delete", "pod", pod["metadata"]["name"], "--wait=false")
         pod = training.submitter(other_than=pod["metadata"]["uid"])
         name = pod["metadata"]["name"]
         # Process 1 ignores SIGTERM until it has a handler for it; it has when it writes its first line.
-        training.job.wait("the submitter writes its first line", lambda: place.kubectl("logs", name) or None)
-        in_container(place, pod["metadata"]["name"], "python3", "-c", "import os; os.kill(1, 15)")
+        training.job.wait("the submitter writes its first line", lambda: namespace.kubectl("logs", name) or None)
+        in_container(namespace, pod["metadata"]["name"], "python3", "-c", "import os; os.kill(1, 15)")
         pod = training.submitter(other_than=pod["metadata"]["uid"])
-        place.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
+        namespace.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
         training.job.hurry()
-        done = helm.result()
+        done = helm_only.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert training.ended() == "Complete"
     (master,) = masters(training)
@@ -300,16 +304,16 @@ def test_a_submitter_that_is_killed_changes_nothing(place: Namespace) -> None:
     assert training.job.wait_end(10) == "Complete"
 
 
-def test_what_cannot_be_submitted_installs_nothing(places: Places) -> None:
+def test_what_cannot_be_submitted_installs_nothing(make_namespace: MakeNamespace) -> None:
     """No job at all, and an account that the namespace does not have: one sentence each, before anything is made."""
-    place = places(volume=False)
-    release = Release("train-nothing", place.name, CHART)
+    namespace = make_namespace(volume=False)
+    release = HelmRelease("train-nothing", namespace.name, CHART)
     nothing = release.try_install({})
     assert nothing.returncode != 0
     assert nothing.stderr.count("no job is given: the values of this chart are a job file") == 1
-    training = Training.write(place, "train-nobody", small(place, "mnist", seconds=2))
+    training = TrainingRelease.write(namespace, "train-nobody", small(namespace, "mnist", seconds=2))
     nobody = training.install("--set", "submitter.serviceAccount=nobody")
     assert nobody.returncode != 0
-    assert f'the namespace "{place.name}" has no ServiceAccount "nobody"' in nobody.stderr
+    assert f'the namespace "{namespace.name}" has no ServiceAccount "nobody"' in nobody.stderr
     assert training.left() == []
-    assert "sh.helm.release.v1.train" not in place.kubectl("get", "secrets", "-o", "name")
+    assert "sh.helm.release.v1.train" not in namespace.kubectl("get", "secrets", "-o", "name")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from e2e import figures
-from e2e.baseline import Baseline
-from e2e.jobs import Job, delete_pod, digits, evict, in_container
-from e2e.ledger import Run, finished
+from e2e.baseline import UndisturbedBaseline
+from e2e.jobs import ClusterJob, delete_pod, digits, evict, in_container
+from e2e.ledger import FetchedRun, finished
 from e2e.namespaces import Namespace
 from e2e.observer import DELETED, container, phase
 from e2e.timestamps import containers, longest_pause
@@ -22,16 +22,18 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def trains(place: Namespace, name: str, seconds: float = 45) -> Job:
+def trains(namespace: Namespace, name: str, seconds: float = 45) -> ClusterJob:
     """A job of two workers in the middle of its work."""
-    job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=2))
+    job = ClusterJob.write(namespace, digits(name, image=namespace.images.zoo, seconds=seconds, workers=2))
     job.submit()
     job.wait_training(workers=2)
     job.wait_step(60)
     return job
 
 
-def adopted(job: Job, before: int, undisturbed: Callable[[int], Baseline], disturb: Callable[[], object]) -> Run:
+def adopted(
+    job: ClusterJob, before: int, undisturbed: Callable[[int], UndisturbedBaseline], disturb: Callable[[], object]
+) -> FetchedRun:
     """Disturb the master: the same pods go on under the next one, and the ledger is whole."""
     workers, servers = job.worker_uids(), job.ps_uids()
     disturb()
@@ -48,18 +50,18 @@ def adopted(job: Job, before: int, undisturbed: Callable[[int], Baseline], distu
 
 
 DELETIONS = {
-    "grace": lambda place, pod: delete_pod(place, pod),
-    "force": lambda place, pod: delete_pod(place, pod, "--grace-period=0", "--force"),
+    "grace": lambda namespace, pod: delete_pod(namespace, pod),
+    "force": lambda namespace, pod: delete_pod(namespace, pod, "--grace-period=0", "--force"),
     "eviction": evict,
 }
 
 
 @pytest.mark.parametrize("how", ["grace", "eviction", "force"])
-def test_master_pod_goes(place: Namespace, undisturbed: Callable[[int], Baseline], how: str) -> None:
-    job = trains(place, how)
+def test_master_pod_goes(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline], how: str) -> None:
+    job = trains(namespace, how)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]
-    run = adopted(job, before, undisturbed, lambda: DELETIONS[how](place, name))
-    told = place.observer.first(lambda change: change.name == name and (change.leaving or change.type == DELETED))
+    run = adopted(job, before, undisturbed, lambda: DELETIONS[how](namespace, name))
+    told = namespace.observer.first(lambda change: change.name == name and (change.leaving or change.type == DELETED))
     assert told is not None
     successor, started = containers(run.folder, "master-0")[-1]
     assert successor != name
@@ -69,13 +71,13 @@ def test_master_pod_goes(place: Namespace, undisturbed: Callable[[int], Baseline
     figures.record("workers_idle", idle.seconds, how=how)
 
 
-def test_master_process_killed(place: Namespace, undisturbed: Callable[[int], Baseline]) -> None:
-    job = trains(place, "killed")
+def test_master_process_killed(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline]) -> None:
+    job = trains(namespace, "killed")
     pod, before = job.master()["metadata"], job.status()["incarnation"]
     killed: list[float] = []
-    kill = lambda: killed.append(float(in_container(place, pod["name"], "python3", "-c", KILL_CHILD)))  # noqa: E731
+    kill = lambda: killed.append(float(in_container(namespace, pod["name"], "python3", "-c", KILL_CHILD)))  # noqa: E731
     run = adopted(job, before, undisturbed, kill)
-    again = place.observer.first(lambda c: c.uid == pod["uid"] and container(c.object).get("restartCount") == 1)
+    again = namespace.observer.first(lambda c: c.uid == pod["uid"] and container(c.object).get("restartCount") == 1)
     assert again is not None
     assert container(again.object)["lastState"]["terminated"]["exitCode"] == 137
     figures.record("master_killed", longest_pause(run.folder, after=killed[0]).ended - killed[0])
@@ -85,16 +87,16 @@ def test_master_process_killed(place: Namespace, undisturbed: Callable[[int], Ba
 @pytest.mark.parametrize("step", [1, 200, 600])
 @pytest.mark.parametrize("how", [*DELETIONS, "kill"])
 def test_master_faults_at_every_step(
-    place: Namespace, undisturbed: Callable[[int], Baseline], how: str, step: int
+    namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline], how: str, step: int
 ) -> None:
-    job = Job.write(place, digits(f"{how}-{step}", image=place.images.zoo, seconds=60, workers=2))
+    job = ClusterJob.write(namespace, digits(f"{how}-{step}", image=namespace.images.zoo, seconds=60, workers=2))
     job.submit()
     job.wait_step(step)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]
     if how == "kill":
-        in_container(place, name, "python3", "-c", KILL_CHILD)
+        in_container(namespace, name, "python3", "-c", KILL_CHILD)
     else:
-        DELETIONS[how](place, name)
+        DELETIONS[how](namespace, name)
     job.wait_incarnation(before)
     summary, _ = finished(job)
     undisturbed(2).check(summary)

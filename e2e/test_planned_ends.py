@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from e2e.jobs import Job, delete_pod, digits
-from e2e.ledger import Run, finished
+from e2e.jobs import ClusterJob, delete_pod, digits
+from e2e.ledger import FetchedRun, finished
 from e2e.namespaces import Namespace
 
 RARELY = {"every_steps": 100_000}
@@ -14,19 +14,21 @@ RARELY = {"every_steps": 100_000}
 DELETE_SECONDS = 15.0
 
 
-def started(place: Namespace, name: str, *, ps: int = 1) -> Job:
+def started(namespace: Namespace, name: str, *, ps: int = 1) -> ClusterJob:
     """A job of two workers, amid its training."""
-    return amid_training(submitted(place, name, ps=ps))
+    return amid_training(submitted(namespace, name, ps=ps))
 
 
-def submitted(place: Namespace, name: str, *, ps: int = 1) -> Job:
+def submitted(namespace: Namespace, name: str, *, ps: int = 1) -> ClusterJob:
     """A job of two workers, whose master has started."""
-    job = Job.write(place, digits(name, image=place.images.zoo, seconds=200, workers=2, ps=ps, checkpoint=RARELY))
+    job = ClusterJob.write(
+        namespace, digits(name, image=namespace.images.zoo, seconds=200, workers=2, ps=ps, checkpoint=RARELY)
+    )
     job.submit()
     return job
 
 
-def amid_training(job: Job) -> Job:
+def amid_training(job: ClusterJob) -> ClusterJob:
     """The job, when both of its workers train."""
     job.wait_training(workers=2)
     job.wait_step(40)
@@ -34,12 +36,12 @@ def amid_training(job: Job) -> Job:
 
 
 @pytest.mark.parametrize("ps", [1, 2])
-def test_a_ps_that_is_deleted_hands_over(place: Namespace, ps: int) -> None:
+def test_a_ps_that_is_deleted_hands_over(namespace: Namespace, ps: int) -> None:
     """``kubectl delete pod``, with the 30 s of grace that a pod has: no record and no update goes back."""
-    job = started(place, f"handover-{ps}", ps=ps)
+    job = started(namespace, f"handover-{ps}", ps=ps)
     name, uid = max(job.ps_uids().items())
     workers = job.worker_uids()
-    delete_pod(place, name)
+    delete_pod(namespace, name)
     job.wait("its successor under the same name", lambda: job.ps_uids().get(name, uid) != uid or None, 60)
     job.wait_more_steps()
     assert job.worker_uids() == workers
@@ -49,13 +51,13 @@ def test_a_ps_that_is_deleted_hands_over(place: Namespace, ps: int) -> None:
     job.must("delete", "--yes")
 
 
-def test_a_stopped_job_has_done_nothing_in_vain(place: Namespace) -> None:
+def test_a_stopped_job_has_done_nothing_in_vain(namespace: Namespace) -> None:
     """``edl stop --wait`` takes a checkpoint: what is resumed goes on behind the last step that was done."""
-    job = started(place, "stopped-in-time")
+    job = started(namespace, "stopped-in-time")
     run_id = job.status()["run"]
     job.must("stop", "--wait", "--timeout", "60s")
     done = job.status()["step"]
-    stopped = Run.fetch(job, run_id)
+    stopped = FetchedRun.fetch(job, run_id)
     assert stopped.of("checkpoint_saved")[-1]["step"] >= done > 0
     job.must("delete", "--yes")
     job.must("submit", "--yes", "--detach", "--resume", run_id)
@@ -67,21 +69,21 @@ def test_a_stopped_job_has_done_nothing_in_vain(place: Namespace) -> None:
     job.must("delete", "--yes")
 
 
-def test_a_job_that_trains_is_deleted_soon(place: Namespace) -> None:
+def test_a_job_that_trains_is_deleted_soon(namespace: Namespace) -> None:
     """Nothing is handed over or saved for a job that goes, also while a second master is on its way."""
-    job, headless = (submitted(place, name, ps=ps) for name, ps in (("deleted", 2), ("headless", 1)))
+    job, headless = (submitted(namespace, name, ps=ps) for name, ps in (("deleted", 2), ("headless", 1)))
     _deleted_soon(amid_training(job))
     first = amid_training(headless).master()["metadata"]["name"]
-    delete_pod(place, first, "--grace-period=0", "--force")
+    delete_pod(namespace, first, "--grace-period=0", "--force")
     headless.wait("a second master's pod", lambda: _another(headless, first))
     _deleted_soon(headless)
 
 
-def _another(job: Job, master: str) -> bool | None:
+def _another(job: ClusterJob, master: str) -> bool | None:
     return any(pod["metadata"]["name"] != master for pod in job.masters()) or None
 
 
-def _deleted_soon(job: Job) -> None:
+def _deleted_soon(job: ClusterJob) -> None:
     began = time.monotonic()
     job.must("delete", "--yes")
     assert time.monotonic() - began < DELETE_SECONDS

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from e2e.baseline import Baseline
+from e2e.baseline import UndisturbedBaseline
 from e2e.capacity import homes, only
-from e2e.conftest import Places
+from e2e.conftest import MakeNamespace
 from e2e.faults import cut_off, lost, no_api
-from e2e.jobs import Job, delete_pod, digits, in_container
+from e2e.jobs import ClusterJob, delete_pod, digits, in_container
 from e2e.ledger import STORAGE, finished, one_interval
 from e2e.namespaces import Namespace
 from e2e.observer import condition, phase
@@ -30,36 +30,38 @@ REPLACED_SECONDS = 45.0
 DEAD_SECONDS = 150.0
 """A dead node is noticed, its pods' tolerations pass, a master's Lease runs out."""
 
-Undisturbed = Callable[[int], Baseline]
+Undisturbed = Callable[[int], UndisturbedBaseline]
 
 
-def start(place: Namespace, name: str, *, seconds: float, workers: int = 2, **fields: Any) -> Job:
+def start(namespace: Namespace, name: str, *, seconds: float, workers: int = 2, **fields: Any) -> ClusterJob:
     """Submit a job."""
-    job = Job.write(place, digits(name, image=place.images.zoo, seconds=seconds, workers=workers, **fields))
+    job = ClusterJob.write(
+        namespace, digits(name, image=namespace.images.zoo, seconds=seconds, workers=workers, **fields)
+    )
     job.submit()
     return job
 
 
-def gone(job: Job) -> None:
+def gone(job: ClusterJob) -> None:
     """``edl delete`` leaves nothing."""
     job.must("delete", "--yes")
     assert job.leftovers() == []
 
 
-def node_of(job: Job, role: Role, index: int = 0) -> str:
+def node_of(job: ClusterJob, role: Role, index: int = 0) -> str:
     """Where a pod runs."""
-    pod = job.master() if role is Role.MASTER else job.place.observer.pod(job.pod_name(role, index))
+    pod = job.master() if role is Role.MASTER else job.namespace.observer.pod(job.pod_name(role, index))
     return str(((pod or {}).get("spec") or {}).get("nodeName"))
 
 
-def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
+def test_ps_pod_killed(namespace: Namespace, undisturbed: Undisturbed) -> None:
     """Replaced under the same index, restored from the newest checkpoint."""
-    job = start(place, "ps-killed", seconds=50)
+    job = start(namespace, "ps-killed", seconds=50)
     job.wait_training(workers=2)
     job.wait_step(100)
     (name, uid), *_ = job.ps_uids().items()
     workers = job.worker_uids()
-    delete_pod(place, name, "--grace-period=0", "--force")
+    delete_pod(namespace, name, "--grace-period=0", "--force")
     job.wait("another PS under the same name", lambda: job.ps_uids().get(name, uid) != uid or None, 60)
     job.wait_more_steps()
     assert job.worker_uids() == workers, "the workers go on"
@@ -70,10 +72,10 @@ def test_ps_pod_killed(place: Namespace, undisturbed: Undisturbed) -> None:
 
 
 @pytest.mark.alone
-def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
+def test_a_node_is_drained(namespace: Namespace, undisturbed: Undisturbed) -> None:
     """``kubectl drain`` takes a job's pods without ``--force``: workers go at once, the PS hands over."""
     baseline = undisturbed(2)
-    job = start(place, "drained", seconds=75, checkpoint=RARELY)
+    job = start(namespace, "drained", seconds=75, checkpoint=RARELY)
     job.wait_training(workers=2)
     job.wait_step(100)
     node, (name, uid) = node_of(job, Role.PS), next(iter(job.ps_uids().items()))
@@ -100,18 +102,18 @@ def test_a_node_is_drained(place: Namespace, undisturbed: Undisturbed) -> None:
 
 @pytest.mark.alone
 @pytest.mark.breaks
-def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(places: Places) -> None:
+def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(make_namespace: MakeNamespace) -> None:
     """Nobody waits for its pod's tolerations and grace: the master deletes what neither it nor workers hear of."""
     dead, *safe = homes(make_client())
     with only(safe):
-        job = start(places(), "bereft-of-ps", seconds=300)
+        job = start(make_namespace(), "bereft-of-ps", seconds=300)
         job.wait_training(workers=2)
     with only([dead]):
         (ps, _), *_ = job.ps_uids().items()
-        delete_pod(job.place, ps)
+        delete_pod(job.namespace, ps)
         _is_on(dead, job, Role.PS)
         job.wait_more_steps()
-    with lost(job.place.site.faults, dead):
+    with lost(job.namespace.site.faults, dead):
         job.wait("the job says that it waits", lambda: _stalled(job), DEAD_SECONDS)
         with ThreadPoolExecutor() as people:  # all the time: a few seconds later it waits for the successor
             said = [
@@ -133,34 +135,34 @@ def test_a_ps_on_a_lost_node_is_replaced_as_soon_as_the_cluster_notices(places: 
         gone(job)
 
 
-def _is_said(job: Job, node: str, *command: str) -> str:
+def _is_said(job: ClusterJob, node: str, *command: str) -> str:
     """Ask until it is said for want of which PS training stands, and since when its node is lost."""
     words = f"its node {node} is unreachable since"
-    ask = lambda: text if words in (text := job.place.person.edl(*command).stdout) else None  # noqa: E731
+    ask = lambda: text if words in (text := job.namespace.user.edl(*command).stdout) else None  # noqa: E731
     return until(f"edl {' '.join(command)} says: {words}", ask, DEAD_SECONDS)
 
 
-def _stalled(job: Job) -> str | None:
+def _stalled(job: ClusterJob) -> str | None:
     status = job.status()
     return (
         str(status["reason"]) if status.get("phase") == "Stalled" and "waiting for ps-0" in status["reason"] else None
     )
 
 
-def _unready(job: Job, ps: str, node: str) -> bool | None:
+def _unready(job: ClusterJob, ps: str, node: str) -> bool | None:
     """Whether the node controller has turned the PS's condition, or the PS is elsewhere already."""
-    pod = job.place.observer.pod(ps)
+    pod = job.namespace.observer.pod(ps)
     return (pod is None or pod["spec"].get("nodeName") != node or not condition(pod, "Ready")) or None
 
 
 @pytest.mark.alone
 @pytest.mark.breaks
-def test_api_server_away(place: Namespace, undisturbed: Undisturbed) -> None:
+def test_api_server_away(namespace: Namespace, undisturbed: Undisturbed) -> None:
     """Training does not stop while the API server is away for a minute."""
     baseline = undisturbed(2)
-    job = start(place, "no-api", seconds=75)
+    job = start(namespace, "no-api", seconds=75)
     job.wait_training(workers=2)
-    with no_api(place.site.faults):
+    with no_api(namespace.site.faults):
         time.sleep(AWAY_SECONDS)  # the fault itself: there is nobody to ask
     before = job.worker_uids()
     done = job.wait("a status after the outage", lambda: _fresh(job), 60)
@@ -172,7 +174,7 @@ def test_api_server_away(place: Namespace, undisturbed: Undisturbed) -> None:
     gone(job)
 
 
-def _fresh(job: Job) -> int | None:
+def _fresh(job: ClusterJob) -> int | None:
     status = job.status()
     return int(status["records_done"]) if status and time.time() - status["updated"] < 5 else None
 
@@ -180,7 +182,7 @@ def _fresh(job: Job) -> int | None:
 @pytest.mark.alone
 @pytest.mark.breaks
 @pytest.mark.timeout(600)
-def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> None:
+def test_nodes_lost_and_cut_off(make_namespace: MakeNamespace, undisturbed: Undisturbed) -> None:
     """Two nodes go at once, each with pods of two jobs: one for good, the other comes back.
 
     The lost one has the PS and a worker of ``bereft`` and a worker of ``doomed``, which is deleted while it is down.
@@ -190,22 +192,22 @@ def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> Non
     dead, cut, *safe = homes(make_client())
     assert safe, "this takes three nodes"
     with only(safe):
-        place = places()
+        namespace = make_namespace()
         names = ("bereft", "doomed", "headless", "crippled")
-        bereft, doomed, headless, crippled = jobs = [start(place, name, seconds=300) for name in names]
+        bereft, doomed, headless, crippled = jobs = [start(namespace, name, seconds=300) for name in names]
         for job in jobs:
             job.wait_training(workers=2)
     before = headless.status()["incarnation"]
     with only([dead]):
         (ps, _), *_ = bereft.ps_uids().items()
-        delete_pod(place, ps)
+        delete_pod(namespace, ps)
         for job in (bereft, doomed):
-            delete_pod(place, job.pod_name(Role.WORKER, 0))
+            delete_pod(namespace, job.pod_name(Role.WORKER, 0))
             _is_on(dead, job, Role.WORKER, 2)
         _is_on(dead, bereft, Role.PS)
     with only([cut]):
-        delete_pod(place, headless.master()["metadata"]["name"])
-        delete_pod(place, crippled.pod_name(Role.WORKER, 0))
+        delete_pod(namespace, headless.master()["metadata"]["name"])
+        delete_pod(namespace, crippled.pod_name(Role.WORKER, 0))
         headless.wait_incarnation(before)
         _is_on(cut, headless, Role.MASTER)
         _is_on(cut, crippled, Role.WORKER, 2)
@@ -213,8 +215,8 @@ def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> Non
         job.wait("its replacement trains", lambda job=job: job.training() == [1, 2] or None)
     pods, before = (headless.worker_uids(), headless.ps_uids()), headless.status()["incarnation"]
 
-    with lost(place.site.faults, dead):
-        with cut_off(place.site.faults, cut):
+    with lost(namespace.site.faults, dead):
+        with cut_off(namespace.site.faults, cut):
             crippled.wait("a worker in its place", lambda: 3 in crippled.training() or None, DEAD_SECONDS)
             headless.wait_incarnation(before, DEAD_SECONDS)
             headless.wait_more_steps()
@@ -244,34 +246,34 @@ def test_nodes_lost_and_cut_off(places: Places, undisturbed: Undisturbed) -> Non
         gone(job)
 
 
-def _is_on(node: str, job: Job, role: Role, index: int = 0) -> None:
+def _is_on(node: str, job: ClusterJob, role: Role, index: int = 0) -> None:
     """Wait until a pod of that name has its place on the node."""
     job.wait(f"{role}-{index} is on {node}", lambda: node_of(job, role, index) == node or None)
 
 
-def _goes(job: Job, worker: int) -> bool | None:
+def _goes(job: ClusterJob, worker: int) -> bool | None:
     """Whether a worker that was away has gone: its log says so on the volume.
 
     It hears from the master that its leases are lost or, if the kubelet is back before the name of the master can be
     resolved again, that its pod was deleted. Either way what it still had counts for nothing: the ledger is checked.
     """
-    path = f"{MOUNT}{STORAGE}/{job.place.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
-    log = in_container(job.place, READER, "cat", path)
+    path = f"{MOUNT}{STORAGE}/{job.namespace.name}/{job.name}/{job.uid}/logs/worker-{worker}.log"
+    log = in_container(job.namespace, READER, "cat", path)
     return "leases lost" in log or "graceful_shutdown gone" in log or None
 
 
-def _moved(job: Job, ps: str, node: str) -> bool | None:
-    pod = job.place.observer.pod(ps)
+def _moved(job: ClusterJob, ps: str, node: str) -> bool | None:
+    pod = job.namespace.observer.pod(ps)
     return (phase(pod) == "Running" and pod is not None and pod["spec"]["nodeName"] != node) or None
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", [1, 45, 600])
 @pytest.mark.parametrize("role", [Role.PS, Role.WORKER])
-def test_pods_killed_at_every_step(place: Namespace, undisturbed: Undisturbed, role: Role, step: int) -> None:
-    job = start(place, f"{role}-{step}", seconds=60)
+def test_pods_killed_at_every_step(namespace: Namespace, undisturbed: Undisturbed, role: Role, step: int) -> None:
+    job = start(namespace, f"{role}-{step}", seconds=60)
     job.wait_step(step)
-    delete_pod(place, job.pod_name(role, 0), "--grace-period=0", "--force")
+    delete_pod(namespace, job.pod_name(role, 0), "--grace-period=0", "--force")
     summary, _ = finished(job, lost=1, rolled_back=one_interval(job))
     undisturbed(2).check(summary)
     gone(job)

@@ -6,17 +6,17 @@ import itertools
 import time
 
 import pytest
-from e2e.jobs import Job, digits
+from e2e.jobs import ClusterJob, digits
 from e2e.ledger import one_interval
 from e2e.namespaces import Namespace
 from e2e.test_planned_ends import DELETE_SECONDS
 
 from edl.cluster.kubernetes import names
 
-SUBMIT = {"submitted": Job.submit, "applied": Job.submit_applied, "created": Job.submit_created}
+SUBMIT = {"submitted": ClusterJob.submit, "applied": ClusterJob.submit_applied, "created": ClusterJob.submit_created}
 REMOVE = {
     "edl-delete": lambda job: job.must("delete", "--yes"),
-    "kubectl-delete": lambda job: job.place.person.kubectl("delete", "job", names.master_name(job.name)),
+    "kubectl-delete": lambda job: job.namespace.user.kubectl("delete", "job", names.master_name(job.name)),
 }
 
 
@@ -24,12 +24,12 @@ PAIRS = list(itertools.product(SUBMIT, REMOVE))
 
 
 @pytest.mark.xdist_group("removal")
-def test_nothing_is_left(place: Namespace) -> None:
+def test_nothing_is_left(namespace: Namespace) -> None:
     """Every way of submission with every way of removal, while the jobs train."""
     jobs = {}
     for submitted, removed in PAIRS:
-        spec = digits(f"{submitted}-{removed}", image=place.images.zoo, seconds=300, workers=1)
-        jobs[submitted, removed] = job = Job.write(place, spec)
+        spec = digits(f"{submitted}-{removed}", image=namespace.images.zoo, seconds=300, workers=1)
+        jobs[submitted, removed] = job = ClusterJob.write(namespace, spec)
         SUBMIT[submitted](job)
     for (_, removed), job in jobs.items():
         job.wait_training(workers=1)
@@ -39,9 +39,12 @@ def test_nothing_is_left(place: Namespace) -> None:
 
 
 @pytest.mark.xdist_group("removal")
-def test_several_are_deleted_together_and_those_of_a_phase(place: Namespace) -> None:
+def test_several_are_deleted_together_and_those_of_a_phase(namespace: Namespace) -> None:
     """`edl delete --phase` leaves the others alone, and nothing of what is named is left."""
-    jobs = [Job.write(place, digits(name, image=place.images.zoo, seconds=300, workers=1)) for name in ("a", "b", "c")]
+    jobs = [
+        ClusterJob.write(namespace, digits(name, image=namespace.images.zoo, seconds=300, workers=1))
+        for name in ("a", "b", "c")
+    ]
     for job in jobs:
         job.submit()
     first, second, stopped = jobs
@@ -50,29 +53,29 @@ def test_several_are_deleted_together_and_those_of_a_phase(place: Namespace) -> 
     phase = stopped.status()["phase"]
     for job in (first, second):
         job.wait_training(workers=1)
-    deleted(place, "--phase", phase)
+    deleted(namespace, "--phase", phase)
     assert stopped.leftovers() == []
     assert [job.training() for job in (first, second)] == [[0], [0]]
     began = time.monotonic()
-    deleted(place, first.name, second.name)
+    deleted(namespace, first.name, second.name)
     assert time.monotonic() - began < DELETE_SECONDS
     assert [*first.leftovers(), *second.leftovers()] == []
-    assert f"is {phase}" in deleted(place, "--phase", phase)
+    assert f"is {phase}" in deleted(namespace, "--phase", phase)
 
 
-def deleted(place: Namespace, *which: str) -> str:
+def deleted(namespace: Namespace, *which: str) -> str:
     """`edl delete`."""
-    done = place.person.edl("delete", *which, "--yes")
+    done = namespace.user.edl("delete", *which, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_stopped_job_goes_on_later(place: Namespace) -> None:
+def test_a_stopped_job_goes_on_later(namespace: Namespace) -> None:
     """`edl stop` ends it as Failed with its state kept; `edl submit --resume` goes on with the same run.
 
     It came from `edl render`: when it is over, the token that nobody owns is gone before its Job is.
     """
-    job = Job.write(place, digits("stopped", image=place.images.zoo, seconds=40, workers=1))
+    job = ClusterJob.write(namespace, digits("stopped", image=namespace.images.zoo, seconds=40, workers=1))
     job.submit_created()
     job.wait_step(50)
     run = job.status()["run"]

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 from e2e import figures
-from e2e.baseline import Baseline
+from e2e.baseline import UndisturbedBaseline
 from e2e.capacity import offers, worker_cpu
-from e2e.conftest import Places
-from e2e.jobs import END_SECONDS, Job, delete_pod, digits
-from e2e.ledger import Run, finished
+from e2e.conftest import MakeNamespace
+from e2e.jobs import END_SECONDS, ClusterJob, delete_pod, digits
+from e2e.ledger import FetchedRun, finished
 from e2e.namespaces import Namespace
-from e2e.observer import ADDED, DELETED, Change, condition, phase
+from e2e.observer import ADDED, DELETED, ObjectChange, condition, phase
 from e2e.pods import template
 from e2e.programs import apply
 from e2e.timestamps import containers, import_seconds, steps
@@ -27,11 +27,13 @@ REPLICAS = 5
 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
-def test_tutorial(places: Places, undisturbed: Callable[[int], Baseline]) -> None:
+def test_tutorial(make_namespace: MakeNamespace, undisturbed: Callable[[int], UndisturbedBaseline]) -> None:
     """2 PS and 4 workers; a worker is deleted; a service preempts; the job goes on, and takes the room back."""
-    place, other = places(), places("service", volume=False)
-    cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
-    job = Job.write(place, digits("tutorial", image=place.images.zoo, seconds=75, workers=4, ps=2, cpu=cpu))
+    namespace, other = make_namespace(), make_namespace("service", volume=False)
+    cpu = worker_cpu(offers(namespace.api), SLOTS, small_pods=4)
+    job = ClusterJob.write(
+        namespace, digits("tutorial", image=namespace.images.zoo, seconds=75, workers=4, ps=2, cpu=cpu)
+    )
 
     job.submit()
     job.wait_training(workers=4)
@@ -58,44 +60,46 @@ def test_tutorial(places: Places, undisturbed: Callable[[int], Baseline]) -> Non
     assert job.leftovers() == []
 
 
-def _delete_worker_0(job: Job) -> Change:
+def _delete_worker_0(job: ClusterJob) -> ObjectChange:
     """`kubectl delete pod …-worker-0` gives worker-4 at once."""
     name = job.pod_name(Role.WORKER, 0)
-    delete_pod(job.place, name)
+    delete_pod(job.namespace, name)
     leaving = job.wait("worker-0 is told to go", lambda: job.change(lambda c: c.name == name and c.leaving), 10)
     job.wait("worker-4 is asked for", lambda: 4 in job.workers() or None, 10)
     job.wait("workers 1 to 4 train", lambda: job.training() == [1, 2, 3, 4] or None)
     return leaving
 
 
-def _service(place: Namespace, cpu: float) -> set[str]:
+def _service(namespace: Namespace, cpu: float) -> set[str]:
     """A Deployment that needs room at once; names of its pods when all of them run."""
     labels = {"app": "service"}
     pods = template(
-        place.images.submitter, "sleep", "infinity", labels=labels, cpu=f"{cpu:.3f}", priorityClassName="high"
+        namespace.images.submitter, "sleep", "infinity", labels=labels, cpu=f"{cpu:.3f}", priorityClassName="high"
     )
     spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": pods}
     apply(
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "service"}, "spec": spec}, "-n", place.name
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "service"}, "spec": spec},
+        "-n",
+        namespace.name,
     )
 
     def running() -> set[str] | None:
-        up = {pod["metadata"]["name"] for pod in place.observer.pods() if phase(pod) == "Running"}
+        up = {pod["metadata"]["name"] for pod in namespace.observer.pods() if phase(pod) == "Running"}
         return up if len(up) == REPLICAS else None
 
-    return place.observer.wait("the service has its room", running, 60)
+    return namespace.observer.wait("the service has its room", running, 60)
 
 
-def _measure_deletion(job: Job, deleted: Change) -> None:
+def _measure_deletion(job: ClusterJob, deleted: ObjectChange) -> None:
     replacement = job.change(lambda c: c.type == ADDED and c.name == job.pod_name(Role.WORKER, 4))
     assert replacement is not None
     figures.record("replacement_asked", replacement.at - deleted.at)
 
 
-def _measure_preemption(job: Job, other: Namespace, service: set[str]) -> None:
+def _measure_preemption(job: ClusterJob, other: Namespace, service: set[str]) -> None:
     """From the moment in which workers are told to go to the last service pod's place on a node."""
     told: dict[str, float] = {}
-    for change in job.place.observer.changes():
+    for change in job.namespace.observer.changes():
         if _preempted(change):
             told.setdefault(change.name, change.at)
     placed = [
@@ -105,12 +109,12 @@ def _measure_preemption(job: Job, other: Namespace, service: set[str]) -> None:
     figures.record("preemption_wait", max(placed) - min(told.values()), pods=len(service), workers=len(told))
 
 
-def _preempted(change: Change) -> bool:
+def _preempted(change: ObjectChange) -> bool:
     found = condition(change.object, "DisruptionTarget")
     return change.leaving and found is not None and found["reason"] == "PreemptionByScheduler"
 
 
-def _measure_growth(job: Job, other: Namespace, run: Run) -> None:
+def _measure_growth(job: ClusterJob, other: Namespace, run: FetchedRun) -> None:
     """The workers that got the room back: from PodScheduled to the first step, less what nobody can save."""
     changes = other.observer.changes()
     told = min(change.at for change in changes if change.leaving)
@@ -128,20 +132,20 @@ def _measure_growth(job: Job, other: Namespace, run: Run) -> None:
     assert grown, "no worker got room from the service"
 
 
-def _over(change: Change) -> bool:
+def _over(change: ObjectChange) -> bool:
     """Whether a pod's room is free: when its container has ended, even before the object is gone."""
     return change.type == DELETED or change.object["status"].get("phase") in ("Succeeded", "Failed")
 
 
-def _is(change: Change, job: Job, index: int) -> bool:
+def _is(change: ObjectChange, job: ClusterJob, index: int) -> bool:
     return change.name == job.pod_name(Role.WORKER, index)
 
 
-def _measure_end(job: Job, run: Run) -> None:
+def _measure_end(job: ClusterJob, run: FetchedRun) -> None:
     """From the end of the job's last work to the end of its last worker or PS."""
     job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
     roles = (Role.WORKER, Role.PS)
     gone = max(
-        c.at for c in job.place.observer.changes() if c.type == DELETED and c.labels.get(names.ROLE_LABEL) in roles
+        c.at for c in job.namespace.observer.changes() if c.type == DELETED and c.labels.get(names.ROLE_LABEL) in roles
     )
     figures.record("pods_gone", gone - run.of("evaluation_ended")[-1]["time"])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from e2e.baseline import Baseline
+from e2e.baseline import UndisturbedBaseline
 from e2e.capacity import offers, worker_cpu
-from e2e.jobs import Job, digits
+from e2e.jobs import ClusterJob, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
 
@@ -15,11 +15,11 @@ SLOTS = 3
 
 
 @pytest.mark.alone
-def test_two_jobs(place: Namespace, undisturbed: Callable[[int], Baseline]) -> None:
+def test_two_jobs(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline]) -> None:
     """The second starts at once with what is left, and grows when the first ends."""
-    cpu = worker_cpu(offers(place.api), SLOTS, small_pods=4)
+    cpu = worker_cpu(offers(namespace.api), SLOTS, small_pods=4)
     first, second = (
-        Job.write(place, digits(name, image=place.images.zoo, seconds=60, workers=2, cpu=cpu))
+        ClusterJob.write(namespace, digits(name, image=namespace.images.zoo, seconds=60, workers=2, cpu=cpu))
         for name in ("first", "second")
     )
     first.submit()

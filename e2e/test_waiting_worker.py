@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from e2e import figures
-from e2e.jobs import Job, delete_pod, digits
+from e2e.jobs import ClusterJob, delete_pod, digits
 from e2e.ledger import finished
 from e2e.namespaces import Namespace
 
@@ -12,16 +12,16 @@ from edl.api.cluster_port import Role
 TASKS = 2
 
 
-def test_a_waiting_worker_gets_the_records(place: Namespace) -> None:
+def test_a_waiting_worker_gets_the_records(namespace: Namespace) -> None:
     """Two tasks for three workers: one waits until another is deleted."""
-    spec = digits("waiting", image=place.images.zoo, seconds=60, workers=3)
+    spec = digits("waiting", image=namespace.images.zoo, seconds=60, workers=3)
     spec["train"] = {"epochs": 1, "minibatch_size": 64, "minibatches_per_task": 64 // TASKS}
     spec["pod"]["env"]["E2E_STEP_SECONDS"] = "1"
-    job = Job.write(place, spec)
+    job = ClusterJob.write(namespace, spec)
     job.submit()
     job.wait("three workers, of which two train", lambda: _waits(job))
     lost = job.training()[0]
-    delete_pod(place, job.pod_name(Role.WORKER, lost))
+    delete_pod(namespace, job.pod_name(Role.WORKER, lost))
     job.wait("the lost worker is gone", lambda: lost not in job.workers() or None)
     _, run = finished(job, lost=1, epochs=1)
     told = run.first("role_leaving", role="worker", index=lost)["time"]
@@ -31,9 +31,9 @@ def test_a_waiting_worker_gets_the_records(place: Namespace) -> None:
     figures.record("records_leased", run.first("records_leased", after=returned["time"], **same)["time"] - told)
 
 
-def _waits(job: Job) -> bool | None:
+def _waits(job: ClusterJob) -> bool | None:
     return (len(job.training()) == 2 and job.in_phase("Running") == [0, 1, 2] and _waiting(job)) or None
 
 
-def _waiting(job: Job) -> bool:
+def _waiting(job: ClusterJob) -> bool:
     return any(worker["state"] == "waiting" for worker in job.status()["workers"])

@@ -18,7 +18,7 @@ AHEAD_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
-class Pause:
+class TrainingPause:
     """A time without a step.
 
     Attributes:
@@ -42,13 +42,13 @@ def steps(run: Path) -> Mapping[int, Sequence[float]]:
     return found
 
 
-def longest_pause(run: Path, after: float) -> Pause:
+def longest_pause(run: Path, after: float) -> TrainingPause:
     """The longest time in which no worker completed a step, as far as it has to do with a moment.
 
     That is: it ended after the moment and began before workers can have used up the leases that they hold ahead.
     """
     every = sorted(at for found in steps(run).values() for at in found)
-    pauses = [Pause(one, two) for one, two in pairwise(every) if two > after and one < after + AHEAD_SECONDS]
+    pauses = [TrainingPause(one, two) for one, two in pairwise(every) if two > after and one < after + AHEAD_SECONDS]
     assert pauses, f"no step after {after}"
     return max(pauses, key=lambda pause: pause.seconds)
 

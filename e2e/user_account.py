@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e import install
-from e2e.install import Method
+from e2e.install import InstallMethod
 from e2e.programs import ROOT, Done, apply, call, edl, kubectl, must
 
 ACCOUNT = "edl-data-scientist"
@@ -52,7 +52,7 @@ def data_scientist(namespace: str) -> UserAccount:
     """The account of a namespace that has a team's part; it may copy data, too."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": COPY}
-    if install.method() is Method.KUSTOMIZE:  # the chart binds it where a team has `dataCopy`
+    if install.method() is InstallMethod.KUSTOMIZE:  # the chart binds it where a team has `dataCopy`
         binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": COPY}}
         apply({**binding, "roleRef": role, "subjects": [subject]}, "-n", namespace)
     token = kubectl("-n", namespace, "create", "token", ACCOUNT, f"--duration={LIFETIME}").strip()

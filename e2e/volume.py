@@ -9,7 +9,7 @@ from pathlib import Path
 from e2e import site
 from e2e.pods import pod
 from e2e.programs import ProgramError, apply, kubectl
-from e2e.site import Delivery, Site
+from e2e.site import ImageDelivery, TargetSite
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
@@ -24,7 +24,7 @@ _KIND_FOLDER = "/edl-shared"
 class SharedVolume:
     """The claim of one namespace, and a pod that reads it."""
 
-    site: Site
+    site: TargetSite
     namespace: str
     image: str
 
@@ -67,7 +67,7 @@ class SharedVolume:
 
     def remove(self) -> None:
         """Remove what deleting the namespace leaves."""
-        if self.site.storage_class is None and self.site.delivery is Delivery.KIND:
+        if self.site.storage_class is None and self.site.delivery is ImageDelivery.KIND:
             kubectl("delete", "persistentvolume", self.namespace, "--ignore-not-found", "--wait=false")
             site.on_node(f"{self.site.kind_name}-control-plane", "rm", "-rf", f"{_KIND_FOLDER}/{self.namespace}")
 

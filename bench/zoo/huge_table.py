@@ -26,7 +26,7 @@ def nested(rows):
     return keras.Model(ids, keras.layers.Dense(1)(sequential(rows)(ids)))
 
 
-class Subclassed(keras.Model):
+class HugeTableModel(keras.Model):
     def __init__(self, rows):
         super().__init__()
         self.huge = keras.layers.Embedding(rows, DIM, name="huge")

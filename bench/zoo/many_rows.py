@@ -12,7 +12,7 @@ from edl.data.reader import Metadata, Reader
 EACH = 100
 
 
-class Numbers:
+class NumberReader:
     """Records that are their own numbers."""
 
     metadata = Metadata("numbers")
@@ -28,7 +28,7 @@ class Numbers:
 
 
 def custom_data_reader(origin, records) -> Reader:
-    return Numbers(origin, records)
+    return NumberReader(origin, records)
 
 
 def custom_model(rows, dim=16):

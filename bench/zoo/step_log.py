@@ -1,7 +1,8 @@
 """A callback that notes when each step of a worker was in, and that lets a step take long at no cost.
 
-Each worker process writes a file of its own in the folder that ``EDL_BENCH_DIARY`` names: three doubles for each step,
-its number, unix seconds, and the seconds that it slept. ``bench/stalls.py`` reads them.
+Each worker process writes a file of its own in the folder that ``EDL_BENCH_DIARY`` names: three
+doubles for each step, its number, unix seconds, and the seconds that it slept. ``bench/stalls.py``
+reads them.
 """
 
 from __future__ import annotations

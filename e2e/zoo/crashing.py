@@ -8,7 +8,7 @@ from paced import custom_model, eval_metrics_fn, feed, loss, optimizer
 __all__ = ["callbacks", "custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 
 
-class Crash(keras.callbacks.Callback):
+class CrashCallback(keras.callbacks.Callback):
     """Ends the process in step `E2E_CRASH_STEP` of each worker, with no chance to report."""
 
     steps = 0
@@ -20,4 +20,4 @@ class Crash(keras.callbacks.Callback):
 
 
 def callbacks():
-    return [Crash()]
+    return [CrashCallback()]

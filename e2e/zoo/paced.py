@@ -30,7 +30,7 @@ def eval_metrics_fn():
     }
 
 
-class Pace(keras.callbacks.Callback):
+class PaceCallback(keras.callbacks.Callback):
     """Says when each step was in, and sleeps."""
 
     def on_train_batch_end(self, batch, logs=None):
@@ -40,4 +40,4 @@ class Pace(keras.callbacks.Callback):
 
 
 def callbacks():
-    return [Pace()]
+    return [PaceCallback()]

@@ -13,10 +13,10 @@ VOCABULARY = 40_000
 
 def test_it_makes_steps_with_served_rows_whether_records_are_fed_or_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
-    from click_job import BLOCKS, click_place
-    from compute_only import Limit
+    from click_job import BLOCKS, click_log_folder
+    from compute_only import ComputeLimit
     from mnist_job import ZOO
 
-    with click_place(BLOCKS * 16, VOCABULARY) as place:
-        limit = Limit(place.training, ZOO, VOCABULARY, batch=16)
+    with click_log_folder(BLOCKS * 16, VOCABULARY) as clicks:
+        limit = ComputeLimit(clicks.training, ZOO, VOCABULARY, batch=16)
     assert all(limit.rate({"seconds": 0.05, "fed": fed})["rate"] > 0 for fed in (True, False))

@@ -47,7 +47,7 @@ def table() -> ModuleType:
     ],
 )
 def test_a_requirement_is_met_at_its_limit(figures, measured, limit, at_least, met) -> None:
-    assert figures.Figure("m", measured, "s", limit, at_least).met is met
+    assert figures.BenchFigure("m", measured, "s", limit, at_least).met is met
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.floats(0.01, 1.0))
@@ -86,12 +86,12 @@ def test_no_progress_is_not_a_rate(figures) -> None:
 
 
 def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
-    kept = figures.Figure("start", 3.0, "s", 5.0, note="import + 2.5 s")
-    missed = figures.Figure("rate", 0.5, "x", 0.8, at_least=True, aim=0.9)
-    beside = figures.Figure("import", 2.5, "s")
+    kept = figures.BenchFigure("start", 3.0, "s", 5.0, note="import + 2.5 s")
+    missed = figures.BenchFigure("rate", 0.5, "x", 0.8, at_least=True, aim=0.9)
+    beside = figures.BenchFigure("import", 2.5, "s")
     results = [
-        figures.Result("start", (kept, missed, beside)).to_json(),
-        figures.Result("cli", failed="exit code 1").to_json(),
+        figures.ScriptResult("start", (kept, missed, beside)).to_json(),
+        figures.ScriptResult("cli", failed="exit code 1").to_json(),
     ]
     text = table.generated(results)
     assert "| start | at most 5.00 s (import + 2.5 s) |  | 3.00 s | 0.60 | yes |" in text
@@ -102,13 +102,13 @@ def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
 
 
 def test_a_result_of_before_there_were_aims_is_still_shown(figures, table) -> None:
-    result = figures.Result("start", (figures.Figure("start", 3.0, "s", 5.0),)).to_json()
+    result = figures.ScriptResult("start", (figures.BenchFigure("start", 3.0, "s", 5.0),)).to_json()
     del result["figures"][0]["aim"]
     assert "| start | at most 5.00 s |  | 3.00 s | 0.60 | yes |" in table.generated([result])
 
 
 def test_results_of_two_machines_are_told_apart(figures, table) -> None:
-    here, there = (figures.Result(name).to_json() for name in ("start", "cli"))
+    here, there = (figures.ScriptResult(name).to_json() for name in ("start", "cli"))
     there["machine"] = {"cores": 64, "memory_gb": 512, "arch": "aarch64"}
     text = table.generated([here, there])
     assert "- start: measured on" in text
@@ -131,7 +131,7 @@ def test_both_pages_have_their_marks(table) -> None:
 
 def test_the_readme_quotes_three_measures_that_the_results_have(figures, table) -> None:
     (name, measure, said), *_ = table.HEADLINES
-    text = table.quoted([figures.Result(name, (figures.Figure(measure, 0.5, "s"),)).to_json()])
+    text = table.quoted([figures.ScriptResult(name, (figures.BenchFigure(measure, 0.5, "s"),)).to_json()])
     assert f"| {said} | 0.500 s |" in text
     assert text.count("not measured yet") == 2
     assert text.startswith("| measured on "), "where and when"

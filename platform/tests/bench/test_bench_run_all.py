@@ -13,9 +13,13 @@ BENCH = Path(__file__).resolve().parents[3] / "bench"
 
 WORKS = """
 import argparse
-from figures import Figure, Result
+from figures import BenchFigure, ScriptResult
 from script import main
-main(__doc__, lambda arguments: Result("works", [Figure("rounds", arguments.rounds, "rounds", limit=1)]), rounds=3)
+
+def measure(arguments):
+    return ScriptResult("works", [BenchFigure("rounds", arguments.rounds, "rounds", limit=1)])
+
+main(__doc__, measure, rounds=3)
 """
 
 
@@ -29,8 +33,9 @@ def run_all(tmp_path, monkeypatch):
     for name, text in scripts.items():
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(run_all, "HERE", tmp_path)
-    monkeypatch.setattr(run_all, "SCRIPTS", tuple(run_all.Script(name, seconds, ("--rounds", "1")) for name, seconds in
-                                                  (("fails", 60), ("hangs", 0.2), ("works", 60))))  # fmt: skip
+    limits = {"fails": 60, "hangs": 0.2, "works": 60}
+    measured = tuple(run_all.BenchScript(name, seconds, ("--rounds", "1")) for name, seconds in limits.items())
+    monkeypatch.setattr(run_all, "SCRIPTS", measured)
     return run_all
 
 

@@ -75,19 +75,19 @@ def test_each_thread_of_a_job_has_a_part() -> None:
 
 
 def test_a_peer_answers_and_ends(tmp_path: Path) -> None:
-    from peer import Peer, ask_all
+    from peer import PeerScript, ask_all
 
     script = tmp_path / "doubles.py"
     script.write_text(PEER)
-    with Peer(str(script)) as one, Peer(str(script)) as other:
+    with PeerScript(str(script)) as one, PeerScript(str(script)) as other:
         assert one.said == {"ready": True, "name": "doubles"}
-        assert one.ask(number=2) == {"twice": 4}
+        assert one.request(number=2) == {"twice": 4}
         assert ask_all([one, other], number=3) == [{"twice": 6}] * 2
-        one.tell(number="?", more=[])
-        assert one.hear() == {"twice": "??"}
-        one.tell(wrong=1)
+        one.send(number="?", more=[])
+        assert one.receive() == {"twice": "??"}
+        one.send(wrong=1)
         with pytest.raises(RuntimeError, match="KeyError: 'number'"):
-            one.hear()
+            one.receive()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from stalls import Saved, Steps
+    from stalls import SavedCheckpoint, WorkerSteps
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 
@@ -19,16 +19,16 @@ def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
 
 
-def worker(end: np.ndarray, number: np.ndarray | None = None, slept: float = 0.0) -> Steps:
+def worker(end: np.ndarray, number: np.ndarray | None = None, slept: float = 0.0) -> WorkerSteps:
     from stalls import steps
 
     return steps(np.arange(float(len(end))) if number is None else number, end, np.full(len(end), slept))
 
 
-def saved(due: int, at: float, pause: float = 0.0) -> Saved:
-    from stalls import Saved
+def saved(due: int, at: float, pause: float = 0.0) -> SavedCheckpoint:
+    from stalls import SavedCheckpoint
 
-    return Saved(due, at, pause)
+    return SavedCheckpoint(due, at, pause)
 
 
 def test_a_stall_is_what_a_checkpoint_adds_to_a_step() -> None:
@@ -101,15 +101,15 @@ def test_between_two_checkpoints_as_long_is_looked_at_where_there_is_room() -> N
 
 
 def test_of_each_join_the_worst_counts_and_elsewhere_every_one() -> None:
-    from joining import Split, split
+    from joining import JoiningSplit, split
 
     windows = [(float(at), at + 0.5) for at in range(6)]
     values = [0.1, 0.9, 0.2, 0.3, 0.8, 0.4]
     joins = [(1.0, 2.7), (4.4, 4.9), (20.0, 21.0)]
-    assert split(values, windows, joins) == Split(joins=[0.9, 0.8], settled=[0.1, 0.3, 0.4])
+    assert split(values, windows, joins) == JoiningSplit(joins=[0.9, 0.8], settled=[0.1, 0.3, 0.4])
 
 
-def test_a_diary_that_is_being_written_is_read_without_its_last_line(tmp_path: Path) -> None:
+def test_a_step_log_that_is_being_written_is_read_without_its_last_line(tmp_path: Path) -> None:
     from stalls import read
 
     lines = np.array([[0, 10.0, 0.1], [1, 11.0, 0.1], [2, 12.0, 0.5], [3, 13.0, 0.1]])
@@ -119,18 +119,18 @@ def test_a_diary_that_is_being_written_is_read_without_its_last_line(tmp_path: P
 
 
 @pytest.mark.tensorflow
-def test_a_diary_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_log_is_read_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from stalls import read
 
     monkeypatch.syspath_prepend(str(BENCH / "zoo"))
     monkeypatch.setenv("EDL_BENCH_DIARY", str(tmp_path))
     from step_log import StepLog
 
-    diary = StepLog(sleep=1e-3)
+    step_log = StepLog(sleep=1e-3)
     for step in (5, 6, 8):
-        diary.on_train_batch_begin(step)
-        diary.on_train_batch_end(step)
-    diary.file.close()
+        step_log.on_train_batch_begin(step)
+        step_log.on_train_batch_end(step)
+    step_log.file.close()
     [file] = tmp_path.iterdir()
     found = read(file, settle=0)
     assert found.number.tolist() == [6, 8]

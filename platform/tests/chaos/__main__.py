@@ -53,7 +53,7 @@ def schedule(seed: int, seconds: float) -> Iterator[PlannedFault]:
         yield PlannedFault(at, role, chance.random(), chance.choice(SIGNALS), chance.uniform(1.0, 12.0))
 
 
-def inflict(run: JobProcess, faults: Iterator[PlannedFault], seconds: float) -> Counter[str]:
+def send_faults(run: JobProcess, faults: Iterator[PlannedFault], seconds: float) -> Counter[str]:
     """Send the faults when they are due; returns how many were sent, by role and signal."""
     began, sent = time.monotonic(), Counter[str]()
     stopped: dict[int, float] = {}
@@ -101,9 +101,9 @@ def run_chaos(folder: Path, *, seed: int, mode: str, seconds: float, workers: in
     job = CountingJob.make(
         folder, mode, steps=max(800, int(seconds * workers / step_seconds)), step_seconds=step_seconds, workers=workers
     )
-    with JobProcess(job.file, cwd=folder) as run:
+    with job.job_folder.run() as run:
         run.wait_step(1)
-        sent = inflict(run, schedule(seed, seconds), seconds)
+        sent = send_faults(run, schedule(seed, seconds), seconds)
         under_fault = run.status().get("step", 0)
         job.hurry()
         summary = run.summary(END_SECONDS)

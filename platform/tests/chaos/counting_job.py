@@ -13,15 +13,12 @@ The model sleeps after each step, until the file ``hurry`` appears, so that faul
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from edl.data.recordio.writer import Writer
-from edl.data.tf_example import serialize_example
+from support.job_folder import JobFolder, write_examples, write_module
 
 DENSE = ("dense_a", "dense_b", "dense_c", "dense_d")
 TABLE = "rows"
@@ -64,14 +61,14 @@ def eval_metrics_fn():
     return {}
 
 
-class Pace(keras.callbacks.Callback):
+class PaceCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if not os.path.exists(HURRY):
             time.sleep(STEP_SECONDS)
 
 
 def callbacks():
-    return [Pace()]
+    return [PaceCallback()]
 
 
 def feed(dataset, mode, metadata):
@@ -86,14 +83,14 @@ TABLE_WIDTH = 2
 
 @dataclass(frozen=True)
 class CountingJob:
-    """The job file in a folder of its own.
+    """The job, and what it counts.
 
     Attributes:
         records: of one epoch; record r is the r-th of the only source.
         epochs: how often each is to be applied.
     """
 
-    file: Path
+    job_folder: JobFolder
     mode: str
     records: int
     epochs: int
@@ -105,8 +102,6 @@ class CountingJob:
         sync = mode == "sync"
         records = (steps if sync else 800) * MINIBATCH
         epochs = 1 if sync else max(1, steps // 800)
-        zoo = folder / "counting_zoo"
-        zoo.mkdir(parents=True)
         constants = {
             "DENSE": DENSE,
             "TABLE": TABLE,
@@ -114,33 +109,23 @@ class CountingJob:
             "STEP_SECONDS": step_seconds,
             "HURRY": str(folder / "hurry"),
         }
-        given = "\n".join(f"{name} = {value!r}" for name, value in constants.items())
-        (zoo / "counting.py").write_text(ZOO.replace("\n\n\ndef custom_model", f"\n\n{given}\n\n\ndef custom_model", 1))
-        with Writer(folder / "train.recordio", chunk_limit=1 << 14) as writer:
-            for number in range(records):
-                writer.write(serialize_example({"record": [number]}))
+        zoo = write_module(folder, "counting", ZOO, constants)
+        examples = ({"record": [number]} for number in range(records))
+        training = write_examples(folder / "train.recordio", examples, chunk_limit=1 << 14)
         dense_bytes = records * np.dtype(np.float32).itemsize
-        spec: dict[str, Any] = {
-            "apiVersion": "edl.dev/v1",
-            "name": "counting",
-            "model": {
-                "zoo": str(zoo),
-                "definition": "counting.custom_model",
-                "params": {"records": records, "table_width": TABLE_WIDTH},
-            },
-            "data": {"training": str(folder / "train.recordio")},
+        sections: dict[str, Any] = {
+            "data": {"training": str(training)},
             "train": {"epochs": epochs, "minibatch_size": MINIBATCH, "minibatches_per_task": 16},
             "strategy": MODES[mode]["strategy"],
             "checkpoint": {"every_steps": 100, "keep": 3},
-            "export": None,
             # Only the table is above the threshold: it is twice as wide as a dense variable.
             "ps": {"count": MODES[mode]["ps"], "embedding_threshold": dense_bytes + dense_bytes // 2},
             "workers": {"max": workers},
         }
-        job = folder / "job.json"
-        job.write_text(json.dumps(spec, indent=1))
-        return cls(job, mode, records, epochs, MODES[mode]["ps"])
+        params = {"records": records, "table_width": TABLE_WIDTH}
+        job_folder = JobFolder.make(folder, "counting", "counting.custom_model", zoo=zoo, params=params, **sections)
+        return cls(job_folder, mode, records, epochs, MODES[mode]["ps"])
 
     def hurry(self) -> None:
         """Let the model sleep no more."""
-        (self.file.parent / "hurry").touch()
+        (self.job_folder.folder / "hurry").touch()

@@ -16,7 +16,7 @@ API_VERSION = "1.44"
 
 
 @dataclass(frozen=True)
-class Request:
+class EngineRequest:
     """What the engine was asked."""
 
     path: str
@@ -32,7 +32,7 @@ class ScriptedEngine:
     build: list[dict[str, Any]] = field(default_factory=list)
     push: list[dict[str, Any]] = field(default_factory=list)
     image: dict[str, Any] | None = None
-    requests: list[Request] = field(default_factory=list)
+    requests: list[EngineRequest] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -64,13 +64,13 @@ class ScriptedEngine:
 
 
 def _handler(engine: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class EngineHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             self._drain()
             url = urlsplit(self.path)
-            engine.requests.append(Request(url.path, dict(parse_qsl(url.query)), dict(self.headers)))
+            engine.requests.append(EngineRequest(url.path, dict(parse_qsl(url.query)), dict(self.headers)))
             status, messages = engine.answer(url.path)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -97,4 +97,4 @@ def _handler(engine: ScriptedEngine) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             pass
 
-    return Handler
+    return EngineHandler

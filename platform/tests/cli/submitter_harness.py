@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cli_harness import JOB
+from cli.cli_harness import JOB, exit_code_of
 from support.in_memory_cluster import InMemoryCluster, when
+from support.sleep_clock import SleepClock
 
 from edl.api.events import JobEnded, RoleStarted
 from edl.api.status import JobFailure, Status, Summary
@@ -25,7 +26,7 @@ COMPLETE = {"type": "Complete", "status": "True"}
 SUMMARY = Summary(records_total=100, records_done=100, seconds=8.0)
 
 
-def ended(phase: str = "Done", reason: str = "all records are done", kind: str = "") -> dict[str, str]:
+def ended_status(phase: str = "Done", reason: str = "all records are done", kind: str = "") -> dict[str, str]:
     """The pages of a master that has ended its job."""
     status = Status("mnist", "run", "/data/edl/team/mnist/run", phase, T + 9, records_total=100, records_done=100)
     events = [RoleStarted("worker", 0, None, time=T + 1), JobEnded(phase, reason, SUMMARY, time=T + 9)]
@@ -34,28 +35,25 @@ def ended(phase: str = "Done", reason: str = "all records are done", kind: str =
     ).to_configmap_data()
 
 
-class Killed(BaseException):
+class PodKilled(BaseException):
     """SIGKILL: nothing more happens in that pod."""
 
 
-class VirtualTime:
-    """Seconds that pass when somebody waits; ``agenda`` is done on the way."""
+class SubmitterTime(SleepClock):
+    """``scheduled`` calls are made on the way."""
 
     def __init__(self) -> None:
-        self.now = 0.0
-        self.agenda: list[tuple[float, Callable[[], object]]] = []
-
-    def clock(self) -> float:
-        return self.now
+        super().__init__()
+        self.scheduled: list[tuple[float, Callable[[], object]]] = []
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        while self.agenda and self.agenda[0][0] <= self.now:
-            self.agenda.pop(0)[1]()
+        super().sleep(seconds)
+        while self.scheduled and self.scheduled[0][0] <= self.now:
+            self.scheduled.pop(0)[1]()
 
     def at(self, seconds: float, do: Callable[[], object]) -> None:
-        self.agenda.append((seconds, do))
-        self.agenda.sort(key=lambda each: each[0])
+        self.scheduled.append((seconds, do))
+        self.scheduled.sort(key=lambda each: each[0])
 
 
 @dataclass
@@ -63,7 +61,7 @@ class SubmitterHarness:
     cluster: InMemoryCluster
     source: Path
     capsys: pytest.CaptureFixture[str]
-    time: VirtualTime
+    time: SubmitterTime
     out: str = ""
     err: str = ""
     hooks: list[Callable[[str, str], Any]] = field(default_factory=list)
@@ -91,14 +89,16 @@ class SubmitterHarness:
             "EDL_SUBMITTER_JOB": f"{RELEASE}-submit-{name}",
             "EDL_SUBMITTER_UID": f"submitter-{name}",
         }
-        with pytest.raises(SystemExit) as exit_:
-            submitter.main([str(self.source)], variables | more)
+        code = exit_code_of(lambda: submitter.main([str(self.source)], variables | more))
         self.out, self.err = self.capsys.readouterr()
-        assert isinstance(exit_.value.code, int)
-        return exit_.value.code
+        return code
 
     def masters(self) -> list[Manifest]:
-        return [job for job in self.cluster.of(JOBS) if job["metadata"]["labels"].get(names.ROLE_LABEL) == "master"]
+        return [
+            job
+            for job in self.cluster.objects_of_kind(JOBS)
+            if job["metadata"]["labels"].get(names.ROLE_LABEL) == "master"
+        ]
 
     def made(self) -> list[str]:
         """The Jobs that were really created, in order."""
@@ -125,22 +125,22 @@ class SubmitterHarness:
             self.hooks.remove(hook)
 
 
-def submitter_desk_at(
+def make_submitter_harness(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> SubmitterHarness:
-    cluster, time = InMemoryCluster(), VirtualTime()
+    cluster, time = InMemoryCluster(), SubmitterTime()
     cluster.accounts()
     cluster.claim("files")
-    cluster.published, cluster.conditions = ended(), [COMPLETE]
+    cluster.published, cluster.conditions = ended_status(), [COMPLETE]
     source = folder / "job.yaml"
     source.write_text(JOB)
-    desk = SubmitterHarness(cluster, source, capsys, time)
+    harness = SubmitterHarness(cluster, source, capsys, time)
     answered = cluster.request
 
     def ask(method: str, path: str, **how: Any) -> Any:
         if how.get("query") and "dryRun" in how["query"]:
             return answered(method, path, **how)  # from several threads, and changes nothing
-        after = [call for hook in [*desk.hooks] if (call := hook(method, path)) is not None]
+        after = [call for hook in [*harness.hooks] if (call := hook(method, path)) is not None]
         answer = answered(method, path, **how)
         for call in after:
             call()
@@ -151,4 +151,4 @@ def submitter_desk_at(
     monkeypatch.setattr(submitter, "SubmitterClock", lambda: time)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "80")
-    return desk
+    return harness

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli.cli_harness import run_edl
 from support.text_keys import missing_keys
 
-from edl.cli import app
 from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
 from edl.storage.run_directory import RunDirectory, create_run, locate_job_dir, write_json
 
@@ -75,10 +75,9 @@ def edl(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
     """Exit code and both outputs of ``edl checkpoint``."""
 
     def call(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            app.main(["checkpoint", *args])
+        code = run_edl("checkpoint", *args)
         said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        return code, said.out, said.err
 
     return call
 

@@ -16,7 +16,7 @@ from edl.cli import options as names_completion
 from edl.cli.options import complete_jobs
 
 
-class Line:
+class CompletionContext:
     """What typer hands to a completion."""
 
     def __init__(self, **params: str | None) -> None:
@@ -37,12 +37,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> InMemoryCluster:
     ("typed", "names"), [("mn", ["mnist", "mnist-2"]), ("x", []), ("", ["iris", "mnist", "mnist-2"])]
 )
 def test_job_names(cluster: InMemoryCluster, typed: str, names: list[str]) -> None:
-    assert complete_jobs(Line(), typed) == names
+    assert complete_jobs(CompletionContext(), typed) == names
 
 
 def test_errors_are_nobodys_business_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nosuch")
-    assert complete_jobs(Line(namespace="team"), "") == []
+    assert complete_jobs(CompletionContext(namespace="team"), "") == []
     assert capsys.readouterr() == ("", "")
 
 
@@ -50,7 +50,7 @@ def test_a_cluster_that_is_away_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
     answered = threading.Event()
     monkeypatch.setattr(names_completion, "COMPLETION_SECONDS", 0.0)
     monkeypatch.setattr(names_completion, "_collect_job_names", lambda *_: answered.wait())
-    assert complete_jobs(Line(), "") == []  # who waited for the answer would wait for good
+    assert complete_jobs(CompletionContext(), "") == []  # who waited for the answer would wait for good
     answered.set()
 
 

@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli.cli_harness import Desk
-from cli.conftest import SUMMARY, Stage, command
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import SUMMARY, CliHarness, LocalRunHarness, cli_with_job, command
 from hypothesis import given
 from hypothesis import strategies as st
-from support.job_objects import TOLD, put_job, put_pod
+from support.job_objects import PUBLISHED, put_job, put_pod
 
 from edl.api.cluster_port import Role
 from edl.api.events import EvaluationEnded, WarningRaised
@@ -134,9 +132,9 @@ def test_no_command_repeats_what_it_was_given(
         assert not BAD.search(out + errors), (given_words, out + errors)
 
 
-def hostile_run(stage: Stage, hostile: str = HOSTILE) -> None:
+def hostile_run(local_run: LocalRunHarness, hostile: str = HOSTILE) -> None:
     """What every part of a run can say in somebody else's words."""
-    stage.script(
+    local_run.script(
         ["status", {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3,
                     "metrics": {hostile: 0.5}, "refusals": {"worker-1": hostile},
                     "workers": [{"index": 0, "pid": 7, "state": hostile, "node": hostile, "reason": hostile}]}],
@@ -154,9 +152,9 @@ def hostile_run(stage: Stage, hostile: str = HOSTILE) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["lines", "json"])
-def test_edl_run_in_a_pipe(stage: Stage, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
-    hostile_run(stage)
-    assert stage.edl("run", "job.yaml", *options) == 2
+def test_edl_run_in_a_pipe(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    hostile_run(local_run)
+    assert local_run.edl("run", "job.yaml", *options) == 2
     out, errors = capsys.readouterr()
     assert not BAD.search(out + errors)
     assert SHOWN in errors
@@ -178,25 +176,25 @@ def on_a_terminal(line: list[str]) -> str:
     return re.sub(r"\x1b\[\??[0-9;]*[AKhlm]|\x1b\[2K|\r", "", shown.decode())
 
 
-def test_edl_run_on_a_terminal(stage: Stage) -> None:
-    hostile_run(stage)
+def test_edl_run_on_a_terminal(local_run: LocalRunHarness) -> None:
+    hostile_run(local_run)
     drawn = on_a_terminal(command("run", "job.yaml"))
     assert SHOWN in drawn
     assert "title" not in drawn
     assert not BAD.search(drawn)
 
 
-def test_a_name_breaks_no_line_of_edl_run(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_breaks_no_line_of_edl_run(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
     """What was wrong may have several lines: it comes on standard error, and is the user's own traceback."""
-    hostile_run(stage, BREAKING)
-    assert stage.edl("run", "job.yaml") == 2
+    hostile_run(local_run, BREAKING)
+    assert local_run.edl("run", "job.yaml") == 2
     out = capsys.readouterr().out
     assert "accuracy 12:00:00 forged more 0.5" in out
     assert not [line for line in out.splitlines() if line.startswith(FORGED)]
 
 
-def test_a_name_breaks_no_line_on_a_terminal(stage: Stage) -> None:
-    hostile_run(stage, BREAKING)
+def test_a_name_breaks_no_line_on_a_terminal(local_run: LocalRunHarness) -> None:
+    hostile_run(local_run, BREAKING)
     drawn = on_a_terminal(command("run", "job.yaml"))
     assert "accuracy 12:00:00 forged more 0.5" in drawn
     assert sum(line.startswith(FORGED) for line in drawn.splitlines()) <= 2, "the reason and the detail, once each"
@@ -206,46 +204,48 @@ def test_a_name_breaks_no_line_on_a_terminal(stage: Stage) -> None:
 def test_a_name_breaks_no_line_about_a_job_on_a_cluster(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk = jobs_desk(monkeypatch, capsys, with_job=False)
-    put_hostile(desk, BREAKING, phase="Done" if "-w" in words else "Stalled")
-    desk.edl(*words)
-    assert "accuracy 12:00:00 forged more" in desk.out
-    assert not [line for line in desk.out.splitlines() if line.startswith(FORGED)]
+    cli = cli_with_job(monkeypatch, capsys, with_job=False)
+    put_hostile(cli, BREAKING, phase="Done" if "-w" in words else "Stalled")
+    cli.edl(*words)
+    assert "accuracy 12:00:00 forged more" in cli.out
+    assert not [line for line in cli.out.splitlines() if line.startswith(FORGED)]
 
 
-def put_hostile(desk: Desk, hostile: str, phase: str = "Training") -> None:
+def put_hostile(cli: CliHarness, hostile: str, phase: str = "Training") -> None:
     """A job, its pods and its events, which say this wherever they can."""
-    assert TOLD.status is not None
-    workers = tuple(replace(each, reason=hostile, node=hostile) for each in TOLD.status.workers)
+    assert PUBLISHED.status is not None
+    workers = tuple(replace(each, reason=hostile, node=hostile) for each in PUBLISHED.status.workers)
     refusals = {"worker-9": hostile}
     status = replace(
-        TOLD.status, phase=phase, reason=hostile, workers=workers, metrics={hostile: 0.5}, refusals=refusals
+        PUBLISHED.status, phase=phase, reason=hostile, workers=workers, metrics={hostile: 0.5}, refusals=refusals
     )
     put_job(
-        desk.cluster,
-        told=replace(TOLD, status=status, events=(*TOLD.events, WarningRaised(hostile, time=TOLD.events[-1].time))),
+        cli.cluster,
+        published=replace(
+            PUBLISHED, status=status, events=(*PUBLISHED.events, WarningRaised(hostile, time=PUBLISHED.events[-1].time))
+        ),
     )
-    put_pod(desk.cluster, Role.MASTER)
+    put_pod(cli.cluster, Role.MASTER)
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
     """A cluster whose job, pods and events say hostile things."""
-    desk = jobs_desk(monkeypatch, capsys, with_job=False)
-    put_hostile(desk, HOSTILE)
-    desk.cluster.logged = {"edl-mnist-master-abcde": [HOSTILE]}
-    return desk
+    cli = cli_with_job(monkeypatch, capsys, with_job=False)
+    put_hostile(cli, HOSTILE)
+    cli.cluster.logged = {"edl-mnist-master-abcde": [HOSTILE]}
+    return cli
 
 
 @pytest.mark.parametrize(
     "words", [["status", "mnist"], ["list"], ["events", "mnist"], ["logs", "mnist"], ["why", "mnist"], ["top", "mnist"]]
 )
-def test_commands_about_a_job_on_a_cluster(desk: Desk, words: list[str]) -> None:
-    desk.edl(*words)
-    assert desk.out
-    assert not BAD.search(desk.out)
+def test_commands_about_a_job_on_a_cluster(cli: CliHarness, words: list[str]) -> None:
+    cli.edl(*words)
+    assert cli.out
+    assert not BAD.search(cli.out)
     if words[0] in ("status", "events", "logs"):
-        assert SHOWN in desk.out
+        assert SHOWN in cli.out
 
 
 def test_strategy_local_in_this_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from cli.conftest import Stage, command
+from cli.cli_harness import LocalRunHarness, command
 from support.text_keys import missing_keys
 
 STATUS = {"job": "digits", "phase": "Training", "records_total": 30, "records_done": 12, "step": 3}
@@ -31,11 +31,11 @@ def eventually(what: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def running(stage: Stage) -> Iterator[subprocess.Popen[str]]:
+def running_job(local_run: LocalRunHarness) -> Iterator[subprocess.Popen[str]]:
     """edl run with lines, its job at work."""
-    stage.script(*WORKING)
+    local_run.script(*WORKING)
     job = subprocess.Popen(command("run", "job.yaml"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    eventually((stage.run_dir() / "status.json").exists)
+    eventually((local_run.run_dir() / "status.json").exists)
     yield job
     job.kill()
     job.wait()
@@ -43,67 +43,69 @@ def running(stage: Stage) -> Iterator[subprocess.Popen[str]]:
     job.stdout.close()
 
 
-def family(pid: int) -> list[psutil.Process]:
+def process_tree(pid: int) -> list[psutil.Process]:
     """All processes that a process started, and those that they did."""
     members = psutil.Process(pid).children(recursive=True)
     assert len(members) == 2  # supervisor and master
     return members
 
 
-def gone(members: list[psutil.Process]) -> bool:
+def are_gone(members: list[psutil.Process]) -> bool:
     """Whether none of them runs any more."""
     return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_job_and_says_how_to_go_on(
-    stage: Stage, running: subprocess.Popen[str], number: signal.Signals, code: int
+    local_run: LocalRunHarness, running_job: subprocess.Popen[str], number: signal.Signals, code: int
 ) -> None:
-    members = family(running.pid)
-    running.send_signal(number)
-    said = running.communicate(timeout=PATIENCE)[0]
-    assert running.returncode == code
-    eventually(lambda: gone(members))
+    members = process_tree(running_job.pid)
+    running_job.send_signal(number)
+    said = running_job.communicate(timeout=PATIENCE)[0]
+    assert running_job.returncode == code
+    eventually(lambda: are_gone(members))
     assert not missing_keys(said, "Stopping", "checkpoint", "10 s", "Ctrl-C", "12 of 30 records")
     assert said.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
-    assert stage.status()["phase"] == "Interrupted"
-    last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])
+    assert local_run.status()["phase"] == "Interrupted"
+    last = json.loads((local_run.run_dir() / "events.jsonl").read_text().splitlines()[-1])
     assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
 
 
-def test_a_second_signal_does_not_wait(stage: Stage, running: subprocess.Popen[str]) -> None:
-    members = family(running.pid)
-    supervisor = psutil.Process(running.pid).children()[0]
+def test_a_second_signal_does_not_wait(local_run: LocalRunHarness, running_job: subprocess.Popen[str]) -> None:
+    members = process_tree(running_job.pid)
+    supervisor = psutil.Process(running_job.pid).children()[0]
     supervisor.suspend()  # it hears nothing until the end
-    running.send_signal(signal.SIGINT)
-    assert running.stdout is not None
-    while "Stopping" not in running.stdout.readline():
+    running_job.send_signal(signal.SIGINT)
+    assert running_job.stdout is not None
+    while "Stopping" not in running_job.stdout.readline():
         pass
-    running.send_signal(signal.SIGINT)
-    running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130
-    eventually(lambda: gone(members))
+    running_job.send_signal(signal.SIGINT)
+    running_job.communicate(timeout=PATIENCE)
+    assert running_job.returncode == 130
+    eventually(lambda: are_gone(members))
 
 
-def test_nobody_outlives_edl_run(running: subprocess.Popen[str]) -> None:
-    members = family(running.pid)
-    running.kill()
-    eventually(lambda: gone(members))
+def test_nobody_outlives_edl_run(running_job: subprocess.Popen[str]) -> None:
+    members = process_tree(running_job.pid)
+    running_job.kill()
+    eventually(lambda: are_gone(members))
 
 
-def test_a_reader_of_the_output_that_leaves_ends_the_job(stage: Stage, running: subprocess.Popen[str]) -> None:
-    members = family(running.pid)
-    assert running.stdout is not None
-    running.stdout.close()
-    with (stage.run_dir() / "events.jsonl").open("a") as events:
+def test_a_reader_of_the_output_that_leaves_ends_the_job(
+    local_run: LocalRunHarness, running_job: subprocess.Popen[str]
+) -> None:
+    members = process_tree(running_job.pid)
+    assert running_job.stdout is not None
+    running_job.stdout.close()
+    with (local_run.run_dir() / "events.jsonl").open("a") as events:
         events.write(json.dumps({"event": "warning", "time": time.time(), "message": "say something"}) + "\n")
-    assert running.wait(PATIENCE) == 141
-    eventually(lambda: gone(members))
-    assert stage.status()["phase"] == "Interrupted"
+    assert running_job.wait(PATIENCE) == 141
+    eventually(lambda: are_gone(members))
+    assert local_run.status()["phase"] == "Interrupted"
 
 
-def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) -> None:
-    stage.script(*WORKING)
+def test_after_the_reader_left_standard_error_says_how_to_go_on(local_run: LocalRunHarness) -> None:
+    local_run.script(*WORKING)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command("run", "job.yaml"), text=True, **pipes) as job:
         assert job.stdout is not None
@@ -116,8 +118,8 @@ def test_after_the_reader_left_standard_error_says_how_to_go_on(stage: Stage) ->
     assert said.count("\n") == 1
 
 
-def test_ctrl_c_on_a_terminal_restores_it(stage: Stage) -> None:
-    stage.script(*WORKING)
+def test_ctrl_c_on_a_terminal_restores_it(local_run: LocalRunHarness) -> None:
+    local_run.script(*WORKING)
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ["TERM"] = "xterm"
@@ -132,13 +134,13 @@ def test_ctrl_c_on_a_terminal_restores_it(stage: Stage) -> None:
         return b"12 of 30 records" in shown
 
     eventually(read)
-    members = family(pid)
+    members = process_tree(pid)
     os.write(terminal, b"\x03")
     with suppress(OSError):
         while data := os.read(terminal, 65536):
             shown.extend(data)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-    eventually(lambda: gone(members))
+    eventually(lambda: are_gone(members))
     assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0  # the cursor is visible again
     assert termios.tcgetattr(terminal) == before
     assert b"--resume r1" in shown

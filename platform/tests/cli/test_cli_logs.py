@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import CliHarness, cli_with_job
 from cli.pod_files import serve
 from support.in_memory_cluster import InMemoryCluster
-from support.job_objects import SPEC, TOLD, container, put_job, put_pod
+from support.job_objects import PUBLISHED, SPEC, container, put_job, put_pod
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
@@ -27,49 +26,49 @@ MASTER = "edl-mnist-master-abcde"
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    desk = jobs_desk(monkeypatch, capsys)
-    put_pod(desk.cluster, Role.MASTER)
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    cli = cli_with_job(monkeypatch, capsys)
+    put_pod(cli.cluster, Role.MASTER)
     for index in (1, 2):
-        put_pod(desk.cluster, Role.WORKER, index)
-    desk.cluster.logged = {MASTER: ["one", "two"], "edl-mnist-worker-1": ["w1"], "edl-mnist-worker-2": ["w2", "w2 too"]}
-    return desk
+        put_pod(cli.cluster, Role.WORKER, index)
+    cli.cluster.logged = {MASTER: ["one", "two"], "edl-mnist-worker-1": ["w1"], "edl-mnist-worker-2": ["w2", "w2 too"]}
+    return cli
 
 
-def test_the_master_by_default(desk: Desk) -> None:
-    assert desk.edl("logs", "mnist") == 0
-    assert desk.out == "one\ntwo\n"
+def test_the_master_by_default(cli: CliHarness) -> None:
+    assert cli.edl("logs", "mnist") == 0
+    assert cli.out == "one\ntwo\n"
 
 
-def test_several_pods_have_their_names_in_front(desk: Desk) -> None:
-    assert desk.edl("logs", "mnist", "--role", "worker") == 0
-    assert desk.out == "[worker-1] w1\n[worker-2] w2\n[worker-2] w2 too\n"
+def test_several_pods_have_their_names_in_front(cli: CliHarness) -> None:
+    assert cli.edl("logs", "mnist", "--role", "worker") == 0
+    assert cli.out == "[worker-1] w1\n[worker-2] w2\n[worker-2] w2 too\n"
 
 
-def test_one_of_them(desk: Desk) -> None:
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "2") == 0
-    assert desk.out == "w2\nw2 too\n"
+def test_one_of_them(cli: CliHarness) -> None:
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "2") == 0
+    assert cli.out == "w2\nw2 too\n"
 
 
-def test_following_several_ends_with_them(desk: Desk) -> None:
-    assert desk.edl("logs", "mnist", "--role", "worker", "-f") == 0
-    assert sorted(desk.out.splitlines()) == ["[worker-1] w1", "[worker-2] w2", "[worker-2] w2 too"]
+def test_following_several_ends_with_them(cli: CliHarness) -> None:
+    assert cli.edl("logs", "mnist", "--role", "worker", "-f") == 0
+    assert sorted(cli.out.splitlines()) == ["[worker-1] w1", "[worker-2] w2", "[worker-2] w2 too"]
 
 
-def test_a_container_that_has_not_started_says_why(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_has_not_started_says_why(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def waiting(self: InMemoryCluster, pod: str, **_: object) -> None:
         raise error_from_response(400, b'{"message": "container is waiting to start"}', where="")
 
     monkeypatch.setattr(InMemoryCluster, "logs", waiting)
-    put_pod(desk.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "7") == 2
-    assert not missing_keys(desk.err, "worker-7", "image")
+    put_pod(cli.cluster, Role.WORKER, 7, container(waiting={"reason": "ImagePullBackOff"}))
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "7") == 2
+    assert not missing_keys(cli.err, "worker-7", "image")
 
 
 @pytest.fixture
-def claim(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    desk.cluster.claim("files")
-    desk.cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+def claim(cli: CliHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cli.cluster.claim("files")
+    cli.cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
     folder = tmp_path / "edl/team/mnist/0a1b/logs"
     folder.mkdir(parents=True)
     (folder / "worker-0.log").write_text("first\nlast\n")
@@ -78,52 +77,52 @@ def claim(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_of_pods_that_are_gone_from_the_volume(desk: Desk, claim: Path) -> None:
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "0", "--tail", "1") == 0
-    assert desk.out == "last\n"
-    assert desk.edl("logs", "mnist", "--role", "worker", "--stored") == 0
-    assert desk.out == "[worker-0] first\n[worker-0] last\n[worker-3] three\n"
-    assert len(desk.cluster.of(PODS)) == 3
+def test_of_pods_that_are_gone_from_the_volume(cli: CliHarness, claim: Path) -> None:
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "0", "--tail", "1") == 0
+    assert cli.out == "last\n"
+    assert cli.edl("logs", "mnist", "--role", "worker", "--stored") == 0
+    assert cli.out == "[worker-0] first\n[worker-0] last\n[worker-3] three\n"
+    assert len(cli.cluster.objects_of_kind(PODS)) == 3
 
 
-def test_the_volume_is_read_by_the_jobs_own_image(desk: Desk, claim: Path) -> None:
-    made = readers(desk)
-    assert desk.edl("logs", "mnist", "--role", "worker", "--stored") == 0
+def test_the_volume_is_read_by_the_jobs_own_image(cli: CliHarness, claim: Path) -> None:
+    made = readers(cli)
+    assert cli.edl("logs", "mnist", "--role", "worker", "--stored") == 0
     assert [(spec["containers"][0]["image"], spec["imagePullSecrets"]) for spec in made] == [
         ("registry.example/mnist:1", [{"name": "puller"}])
     ]
 
 
 def test_an_image_that_is_gone_gives_way_to_the_submitters(
-    desk: Desk, claim: Path, monkeypatch: pytest.MonkeyPatch
+    cli: CliHarness, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDL_SUBMITTER_IMAGE", "registry.example/submitter:1")
-    made = readers(desk, gone="registry.example/mnist:1")
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 0
-    assert desk.out == "three\n"
+    made = readers(cli, gone="registry.example/mnist:1")
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 0
+    assert cli.out == "three\n"
     assert [spec["containers"][0]["image"] for spec in made] == [
         "registry.example/mnist:1",
         "registry.example/submitter:1",
     ]
-    assert len(desk.cluster.of(PODS)) == 3
+    assert len(cli.cluster.objects_of_kind(PODS)) == 3
 
 
 def test_an_image_that_is_gone_is_said_where_no_other_is_named(
-    desk: Desk, claim: Path, monkeypatch: pytest.MonkeyPatch
+    cli: CliHarness, claim: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EDL_SUBMITTER_IMAGE", raising=False)
-    readers(desk, gone="registry.example/mnist:1")
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 2
-    assert "registry.example/mnist:1" in desk.err
-    assert not missing_keys(desk.err, "EDL_SUBMITTER_IMAGE")
+    readers(cli, gone="registry.example/mnist:1")
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "3", "--stored") == 2
+    assert "registry.example/mnist:1" in cli.err
+    assert not missing_keys(cli.err, "EDL_SUBMITTER_IMAGE")
 
 
-def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
+def readers(cli: CliHarness, gone: str = "") -> list[dict[str, Any]]:
     """What the pods that are made to read logs are like; one of the image ``gone`` cannot start."""
     spec = {**SPEC, "name": "mnist", "image": "registry.example/mnist:1", "pod": {"image_pull_secrets": ["puller"]}}
     meta = {"name": names.spec_configmap("mnist")}
     data = {names.SPEC_KEY: json.dumps(spec)}
-    desk.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+    cli.cluster.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
     made: list[dict[str, Any]] = []
 
     def admission(thing: Manifest) -> None:
@@ -131,26 +130,26 @@ def readers(desk: Desk, gone: str = "") -> list[dict[str, Any]]:
         if thing["spec"]["containers"][0]["image"] == gone:
             thing["status"] = container(gone, waiting={"reason": "ImagePullBackOff"})
 
-    desk.cluster.admissions.append(admission)
+    cli.cluster.admissions.append(admission)
     return made
 
 
-def test_a_worker_that_never_was(desk: Desk, claim: Path) -> None:
-    assert desk.edl("logs", "mnist", "--role", "worker", "--index", "9") == 2
-    assert not missing_keys(desk.err, "worker-9")
+def test_a_worker_that_never_was(cli: CliHarness, claim: Path) -> None:
+    assert cli.edl("logs", "mnist", "--role", "worker", "--index", "9") == 2
+    assert not missing_keys(cli.err, "worker-9")
 
 
-def test_without_a_volume_logs_go_with_their_pods(desk: Desk) -> None:
-    assert TOLD.status is not None
-    put_job(desk.cluster, told=replace(TOLD, status=replace(TOLD.status, run_dir="/edl/team/mnist/x")))
-    assert desk.edl("logs", "mnist", "--role", "ps", "--index", "0") == 2
-    assert not missing_keys(desk.err, "no logs")
+def test_without_a_volume_logs_go_with_their_pods(cli: CliHarness) -> None:
+    assert PUBLISHED.status is not None
+    put_job(cli.cluster, published=replace(PUBLISHED, status=replace(PUBLISHED.status, run_dir="/edl/team/mnist/x")))
+    assert cli.edl("logs", "mnist", "--role", "ps", "--index", "0") == 2
+    assert not missing_keys(cli.err, "no logs")
 
 
-def test_before_there_is_anything(desk: Desk) -> None:
-    put_job(desk.cluster, "new", PublishedStatus(), status={})
-    assert desk.edl("logs", "new") == 2
-    assert "edl why new" in desk.err
+def test_before_there_is_anything(cli: CliHarness) -> None:
+    put_job(cli.cluster, "new", PublishedStatus(), status={})
+    assert cli.edl("logs", "new") == 2
+    assert "edl why new" in cli.err
 
 
 @pytest.mark.parametrize(

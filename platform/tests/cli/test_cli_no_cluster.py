@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from cli.cli_harness import run_edl
 from support.text_keys import missing_keys
 
-from edl.cli import app
 from edl.storage.run_directory import create_run, locate_job_dir
 
 JOB = """\
@@ -19,11 +19,11 @@ data: {training: /data/a}
 volumes: [{claim: c, mount: /data}]
 """
 ABOUT_ONE = ["why", "top", "wait", "stop", "delete"]
-"""Commands about jobs on a cluster only; test_cli_runs_here.py has those that are about runs of this machine, too."""
+"""Commands about jobs on a cluster only; test_cli_local_runs.py has those that are about runs of this machine, too."""
 
 
 @pytest.fixture
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder; the kubeconfig of the environment is not there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
@@ -32,7 +32,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def runs(nowhere: Path) -> Path:
+def runs(no_kubeconfig: Path) -> Path:
     """``mnist`` ran twice on this machine; its second run has a checkpoint and failed."""
     for _ in range(2):
         run = create_run(locate_job_dir(Path(".edl"), "mnist"))
@@ -41,20 +41,12 @@ def runs(nowhere: Path) -> Path:
     (run.logs / "master-0.log").write_text("Loss")
     (run.checkpoints / "cut-00000001").mkdir()
     create_run(locate_job_dir(Path(".edl"), "iris"))
-    return nowhere
-
-
-def edl(*args: str) -> int:
-    """Exit code of a command line."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(args)
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
+    return no_kubeconfig
 
 
 @pytest.mark.parametrize("command", ABOUT_ONE)
 def test_where_a_run_of_that_name_left_its_files(command: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl(command, "mnist") == 2
+    assert run_edl(command, "mnist") == 2
     reason, remedy, run = capsys.readouterr().err.splitlines()
     assert not missing_keys(reason, "kubeconfig", "/nowhere/config", "KUBECONFIG")
     assert not missing_keys(remedy, "KUBECONFIG", "kubectl cluster-info")
@@ -63,7 +55,7 @@ def test_where_a_run_of_that_name_left_its_files(command: str, runs: Path, capsy
 
 
 def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("scale", "mnist", "--max", "3") == 2
+    assert run_edl("scale", "mnist", "--max", "3") == 2
     assert ".edl/local/mnist/r2: " in capsys.readouterr().err
 
 
@@ -71,7 +63,7 @@ def test_scale_which_needs_an_option(runs: Path, capsys: pytest.CaptureFixture[s
 def test_without_such_a_run_those_that_there_are(
     args: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert edl(*args) == 2
+    assert run_edl(*args) == 2
     (runs_here,) = capsys.readouterr().err.splitlines()[2:]
     assert not missing_keys(runs_here, "iris, mnist", "status.json", "logs/", "checkpoints/", ".edl/local/JOB/RUN/")
 
@@ -81,15 +73,15 @@ def test_without_such_a_run_those_that_there_are(
 def test_commands_about_both_begin_with_the_runs_of_this_machine(
     command: str, job: str, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert edl(command, job) == 2
+    assert run_edl(command, job) == 2
     reason, there, asked = capsys.readouterr().err.splitlines()
     assert not missing_keys(reason, job, ".edl")
     assert not missing_keys(there, "iris/r1, mnist/r1, mnist/r2")
     assert not missing_keys(asked, "kubeconfig", "/nowhere/config", "KUBECONFIG")
 
 
-def test_so_they_do_without_any_run(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("status", "mnist") == 2
+def test_so_they_do_without_any_run(no_kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("status", "mnist") == 2
     reason, remedy, *_ = capsys.readouterr().err.splitlines()
     assert not missing_keys(reason, "mnist", ".edl")
     assert not missing_keys(remedy, "edl run")
@@ -97,15 +89,15 @@ def test_so_they_do_without_any_run(nowhere: Path, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("args", [["list"], ["why", "mnist"]])
 def test_without_any_run_where_they_would_be(
-    args: list[str], nowhere: Path, capsys: pytest.CaptureFixture[str]
+    args: list[str], no_kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert edl(*args) == 2
+    assert run_edl(*args) == 2
     (where,) = capsys.readouterr().err.splitlines()[2:]
     assert not missing_keys(where, "edl run", "status.json", "logs/", ".edl/local/JOB/RUN/", "storage.path")
 
 
 def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("why", "iris") == 2
+    assert run_edl("why", "iris") == 2
     newest = capsys.readouterr().err.splitlines()[-1]
     assert not missing_keys(newest, "iris", ".edl/local/iris/r1")
     assert "status.json" not in newest
@@ -113,7 +105,7 @@ def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[s
 
 def test_submit_says_so_to_programs_too(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(JOB)
-    assert edl("submit", "job.yaml", "--yes", "--json") == 2
+    assert run_edl("submit", "job.yaml", "--yes", "--json") == 2
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["event"] == "refused"
     assert not missing_keys(told["message"], "kubeconfig")

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from cli.conftest import DONE, SUMMARY, Stage
+from cli.cli_harness import DONE, SUMMARY, LocalRunHarness
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -31,7 +31,7 @@ def checkpoint(run: RunDirectory, cut: int, *, step: int = 3000, committed: bool
     return directory
 
 
-def ended(run: RunDirectory, phase: str, step: int = 3000) -> None:
+def end_run(run: RunDirectory, phase: str, step: int = 3000) -> None:
     """A run whose status says how far it came."""
     write_json(run.status, to_json(Status("digits", run.run_id, str(run.path), phase, 0.0, step=step)))
 
@@ -99,7 +99,7 @@ def test_an_export_is_rather_taken_than_a_checkpoint_of_its_run_that_is_untraine
 def test_which_run_how_it_ended_and_the_step_are_told(tmp_path: Path, phase: str, said: str) -> None:
     by_checkpoint, by_export = create_run(tmp_path), create_run(tmp_path)
     for run in (by_checkpoint, by_export):
-        ended(run, phase, step=4000)
+        end_run(run, phase, step=4000)
     checkpoint(by_checkpoint, 4)
     export(by_export)
     (line,) = find_weights(tmp_path, "r1").origin_lines()
@@ -173,15 +173,17 @@ def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:
         find_weights(tmp_path, "r2")
 
 
-def test_which_checkpoints_are_left_out_is_told_whoever_reads(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.edl("run", "job.yaml") == 0
-    wanted = checkpoint(RunDirectory(stage.run_dir()), 2, step=9)
-    damaged(RunDirectory(stage.run_dir()), 3, step=12)
+def test_which_checkpoints_are_left_out_is_told_whoever_reads(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local_run.edl("run", "job.yaml") == 0
+    wanted = checkpoint(RunDirectory(local_run.run_dir()), 2, step=9)
+    damaged(RunDirectory(local_run.run_dir()), 3, step=12)
     for number, more in enumerate(([], ["--json"]), 2):
         capsys.readouterr()
-        assert stage.edl("predict", "job.yaml", "--output", "out", *more) == 0
+        assert local_run.edl("predict", "job.yaml", "--output", "out", *more) == 0
         assert not missing_keys(capsys.readouterr().err, "checkpoint 3", "run r1", "ps-0.safetensors")
-        assert json.loads((stage.run_dir(f"r{number}") / "predict.json").read_text())["from"] == str(wanted)
+        assert json.loads((local_run.run_dir(f"r{number}") / "predict.json").read_text())["from"] == str(wanted)
 
 
 def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,67 +195,71 @@ def test_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_no_model_is_found_before_a_process_starts(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = keras_file(stage.folder / "model.keras").read_bytes()
+    whole = keras_file(local_run.folder / "model.keras").read_bytes()
     for content in (b"", b"junk", whole[:-30]):
-        (stage.folder / "junk.keras").write_bytes(content)
-        assert stage.edl("predict", "job.yaml", "--from", "junk.keras", "--output", "out") == 2
+        (local_run.folder / "junk.keras").write_bytes(content)
+        assert local_run.edl("predict", "job.yaml", "--from", "junk.keras", "--output", "out") == 2
         assert not missing_keys(capsys.readouterr().err, "junk.keras", ".keras file")
-        assert not stage.run_dir().exists()
+        assert not local_run.run_dir().exists()
 
 
-def test_the_master_is_told_weights_and_output(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = keras_file(stage.folder / "model.keras")
-    assert stage.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", "--workers", "3") == 0
-    told = json.loads((stage.run_dir() / "predict.json").read_text())
-    assert told == {"from": str(weights), "output": str(stage.folder / "out")}
+def test_the_master_is_told_weights_and_output(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = keras_file(local_run.folder / "model.keras")
+    assert local_run.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", "--workers", "3") == 0
+    told = json.loads((local_run.run_dir() / "predict.json").read_text())
+    assert told == {"from": str(weights), "output": str(local_run.folder / "out")}
     said = capsys.readouterr().out
     assert not missing_keys(
-        said, "5 records", f"{stage.folder}/test.csv", str(weights), f"{stage.folder}/out", "3 workers"
+        said, "5 records", f"{local_run.folder}/test.csv", str(weights), f"{local_run.folder}/out", "3 workers"
     )
     assert "edl predict" not in said
 
 
-def test_the_plan_says_which_run_trained_the_weights(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.edl("run", "job.yaml") == 0
-    wanted = checkpoint(RunDirectory(stage.run_dir()), 2, step=9)
-    stage.script(["event", FAILED], ["status", {"job": "digits", "phase": "Failed"}])
-    assert stage.edl("run", "job.yaml") == 1
-    checkpoint(RunDirectory(stage.run_dir("r2")), 1, step=0)
-    stage.script(*DONE)
+def test_the_plan_says_which_run_trained_the_weights(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local_run.edl("run", "job.yaml") == 0
+    wanted = checkpoint(RunDirectory(local_run.run_dir()), 2, step=9)
+    local_run.script(["event", FAILED], ["status", {"job": "digits", "phase": "Failed"}])
+    assert local_run.edl("run", "job.yaml") == 1
+    checkpoint(RunDirectory(local_run.run_dir("r2")), 1, step=0)
+    local_run.script(*DONE)
     capsys.readouterr()
-    assert stage.edl("predict", "job.yaml", "--output", "out") == 0
+    assert local_run.edl("predict", "job.yaml", "--output", "out") == 0
     assert not missing_keys(capsys.readouterr().out, str(wanted), "run r1", "checkpoint 2", "step 9")
-    assert stage.edl("predict", "job.yaml", "--output", "out", "--from", "r2") == 0
+    assert local_run.edl("predict", "job.yaml", "--output", "out", "--from", "r2") == 0
     said = capsys.readouterr().out
     assert not missing_keys(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
 
 
 @pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}"])
 def test_what_only_training_demands_does_not_hinder(
-    stage: Stage, capsys: pytest.CaptureFixture[str], strategy: str
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], strategy: str
 ) -> None:
     """The roles check the run's spec once more, all of it: what it says must hold for this command's workers."""
-    keras_file(stage.folder / "model.keras")
-    with (stage.folder / "job.yaml").open("a") as file:
+    keras_file(local_run.folder / "model.keras")
+    with (local_run.folder / "job.yaml").open("a") as file:
         file.write(f"workers: {{max: 2}}\nps: {{max_rows: 9}}\nstrategy: {strategy}\n")
     for number, fewer in enumerate((["--workers", "1"], ["--set", "workers.max=1"]), 1):
-        assert stage.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", *fewer) == 0
+        assert local_run.edl("predict", "job.yaml", "--from", "model.keras", "--output", "out", *fewer) == 0
         assert "  1 worker\n" in capsys.readouterr().out
-        assert load_job_file(stage.run_dir(f"r{number}") / "spec.json").workers.max == 1
+        assert load_job_file(local_run.run_dir(f"r{number}") / "spec.json").workers.max == 1
 
 
-def test_where_predictions_are_is_told_when_there_are_some(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    keras_file(stage.folder / "model.keras")
+def test_where_predictions_are_is_told_when_there_are_some(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keras_file(local_run.folder / "model.keras")
     command = ("predict", "job.yaml", "--from", "model.keras", "--output", "out")
-    stage.script(["event", FAILED])
-    assert stage.edl(*command) == 1
+    local_run.script(["event", FAILED])
+    assert local_run.edl(*command) == 1
     assert "  output  " not in capsys.readouterr().out
-    (stage.folder / "out").mkdir()
-    stage.script(["text", [str(stage.folder / "out" / "test.csv-0-5.npz"), ""]], ["event", FAILED])
-    assert stage.edl(*command) == 1
-    assert f"  output    {stage.folder}/out\n" in capsys.readouterr().out
+    (local_run.folder / "out").mkdir()
+    local_run.script(["text", [str(local_run.folder / "out" / "test.csv-0-5.npz"), ""]], ["event", FAILED])
+    assert local_run.edl(*command) == 1
+    assert f"  output    {local_run.folder}/out\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -265,20 +271,26 @@ def test_where_predictions_are_is_told_when_there_are_some(stage: Stage, capsys:
         (["--workers", "500000"], ("--workers 500000", "workers.max", "found 500000")),
     ],
 )
-def test_bad_input(stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]) -> None:
-    assert stage.edl("predict", "job.yaml", "--output", "out", *args) == 2
+def test_bad_input(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]
+) -> None:
+    assert local_run.edl("predict", "job.yaml", "--output", "out", *args) == 2
     assert not missing_keys(capsys.readouterr().err, *said)
-    assert not stage.run_dir().exists()
+    assert not local_run.run_dir().exists()
 
 
 @pytest.mark.parametrize("source", [(), ("--from", "r1"), ("--from", "nothing.keras")])
-def test_what_is_refused_in_a_folder_without_runs_leaves_nothing_there(stage: Stage, source: tuple[str, ...]) -> None:
-    assert stage.edl("predict", "job.yaml", "--output", "out", *source) == 2
-    assert not (stage.folder / ".edl").exists()
+def test_what_is_refused_in_a_folder_without_runs_leaves_nothing_there(
+    local_run: LocalRunHarness, source: tuple[str, ...]
+) -> None:
+    assert local_run.edl("predict", "job.yaml", "--output", "out", *source) == 2
+    assert not (local_run.folder / ".edl").exists()
 
 
-def test_predictions_of_another_run_are_not_mixed_in(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    (stage.folder / "out").mkdir()
-    (stage.folder / "out" / "part.npz").touch()
-    assert stage.edl("predict", "job.yaml", "--output", "out") == 2
+def test_predictions_of_another_run_are_not_mixed_in(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (local_run.folder / "out").mkdir()
+    (local_run.folder / "out" / "part.npz").touch()
+    assert local_run.edl("predict", "job.yaml", "--output", "out") == 2
     assert "holds predictions already" in capsys.readouterr().err

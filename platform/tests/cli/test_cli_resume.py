@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import DONE, SUMMARY, Stage
+from cli.cli_harness import DONE, SUMMARY, LocalRunHarness
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -33,69 +33,75 @@ WHOLE = {"done_steps": 5000, "done_records": 10, "dataset": {"training": [["a", 
 """The ledger of a checkpoint with which a run can begin without its journal."""
 
 
-def fail(stage: Stage) -> None:
+def fail(local_run: LocalRunHarness) -> None:
     """Have a run r1 that failed."""
-    stage.script(["event", FAILED], ["status", FAILED_STATUS], ["text", ["failure.txt", "old"]])
-    assert stage.edl("run", "job.yaml") == 1
-    stage.script(*DONE)
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS], ["text", ["failure.txt", "old"]])
+    assert local_run.edl("run", "job.yaml") == 1
+    local_run.script(*DONE)
 
 
 @pytest.mark.parametrize("resume", [["--resume"], ["--resume", "r1"], ["--resume=r1"]])
 def test_a_failed_run_goes_on_in_its_directory(
-    stage: Stage, capsys: pytest.CaptureFixture[str], resume: list[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], resume: list[str]
 ) -> None:
-    fail(stage)
+    fail(local_run)
     capsys.readouterr()
-    assert stage.edl("run", *resume, "job.yaml", "--ps", "2", "--set", "train.epochs=4") == 0
+    assert local_run.edl("run", *resume, "job.yaml", "--ps", "2", "--set", "train.epochs=4") == 0
     said = capsys.readouterr()
-    assert not missing_keys(said.out, "r1", str(stage.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2")
+    assert not missing_keys(
+        said.out, "r1", str(local_run.run_dir()), "train.epochs was 3, is 4", "ps.count was 1, is 2"
+    )
     assert "the disk is full" not in said.out + said.err
-    journal, replay = Journal.open(RunDirectory(stage.run_dir()).journal, holder="test")
+    journal, replay = Journal.open(RunDirectory(local_run.run_dir()).journal, holder="test")
     journal.close()
     assert [entry["kind"] for entry in replay.entries] == ["resumed"]
-    assert json.loads((stage.run_dir() / "spec.json").read_text())["ps"]["count"] == 2
+    assert json.loads((local_run.run_dir() / "spec.json").read_text())["ps"]["count"] == 2
 
 
-def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(stage: Stage) -> None:
-    fail(stage)
-    status = stage.run_dir() / "status.json"
-    write_json(status, stage.status() | {"phase": "Training"})
-    local_run_resumption.reopen_run(RunDirectory(stage.run_dir()))
-    assert not list((stage.run_dir() / "journal").iterdir())
-    assert not (stage.run_dir() / "failure.txt").exists()
+def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(local_run: LocalRunHarness) -> None:
+    fail(local_run)
+    status = local_run.run_dir() / "status.json"
+    write_json(status, local_run.status() | {"phase": "Training"})
+    local_run_resumption.reopen_run(RunDirectory(local_run.run_dir()))
+    assert not list((local_run.run_dir() / "journal").iterdir())
+    assert not (local_run.run_dir() / "failure.txt").exists()
 
 
-def test_a_run_that_is_done_does_not_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.edl("run", "job.yaml") == 0
-    assert stage.edl("run", "job.yaml", "--resume", "--set", "train.epochs=9") == 2
+def test_a_run_that_is_done_does_not_go_on(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    assert local_run.edl("run", "job.yaml") == 0
+    assert local_run.edl("run", "job.yaml", "--resume", "--set", "train.epochs=9") == 2
     assert not missing_keys(capsys.readouterr().err, "run r1", "done", "edl run", "--resume")
 
 
 def test_runs_of_another_folder_are_not_found_and_the_hint_says_where_they_are(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail(stage)
-    elsewhere = stage.folder / "elsewhere"
+    fail(local_run)
+    elsewhere = local_run.folder / "elsewhere"
     elsewhere.mkdir()
-    stage.monkeypatch.chdir(elsewhere)
-    assert stage.edl("run", "../job.yaml", "--resume") == 2
+    local_run.monkeypatch.chdir(elsewhere)
+    assert local_run.edl("run", "../job.yaml", "--resume") == 2
     assert not missing_keys(capsys.readouterr().err, "folder")
 
 
-def test_an_unknown_run_is_refused_with_those_there_are(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    fail(stage)
-    assert stage.edl("run", "job.yaml", "--resume", "r7") == 2
+def test_an_unknown_run_is_refused_with_those_there_are(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(local_run)
+    assert local_run.edl("run", "job.yaml", "--resume", "r7") == 2
     assert not missing_keys(capsys.readouterr().err, "r7", "r1")
 
 
-def test_the_command_that_goes_on_has_the_options_of_this_one(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    stage.script(["event", FAILED], ["status", FAILED_STATUS])
+def test_the_command_that_goes_on_has_the_options_of_this_one(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
     given = ["--set", "train.epochs=9", "--set", "model.params.note=good day", "--workers", "1", "--ps", "2"]
-    assert stage.edl("run", "job.yaml", *given) == 1
+    assert local_run.edl("run", "job.yaml", *given) == 1
     again = capsys.readouterr().out.splitlines()[-1].partition(": edl ")[2]
     assert shlex.split(again) == ["run", "job.yaml", *given, "--resume", "r1"]
-    stage.script(*DONE)
-    assert stage.edl(*shlex.split(again)) == 0
+    local_run.script(*DONE)
+    assert local_run.edl(*shlex.split(again)) == 0
     said = capsys.readouterr().out
     assert "changed" not in said
     offered = said.splitlines()[-1].partition(": edl ")[2]
@@ -103,11 +109,11 @@ def test_the_command_that_goes_on_has_the_options_of_this_one(stage: Stage, caps
 
 
 def test_the_command_that_goes_on_can_be_typed_where_no_environment_is_active(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage.monkeypatch.setenv("PATH", "/nowhere")
-    stage.monkeypatch.setattr("sys.argv", [".venv/bin/edl", "run", "job.yaml"])
-    fail(stage)
+    local_run.monkeypatch.setenv("PATH", "/nowhere")
+    local_run.monkeypatch.setattr("sys.argv", [".venv/bin/edl", "run", "job.yaml"])
+    fail(local_run)
     assert ": .venv/bin/edl run job.yaml --resume r1\n" in capsys.readouterr().out
 
 
@@ -130,23 +136,27 @@ def keep(run: RunDirectory, *entries: dict[str, Any]) -> None:
     journal.close()
 
 
-def test_from_which_checkpoint_a_run_goes_on_is_told(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    fail(stage)
+def test_from_which_checkpoint_a_run_goes_on_is_told(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail(local_run)
     assert not missing_keys(capsys.readouterr().out, "no checkpoint", "edl run job.yaml --resume r1")
-    keep(RunDirectory(stage.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
-    cut_directory(stage.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
-    stage.script(["event", FAILED], ["status", FAILED_STATUS])
-    assert stage.edl("run", "job.yaml", "--resume") == 1
+    keep(RunDirectory(local_run.run_dir()), saved(1), saved(2), {"kind": "cut_announced", "cut": 3})
+    cut_directory(local_run.run_dir() / "checkpoints", 3).mkdir()  # the interrupt came before it was whole
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert local_run.edl("run", "job.yaml", "--resume") == 1
     said = capsys.readouterr().out
     assert said.count("checkpoint 2 at step 2,000") == 2, "when it begins, and when it has failed"
 
 
-def test_a_checkpoint_that_another_stands_in_for_is_not_named(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_that_another_stands_in_for_is_not_named(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its manifest is there and its files have their sizes; that a byte is another one, the journal knows."""
-    fail(stage)
-    keep(RunDirectory(stage.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
-    stage.script(["event", FAILED], ["status", FAILED_STATUS])
-    assert stage.edl("run", "job.yaml", "--resume") == 1
+    fail(local_run)
+    keep(RunDirectory(local_run.run_dir()), saved(3), saved(4), saved(3, "checkpoint_back"))
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert local_run.edl("run", "job.yaml", "--resume") == 1
     said = capsys.readouterr().out
     assert said.count("checkpoint 3 at step 3,000") == 2, "when it begins, and when it has failed"
     assert "checkpoint 4" not in said
@@ -180,10 +190,12 @@ def test_strategy_local_has_no_journal_and_goes_on_from_the_newest_that_is_intac
     assert local_run_resumption.resume_checkpoint(run) == SavedCheckpoint(1, 1, 9, {"done_steps": 1})
 
 
-def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
     damaged = ["text", ["journal/000001-000001.edlj", "not a journal"]]
-    stage.script(["event", FAILED], ["status", FAILED_STATUS], damaged)
-    assert stage.edl("run", "job.yaml") == 1
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS], damaged)
+    assert local_run.edl("run", "job.yaml") == 1
     said = capsys.readouterr()
     assert "the disk is full" in said.out + said.err
     assert said.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
@@ -191,37 +203,37 @@ def test_a_journal_that_cannot_be_read_hides_no_way_to_go_on(stage: Stage, capsy
 
 
 def test_a_journal_that_lost_its_end_is_told_with_the_command_that_loses_least(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail(stage)
-    run = RunDirectory(stage.run_dir())
+    fail(local_run)
+    run = RunDirectory(local_run.run_dir())
     keep(run, saved(3))
     folder = cut_directory(run.checkpoints, 5)
     folder.mkdir()
     write_json(folder / MANIFEST_NAME, CheckpointManifest(5, 0, "", (), WHOLE).to_json())
     capsys.readouterr()
 
-    assert stage.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
+    assert local_run.edl("run", "job.yaml", "--ps", "2", "--resume") == 1
     said = capsys.readouterr().err
     assert not missing_keys(said, "journal", "3", "checkpoint 5", "step 5,000", "2 records")
     assert said.splitlines()[-1] == "  edl run job.yaml --ps 2 --resume r1 --from-checkpoint"
     assert [entry["kind"] for entry in replay_journal(run.journal).entries] == ["saved"], "nothing was changed"
 
-    stage.script(["event", FAILED], ["status", FAILED_STATUS])
-    assert stage.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert local_run.edl("run", "job.yaml", "--ps", "2", "--resume", "--from-checkpoint") == 1
     assert not missing_keys(capsys.readouterr().out, "checkpoint 5", "step 5,000")
 
 
 def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fail(stage)
+    fail(local_run)
     newer = {**saved(4, "cut_announced"), "ledger": WHOLE}
-    keep(RunDirectory(stage.run_dir()), saved(3), newer)
+    keep(RunDirectory(local_run.run_dir()), saved(3), newer)
     pruned = ["text", ["checkpoints/cut-00000003/manifest.json", ""]]
-    stage.script(["event", FAILED], ["status", FAILED_STATUS], pruned)
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS], pruned)
     capsys.readouterr()
-    assert stage.edl("run", "job.yaml", "--resume") == 1
+    assert local_run.edl("run", "job.yaml", "--resume") == 1
     told = capsys.readouterr().out
     assert not missing_keys(told, "journal", "checkpoint 3", "checkpoint 4 at step 5,000")
     assert told.endswith(": edl run job.yaml --resume r1 --from-checkpoint\n")
@@ -235,13 +247,13 @@ def test_a_failed_run_whose_journal_lost_its_end_is_told_how_to_go_on(
     ],
 )
 def test_a_change_that_ends_a_run_at_once_is_told_as_such(
-    stage: Stage, capsys: pytest.CaptureFixture[str], setting: str, told: tuple[str, ...]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], setting: str, told: tuple[str, ...]
 ) -> None:
-    stage.script(["event", FAILED], ["status", FAILED_STATUS | {"epoch": 3, "epochs": 3, "step": 8}])
-    assert stage.edl("run", "job.yaml") == 1
-    assert stage.edl("run", "job.yaml", "--resume") == 1
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS | {"epoch": 3, "epochs": 3, "step": 8}])
+    assert local_run.edl("run", "job.yaml") == 1
+    assert local_run.edl("run", "job.yaml", "--resume") == 1
     assert "warning: " not in capsys.readouterr().out
-    assert stage.edl("run", "job.yaml", "--resume", "--set", setting) == 1
+    assert local_run.edl("run", "job.yaml", "--resume", "--set", setting) == 1
     (warning,) = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
     assert not missing_keys(warning, "run r1", *told)
 
@@ -257,15 +269,15 @@ def test_a_change_that_ends_a_run_at_once_is_told_as_such(
     ],
 )
 def test_what_the_ledger_is_built_on_may_not_change(
-    stage: Stage, capsys: pytest.CaptureFixture[str], field: str, told: tuple[str, ...]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], field: str, told: tuple[str, ...]
 ) -> None:
-    fail(stage)
-    assert stage.edl("run", "job.yaml", "--resume", "--set", field) == 2
+    fail(local_run)
+    assert local_run.edl("run", "job.yaml", "--resume", "--set", field) == 2
     assert not missing_keys(capsys.readouterr().err, *told)
-    assert stage.status()["phase"] == "Failed"
+    assert local_run.status()["phase"] == "Failed"
 
 
-def test_fixed_fields_exist(stage: Stage) -> None:
+def test_fixed_fields_exist(local_run: LocalRunHarness) -> None:
     names = dump_job_spec(load_job_file("job.yaml"))
     for field in local_run_resumption.FIXED_FIELDS:
         section, name = field.split(".")
@@ -282,8 +294,8 @@ def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
         local_run_resumption.find_resumable_run(tmp_path, "r2")
 
 
-def test_a_change_of_the_storage_is_no_change_of_the_work(stage: Stage) -> None:
-    run = create_run(stage.folder / "runs")
+def test_a_change_of_the_storage_is_no_change_of_the_work(local_run: LocalRunHarness) -> None:
+    run = create_run(local_run.folder / "runs")
     spec = load_job_file("job.yaml")
     write_json(run.spec, dump_job_spec(spec))
     assert local_run_resumption.check_resume_changes(run, spec) == []
@@ -295,33 +307,35 @@ UNBEGUN = ["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}]
 
 
 def test_a_run_that_failed_before_its_first_record_is_started_again(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stage.script(UNBEGUN)
-    assert stage.edl("run", "job.yaml") == 1
+    local_run.script(UNBEGUN)
+    assert local_run.edl("run", "job.yaml") == 1
     assert capsys.readouterr().out.splitlines()[-1].endswith(": edl run job.yaml")
-    assert stage.edl("run", "job.yaml", "--resume") == 1
+    assert local_run.edl("run", "job.yaml", "--resume") == 1
     assert capsys.readouterr().out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
 
 
 def test_a_table_that_was_full_from_the_start_is_no_reason_to_begin_anew(
-    stage: Stage, capsys: pytest.CaptureFixture[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The reason says to go on with --resume, and there is a checkpoint: nothing that may not change has to."""
-    stage.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
-    stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
-    assert stage.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
+    local_run.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
+    local_run.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "refused"})]])
+    assert local_run.edl("run", "job.yaml", "--set", "ps.max_rows=5") == 1
     from_where, change, command = capsys.readouterr().out.splitlines()[-3:]
     assert not missing_keys(from_where, "checkpoint 0", "step 0")
     assert not missing_keys(change, "--set")
     assert command.endswith(": edl run job.yaml --set ps.max_rows=5 --resume r1")
 
 
-def test_a_fault_of_the_model_is_a_reason_to_begin_anew(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_model_is_a_reason_to_begin_anew(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What has to change then, a run that goes on may not."""
-    stage.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
-    stage.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
-    assert stage.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
+    local_run.monkeypatch.setattr(local_run_plan, "resume_checkpoint", lambda run: SavedCheckpoint(0, 0, 0, {}))
+    local_run.script(UNBEGUN, ["text", ["failure.json", json.dumps({"kind": "input"})]])
+    assert local_run.edl("run", "job.yaml", "--set", "model.params.vocab=10") == 2
     change, command = capsys.readouterr().out.splitlines()[-2:]
     assert not missing_keys(change, "--set")
     assert command.endswith(": edl run job.yaml --set model.params.vocab=10")

@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from cli.conftest import MODULE, SUMMARY, Stage, command
+from cli.cli_harness import MODULE, SUMMARY, LocalRunHarness, command
 from support.text_keys import missing_keys
 
 from edl.storage.run_directory import JobLock
@@ -23,20 +23,22 @@ EMPTY_ZIP = b"PK\x05\x06" + bytes(18)
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the model raised", "summary": SUMMARY}
 
 
-def timeless(text: str) -> str:
+def without_times(text: str) -> str:
     """Without what differs between two runs."""
     return re.sub(r"pid \d+", "pid N", re.sub(r"\d\d:\d\d:\d\d", "TIME", text))
 
 
-def test_plain_lines_say_the_plan_the_events_and_the_summary(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.edl("run", "job.yaml") == 0
-    run = stage.run_dir()
-    lines = timeless(capsys.readouterr().out).splitlines()
+def test_plain_lines_say_the_plan_the_events_and_the_summary(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local_run.edl("run", "job.yaml") == 0
+    run = local_run.run_dir()
+    lines = without_times(capsys.readouterr().out).splitlines()
     model, training, epochs, evaluation, roles, where, start = lines[:7]
-    assert not missing_keys(model, "digits", "small.model", f"{stage.folder}/model_zoo")
-    assert not missing_keys(training, "10 records", f"{stage.folder}/train.csv")
+    assert not missing_keys(model, "digits", "small.model", f"{local_run.folder}/model_zoo")
+    assert not missing_keys(training, "10 records", f"{local_run.folder}/train.csv")
     assert not missing_keys(epochs, "3 epochs", "minibatches of 4", "9 steps")
-    assert not missing_keys(evaluation, "5 records", f"{stage.folder}/test.csv")
+    assert not missing_keys(evaluation, "5 records", f"{local_run.folder}/test.csv")
     assert not missing_keys(roles, "2 workers", "1 parameter server")
     assert not missing_keys(where, "run r1", str(run))
     assert not missing_keys(start, "TIME", "run r1")
@@ -51,11 +53,13 @@ def test_plain_lines_say_the_plan_the_events_and_the_summary(stage: Stage, capsy
     assert command.endswith(": edl predict job.yaml --from r1 --output predictions")
 
 
-def test_json_is_an_object_a_line_and_ends_with_the_summary(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.edl("run", "job.yaml", "--json") == 0
+def test_json_is_an_object_a_line_and_ends_with_the_summary(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local_run.edl("run", "job.yaml", "--json") == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[0]["event"] == "run_started"
-    assert lines[0]["run_dir"] == str(stage.run_dir())
+    assert lines[0]["run_dir"] == str(local_run.run_dir())
     started = next(line for line in lines if line["event"] == "role_started")
     assert (started["role"], started["index"], started["pid"]) == ("worker", 0, 77)
     ended = next(line for line in lines if line["event"] == "role_ended")
@@ -68,52 +72,54 @@ def test_json_is_an_object_a_line_and_ends_with_the_summary(stage: Stage, capsys
 
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("nan", 1), ("crash", 1)])
 def test_a_failed_job_shows_the_users_traceback_before_the_reason(
-    stage: Stage, capsys: pytest.CaptureFixture[str], kind: str, code: int
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], kind: str, code: int
 ) -> None:
     detail = ["text", ["failure.txt", "Traceback: small.py, line 3\n"]]
-    stage.script(["event", FAILED], detail, ["text", ["failure.json", json.dumps({"kind": kind})]])
-    assert stage.edl("run", "job.yaml") == code
+    local_run.script(["event", FAILED], detail, ["text", ["failure.json", json.dumps({"kind": kind})]])
+    assert local_run.edl("run", "job.yaml") == code
     said = capsys.readouterr()
     assert said.err == "Traceback: small.py, line 3\n\nthe model raised\n"
     assert said.out.splitlines()[-1].endswith(": edl run job.yaml --resume r1")
 
 
-def test_a_supervisor_that_dies_is_explained_with_its_log(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    stage.monkeypatch.setattr(
+def test_a_supervisor_that_dies_is_explained_with_its_log(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    local_run.monkeypatch.setattr(
         "edl.ops.local_run_start.SUPERVISOR_PROGRAM", ("-c", "import sys; sys.exit('no more room')")
     )
-    assert stage.edl("run", "job.yaml") == 1
+    assert local_run.edl("run", "job.yaml") == 1
     said = capsys.readouterr()
-    assert f"{stage.run_dir()}/logs/supervisor.log:\n  no more room\n" in said.err
+    assert f"{local_run.run_dir()}/logs/supervisor.log:\n  no more room\n" in said.err
     assert "Failed after" in said.out
-    last = json.loads((stage.run_dir() / "events.jsonl").read_text().splitlines()[-1])
+    last = json.loads((local_run.run_dir() / "events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["phase"]) == ("job_ended", "Failed")
 
 
-def test_options_become_part_of_the_spec(stage: Stage) -> None:
-    assert stage.edl("run", "job.yaml", "--workers", "1", "--ps", "2", "--set", "train.epochs=7") == 0
-    spec = json.loads((stage.run_dir() / "spec.json").read_text())
+def test_options_become_part_of_the_spec(local_run: LocalRunHarness) -> None:
+    assert local_run.edl("run", "job.yaml", "--workers", "1", "--ps", "2", "--set", "train.epochs=7") == 0
+    spec = json.loads((local_run.run_dir() / "spec.json").read_text())
     assert (spec["workers"]["min"], spec["workers"]["max"], spec["ps"]["count"], spec["train"]["epochs"]) == (
         1,
         1,
         2,
         7,
     )
-    assert spec["data"]["training"] == [f"{stage.folder}/train.csv"]
+    assert spec["data"]["training"] == [f"{local_run.folder}/train.csv"]
 
 
-def test_settings_are_held_to_the_count_of_workers_that_starts(stage: Stage) -> None:
+def test_settings_are_held_to_the_count_of_workers_that_starts(local_run: LocalRunHarness) -> None:
     """workers.max is 2 by default: of 3 workers 3 pushes come together, and at least 3 can be asked for."""
     sync = ["--set", "strategy.mode=sync", "--set", "strategy.grads_to_wait=3"]
-    assert stage.edl("run", "job.yaml", "--workers", "3", *sync) == 0
-    assert stage.edl("run", "job.yaml", "--workers", "4", "--set", "workers.min=3") == 0
+    assert local_run.edl("run", "job.yaml", "--workers", "3", *sync) == 0
+    assert local_run.edl("run", "job.yaml", "--workers", "4", "--set", "workers.min=3") == 0
 
 
-def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    with JobLock(stage.run_dir().parent, "r9"):
-        assert stage.edl("run", "job.yaml") == 2
+def test_a_second_run_is_told_who_holds_the_job(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    with JobLock(local_run.run_dir().parent, "r9"):
+        assert local_run.edl("run", "job.yaml") == 2
     assert not missing_keys(capsys.readouterr().err, "'digits'", f"process {os.getpid()}", "run r9")
-    assert not stage.run_dir().exists()
+    assert not local_run.run_dir().exists()
 
 
 @pytest.mark.parametrize(
@@ -143,63 +149,65 @@ def test_a_second_run_is_told_who_holds_the_job(stage: Stage, capsys: pytest.Cap
     ],
 )
 def test_bad_input_ends_before_there_is_a_run(
-    stage: Stage, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], args: list[str], said: tuple[str, ...]
 ) -> None:
-    (stage.folder / "empty.csv").write_text("x,y\n")
+    (local_run.folder / "empty.csv").write_text("x,y\n")
     partial = "def model(): ...\ndef optimizer(): ...\ndef eval_metrics_fn(): ...\ndef fed(d, m): ...\n"
-    (stage.folder / "model_zoo" / "partial.py").write_text(partial)
+    (local_run.folder / "model_zoo" / "partial.py").write_text(partial)
     unmeasured = MODULE.replace("def eval_metrics_fn(): ...\n", "")
-    (stage.folder / "model_zoo" / "unmeasured.py").write_text(unmeasured)
-    assert stage.edl("run", *args) == 2
+    (local_run.folder / "model_zoo" / "unmeasured.py").write_text(unmeasured)
+    assert local_run.edl("run", *args) == 2
     assert not missing_keys(capsys.readouterr().err, *said)
-    assert not (stage.folder / ".edl").exists()
+    assert not (local_run.folder / ".edl").exists()
 
 
-def test_a_job_that_evaluates_nothing_needs_no_metrics(stage: Stage) -> None:
-    module = stage.folder / "model_zoo" / "small.py"
+def test_a_job_that_evaluates_nothing_needs_no_metrics(local_run: LocalRunHarness) -> None:
+    module = local_run.folder / "model_zoo" / "small.py"
     module.write_text(MODULE.replace("def eval_metrics_fn(): ...\n", ""))
-    assert stage.edl("run", "job.yaml") == 2
-    assert stage.edl("run", "job.yaml", "--set", "data.validation=null") == 0
+    assert local_run.edl("run", "job.yaml") == 2
+    assert local_run.edl("run", "job.yaml", "--set", "data.validation=null") == 0
 
 
-def test_a_run_that_goes_on_keeps_the_minibatches_that_it_began_with(stage: Stage) -> None:
-    assert stage.edl("run", "job.yaml") == 0
-    (stage.folder / "train.csv").write_text("x,y\n1,2\n")
-    assert stage.edl("run", "job.yaml") == 2, "an epoch no longer fills a minibatch"
-    run = stage.run_dir()
+def test_a_run_that_goes_on_keeps_the_minibatches_that_it_began_with(local_run: LocalRunHarness) -> None:
+    assert local_run.edl("run", "job.yaml") == 0
+    (local_run.folder / "train.csv").write_text("x,y\n1,2\n")
+    assert local_run.edl("run", "job.yaml") == 2, "an epoch no longer fills a minibatch"
+    run = local_run.run_dir()
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"phase": "Interrupted"}))
-    assert stage.edl("run", "job.yaml", "--resume") == 0
+    assert local_run.edl("run", "job.yaml", "--resume") == 0
 
 
-def test_a_module_with_its_own_reader_is_not_counted_here(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
-    with (stage.folder / "model_zoo" / "small.py").open("a") as module:
+def test_a_module_with_its_own_reader_is_not_counted_here(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (local_run.folder / "model_zoo" / "small.py").open("a") as module:
         module.write("def custom_data_reader(path): ...\n")
-    assert stage.edl("run", "job.yaml", "--set", "data.training=db://table") == 0
+    assert local_run.edl("run", "job.yaml", "--set", "data.training=db://table") == 0
     training = next(line for line in capsys.readouterr().out.splitlines() if "db://table" in line)
     assert not missing_keys(training, "reader", "records")
     assert re.search(r"\d", training) is None, "nothing was counted"
 
 
-def test_strategy_local_becomes_the_worker(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strategy_local_becomes_the_worker(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
     calls: list[tuple[list[str], dict[str, str]]] = []
 
     def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
         calls.append((arguments, environment))
         raise SystemExit(0)
 
-    stage.monkeypatch.setattr("os.execve", execve)
-    stage.monkeypatch.setenv("EDL_MASTER_ADDRESS", "unix:of another job")
-    assert stage.edl("run", "job.yaml", "--set", "strategy.name=Local", "--json") == 0
+    local_run.monkeypatch.setattr("os.execve", execve)
+    local_run.monkeypatch.setenv("EDL_MASTER_ADDRESS", "unix:of another job")
+    assert local_run.edl("run", "job.yaml", "--set", "strategy.name=Local", "--json") == 0
     ((arguments, environment),) = calls
     assert arguments[1:] == ["-P", "-m", "edl.worker"]
-    assert (environment["EDL_RUN_DIR"], environment["EDL_JSON"]) == (str(stage.run_dir()), "1")
+    assert (environment["EDL_RUN_DIR"], environment["EDL_JSON"]) == (str(local_run.run_dir()), "1")
     assert "EDL_MASTER_ADDRESS" not in environment
     assert json.loads(capsys.readouterr().out)["event"] == "run_started"
-    assert (stage.run_dir() / "spec.json").exists()
+    assert (local_run.run_dir() / "spec.json").exists()
 
 
-def test_nothing_heavy_is_imported(stage: Stage) -> None:
+def test_nothing_heavy_is_imported(local_run: LocalRunHarness) -> None:
     line = command("run", "job.yaml")
     line[2] = line[2].replace(
         "app.main()", "\ntry: app.main()\nfinally:\n import sys; print(*sys.modules, file=sys.stderr)"
@@ -211,20 +219,20 @@ def test_nothing_heavy_is_imported(stage: Stage) -> None:
 
 @pytest.mark.parametrize("command_name", ["run", "submit"])
 def test_a_command_without_a_job_file_asks_for_one(
-    stage: Stage, capsys: pytest.CaptureFixture[str], command_name: str
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], command_name: str
 ) -> None:
-    assert stage.edl(command_name) == 2
+    assert local_run.edl(command_name) == 2
     assert "Missing argument 'JOB.yaml'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", [["run", "job.yaml"], ["predict", "job.yaml", "--output", "out"]])
 @pytest.mark.parametrize("place", ["/proc/nope", "train.csv"])
 def test_a_storage_path_that_no_folder_can_be_at_is_bad_input(
-    stage: Stage, capsys: pytest.CaptureFixture[str], place: str, verb: list[str]
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], place: str, verb: list[str]
 ) -> None:
-    (stage.folder / "model.keras").write_bytes(EMPTY_ZIP)
+    (local_run.folder / "model.keras").write_bytes(EMPTY_ZIP)
     weights = ["--from", "model.keras"] if verb[0] == "predict" else []
-    assert stage.edl(*verb, *weights, "--set", f"storage.path={place}") == 2
+    assert local_run.edl(*verb, *weights, "--set", f"storage.path={place}") == 2
     errors = capsys.readouterr().err
     assert errors.startswith("storage.path: ")
-    assert not missing_keys(errors, place if place.startswith("/") else str(stage.folder / place), "write")
+    assert not missing_keys(errors, place if place.startswith("/") else str(local_run.folder / place), "write")

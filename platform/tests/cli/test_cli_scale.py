@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import CliHarness, cli_with_job
 from support.job_objects import conditions, put_job, with_status
 from support.text_keys import missing_keys
 
@@ -16,20 +15,20 @@ from edl.ops.job_view import find_job
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    return jobs_desk(monkeypatch, capsys)
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    return cli_with_job(monkeypatch, capsys)
 
 
-def test_a_wish_is_pinned(desk: Desk) -> None:
-    assert desk.edl("scale", "mnist", "--max", "8") == 0
-    assert find_job(desk.cluster, "mnist").desired == DesiredState(max=8)
-    assert not missing_keys(desk.out, "1 to 8 workers", "edl wait mnist --for workers=8")
+def test_a_wish_is_pinned(cli: CliHarness) -> None:
+    assert cli.edl("scale", "mnist", "--max", "8") == 0
+    assert find_job(cli.cluster, "mnist").desired == DesiredState(max=8)
+    assert not missing_keys(cli.out, "1 to 8 workers", "edl wait mnist --for workers=8")
 
 
-def test_wishes_add_up(desk: Desk) -> None:
-    desk.edl("scale", "mnist", "--max", "8")
-    assert desk.edl("scale", "mnist", "--min", "6", "--json") == 0
-    assert json.loads(desk.out) == {"job": "mnist", "min": 6, "max": 8}
+def test_wishes_add_up(cli: CliHarness) -> None:
+    cli.edl("scale", "mnist", "--max", "8")
+    assert cli.edl("scale", "mnist", "--min", "6", "--json") == 0
+    assert json.loads(cli.out) == {"job": "mnist", "min": 6, "max": 8}
 
 
 @pytest.mark.parametrize(
@@ -42,21 +41,21 @@ def test_wishes_add_up(desk: Desk) -> None:
         (("--max", "0"), ("--max",)),
     ],
 )
-def test_what_cannot_be_wanted(desk: Desk, options: tuple[str, ...], said: tuple[str, ...]) -> None:
-    assert desk.edl("scale", "mnist", *options) == 2
-    assert desk.err
-    assert not missing_keys(desk.err, *said)
-    assert find_job(desk.cluster, "mnist").desired == DesiredState()
+def test_what_cannot_be_wanted(cli: CliHarness, options: tuple[str, ...], said: tuple[str, ...]) -> None:
+    assert cli.edl("scale", "mnist", *options) == 2
+    assert cli.err
+    assert not missing_keys(cli.err, *said)
+    assert find_job(cli.cluster, "mnist").desired == DesiredState()
 
 
-def test_a_job_that_is_over(desk: Desk) -> None:
-    put_job(desk.cluster, told=with_status(phase="Done"), status=conditions(Complete=""))
-    assert desk.edl("scale", "mnist", "--max", "8") == 2
-    assert "mnist is Done already" in desk.err
+def test_a_job_that_is_over(cli: CliHarness) -> None:
+    put_job(cli.cluster, published=with_status(phase="Done"), status=conditions(Complete=""))
+    assert cli.edl("scale", "mnist", "--max", "8") == 2
+    assert "mnist is Done already" in cli.err
 
 
-def test_who_may_not_hears_who_can_grant_it(desk: Desk) -> None:
-    desk.cluster.deny("patch", JOBS)
-    assert desk.edl("scale", "mnist", "--max", "8") == 2
-    assert "cannot patch resource" in desk.err
-    assert "edl-data-scientist" in desk.err
+def test_who_may_not_hears_who_can_grant_it(cli: CliHarness) -> None:
+    cli.cluster.deny("patch", JOBS)
+    assert cli.edl("scale", "mnist", "--max", "8") == 2
+    assert "cannot patch resource" in cli.err
+    assert "edl-data-scientist" in cli.err

@@ -6,12 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import CliHarness, cli_with_job
 from hypothesis import given
 from hypothesis import strategies as st
 from support.in_memory_cluster import NOW
-from support.job_objects import STATUS, TIMELINE, TOLD, conditions, put_job, seen, with_status
+from support.job_objects import PUBLISHED, STATUS, TIMELINE, conditions, job_view, put_job, with_status
 from support.text_keys import missing_keys
 
 from edl.api.status import ParametersStatus, RoleStatus, RoundStatus, Summary, TableStatus, TimelinePoint
@@ -49,60 +48,60 @@ worker-4   pending    -      on 2 of 2 nodes too little cpu is free
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    return jobs_desk(monkeypatch, capsys)
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    return cli_with_job(monkeypatch, capsys)
 
 
-def test_a_job_as_it_is_now(desk: Desk) -> None:
-    assert desk.edl("status", "mnist") == 0
-    assert desk.out == PICTURE
+def test_a_job_as_it_is_now(cli: CliHarness) -> None:
+    assert cli.edl("status", "mnist") == 0
+    assert cli.out == PICTURE
 
 
-def test_for_programs(desk: Desk) -> None:
-    assert desk.edl("status", "mnist", "--json") == 0
-    assert json.loads(desk.out)["status"] == to_json(STATUS)
+def test_for_programs(cli: CliHarness) -> None:
+    assert cli.edl("status", "mnist", "--json") == 0
+    assert json.loads(cli.out)["status"] == to_json(STATUS)
 
 
-def test_a_job_whose_master_has_said_nothing(desk: Desk) -> None:
-    put_job(desk.cluster, "new", PublishedStatus(), status={})
-    assert desk.edl("status", "new") == 0
-    assert not missing_keys(desk.out.splitlines()[1], "master", "yet")
+def test_a_job_whose_master_has_said_nothing(cli: CliHarness) -> None:
+    put_job(cli.cluster, "new", PublishedStatus(), status={})
+    assert cli.edl("status", "new") == 0
+    assert not missing_keys(cli.out.splitlines()[1], "master", "yet")
 
 
-def test_a_job_that_ended_shows_its_summary(desk: Desk) -> None:
-    told = replace(with_status(phase="Done"), summary=Summary(60_000, 60_000, seconds=60.0, export="/data/m"))
-    put_job(desk.cluster, "done", told, status=conditions(Complete=""))
-    assert desk.edl("status", "done") == 0
+def test_a_job_that_ended_shows_its_summary(cli: CliHarness) -> None:
+    published = replace(with_status(phase="Done"), summary=Summary(60_000, 60_000, seconds=60.0, export="/data/m"))
+    put_job(cli.cluster, "done", published, status=conditions(Complete=""))
+    assert cli.edl("status", "done") == 0
     assert not missing_keys(
-        desk.out, "Done", "1:00", "60,000 of 60,000 records", "0 lost", "0 repeated", "0 rolled back"
+        cli.out, "Done", "1:00", "60,000 of 60,000 records", "0 lost", "0 repeated", "0 rolled back"
     )
-    assert "worker-1" not in desk.out
+    assert "worker-1" not in cli.out
 
 
-def test_what_cannot_be_read_is_said(desk: Desk) -> None:
-    put_job(desk.cluster, "old", {"status.json": "{}"})
-    assert desk.edl("status", "old") == 0
-    assert not missing_keys(desk.out, "master", "cannot be read", "status.json")
+def test_what_cannot_be_read_is_said(cli: CliHarness) -> None:
+    put_job(cli.cluster, "old", {"status.json": "{}"})
+    assert cli.edl("status", "old") == 0
+    assert not missing_keys(cli.out, "master", "cannot be read", "status.json")
 
 
-def test_watching_without_a_terminal_prints_a_line_a_change(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_without_a_terminal_prints_a_line_a_change(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = [conditions(Complete=""), {"ready": 1}]
 
     def sleep(seconds: float) -> None:
-        put_job(desk.cluster, told=with_status(phase="Done", records_done=60_000), status=ends[0])
+        put_job(cli.cluster, published=with_status(phase="Done", records_done=60_000), status=ends[0])
 
     monkeypatch.setattr("time.sleep", sleep)
     defaults = {"server_answered": False, "clock": lambda: 0.0, "sleep": sleep}
     monkeypatch.setattr("edl.ops.job_following.poll_repeatedly.__kwdefaults__", defaults)
-    assert desk.edl("status", "mnist", "--watch") == 0
-    first, last = desk.out.splitlines()
+    assert cli.edl("status", "mnist", "--watch") == 0
+    first, last = cli.out.splitlines()
     assert not missing_keys(first, "training", "25,800 of 60,000 records")
     assert not missing_keys(last, "done", "60,000 of 60,000 records")
 
 
-def test_an_unknown_job(desk: Desk) -> None:
-    assert desk.edl("status", "mnits") == 2
-    assert not missing_keys(desk.err, "mnits", "namespace team", "mnist")
+def test_an_unknown_job(cli: CliHarness) -> None:
+    assert cli.edl("status", "mnits") == 2
+    assert not missing_keys(cli.err, "mnits", "namespace team", "mnist")
 
 
 @pytest.mark.parametrize(
@@ -114,8 +113,8 @@ def test_an_unknown_job(desk: Desk) -> None:
     ],
 )
 def test_what_is_worth_a_word(changes: dict[str, object], keys: tuple[str, ...]) -> None:
-    assert any(not missing_keys(line, *keys) for line in status_lines(seen(with_status(**changes)), NOW, 80))
-    assert all(missing_keys(line, *keys) for line in status_lines(seen(TOLD), NOW, 80))
+    assert any(not missing_keys(line, *keys) for line in status_lines(job_view(with_status(**changes)), NOW, 80))
+    assert all(missing_keys(line, *keys) for line in status_lines(job_view(PUBLISHED), NOW, 80))
 
 
 EXCHANGE = """\
@@ -137,8 +136,8 @@ and 7 more
 """
 
 
-def test_pushes_an_update_that_waits_and_tables(desk: Desk) -> None:
-    told = ParametersStatus(
+def test_pushes_an_update_that_waits_and_tables(cli: CliHarness) -> None:
+    published = ParametersStatus(
         Strategy(mode="sync", grads_to_wait=2, version_tolerance=1),
         pushes=1128,
         updates=580,
@@ -152,18 +151,18 @@ def test_pushes_an_update_that_waits_and_tables(desk: Desk) -> None:
         ),
         tables_total=9,
     )
-    put_job(desk.cluster, told=with_status(parameters=told))
-    assert desk.edl("status", "mnist") == 0
-    assert EXCHANGE in desk.out
-    assert TABLES in desk.out
-    assert desk.edl("status", "mnist", "--json") == 0
-    assert json.loads(desk.out)["status"]["parameters"] == to_json(told)
+    put_job(cli.cluster, published=with_status(parameters=published))
+    assert cli.edl("status", "mnist") == 0
+    assert EXCHANGE in cli.out
+    assert TABLES in cli.out
+    assert cli.edl("status", "mnist", "--json") == 0
+    assert json.loads(cli.out)["status"]["parameters"] == to_json(published)
 
 
 @given(st.integers(0, 100), st.integers(60, 200))
 def test_the_picture_is_as_wide_as_the_terminal(count: int, width: int) -> None:
     workers = tuple(RoleStatus(index, None, "training", node="a-node-with-a-long-name") for index in range(count))
-    lines = status_lines(seen(with_status(workers=workers)), NOW, width)
+    lines = status_lines(job_view(with_status(workers=workers)), NOW, width)
     drawn = [line for line in lines if line[:1] in "█░" or "┤" in line]
     assert all(len(line) <= width for line in drawn)
     assert len(lines) < 60
@@ -199,7 +198,7 @@ def test_the_newest_events_are_shown() -> None:
     assert (
         sum(
             "worker 0 started" in line
-            for line in status_lines(seen(replace(TOLD, events=TOLD.events[:1] * 9)), NOW, 80)
+            for line in status_lines(job_view(replace(PUBLISHED, events=PUBLISHED.events[:1] * 9)), NOW, 80)
         )
         == 5
     )

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from cli.cli_harness import Desk, desk_at
+from cli.cli_harness import CliHarness, cli_in_job_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from support.text_keys import missing_keys
@@ -35,7 +35,7 @@ def seen(*events: JobEvent, condition: str = "", **told: object) -> JobView:
     return JobView("mnist", "team", job, PublishedStatus(events=events, **told))  # type: ignore[arg-type]
 
 
-class Screen:
+class TerminalScreen:
     def __init__(self) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
         self.face = PlainTextRenderer(self.out, self.err)
@@ -47,7 +47,7 @@ class Screen:
 
 
 def test_each_event_is_shown_once_and_the_end_ends() -> None:
-    screen = Screen()
+    screen = TerminalScreen()
     assert screen.following.show_job(seen()) is None
     assert screen.following.show_job(seen(STARTED, status=status(10, T + 1))) is None
     assert screen.following.show_job(seen(STARTED, status=status(50, T + 3))) is None
@@ -63,7 +63,7 @@ def test_each_event_is_shown_once_and_the_end_ends() -> None:
 @pytest.mark.parametrize(("kind", "code"), [("input", 2), ("crash", 1), ("", 1)])
 def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> None:
     failed = JobEnded("Failed", "every worker crashed", SUMMARY, time=T)
-    outcome = Screen().following.show_job(seen(failed, failure=JobFailure(kind, "why", "Traceback")))
+    outcome = TerminalScreen().following.show_job(seen(failed, failure=JobFailure(kind, "why", "Traceback")))
     assert outcome is not None
     assert (outcome.exit_code, outcome.detail) == (code, "Traceback")
 
@@ -77,7 +77,7 @@ def test_a_failed_job_ends_with_the_code_of_edl_run(kind: str, code: int) -> Non
     ],
 )
 def test_a_job_that_ends_without_a_word_ends_the_watch(now: JobView | None, phase: str, reason: str, code: int) -> None:
-    screen = Screen()
+    screen = TerminalScreen()
     assert screen.following.show_job(seen(STARTED, status=status(10, T + 1))) is None
     outcome = screen.following.show_job(now)
     assert outcome is not None
@@ -101,32 +101,32 @@ def test_no_event_is_missed_or_shown_twice_while_the_newest_overlap(looks: list[
 def test_watching_a_job_ends_with_its_summary_and_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
+    cli: CliHarness = cli_in_job_folder(tmp_path, monkeypatch, capsys)
     told = PublishedStatus(status(100, T + 9, "Done"), [STARTED, DONE], summary=SUMMARY)
-    desk.cluster.published = told.to_configmap_data()
-    assert desk.submit("--yes", "--watch") == 0
-    done, records, logs, remove = desk.out.splitlines()[-4:]
+    cli.cluster.published = told.to_configmap_data()
+    assert cli.submit("--yes", "--watch") == 0
+    done, records, logs, remove = cli.out.splitlines()[-4:]
     assert not missing_keys(done, "Done", "8 s", "100 of 100 records")
     assert not missing_keys(records, "0 lost", "0 repeated", "0 rolled back")
     assert logs.split() == ["logs", "/data/edl/team/mnist/run/logs"]
     assert remove.endswith(": edl delete mnist")
-    assert len(desk.cluster.of(JOBS)) == 1
+    assert len(cli.cluster.objects_of_kind(JOBS)) == 1
 
 
 def test_watching_for_programs_ends_with_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk: Desk = desk_at(tmp_path, monkeypatch, capsys)
-    desk.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_configmap_data()
-    assert desk.submit("--yes", "--watch", "--json") == 0
-    found = desk.events()
+    cli: CliHarness = cli_in_job_folder(tmp_path, monkeypatch, capsys)
+    cli.cluster.published = PublishedStatus(status(100, T + 9, "Done"), [DONE], summary=SUMMARY).to_configmap_data()
+    assert cli.submit("--yes", "--watch", "--json") == 0
+    found = cli.events()
     assert [event["event"] for event in found] == ["plan", "submitted", "started", "job_ended", "status", "summary"]
     assert (found[-1]["exit_code"], found[-1]["records_done"]) == (0, 100)
 
 
 def test_after_a_failure_the_next_step_goes_on_with_the_run() -> None:
     watched = WatchedJob("mnist", "run", "edl submit job.yaml --resume", "edl delete mnist")
-    outcome = Screen().following.show_job(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
+    outcome = TerminalScreen().following.show_job(seen(JobEnded("Failed", "x", SUMMARY, time=T)))
     assert outcome is not None
     commands = [step.partition(": ")[2] for step in watched.next_steps(outcome)]
     assert commands == ["edl submit job.yaml --resume", "edl delete mnist"]

@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import CliHarness, cli_with_job
 from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_pod
 from support.text_keys import missing_keys
@@ -21,44 +20,44 @@ MEASURED = {"metadata": {"name": "edl-mnist-worker-1"}, "containers": [{"usage":
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
     listing = InMemoryCluster.list
 
     def measured(self: InMemoryCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         return ResourceList((MEASURED,), "1") if kind is POD_METRICS else listing(self, kind, **options)
 
     monkeypatch.setattr(InMemoryCluster, "list", measured)
-    desk = jobs_desk(monkeypatch, capsys)
-    put_pod(desk.cluster, Role.MASTER)
-    put_pod(desk.cluster, Role.WORKER, 1)
-    return desk
+    cli = cli_with_job(monkeypatch, capsys)
+    put_pod(cli.cluster, Role.MASTER)
+    put_pod(cli.cluster, Role.WORKER, 1)
+    return cli
 
 
-def test_what_pods_use_of_what_they_asked_for(desk: Desk) -> None:
-    assert desk.edl("top", "mnist") == 0
-    assert desk.out.splitlines() == [
+def test_what_pods_use_of_what_they_asked_for(cli: CliHarness) -> None:
+    assert cli.edl("top", "mnist") == 0
+    assert cli.out.splitlines() == [
         "POD        NODE   CPU   OF    MEMORY      OF",
         "master     n1       -    1         -   1 GiB",
         "worker-1   n1     1.5    1   512 MiB   1 GiB",
     ]
 
 
-def test_for_programs(desk: Desk) -> None:
-    assert desk.edl("top", "mnist", "--json") == 0
-    assert json.loads(desk.out)[1]["used"] == {"cpu": 1.5, "memory": 512 * 2**20}
+def test_for_programs(cli: CliHarness) -> None:
+    assert cli.edl("top", "mnist", "--json") == 0
+    assert json.loads(cli.out)[1]["used"] == {"cpu": 1.5, "memory": 512 * 2**20}
 
 
-def test_a_cluster_that_does_not_measure(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_does_not_measure(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def unmeasured(self: InMemoryCluster, kind: ResourceKind, **options: Any) -> ResourceList:
         if kind is POD_METRICS:
             raise error_from_response(404, b"404 page not found", where="")
         return ResourceList((), "1")
 
     monkeypatch.setattr(InMemoryCluster, "list", unmeasured)
-    assert desk.edl("top", "mnist") == 2
-    assert not missing_keys(desk.err, "metrics API", "metrics-server")
+    assert cli.edl("top", "mnist") == 2
+    assert not missing_keys(cli.err, "metrics API", "metrics-server")
 
 
-def test_an_unknown_job(desk: Desk) -> None:
-    assert desk.edl("top", "other") == 2
-    assert "There are: mnist." in desk.err
+def test_an_unknown_job(cli: CliHarness) -> None:
+    assert cli.edl("top", "other") == 2
+    assert "There are: mnist." in cli.err

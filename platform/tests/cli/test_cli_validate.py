@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from cli.cli_harness import run_edl
 from support.text_keys import missing_keys
 
 from edl.api.job_spec import TrainSpec
@@ -52,15 +53,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("job.yaml")
 
 
-def edl(*args: str) -> int:
-    """Exit code of the command line."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(args)
-    code = ended.value.code
-    assert isinstance(code, int)
-    return code
-
-
 def imported(*args: str) -> set[str]:
     """The modules that the command imports in a process of its own."""
     code = (
@@ -71,7 +63,7 @@ def imported(*args: str) -> set[str]:
 
 
 def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("validate", "job.yaml") == 0
+    assert run_edl("validate", "job.yaml") == 0
     first, name, training, evaluation, strategy, checkpoints, export = capsys.readouterr().out.splitlines()
     assert first == "job.yaml: ok"
     assert not missing_keys(name, "job mnist", "mnist.mnist_functional_api.custom_model", "model_zoo")
@@ -83,7 +75,7 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("validate", "job.yaml") == 0
+    assert run_edl("validate", "job.yaml") == 0
     zoo, training, validation = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert zoo.startswith("warning: job.yaml:2: ")
     assert not missing_keys(zoo, "model zoo", "model_zoo")
@@ -94,7 +86,7 @@ def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.Capt
 def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("model_zoo/mnist").mkdir(parents=True)
     Path("model_zoo/mnist/mnist_functional_api.py").write_text("def custom_model(): ...\n", encoding="utf-8")
-    assert edl("validate", "job.yaml") == 0
+    assert run_edl("validate", "job.yaml") == 0
     assert not missing_keys(capsys.readouterr().err, "'loss'")
 
 
@@ -108,26 +100,26 @@ def test_what_is_there_or_in_a_volume_that_is_elsewhere_is_no_warning(
     Path("train.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     volume = "volumes=[{claim: data, mount: /not-mounted-here}]"
     data = "data={training: train.csv, validation: /not-mounted-here/test, prediction: 's3://bucket/x'}"
-    assert edl("validate", "job.yaml", "--set", volume, "--set", data) == 0
+    assert run_edl("validate", "job.yaml", "--set", volume, "--set", data) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["strategy.name=Local", "train.max_steps=1", "export=null", "checkpoint=null", "train.epochs=1"]
-    assert edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
+    assert run_edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
     out = capsys.readouterr().out
     assert not missing_keys(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
     assert not missing_keys(out.splitlines()[-1], "strategy Local", "one process")
 
 
 def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
+    assert run_edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
     assert not missing_keys(capsys.readouterr().out, "predicts x", "edl predict")
 
 
 def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text(JOB.replace("epochs", "epoch"), encoding="utf-8")
-    assert edl("validate", "job.yaml") == 2
+    assert run_edl("validate", "job.yaml") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("job.yaml:4: train.epoch: ")
@@ -135,17 +127,17 @@ def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixtu
 
 
 def test_missing_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("validate", "absent.yaml") == 2
+    assert run_edl("validate", "absent.yaml") == 2
     assert capsys.readouterr().err == "absent.yaml: no such file\n"
 
 
 @pytest.mark.parametrize("args", [["validate"], ["validate", "job.yaml", "--sat", "x"], ["vlidate"], ["--wrong"], []])
 def test_wrong_usage_exits_2(job: Path, args: list[str]) -> None:
-    assert edl(*args) == 2
+    assert run_edl(*args) == 2
 
 
 def test_a_misspelt_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    edl("vlidate")
+    run_edl("vlidate")
     assert "Did you mean 'validate'?" in capsys.readouterr().err
 
 
@@ -154,23 +146,23 @@ def test_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("edl.cli.validate.load_job_file", interrupted)
-    assert edl("validate", "job.yaml") == 130
+    assert run_edl("validate", "job.yaml") == 130
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("--version") == 0
+    assert run_edl("--version") == 0
     assert capsys.readouterr().out.startswith("edl 0.")
 
 
 def test_schema_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("schema") == 0
+    assert run_edl("schema") == 0
     out = capsys.readouterr().out
     assert out == read_published_schema(JOB_SCHEMA)
     assert json.loads(out)["title"] == "JobSpec edl.dev/v1"
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("--help") == 0
+    assert run_edl("--help") == 0
     out = capsys.readouterr().out
     for name, line in app.COMMANDS.items():
         assert f"  {name} " in out
@@ -203,14 +195,14 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty").mkdir()
-    assert edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
+    assert run_edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
     assert line.startswith("warning: --set data.validation=empty: data.validation: ")
     assert not missing_keys(line, "empty", "no data files")
 
 
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def small_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("zoo").mkdir()
     Path("data.csv").write_text("x,y\n" + "1,2\n" * 40, encoding="utf-8")
@@ -225,18 +217,18 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.tensorflow
-def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("validate", "job.yaml", "--model") == 0
+def test_validate_model_tries_it_in_a_process_of_its_own(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("validate", "job.yaml", "--model") == 0
     out = capsys.readouterr().out
     assert out.startswith("job.yaml: ok\n  job small: ")
     assert not missing_keys(out, "minibatch", "records 0 to 7")
 
-    small.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
-    assert edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
+    small_job.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
+    assert run_edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
     assert not missing_keys(capsys.readouterr().err, "exit code 0")
 
-    small.write_text(SMALL.replace("Dense(1)", "Dense(1, missing=2)"), encoding="utf-8")
-    assert edl("validate", "job.yaml", "--model") == 2
+    small_job.write_text(SMALL.replace("Dense(1)", "Dense(1, missing=2)"), encoding="utf-8")
+    assert run_edl("validate", "job.yaml", "--model") == 2
     captured = capsys.readouterr()
     assert "job.yaml: ok" not in captured.out
     assert 'small.py", line 4' in captured.err, "the user's line"
@@ -244,24 +236,24 @@ def test_validate_model_tries_it_in_a_process_of_its_own(small: Path, capsys: py
 
 
 @pytest.mark.tensorflow
-def test_modules_of_the_current_folder_stand_for_nobodys(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules_of_the_current_folder_stand_for_nobodys(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job_zoo = Path("job/zoo")
     job_zoo.mkdir(parents=True)
-    small.rename(job_zoo / "small.py")
+    small_job.rename(job_zoo / "small.py")
     ran = "open('was_run', 'w').close()\n"
-    for stranger in (Path("zoo/__init__.py"), small, Path("csv.py"), Path("edl.py")):
+    for stranger in (Path("zoo/__init__.py"), small_job, Path("csv.py"), Path("edl.py")):
         stranger.write_text(ran, encoding="utf-8")
-    said = edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
+    said = run_edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
     assert (said, Path("was_run").exists()) == (0, False), capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["/proc/nope", "data.csv/runs"])
 def test_validate_model_tries_the_place_of_the_runs_as_edl_run_does(
-    small: Path, place: str, capsys: pytest.CaptureFixture[str]
+    small_job: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = []
     for command in (("validate", "--model"), ("run",)):
-        assert edl(*command, "job.yaml", "--set", f"storage.path={place}") == 2
+        assert run_edl(*command, "job.yaml", "--set", f"storage.path={place}") == 2
         said.append(capsys.readouterr().err)
     assert said[0] == said[1]
     assert said[0].startswith("storage.path: ")
@@ -276,9 +268,9 @@ def test_trying_the_place_of_the_runs_leaves_nothing_behind(tmp_path: Path) -> N
     assert (tmp_path / "there" / "file").exists()
 
 
-def test_validate_model_needs_data_and_module(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_model_needs_data_and_module(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("data.csv").unlink()
-    assert edl("validate", "job.yaml", "--model") == 2
+    assert run_edl("validate", "job.yaml", "--model") == 2
     assert "data.training" in capsys.readouterr().err
 
 
@@ -298,10 +290,10 @@ def test_an_option_that_the_reader_does_not_know_is_refused(
         f"data.validation={data}",
     ]
     known = [argument for setting in settings for argument in ("--set", setting)]
-    assert edl("validate", str(job), *known, "--set", "data.reader.sep=;") == 0
+    assert run_edl("validate", str(job), *known, "--set", "data.reader.sep=;") == 0
     capsys.readouterr()
-    unknown = edl("validate", str(job), *known, "--set", "data.reader.seperator=;")
+    unknown = run_edl("validate", str(job), *known, "--set", "data.reader.seperator=;")
     assert unknown == (0 if data == "plain" else 2), "nobody knows the format of a file without suffix that is not here"
     assert data == "plain" or not missing_keys(capsys.readouterr().err, "seperator", "data.reader", "sep")
     Path("zoo", "small.py").write_text(SMALL + "def custom_data_reader(path, **options): ...\n")
-    assert edl("validate", str(job), *known, "--set", "data.reader.seperator=;") == 0
+    assert run_edl("validate", str(job), *known, "--set", "data.reader.seperator=;") == 0

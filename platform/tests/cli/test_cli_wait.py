@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
-from support.job_objects import conditions, put_job, seen, with_status
+from cli.cli_harness import CliHarness, cli_with_job
+from support.job_objects import conditions, job_view, put_job, with_status
+from support.sleep_clock import SleepClock
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -16,27 +16,14 @@ from edl.cluster.kubernetes.api_errors import NoResponseError
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_view import JobView, UnknownJobError
 
-DONE = seen(with_status(phase="Done"), status=conditions(Complete=""))
-FAILED = seen(with_status(phase="Failed"), status=conditions(Failed=""))
-STARTING, TRAINING, NEW = seen(with_status(phase="Starting")), seen(), seen(PublishedStatus(), status={})
-
-
-class Hours:
-    """A clock that only sleeping moves on."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def clock(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+DONE = job_view(with_status(phase="Done"), status=conditions(Complete=""))
+FAILED = job_view(with_status(phase="Failed"), status=conditions(Failed=""))
+STARTING, TRAINING, NEW = job_view(with_status(phase="Starting")), job_view(), job_view(PublishedStatus(), status={})
 
 
 def waited(aim: str, *looks: JobView | Exception, seconds: float | None = None) -> tuple[int, str]:
     """What comes of looking at these one after the other."""
-    hours, left = Hours(), iter(looks)
+    hours, left = SleepClock(), iter(looks)
 
     def look(left: Iterator[JobView | Exception] = left) -> JobView:
         found = next(left)
@@ -101,14 +88,14 @@ def test_what_nobody_can_wait_for(text: str) -> None:
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    return jobs_desk(monkeypatch, capsys)
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    return cli_with_job(monkeypatch, capsys)
 
 
-def test_at_the_command_line(desk: Desk) -> None:
-    assert desk.edl("wait", "mnist", "--for", "workers=1") == 0
-    assert desk.edl("wait", "mnist", "--timeout", "0") == 124
-    assert desk.edl("wait", "mnist", "--timeout", "soon") == 2
-    put_job(desk.cluster, told=with_status(phase="Failed"), status=conditions(Failed=""))
-    assert desk.edl("wait", "mnist", "--timeout", "1m") == 1
-    assert "edl why mnist" in desk.err
+def test_at_the_command_line(cli: CliHarness) -> None:
+    assert cli.edl("wait", "mnist", "--for", "workers=1") == 0
+    assert cli.edl("wait", "mnist", "--timeout", "0") == 124
+    assert cli.edl("wait", "mnist", "--timeout", "soon") == 2
+    put_job(cli.cluster, published=with_status(phase="Failed"), status=conditions(Failed=""))
+    assert cli.edl("wait", "mnist", "--timeout", "1m") == 1
+    assert "edl why mnist" in cli.err

@@ -1,4 +1,4 @@
-"""``edl why``: complaints with their remedies, or that there are none."""
+"""``edl why``: findings with their remedies, or that there are none."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from cli.cli_harness import Desk
-from cli.jobs_desk import jobs_desk
+from cli.cli_harness import CliHarness, cli_with_job
 from support.in_memory_cluster import NOW, when
 from support.job_objects import STATUS, conditions, put_job, put_pod, unscheduled, with_status
 from support.text_keys import missing_keys
@@ -20,69 +19,69 @@ SAID = "0/2 nodes are available: 2 Insufficient cpu."
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Desk:
-    desk = jobs_desk(monkeypatch, capsys, with_job=False)
-    put_job(desk.cluster, told=PublishedStatus(replace(STATUS, workers_wanted=2)))
-    put_pod(desk.cluster, Role.MASTER)
-    return desk
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    cli = cli_with_job(monkeypatch, capsys, with_job=False)
+    put_job(cli.cluster, published=PublishedStatus(replace(STATUS, workers_wanted=2)))
+    put_pod(cli.cluster, Role.MASTER)
+    return cli
 
 
-def test_nothing_is_the_matter(desk: Desk) -> None:
-    assert desk.edl("why", "mnist") == 0
-    assert not missing_keys(desk.out, "mnist", "Training")
-    assert desk.out.count("\n") == 1
+def test_nothing_is_the_matter(cli: CliHarness) -> None:
+    assert cli.edl("why", "mnist") == 0
+    assert not missing_keys(cli.out, "mnist", "Training")
+    assert cli.out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("ended", "since"), [({"completionTime": when(NOW - 5)}, ["2027-01-15 07:59:55 UTC"]), ({}, [])]
 )
-def test_a_job_that_is_done_is_said_to_be_done(desk: Desk, ended: dict[str, str], since: list[str]) -> None:
+def test_a_job_that_is_done_is_said_to_be_done(cli: CliHarness, ended: dict[str, str], since: list[str]) -> None:
     complete = conditions(Complete="") | ended
-    put_job(desk.cluster, told=with_status(phase="Done"), status=complete)
-    assert desk.edl("why", "mnist") == 0
-    done, cost, *_ = desk.out.splitlines()
+    put_job(cli.cluster, published=with_status(phase="Done"), status=complete)
+    assert cli.edl("why", "mnist") == 0
+    done, cost, *_ = cli.out.splitlines()
     assert not missing_keys(done, "mnist", "Done", *since)
     assert ("since" in done) == bool(since)
     assert not missing_keys(cost, "mnist", "3.3 workers", "4", "33%")
-    put_job(desk.cluster, told=PublishedStatus(with_status(phase="Done").status), status=complete)
-    assert desk.edl("why", "mnist") == 0
-    assert not missing_keys(desk.out, "mnist", "Done", *since)
-    assert desk.out.count("\n") == 1
-    assert desk.edl("why", "mnist", "--json") == 0
-    assert json.loads(desk.out) == []
+    put_job(cli.cluster, published=PublishedStatus(with_status(phase="Done").status), status=complete)
+    assert cli.edl("why", "mnist") == 0
+    assert not missing_keys(cli.out, "mnist", "Done", *since)
+    assert cli.out.count("\n") == 1
+    assert cli.edl("why", "mnist", "--json") == 0
+    assert json.loads(cli.out) == []
 
 
-def test_what_waits_and_what_can_be_done(desk: Desk) -> None:
-    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID))
-    assert desk.edl("why", "mnist") == 0
-    text, remedy, said = desk.out.splitlines()
+def test_what_waits_and_what_can_be_done(cli: CliHarness) -> None:
+    put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID))
+    assert cli.edl("why", "mnist") == 0
+    text, remedy, said = cli.out.splitlines()
     assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu")
     assert not missing_keys(remedy, "->", "resources.cpu", "priority")
     assert said == f"     {SAID}"
 
 
-def test_what_can_never_fit(desk: Desk) -> None:
-    desk.cluster.node("n1")
-    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
-    assert desk.edl("why", "mnist", "--json") == 0
-    (found,) = json.loads(desk.out)
+def test_what_can_never_fit(cli: CliHarness) -> None:
+    cli.cluster.node("n1")
+    put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
+    assert cli.edl("why", "mnist", "--json") == 0
+    (found,) = json.loads(cli.out)
     assert not missing_keys(found["text"], "never", "64 CPU")
 
 
-def test_who_may_not_list_nodes_hears_the_scheduler(desk: Desk) -> None:
-    desk.cluster.deny("list", NODES)
-    put_pod(desk.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
-    assert desk.edl("why", "mnist") == 0
-    text, remedy, said = desk.out.splitlines()
+def test_who_may_not_list_nodes_hears_the_scheduler(cli: CliHarness) -> None:
+    cli.cluster.deny("list", NODES)
+    put_pod(cli.cluster, Role.WORKER, 4, unscheduled(SAID), cpu="64")
+    assert cli.edl("why", "mnist") == 0
+    text, remedy, said = cli.out.splitlines()
     assert not missing_keys(text, "worker-4", "2 of 2 nodes", "cpu", "64 CPU", "unknown", "nodes")
     assert "edl-cluster-viewer" in remedy
     assert said == f"     {SAID}"
 
 
-def test_a_job_that_waits_for_room_on_its_disk(desk: Desk) -> None:
+def test_a_job_that_waits_for_room_on_its_disk(cli: CliHarness) -> None:
     reason = "waiting until a checkpoint can be written: No space left on device"
-    put_job(desk.cluster, told=with_status(phase="Stalled", reason=reason))
-    assert desk.edl("why", "mnist") == 0
-    text, remedy, *_ = desk.out.splitlines()
+    put_job(cli.cluster, published=with_status(phase="Stalled", reason=reason))
+    assert cli.edl("why", "mnist") == 0
+    text, remedy, *_ = cli.out.splitlines()
     assert not missing_keys(text, "mnist", "stalled", reason)
     assert not missing_keys(remedy, "->", "volume", "30 s")

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli.cli_harness import run_edl
 from cli.scripted_engine import ScriptedEngine
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
-from edl.cli import app
 from edl.cli.zoo import TEMPLATE_FILES, model_definitions
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.zoo_lookup import find_model_function
@@ -23,14 +23,6 @@ from edl.ops.image_build import DOCKERFILE, IGNORE_FILE, choose_dockerfile, defa
 ZOO = Path(__file__).parents[3] / "model_zoo"
 
 TRAINING = {"Config": {"Entrypoint": ["edl-role"], "Labels": {"dev.edl.image": "training"}}, "Size": 1_400_000_000}
-
-
-def edl(*args: str) -> int:
-    """Exit code of the command line."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(args)
-    code = ended.value.code
-    return code if isinstance(code, int) else 0
 
 
 @pytest.fixture
@@ -60,7 +52,7 @@ def packed(zoo: Path, dockerfile: str = "FROM x\n") -> dict[str, tarfile.TarInfo
 
 
 def test_a_new_zoo_has_a_job_that_names_a_model_in_it(tmp_path: Path) -> None:
-    assert edl("zoo", "init", str(tmp_path / "new")) == 0
+    assert run_edl("zoo", "init", str(tmp_path / "new")) == 0
     spec = load_job_file(tmp_path / "new" / "job.yaml")
     assert find_model_function(tmp_path / "new", spec.model.definition).function == "custom_model"
     assert {path.name for path in (tmp_path / "new").iterdir()} == set(TEMPLATE_FILES.values())
@@ -68,7 +60,7 @@ def test_a_new_zoo_has_a_job_that_names_a_model_in_it(tmp_path: Path) -> None:
 
 
 def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_there(tmp_path: Path) -> None:
-    edl("zoo", "init", str(tmp_path))
+    run_edl("zoo", "init", str(tmp_path))
     (volume,) = load_job_file(tmp_path / "job.yaml").volumes
     assert volume.claim == "fileserver-claim"
     assert f"edl data cp data/mnist {volume.claim}:/mnist\n" in (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -76,14 +68,14 @@ def test_a_new_job_uses_the_claim_of_the_charts_and_says_how_the_data_comes_ther
 
 def test_pods_of_a_new_job_are_no_larger_than_those_of_the_zoo(tmp_path: Path) -> None:
     """Two CPUs and 2 GiB each, the default, would not fit a small cluster."""
-    edl("zoo", "init", str(tmp_path))
+    run_edl("zoo", "init", str(tmp_path))
     new, known = load_job_file(tmp_path / "job.yaml"), load_job_file(ZOO / "mnist" / "job.yaml")
     for role in ("master", "ps", "workers"):
         assert getattr(new, role).resources == getattr(known, role).resources
 
 
 def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path) -> None:
-    edl("zoo", "init", str(tmp_path))
+    run_edl("zoo", "init", str(tmp_path))
     text, arguments = choose_dockerfile(tmp_path, base=None, file=None)
     assert f"ARG BASE={default_base_image()}\nFROM ${{BASE}}\n" in text
     assert arguments == {}
@@ -92,7 +84,7 @@ def test_a_new_dockerfile_starts_from_this_version_and_obeys_base(tmp_path: Path
 
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "job.yaml").write_text("mine", encoding="utf-8")
-    assert edl("zoo", "init", str(tmp_path)) == 2
+    assert run_edl("zoo", "init", str(tmp_path)) == 2
     assert "exists already: job.yaml" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
 
@@ -152,7 +144,7 @@ def test_build_shows_the_engines_words_and_what_to_write(
 ) -> None:
     engine.build = [{"stream": "Step 1/2 : FROM edl"}, {"stream": "/edl\n"}, {"stream": "Successfully built 1\n"}]
     engine.image = TRAINING
-    assert edl("zoo", "build", str(zoo), "--image", "team/mnist:1") == 0
+    assert run_edl("zoo", "build", str(zoo), "--image", "team/mnist:1") == 0
     out = capsys.readouterr().out
     assert "Step 1/2 : FROM edl/edl\nSuccessfully built 1\n" in out
     assert "image: team/mnist:1\n  model: {zoo: ., definition: mnist.mlp.custom_model}\n" in out
@@ -162,14 +154,14 @@ def test_build_shows_the_engines_words_and_what_to_write(
 
 def test_a_base_that_cannot_be_had(zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.build = [{"stream": "Step 2/4 : FROM ${BASE}\n"}, {"error": "pull access denied for edl/edl"}]
-    assert edl("zoo", "build", str(zoo), "--image", "mnist") == 1
+    assert run_edl("zoo", "build", str(zoo), "--image", "mnist") == 1
     err = capsys.readouterr().err
     assert not missing_keys(err, "base image", "--base")
 
 
 def test_a_step_that_fails_is_named(zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str]) -> None:
     engine.build = [{"stream": "Step 3/4 : RUN false\n"}, {"error": "The command 'false' returned a non-zero code: 1"}]
-    assert edl("zoo", "build", str(zoo), "--image", "mnist") == 1
+    assert run_edl("zoo", "build", str(zoo), "--image", "mnist") == 1
     assert "Step 3/4 : RUN false: The command 'false' returned" in capsys.readouterr().err
 
 
@@ -186,12 +178,12 @@ def test_an_image_that_no_job_can_run(
     zoo: Path, engine: ScriptedEngine, capsys: pytest.CaptureFixture[str], config: dict[str, object], reason: str
 ) -> None:
     engine.image = {"Config": config, "Size": 1}
-    assert edl("zoo", "build", str(zoo), "--image", "mnist") == 2
+    assert run_edl("zoo", "build", str(zoo), "--image", "mnist") == 2
     assert reason in capsys.readouterr().err
 
 
 def test_an_image_name_is_checked_before_anything_is_sent(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert edl("zoo", "build", str(zoo), "--image", "Team/MNIST") == 2
+    assert run_edl("zoo", "build", str(zoo), "--image", "Team/MNIST") == 2
     assert not missing_keys(capsys.readouterr().err, "Team/MNIST")
 
 
@@ -203,7 +195,7 @@ def test_no_engine(
     zoo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], host: str, said: str
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert edl("zoo", "build", str(zoo), "--image", "mnist") == 2
+    assert run_edl("zoo", "build", str(zoo), "--image", "mnist") == 2
     err = capsys.readouterr().err
     assert said in err
     assert "start Docker" in err
@@ -219,7 +211,7 @@ def test_push_ends_with_the_digest(engine: ScriptedEngine, capsys: pytest.Captur
         {"status": "Pushed", "id": "a1"},
         {"aux": {"Tag": "1", "Digest": "sha256:abc", "Size": 9}},
     ]
-    assert edl("zoo", "push", "registry.example.com/mnist:1") == 0
+    assert run_edl("zoo", "push", "registry.example.com/mnist:1") == 0
     said = capsys.readouterr()
     assert said.out == "Pushed registry.example.com/mnist:1, sha256:abc.\n"
     assert said.err == "a1: there\n"
@@ -236,7 +228,7 @@ def test_push_ends_with_the_digest(engine: ScriptedEngine, capsys: pytest.Captur
 )
 def test_push_refused(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:
     engine.push = [{"error": reason}]
-    assert edl("zoo", "push", "registry.example.com/mnist:1") == 1
+    assert run_edl("zoo", "push", "registry.example.com/mnist:1") == 1
     assert hint in capsys.readouterr().err
 
 

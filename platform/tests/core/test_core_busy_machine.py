@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.core_harness import CoreHarness
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness
 
 from edl.core.events import LeaseProgress, ProgressReported, Tick
 from edl.core.lease_timeouts import SILENCE_FLOOR, STARTING_SILENCE, LeaseHolder, LeaseTimeouts
 
 
-class Training(CoreHarness):
+class BusyTraining(CoreHarness):
     """Worker-0 holds a lease, and is heard of at 0."""
 
     def __init__(self, *, stepped: bool = True) -> None:
@@ -30,14 +30,14 @@ class Training(CoreHarness):
 
 
 def test_a_silent_worker_loses_its_lease_as_ever() -> None:
-    training = Training()
+    training = BusyTraining()
     assert not training.at(SILENCE_FLOOR - 0.1, Tick())
     assert training.at(SILENCE_FLOOR, Tick())
 
 
 @pytest.mark.parametrize("stopped", [1.0, 5.0, 600.0])
 def test_a_master_that_was_held_up_does_not_lay_that_to_its_workers(stopped: float) -> None:
-    training = Training()
+    training = BusyTraining()
     training.at(0.2, Tick())
     assert not training.at(0.4 + stopped, Tick(late_seconds=stopped))
     assert not training.at(stopped + SILENCE_FLOOR - 0.1, Tick())
@@ -45,21 +45,21 @@ def test_a_master_that_was_held_up_does_not_lay_that_to_its_workers(stopped: flo
 
 
 def test_a_worker_whose_message_waits_for_the_masters_disk_is_not_silent() -> None:
-    training = Training()
+    training = BusyTraining()
     for tenth in range(1, 300):
         assert not training.at(tenth / 10, Tick(speaking_workers=frozenset({"worker-0", "nobody"})))
     assert training.at(29.9 + SILENCE_FLOOR, Tick()), "it was answered, and says no more"
 
 
 def test_a_worker_that_starts_may_be_silent_while_libraries_are_loaded() -> None:
-    training = Training(stepped=False)
+    training = BusyTraining(stepped=False)
     training.state.holders["worker-0"].is_starting = True
     assert not training.at(STARTING_SILENCE - 0.1, Tick())
     assert training.at(STARTING_SILENCE, Tick())
 
 
 def test_after_its_first_step_it_is_as_all_others() -> None:
-    training = Training(stepped=False)
+    training = BusyTraining(stepped=False)
     training.state.holders["worker-0"].is_starting = True
     training.at(1.0, ProgressReported("worker-0", (LeaseProgress(training.lease, 1),)))
     assert training.at(1.0 + SILENCE_FLOOR + 10.0, Tick())

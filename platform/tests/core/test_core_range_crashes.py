@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.core_harness import CoreHarness, alive, killed
-from core.test_core_callbacks import Job, trained
+from core.test_core_evaluation_callbacks import EvaluatedJob, trained
+from support.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
@@ -26,34 +26,34 @@ from edl.core.pod_lifecycle import MAX_CRASHES
 
 def predicting() -> CoreHarness:
     """A prediction job whose worker-0 predicts one range after the other; records 0 to 63 are worker-1's."""
-    masters = CoreHarness()
-    masters.settings = replace(masters.settings, predict=True)
-    masters.restart()
-    masters.see(DatasetDescribed(prediction=(("a", 64_000),)), alive(Role.PS, 0), PodsSynced())
-    masters.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 0))
-    masters.see(alive(Role.WORKER, 0), ModelDeclared("worker-0"))
-    return masters
+    harness = CoreHarness()
+    harness.settings = replace(harness.settings, predict=True)
+    harness.restart()
+    harness.see(DatasetDescribed(prediction=(("a", 64_000),)), alive(Role.PS, 0), PodsSynced())
+    harness.see(PsRegistered("ps-0"), PsAttached("ps-0", True, 0))
+    harness.see(alive(Role.WORKER, 0), ModelDeclared("worker-0"))
+    return harness
 
 
-def leased(masters: CoreHarness, worker: str) -> LeaseReply:
-    (granted,) = [x for x in masters.see(LeaseRequested(worker)) if isinstance(x, LeaseReply)]
+def leased(harness: CoreHarness, worker: str) -> LeaseReply:
+    (granted,) = [x for x in harness.see(LeaseRequested(worker)) if isinstance(x, LeaseReply)]
     return granted
 
 
 def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> None:
-    masters, ends = predicting(), []
-    mine = leased(masters, "worker-0")
-    masters.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
+    harness, ends = predicting(), []
+    mine = leased(harness, "worker-0")
+    harness.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
     for index in range(1, 4 * MAX_CRASHES):
         uid = f"worker-{index}"
-        masters.see(alive(Role.WORKER, index), ModelDeclared(uid))
-        deadly = leased(masters, uid)
+        harness.see(alive(Role.WORKER, index), ModelDeclared(uid))
+        deadly = leased(harness, uid)
         assert (deadly.record_range.start, deadly.record_range.end) == (64, 128)
         for _ in range(10):  # 80 steps of somebody else, who makes good for five crashes
-            mine = leased(masters, "worker-0")
-            masters.see(ProgressReported("worker-0", (LeaseProgress(mine.lease, 4),)))
-            masters.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
-        ends += [x for x in masters.see(killed(Role.WORKER, index)) if isinstance(x, EndJob)]
+            mine = leased(harness, "worker-0")
+            harness.see(ProgressReported("worker-0", (LeaseProgress(mine.lease, 4),)))
+            harness.see(TaskReported("worker-0", mine.lease, LeaseProgress(mine.lease, 8), None))
+        ends += [x for x in harness.see(killed(Role.WORKER, index)) if isinstance(x, EndJob)]
         if ends:
             break
     (end,) = ends
@@ -63,7 +63,7 @@ def test_a_range_that_ends_every_worker_ends_the_job_though_others_get_on() -> N
 
 
 def test_ends_at_one_range_in_several_evaluations_are_not_added_up() -> None:
-    job, index = Job(()), 0
+    job, index = EvaluatedJob(()), 0
     job.cut()
     for _ in range(3):
         trained(job)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.core_harness import CoreHarness
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness
 
 from edl.core.evaluation import EvaluationRound, merge_metric_states
 from edl.core.events import Acknowledged, DatasetDescribed, EndJob, LeaseProgress, PodsSynced, WorkerFailed
@@ -26,7 +26,7 @@ json_values = st.recursive(
 )
 
 
-def at(**states: Any) -> EvaluationRound:
+def evaluation_round(**states: Any) -> EvaluationRound:
     return EvaluationRound(1, 10, False, single_task_ledger("evaluation"), states)
 
 
@@ -37,7 +37,7 @@ def state(*states: Any, additive: bool = True) -> dict[str, Any]:
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(KINDS), json_values)
 def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, result: Any) -> None:
-    assert isinstance(find_result_error(kind, LEASE, None, result, at(acc=state([1.0, 2.0]))), str)
+    assert isinstance(find_result_error(kind, LEASE, None, result, evaluation_round(acc=state([1.0, 2.0]))), str)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, re
     ],
 )
 def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
-    before = at(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
+    before = evaluation_round(acc=state([1.0, 2.0]), auc=state(additive=False)) if kind == "evaluation" else None
     assert find_result_error(kind, LEASE, None, result, before) == ""
 
 
@@ -83,7 +83,7 @@ def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
     ],
 )
 def test_other_shapes_are_refused_with_what_was_found(kind: str, result: Any, why: str) -> None:
-    assert why in find_result_error(kind, LEASE, None, result, at(acc=state([1.0, 2.0])))
+    assert why in find_result_error(kind, LEASE, None, result, evaluation_round(acc=state([1.0, 2.0])))
 
 
 def test_a_training_task_is_over_only_after_its_last_step() -> None:
@@ -104,21 +104,21 @@ def test_a_sum_that_no_number_can_hold_is_not_finite_and_what_64_bits_cannot_hol
 
 
 def test_a_job_that_trains_leases_no_records_to_predict() -> None:
-    masters = CoreHarness()
-    masters.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
-    assert set(masters.state.ledgers) == {"training"}
+    harness = CoreHarness()
+    harness.see(DatasetDescribed(training=(("a", 640),), prediction=(("b", 64),)))
+    assert set(harness.state.ledgers) == {"training"}
 
 
 @pytest.mark.parametrize("sources", [(("a", 7),), (("a", 3), ("b", 4))])
 def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sources: Any) -> None:
     """It would make one small step an epoch, and export an untrained model with exit code 0."""
-    masters = CoreHarness()
-    (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+    harness = CoreHarness()
+    (end,) = [x for x in harness.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
     assert (end.phase, end.failure_kind) == ("Failed", "input")
     assert end.reason.startswith(
         f"train.minibatch_size is 8, and data.training has {sum(n for _, n in sources)} records"
     )
-    assert not [entry for entry in masters.journal if entry["kind"] == "dataset"]
+    assert not [entry for entry in harness.journal if entry["kind"] == "dataset"]
 
 
 def test_a_job_whose_epochs_count_beyond_64_bits_ends_before_it_begins() -> None:
@@ -133,28 +133,28 @@ def test_a_job_whose_epochs_count_beyond_64_bits_ends_before_it_begins() -> None
 
 def test_a_job_without_training_records_ends_and_says_so() -> None:
     for sources in ((), (("a", 0),)):
-        masters = CoreHarness()
-        masters.see(PodsSynced())
-        (end,) = [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+        harness = CoreHarness()
+        harness.see(PodsSynced())
+        (end,) = [x for x in harness.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
         assert (end.phase, end.failure_kind, end.reason) == ("Failed", "input", "the training data has no records")
 
 
 def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_has() -> None:
     for sources in ((("a", 8),), (("a", 4), ("b", 4))):
-        masters = CoreHarness()
-        assert not [x for x in masters.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+        harness = CoreHarness()
+        assert not [x for x in harness.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
 
 
 def test_a_run_that_an_older_master_began_so_goes_on() -> None:
-    masters = CoreHarness()
-    masters.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
-    masters.restart()
-    assert masters.state.is_dataset_known
-    assert not masters.state.has_ended
+    harness = CoreHarness()
+    harness.journal.append({"kind": "dataset", "training": [["a", 7]], "validation": [], "prediction": []})
+    harness.restart()
+    assert harness.state.is_dataset_known
+    assert not harness.state.has_ended
 
 
 def test_every_worker_that_finds_the_same_bad_input_ends() -> None:
-    masters = CoreHarness()
-    masters.train()
-    answers = [masters.see(WorkerFailed(worker, "input", "no such column")) for worker in ("worker-0", "worker-1")]
+    harness = CoreHarness()
+    harness.train()
+    answers = [harness.see(WorkerFailed(worker, "input", "no such column")) for worker in ("worker-0", "worker-1")]
     assert [x.fatal for answer in answers for x in answer if isinstance(x, Acknowledged)] == [True, True]

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness, alive
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
@@ -31,7 +31,7 @@ OTHER = LEASE + 1
 
 
 @dataclass
-class Case:
+class RevokedWorker:
     """A worker that pushed the steps of its leases in order, to every PS, until it was revoked."""
 
     leases: dict[int, Lease]
@@ -39,7 +39,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> RevokedWorker:
     """In each PS are all steps up to the last that all answered, and perhaps the one after it."""
     leases: dict[int, Lease] = {}
     answers: dict[str, dict[int, int]] = {f"ps-{i}": {} for i in range(draw(st.integers(1, 3)))}
@@ -53,10 +53,10 @@ def cases(draw: st.DrawFn) -> Case:
             applied[number] = inside + more
         lease.done_steps = draw(st.integers(0, inside))
         current = current or inside < lease.step_count
-    return Case(leases, answers)
+    return RevokedWorker(leases, answers)
 
 
-def revocation(case: Case, *, in_flight: bool = True) -> LeaseRevocation:
+def revocation(case: RevokedWorker, *, in_flight: bool = True) -> LeaseRevocation:
     revoked = LeaseRevocation("w", tuple(case.leases), "killed", in_flight, waiting_ps=set(case.answers))
     for ps, applied in case.answers.items():
         revoked.record_answer(ps, applied)
@@ -65,7 +65,7 @@ def revocation(case: Case, *, in_flight: bool = True) -> LeaseRevocation:
 
 
 @given(cases(), st.booleans())
-def test_what_all_applied_is_in_and_what_some_applied_is_repeated(case: Case, in_flight: bool) -> None:
+def test_what_all_applied_is_in_and_what_some_applied_is_repeated(case: RevokedWorker, in_flight: bool) -> None:
     repeated = 0
     for s in settle_leases(revocation(case, in_flight=in_flight), case.leases):
         applied = [answer[s.lease] for answer in case.answers.values()]
@@ -77,13 +77,13 @@ def test_what_all_applied_is_in_and_what_some_applied_is_repeated(case: Case, in
 
 
 @given(cases())
-def test_with_nothing_in_flight_only_what_is_partly_in_is_repeated(case: Case) -> None:
+def test_with_nothing_in_flight_only_what_is_partly_in_is_repeated(case: RevokedWorker) -> None:
     settlements = settle_leases(revocation(case, in_flight=False), case.leases)
     assert all(s.repeated == 0 for s in settlements if not s.partial)
 
 
 @given(cases())
-def test_a_ps_that_went_back_to_a_checkpoint_does_not_undo_what_was_reported(case: Case) -> None:
+def test_a_ps_that_went_back_to_a_checkpoint_does_not_undo_what_was_reported(case: RevokedWorker) -> None:
     """What it lacks of that was rolled back with it. What nobody reported is done only if this PS has it, too."""
     revoked = revocation(case)
     revoked.waiting_ps.add("new")
@@ -113,24 +113,24 @@ def test_an_answer_that_leaves_a_lease_out_is_none() -> None:
 
 
 def test_leases_that_are_taken_back_without_a_reason_are_taken_back_once() -> None:
-    masters = CoreHarness()
-    lease = masters.train()
+    harness = CoreHarness()
+    lease = harness.train()
     for _ in range(3):
-        masters.see(WorkerLeft("worker-0", "", ()))
-    assert [entry["leases"] for entry in masters.entries("revoking")] == [[lease]]
-    masters.see(LeasesRevoked("ps-0", {lease: 0}), Tick())
-    assert [entry["lease"] for entry in masters.entries("returned")] == [lease]
-    masters.restart()
-    assert not masters.state.revocations
+        harness.see(WorkerLeft("worker-0", "", ()))
+    assert [entry["leases"] for entry in harness.entries("revoking")] == [[lease]]
+    harness.see(LeasesRevoked("ps-0", {lease: 0}), Tick())
+    assert [entry["lease"] for entry in harness.entries("returned")] == [lease]
+    harness.restart()
+    assert not harness.state.revocations
 
 
 @pytest.mark.parametrize("compacted", [False, True])
 def test_a_lease_without_a_reason_stays_taken_back_for_the_next_master(compacted: bool) -> None:
-    masters = CoreHarness()
-    lease = masters.train()
-    masters.see(WorkerLeft("worker-0", "", ()))
-    state = JobStateMachine(masters.settings)
-    state.replay_journal(masters.state.to_snapshot() if compacted else None, [] if compacted else masters.journal)
+    harness = CoreHarness()
+    lease = harness.train()
+    harness.see(WorkerLeft("worker-0", "", ()))
+    state = JobStateMachine(harness.settings)
+    state.replay_journal(harness.state.to_snapshot() if compacted else None, [] if compacted else harness.journal)
     found = state.find_lease(lease)
     assert found is not None
     assert found[1].revoke_reason == ""
@@ -173,31 +173,31 @@ def test_a_journal_in_which_a_lease_is_taken_back_more_often_than_it_can_be_is_g
     entered: list[Any], compacted: bool
 ) -> None:
     """Masters wrote such ones, and those after them ended at each of them."""
-    masters = CoreHarness()
-    assert masters.train() == LEASE
-    masters.see(LeaseRequested("worker-0", frozenset({LEASE})))
-    assert set(masters.state.ledgers["training"].leases) == {LEASE, OTHER}
-    masters.journal += entered
-    masters.restart()
+    harness = CoreHarness()
+    assert harness.train() == LEASE
+    harness.see(LeaseRequested("worker-0", frozenset({LEASE})))
+    assert set(harness.state.ledgers["training"].leases) == {LEASE, OTHER}
+    harness.journal += entered
+    harness.restart()
     if compacted:
-        snapshot = masters.state.to_snapshot()
-        masters.state = JobStateMachine(masters.settings)
-        masters.state.replay_journal(snapshot, [])
-    masters.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
-    masters.see(PsAttached("ps-0", True, 0), LeasesRevoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
-    training = masters.state.ledgers["training"]
-    assert not masters.state.revocations
+        snapshot = harness.state.to_snapshot()
+        harness.state = JobStateMachine(harness.settings)
+        harness.state.replay_journal(snapshot, [])
+    harness.see(alive(Role.PS, 0), alive(Role.WORKER, 1), PodsSynced(), PsRegistered("ps-0"))
+    harness.see(PsAttached("ps-0", True, 0), LeasesRevoked("ps-0", {LEASE: 1, OTHER: 0}), Tick())
+    training = harness.state.ledgers["training"]
+    assert not harness.state.revocations
     assert not training.leases
     assert training.done_records + training.count_remaining_records() == 640, "each record is in one place"
 
 
 def test_a_snapshot_in_which_a_lease_is_taken_back_twice_is_gone_on_from() -> None:
-    masters = CoreHarness()
-    lease = masters.train()
-    masters.see(WorkerLeft("worker-0", "told to go", ()))
-    snapshot = masters.state.to_snapshot()
+    harness = CoreHarness()
+    lease = harness.train()
+    harness.see(WorkerLeft("worker-0", "told to go", ()))
+    snapshot = harness.state.to_snapshot()
     snapshot["revocations"] += [*snapshot["revocations"], ["worker-0", [lease, 4711], "", True, False]]
-    state = JobStateMachine(masters.settings)
+    state = JobStateMachine(harness.settings)
     state.replay_journal(snapshot, [])
     assert [revocation.leases for revocation in state.revocations] == [(lease,)]
 

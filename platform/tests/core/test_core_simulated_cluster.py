@@ -28,7 +28,7 @@ MASTER_FAULTS = ("master killed", "master killed in the middle of a write", "jou
 
 
 @dataclass(frozen=True)
-class Fault:
+class ClusterFault:
     """Something that a cluster or a person does at a time: to ``which`` of the pods there are, ``much`` of it."""
 
     at: float
@@ -36,7 +36,7 @@ class Fault:
     which: int
     much: float
 
-    def strike(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         cluster = world.cluster
         pods = cluster.live(Role.PS if self.which % 7 == 6 else Role.WORKER)
         if self.what in TAKEN and pods:
@@ -66,9 +66,9 @@ class Fault:
             world.compact()
 
 
-def faults(*kinds: str, most: int = 12) -> st.SearchStrategy[list[Fault]]:
+def faults(*kinds: str, most: int = 12) -> st.SearchStrategy[list[ClusterFault]]:
     unit = st.floats(0.0, 1.0)
-    one = st.builds(Fault, st.floats(0.0, 12.0), st.sampled_from(kinds), st.integers(0, 20), unit)
+    one = st.builds(ClusterFault, st.floats(0.0, 12.0), st.sampled_from(kinds), st.integers(0, 20), unit)
     return st.lists(one, max_size=most)
 
 
@@ -90,12 +90,14 @@ def jobs(draw: st.DrawFn) -> JobSettings:
     )
 
 
-def to_end(job: JobSettings, bad: list[Fault], seed: int, capacity: int | None, *, forgets: bool = False) -> World:
+def to_end(
+    job: JobSettings, bad: list[ClusterFault], seed: int, capacity: int | None, *, forgets: bool = False
+) -> World:
     """Run the job; what is refused is accepted again at last."""
     network = Network(repeated=0.05, lost=0.02)
     world = World(job, SOURCES, (("v", 20),), seed=seed, network=network, forgets=forgets, capacity=capacity)
-    for fault in [*bad, Fault(15.0, "accepted", 0, 0.0)]:
-        world.clock.at(fault.at, lambda fault=fault: fault.strike(world))  # type: ignore[misc]
+    for fault in [*bad, ClusterFault(15.0, "accepted", 0, 0.0)]:
+        world.clock.at(fault.at, lambda fault=fault: fault.apply(world))  # type: ignore[misc]
     world.run(DAYS)
     world.check_end()
     return world
@@ -114,7 +116,7 @@ rooms = st.sampled_from([None, 1, 2, 4])
 @_thorough
 @given(jobs(), faults(*FAULTS, *MASTER_FAULTS), faults("out of memory", most=3), seeds, rooms, st.booleans())
 def test_no_record_is_lost_whatever_the_cluster_takes_away(
-    job: JobSettings, bad: list[Fault], hungry: list[Fault], seed: int, room: int | None, forgets: bool
+    job: JobSettings, bad: list[ClusterFault], hungry: list[ClusterFault], seed: int, room: int | None, forgets: bool
 ) -> None:
     world = to_end(job, [*bad, *hungry], seed, room, forgets=forgets)
     assert world.master is not None
@@ -126,9 +128,9 @@ def test_no_record_is_lost_whatever_the_cluster_takes_away(
 @_thorough
 @given(jobs(), faults("preempted", "evicted", "deleted", "room changed", "scaled"), seeds, rooms)
 def test_workers_with_time_to_leave_cost_no_record(
-    job: JobSettings, bad: list[Fault], seed: int, room: int | None
+    job: JobSettings, bad: list[ClusterFault], seed: int, room: int | None
 ) -> None:
-    polite = [Fault(fault.at, fault.what, fault.which - fault.which % 7, 1.0) for fault in bad]
+    polite = [ClusterFault(fault.at, fault.what, fault.which - fault.which % 7, 1.0) for fault in bad]
     world = to_end(JobSettings(**{**_fields(job), "grace": 30.0}), polite, seed, room)
     assert world.master is not None
     counters = world.master.counters
@@ -144,7 +146,8 @@ def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
     chance = Random(seed)
     kinds = [*FAULTS, *TAKEN, *MASTER_FAULTS]
     bad = [
-        Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
+        ClusterFault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random())
+        for _ in range(40)
     ]
     job = JobSettings(
         minibatch=4,
@@ -156,7 +159,7 @@ def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
         workers=6,
         durable=chance.random() < 0.7,
     )
-    bad.append(Fault(41.0, "accepted", 0, 0.0))
+    bad.append(ClusterFault(41.0, "accepted", 0, 0.0))
     to_end(job, bad, seed, chance.choice([None, 2, 4]), forgets=chance.random() < 0.5)
 
 

@@ -24,7 +24,7 @@ DAYS = 86_400.0
 
 
 @dataclass(frozen=True)
-class Fault:
+class JobFault:
     """Something bad at a time: ``which`` of the pods there are, ``much`` of it (0 to 1)."""
 
     at: float
@@ -32,7 +32,7 @@ class Fault:
     which: int
     much: float
 
-    def strike(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         workers, servers = world.alive_workers(), world.alive_servers()
         if self.what == "master killed" and world.master is not None:
             world.kill_master(0.1 + 5 * self.much)
@@ -58,9 +58,9 @@ WORKER_FAULTS = ("worker killed", "worker told to go", "worker stopped", "worker
 MASTER_FAULTS = ("master killed", "master killed in the middle of a write", "journal compacted")
 
 
-def faults(*kinds: str) -> st.SearchStrategy[list[Fault]]:
+def faults(*kinds: str) -> st.SearchStrategy[list[JobFault]]:
     unit = st.floats(0.0, 1.0)
-    one = st.builds(Fault, st.floats(0.0, 9.0), st.sampled_from(kinds), st.integers(0, 20), unit)
+    one = st.builds(JobFault, st.floats(0.0, 9.0), st.sampled_from(kinds), st.integers(0, 20), unit)
     return st.lists(one, max_size=10)
 
 
@@ -82,11 +82,11 @@ def jobs(draw: st.DrawFn, ps: int | None = None) -> JobSettings:
 
 
 @dataclass
-class Run:
+class FaultyRun:
     """A job, run to its end under faults."""
 
     job: JobSettings
-    faults: list[Fault]
+    faults: list[JobFault]
     seed: int
     validation: int = 20
     forgets: bool = False
@@ -104,7 +104,7 @@ class Run:
             blocks=BLOCKS,
         )
         for fault in self.faults:
-            world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
+            world.clock.at(fault.at, lambda fault=fault: fault.apply(world))
         world.run(DAYS)
         world.check_end()
         return world
@@ -122,17 +122,17 @@ seeds = st.integers(0, 1 << 30)
 @_thorough
 @given(jobs(), faults(*WORKER_FAULTS, *MASTER_FAULTS, "ps killed"), seeds, st.sampled_from([0, 20]), st.booleans())
 def test_every_record_is_done_once_whoever_dies_when(
-    job: JobSettings, bad: list[Fault], seed: int, validation: int, forgets: bool
+    job: JobSettings, bad: list[JobFault], seed: int, validation: int, forgets: bool
 ) -> None:
-    Run(job, bad, seed, validation, forgets).to_end()
+    FaultyRun(job, bad, seed, validation, forgets).to_end()
 
 
 @_thorough
 @given(jobs(ps=1), faults(*WORKER_FAULTS), seeds)
 def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
-    job: JobSettings, bad: list[Fault], seed: int
+    job: JobSettings, bad: list[JobFault], seed: int
 ) -> None:
-    world = Run(job, bad, seed).to_end()
+    world = FaultyRun(job, bad, seed).to_end()
     assert world.master is not None
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial) == (0, 0, 0)
@@ -142,16 +142,16 @@ def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
 
 @_thorough
 @given(jobs(), faults("worker told to go"), seeds)
-def test_workers_that_are_told_to_go_cost_nothing(job: JobSettings, bad: list[Fault], seed: int) -> None:
-    world = Run(job, bad, seed, network=Network()).to_end()
+def test_workers_that_are_told_to_go_cost_nothing(job: JobSettings, bad: list[JobFault], seed: int) -> None:
+    world = FaultyRun(job, bad, seed, network=Network()).to_end()
     assert world.master is not None
     assert world.master.counters.repeated == 0
 
 
 @_thorough
 @given(jobs(), faults(*MASTER_FAULTS), seeds)
-def test_a_lost_master_costs_no_record(job: JobSettings, bad: list[Fault], seed: int) -> None:
-    world = Run(job, bad, seed, network=Network()).to_end()
+def test_a_lost_master_costs_no_record(job: JobSettings, bad: list[JobFault], seed: int) -> None:
+    world = FaultyRun(job, bad, seed, network=Network()).to_end()
     assert world.master is not None
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial, counters.repeated) == (0, 0, 0, 0)
@@ -161,13 +161,13 @@ def test_a_lost_master_costs_no_record(job: JobSettings, bad: list[Fault], seed:
 @_thorough
 @given(jobs(), faults(*WORKER_FAULTS, "ps killed"), st.floats(0.0, 9.0), seeds)
 def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
-    job: JobSettings, bad: list[Fault], at: float, seed: int
+    job: JobSettings, bad: list[JobFault], at: float, seed: int
 ) -> None:
     """Whatever is lost before: nothing of what the ledger calls done is lost with the stop."""
     world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02), blocks=BLOCKS)
     for fault in bad:
         if fault.at < at:  # later ones would hit the run that goes on
-            world.clock.at(fault.at, lambda fault=fault: fault.strike(world))
+            world.clock.at(fault.at, lambda fault=fault: fault.apply(world))
     world.clock.at(at, lambda: world.post(StopRequested("stopped", checkpoint_seconds=10.0)))
     world.run(DAYS)
     assert world.ended is not None
@@ -196,7 +196,7 @@ def test_a_job_in_a_storm(seed: int) -> None:
     chance = Random(seed)
     kinds = [*["worker killed"] * 3, *["ps killed"] * 2, *WORKER_FAULTS[1:], *MASTER_FAULTS]
     bad = [
-        Fault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
+        JobFault(chance.uniform(1, 40), chance.choice(kinds), chance.randint(0, 30), chance.random()) for _ in range(40)
     ]
     job = JobSettings(
         minibatch=4,
@@ -208,13 +208,17 @@ def test_a_job_in_a_storm(seed: int) -> None:
         workers=6,
     )
     network = Network(longest=chance.choice([0.05, 0.3, 0.6]), repeated=0.05, lost=0.02)
-    Run(job, bad, seed, forgets=chance.random() < 0.5, network=network).to_end()
+    FaultyRun(job, bad, seed, forgets=chance.random() < 0.5, network=network).to_end()
 
 
 def test_a_run_is_a_function_of_its_seed() -> None:
-    bad = [Fault(1.0, "worker killed", 0, 0.0), Fault(2.0, "ps killed", 1, 0.0), Fault(3.0, "master killed", 0, 0.1)]
+    bad = [
+        JobFault(1.0, "worker killed", 0, 0.0),
+        JobFault(2.0, "ps killed", 1, 0.0),
+        JobFault(3.0, "master killed", 0, 0.1),
+    ]
     job = JobSettings(minibatch=4, task_records=24, ps=2, workers=3, checkpoint_steps=6)
-    first, second = (Run(job, bad, 7).to_end() for _ in range(2))
+    first, second = (FaultyRun(job, bad, 7).to_end() for _ in range(2))
     assert first.journal == second.journal
 
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.core_harness import alive
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import CoreJob, alive
 
 from edl.api.cluster_port import MOST_WORKERS, PodPhase, PodStatus, Role
 from edl.api.events import RoleRequested
 from edl.core import events as ev
-from edl.core.job import JobStateMachine
 from edl.core.job_pods import JobPod, JobPods
 from edl.core.ledger import Lease
 from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH
@@ -24,23 +23,19 @@ SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers
 RECORDS = (("a", 10**9),)
 
 
-class Job:
+class ThousandWorkerJob(CoreJob):
     """A job with work for everybody, that gets a tick whenever it wants one."""
 
     def __init__(self, **changes: Any) -> None:
-        self.state = JobStateMachine(replace(SETTINGS, **changes))
-        self.now = 0.0
+        super().__init__(replace(SETTINGS, **changes))
         self.see(ev.DatasetDescribed(prediction=RECORDS))
-
-    def see(self, *events: ev.CoreEvent) -> list[ev.CoreCommand]:
-        return [command for event in events for command in self.state.handle(event, self.now)]
 
     def tick(self) -> list[int]:
         """Indices that are asked for when the job next wants to be called."""
         self.now = self.state.next_deadline(self.now)
         return started(self.see(ev.Tick()))
 
-    def grown(self, workers: int) -> Job:
+    def grown(self, workers: int) -> ThousandWorkerJob:
         """So many workers run, and all of them have built their model."""
         self.see(ev.PodsSynced(), ev.ScaleRequested(1, workers))
         for index in range(workers):
@@ -60,7 +55,7 @@ def lost(index: int) -> ev.PodChanged:
 
 
 def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.PodsSynced())
     batches = [started(job.see(ev.ScaleRequested(1, 1004)))]
     while job.state.pods.count_expected_workers() < 1004:
@@ -72,13 +67,13 @@ def test_a_thousand_workers_are_asked_for_in_batches_within_seconds() -> None:
 
 
 def test_once_all_are_asked_for_nobody_is_in_a_hurry() -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, START_BATCH + 4))
     assert job.state.next_deadline(0.0) > BATCH_DELAY_SECONDS
 
 
 def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, 1000))
     assert job.state.next_deadline(0.0) == BATCH_DELAY_SECONDS
     job.see(ev.StopRequested("stopped by its user"))
@@ -86,7 +81,7 @@ def test_a_job_that_ended_while_it_grew_is_in_no_hurry() -> None:
 
 
 def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
-    job = Job().grown(1000)
+    job = ThousandWorkerJob().grown(1000)
     asked = [index for i in range(1000) for index in started(job.see(lost(i)))]
     while job.state.pods.count_expected_workers() < 1000:
         asked += job.tick()
@@ -95,7 +90,7 @@ def test_of_a_thousand_workers_that_are_lost_each_is_asked_for_again() -> None:
 
 
 def test_what_was_asked_for_in_vain_is_asked_for_again_in_batches() -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.PodsSynced(), ev.ScaleRequested(1, 500))
     while job.state.pods.count_expected_workers() < 500:
         job.tick()
@@ -106,7 +101,7 @@ def test_what_was_asked_for_in_vain_is_asked_for_again_in_batches() -> None:
 
 
 def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.ScaleRequested(10**9, 10**9))
     assert job.state.workers_max == MOST_WORKERS
 
@@ -122,7 +117,7 @@ def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
 # ------------------------------------------------------------------------------------------------ what one event costs
 
 
-class Looks:
+class LookCounter:
     """How often the core looked at a pod or a lease."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,19 +139,19 @@ class Looks:
 
         monkeypatch.setattr(kind, name, property(read, write))
 
-    def of(self, job: Job, *events: ev.CoreEvent) -> int:
+    def of(self, job: ThousandWorkerJob, *events: ev.CoreEvent) -> int:
         """Looks during the dearest of some events."""
-        dearest = 0
+        most_costly = 0
         for event in events:
             before = self.count
             job.see(event)
-            dearest = max(dearest, self.count - before)
-        return dearest
+            most_costly = max(most_costly, self.count - before)
+        return most_costly
 
 
 def costs(monkeypatch: pytest.MonkeyPatch, workers: int) -> dict[str, int]:
     """Looks that the dearest event of each kind costs in a job with so many workers that hold leases, some pending."""
-    looks, job = Looks(monkeypatch), Job().grown(workers)
+    looks, job = LookCounter(monkeypatch), ThousandWorkerJob().grown(workers)
     job.see(ev.ScaleRequested(1, 2 * workers), *(ev.Tick() for _ in range(2 * workers // START_BATCH)))
     waits = [
         ev.PodChanged(PodStatus(f"worker-{workers + i}", Role.WORKER, workers + i, PodPhase.PENDING)) for i in range(5)
@@ -183,13 +178,13 @@ def test_what_an_event_costs_does_not_depend_on_how_many_workers_there_are(monke
 
 
 def test_what_asking_costs_grows_with_what_is_asked_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, job = Looks(monkeypatch), Job()
+    looks, job = LookCounter(monkeypatch), ThousandWorkerJob()
     job.see(ev.PodsSynced())
     assert looks.of(job, ev.ScaleRequested(1, 1000), *(ev.Tick() for _ in range(1000 // START_BATCH))) == 0
 
 
 def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_from_work_that_only_it_can_do() -> None:
-    job = Job(describe=True)
+    job = ThousandWorkerJob(describe=True)
     job.see(
         ev.PodsSynced(), alive(Role.WORKER, 0), ev.PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.PENDING))
     )
@@ -199,10 +194,10 @@ def test_a_worker_that_waits_for_room_does_not_keep_one_that_builds_its_model_fr
 # ------------------------------------------------------------------------------------------------ counters
 
 
-def recount(fleet: JobPods) -> dict[str, object]:
+def recount(job_pods: JobPods) -> dict[str, object]:
     """What is counted as it changes, counted anew."""
-    pods = [pod for pod in fleet.by_uid.values() if pod.role is Role.WORKER]
-    asked = [wish for (role, _), wish in fleet.requests.items() if role is Role.WORKER]
+    pods = [pod for pod in job_pods.by_uid.values() if pod.role is Role.WORKER]
+    asked = [wish for (role, _), wish in job_pods.requests.items() if role is Role.WORKER]
     staying = [pod for pod in pods if pod.staying]
     return {
         "wanted": len(staying) + len(asked),
@@ -213,21 +208,21 @@ def recount(fleet: JobPods) -> dict[str, object]:
         "model_built": sorted(pod.uid for pod in pods if pod.live and pod.has_run and not pod.building),
         "told_to_leave": sorted(pod.uid for pod in pods if pod.live and pod.leaving_since is not None),
         "turned away": sorted(
-            i for role, i in fleet.refusals if role is Role.WORKER and (role, i) not in fleet.requests
+            i for role, i in job_pods.refusals if role is Role.WORKER and (role, i) not in job_pods.requests
         ),
     }
 
 
-def counted(fleet: JobPods) -> dict[str, object]:
-    there = fleet.by_role[Role.WORKER]
+def counted(job_pods: JobPods) -> dict[str, object]:
+    there = job_pods.by_role[Role.WORKER]
     return {
-        "wanted": fleet.count_expected_workers(),
-        "elevated": fleet.count_elevated(),
+        "wanted": job_pods.count_expected_workers(),
+        "elevated": job_pods.count_elevated(),
         **{
             name: sorted(getattr(there, name))
             for name in ("live", "staying", "pending", "model_built", "told_to_leave")
         },
-        "turned away": sorted(fleet.requests.rejected_indices[Role.WORKER]),
+        "turned away": sorted(job_pods.requests.rejected_indices[Role.WORKER]),
     }
 
 
@@ -242,7 +237,7 @@ HAPPENED = st.lists(
 
 @given(HAPPENED)
 def test_what_is_counted_as_it_changes_is_what_a_recount_gives(happened: list[tuple[str, int]]) -> None:
-    job = Job()
+    job = ThousandWorkerJob()
     job.see(ev.PodsSynced())
     phases = {"pending": PodPhase.PENDING, "gone": PodPhase.GONE}
     for what, number in happened:

@@ -21,7 +21,7 @@ from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickBatch, 
 LAW = ClickModel(2600)
 
 
-def drawn(law: ClickModel = LAW, records: int = 20_000, part: int = 0) -> ClickBatch:
+def draw_clicks(law: ClickModel = LAW, records: int = 20_000, part: int = 0) -> ClickBatch:
     batches = list(ClickTable(law, records, part).batches())
     return ClickBatch(
         *(np.concatenate([getattr(b, name) for b in batches]) for name in ("numbers", "ids", "labels", "probabilities"))
@@ -37,7 +37,7 @@ def run(out: Path, *options: object) -> str:
 
 def test_labels_follow_the_chances() -> None:
     """In each tenth of the records by chance, as many clicks as the chances add up to, within four deviations."""
-    log = drawn()
+    log = draw_clicks()
     for tenth in np.array_split(np.argsort(log.probabilities), 10):
         chances = log.probabilities[tenth]
         deviation = np.sqrt((chances * (1 - chances)).sum())
@@ -45,7 +45,7 @@ def test_labels_follow_the_chances() -> None:
 
 
 def test_each_feature_has_ids_of_its_own_and_few_are_frequent() -> None:
-    log = drawn(replace(LAW, exponent=1.0))
+    log = draw_clicks(replace(LAW, exponent=1.0))
     assert (log.ids // LAW.ids_per_feature == np.arange(ID_FEATURES)).all()
     counts = np.sort(np.unique(log.ids[:, 0], return_counts=True)[1])[::-1]
     harmonic = (1 / np.arange(1, LAW.ids_per_feature + 1)).sum()
@@ -55,7 +55,7 @@ def test_each_feature_has_ids_of_its_own_and_few_are_frequent() -> None:
 
 def test_numbers_ids_and_their_pairs_all_matter() -> None:
     """No part of the planted model is for nothing: chances change with each, and pairs are not a sum of effects."""
-    log = drawn(records=2)
+    log = draw_clicks(records=2)
     numbers, ids = log.numbers[:1], log.ids[:1]
 
     def logit(numbers: np.ndarray, ids: np.ndarray) -> float:
@@ -72,21 +72,21 @@ def test_numbers_ids_and_their_pairs_all_matter() -> None:
 
 
 def test_parts_differ_and_a_part_is_the_same_again() -> None:
-    one, again, other = (drawn(records=9000, part=part) for part in (0, 0, 1))
+    one, again, other = (draw_clicks(records=9000, part=part) for part in (0, 0, 1))
     assert np.array_equal(one.ids, again.ids)
     assert np.array_equal(one.labels, again.labels)
     assert not np.array_equal(one.ids, other.ids)
 
 
 def test_the_same_features_have_the_same_chances_in_every_part() -> None:
-    log = drawn(records=100)
+    log = draw_clicks(records=100)
     assert np.array_equal(LAW.click_probabilities(log.numbers, log.ids), log.probabilities)
     assert not np.array_equal(replace(LAW, seed=1).click_probabilities(log.numbers, log.ids), log.probabilities)
 
 
 def test_no_model_beats_the_chances() -> None:
     table = ClickTable(LAW, 20_000, 0)
-    log, best = drawn(), table.best_scores()
+    log, best = draw_clicks(), table.best_scores()
     assert best["auc"] == roc_auc(log.probabilities, log.labels)
     assert abs(best["auc"] - best["auc_expected"]) < 0.02
     assert 0.7 < best["auc"] < 0.9, "something to learn, and something that cannot be"
@@ -139,7 +139,7 @@ def test_rows_are_the_same_records(tmp_path: Path) -> None:
     reader = open_reader(tmp_path / "train")
     assert reader.metadata.column_names == ClickTable(LAW, 1, 0).columns
     (source,) = reader.sources()
-    log = drawn(records=45)
+    log = draw_clicks(records=45)
     for row, label, numbers, ids in zip(reader.read(source.name, 0, 45), log.labels, log.numbers, log.ids, strict=True):
         assert not isinstance(row, bytes)
         assert [int(row[0]), *map(int, row[14:])] == [label, *ids]
@@ -148,7 +148,10 @@ def test_rows_are_the_same_records(tmp_path: Path) -> None:
 
 def test_a_log_is_drawn_batch_by_batch() -> None:
     """A part that is longer has the records of a shorter one first: nothing depends on how many there are."""
-    short, long = drawn(records=synthetic_clicks.BATCH_RECORDS + 10), drawn(records=2 * synthetic_clicks.BATCH_RECORDS)
+    short, long = (
+        draw_clicks(records=synthetic_clicks.BATCH_RECORDS + 10),
+        draw_clicks(records=2 * synthetic_clicks.BATCH_RECORDS),
+    )
     assert np.array_equal(short.ids[: synthetic_clicks.BATCH_RECORDS], long.ids[: synthetic_clicks.BATCH_RECORDS])
 
 

@@ -15,7 +15,7 @@ from edl.data import Reader, open_reader, serialize_example
 from edl.data.data_files import detect_format
 
 
-def refused(path: Path) -> BadInputError:
+def conversion_error(path: Path) -> BadInputError:
     with pytest.raises(BadInputError) as error:
         open_reader(str(path)).sources()
     return error.value
@@ -23,7 +23,7 @@ def refused(path: Path) -> BadInputError:
 
 def converted(path: Path) -> Reader:
     """Run the program of the hint, as it is printed, and open what it wrote."""
-    hint = refused(path).hint or ""
+    hint = conversion_error(path).hint or ""
     program = "\n".join(line[4:] for line in hint.splitlines() if line.startswith("    "))
     (target,) = re.findall(r"Writer\('(.*)'\)", program)
     exec(compile(program, "hint", "exec"), {})
@@ -95,7 +95,7 @@ def test_latin_1(tmp_path: Path, text: str) -> None:
 
 def test_what_nothing_is_known_of_leads_to_a_reader_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"PAR1....")
-    hint = refused(tmp_path / "data.parquet").hint or ""
+    hint = conversion_error(tmp_path / "data.parquet").hint or ""
     assert "custom_data_reader" in hint
     assert "docs/bring-your-own-data.md" in hint
     with pytest.raises(BadInputError):

@@ -32,7 +32,7 @@ from edl.data.shuffled_reader import ShuffledReader, fastest_permuted_range, per
 sizes = st.lists(st.lists(st.integers(1, 30), max_size=8), min_size=1, max_size=4)
 
 
-class MemoryReader:
+class BlockReader:
     """Records ``source:number``, in blocks; remembers what was read."""
 
     metadata = Metadata("memory")
@@ -53,7 +53,7 @@ class MemoryReader:
         return [f"{source}:{number}".encode() for number in range(start, end - self._lacks)]
 
 
-class PackedReader(MemoryReader):
+class PackedReader(BlockReader):
     """The same, and of each ``every``-th block the records are where they are in memory."""
 
     def __init__(self, blocks: Sequence[Sequence[int]], every: int) -> None:
@@ -68,7 +68,7 @@ class PackedReader(MemoryReader):
         return PackedRecords(b"".join(b"---" + record for record in records), array("Q", bounds), 3)
 
 
-def shuffled(reader: MemoryReader, window: int, seed: int = 0) -> ShuffledReader:
+def shuffled(reader: BlockReader, window: int, seed: int = 0) -> ShuffledReader:
     return ShuffledReader(reader, shuffled_order(reader, window, seed))
 
 
@@ -94,7 +94,7 @@ def test_what_is_read_is_what_the_order_names(
 
 @given(sizes, st.integers(1, 200))
 def test_any_worker_reads_the_same_for_a_lease_whatever_it_read_before(blocks: list[list[int]], window: int) -> None:
-    first, second = shuffled(MemoryReader(blocks), window), shuffled(PackedReader(blocks, 1), window)
+    first, second = shuffled(BlockReader(blocks), window), shuffled(PackedReader(blocks, 1), window)
     total = first.order.records
     leases = [(epoch, at, min(at + 25, total)) for epoch in (0, 1) for at in range(0, total, 25)]
     in_turn = {lease: first.read(*lease) for lease in leases}
@@ -102,7 +102,7 @@ def test_any_worker_reads_the_same_for_a_lease_whatever_it_read_before(blocks: l
 
 
 def test_a_block_is_read_once_for_a_window_and_no_more_than_a_window_is_held() -> None:
-    reader = MemoryReader([[10] * 30, [10] * 10])
+    reader = BlockReader([[10] * 30, [10] * 10])
     read = shuffled(reader, 95)
     held = []
     for at in range(0, 400, 8):
@@ -116,7 +116,7 @@ def test_a_block_is_read_once_for_a_window_and_no_more_than_a_window_is_held() -
 
 
 def test_a_data_set_of_one_window_is_read_once_for_all_epochs() -> None:
-    reader = MemoryReader([[10] * 30, [7]])
+    reader = BlockReader([[10] * 30, [7]])
     read = shuffled(reader, 400)
     epochs = [
         [record for at in range(0, 307, 16) for record in read.read(epoch, at, min(at + 16, 307))] for epoch in range(3)
@@ -128,11 +128,11 @@ def test_a_data_set_of_one_window_is_read_once_for_all_epochs() -> None:
 
 def test_a_reader_that_does_not_give_what_it_was_asked_for_is_refused() -> None:
     with pytest.raises(BadInputError, match="9 of the 10 records"):
-        shuffled(MemoryReader([[10]], lacks=1), 5).read(0, 0, 3)
+        shuffled(BlockReader([[10]], lacks=1), 5).read(0, 0, 3)
 
 
 def test_blocks_that_do_not_add_up_are_refused_by_the_name_of_the_source() -> None:
-    reader = MemoryReader([[10]])
+    reader = BlockReader([[10]])
     reader.blocks = lambda source: BlockSizes([4, 4], 1)  # type: ignore[method-assign]
     with pytest.raises(
         BadInputError, match=r"s0: blocks\(\) of the data reader returns 8 records, sources\(\) returns 10"
@@ -181,7 +181,7 @@ def test_a_reader_keeps_the_chunk_of_one_file_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_reader_without_blocks_has_no_order() -> None:
-    class Plain:
+    class PlainReader:
         metadata = Metadata("plain")
 
         def sources(self) -> list[Source]:
@@ -190,9 +190,9 @@ def test_a_reader_without_blocks_has_no_order() -> None:
         def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
             return [b""] * (end - start)
 
-    assert read_reader_blocks(Plain()) is None
+    assert read_reader_blocks(PlainReader()) is None
     with pytest.raises(BadInputError, match="no random access"):
-        shuffled_order(Plain(), 3, 0)
+        shuffled_order(PlainReader(), 3, 0)
 
 
 # ------------------------------------------------------------------------------------------------ damage

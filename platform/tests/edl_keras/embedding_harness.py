@@ -1,4 +1,4 @@
-"""A model with served tables on a stage: rows as the parameter servers would give them, and plain Keras beside it."""
+"""A model with served tables: rows as the parameter servers would give them, and plain Keras beside it."""
 
 from __future__ import annotations
 

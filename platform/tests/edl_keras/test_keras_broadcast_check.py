@@ -126,7 +126,7 @@ def test_a_loss_that_averages_by_itself_is_refused_as_well(steps: Any, step: int
         steps(module_of(dense, loss))[step](FLAT)
 
 
-class Averaging(keras.losses.Loss):  # type: ignore[misc]
+class AveragingLoss(keras.losses.Loss):  # type: ignore[misc]
     def call(self, labels: Any, predictions: Any) -> Any:
         return tf.reduce_mean(square(labels, predictions))
 
@@ -136,13 +136,13 @@ class ByRecord(keras.losses.Loss):  # type: ignore[misc]
         return square(labels, predictions)
 
 
-class Squeezing(keras.losses.Loss):  # type: ignore[misc]
+class SqueezingLoss(keras.losses.Loss):  # type: ignore[misc]
     def call(self, labels: Any, predictions: Any) -> Any:
         return tf.reduce_mean(square(labels[:, None], predictions))
 
 
 @pytest.mark.parametrize("step", [0, 1], ids=["train", "evaluate"])
-@pytest.mark.parametrize("loss", [Averaging(), ByRecord()], ids=["Averaging", "ByRecord"])
+@pytest.mark.parametrize("loss", [AveragingLoss(), ByRecord()], ids=["Averaging", "ByRecord"])
 @pytest.mark.parametrize(
     ("model", "wrapped", "labels", "of"),
     [
@@ -228,8 +228,8 @@ def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
         (dense, keras.losses.MeanSquaredError(), FLAT),
         (dense, {"dense": keras.losses.BinaryCrossentropy(from_logits=True)}, FLAT),
         (dense, [keras.losses.Huber(reduction="sum")], FLAT),
-        (dense, Squeezing(), FLAT),
-        (dense, Averaging(), COLUMN),
+        (dense, SqueezingLoss(), FLAT),
+        (dense, AveragingLoss(), COLUMN),
         (dense, lambda labels, predictions: square(labels[:, None], predictions), FLAT),
         # As many values a record as there are records
         (dense, lambda labels, predictions: tf.stack([predictions[:, 0] - labels] * 4, axis=1), FLAT),

@@ -109,7 +109,7 @@ def test_each_metric_of_keras_has_a_case() -> None:
     assert known - {name.partition(",")[0] for name in CASES} == WITHOUT_ARGUMENTS
 
 
-class Worker:
+class EvaluatingWorker:
     """Evaluates as a worker does: it tries metrics on the first minibatch, and updates them in a graph."""
 
     def __init__(self, metric: Callable[[], Any], *, weighted: bool = False) -> None:
@@ -166,34 +166,36 @@ OTHERS = [slow_if_multi_label(case) for case in ("F1Score", "R2Score", "AUC, mul
 def test_two_halves_give_the_value_of_keras(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     half = RECORDS // 2
-    parts = [Worker(metric).evaluate(labels[part], predictions[part]) for part in (slice(half), slice(half, None))]
+    parts = [
+        EvaluatingWorker(metric).evaluate(labels[part], predictions[part]) for part in (slice(half), slice(half, None))
+    ]
     expected = values_of_keras(metric(), labels, predictions)
-    assert Worker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert EvaluatingWorker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_so_it_is_with_sample_weights(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     parts = [
-        Worker(metric, weighted=True).evaluate(labels[part], predictions[part], WEIGHTS[part])
+        EvaluatingWorker(metric, weighted=True).evaluate(labels[part], predictions[part], WEIGHTS[part])
         for part in (slice(9), slice(9, None))
     ]
     expected = values_of_keras(metric(), labels, predictions, WEIGHTS)
-    assert Worker(metric, weighted=True).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert EvaluatingWorker(metric, weighted=True).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_a_range_without_records_adds_nothing(case: str) -> None:
     """A worker whose first range has records that ``feed`` filters away has metrics without a shape."""
     metric, (labels, predictions) = CASES[case]
-    full, empty = Worker(metric).evaluate(labels, predictions), Worker(metric).states()
+    full, empty = EvaluatingWorker(metric).evaluate(labels, predictions), EvaluatingWorker(metric).states()
     expected = values_of_keras(metric(), labels, predictions)
     for parts in ((full, empty), (empty, full), (empty, empty, full)):
-        assert Worker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert EvaluatingWorker(metric).values(*parts) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_a_metric_of_the_users_own_may_get_its_shape_late_and_merge_by_itself() -> None:
-    class Highest(keras.metrics.Metric):  # type: ignore[misc]
+    class HighestPrediction(keras.metrics.Metric):  # type: ignore[misc]
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             if not self.variables:
                 self.highest = self.add_variable((y_pred.shape[-1],), "zeros", name="highest")
@@ -210,12 +212,15 @@ def test_a_metric_of_the_users_own_may_get_its_shape_late_and_merge_by_itself() 
                 variable.assign(tf.zeros(variable.shape))
 
     labels, predictions = CATEGORICAL
-    parts = [Worker(Highest).evaluate(labels[part], predictions[part]) for part in (slice(9), slice(9, None))]
+    parts = [
+        EvaluatingWorker(HighestPrediction).evaluate(labels[part], predictions[part])
+        for part in (slice(9), slice(9, None))
+    ]
     expected = {f"mine_{at}": float(each) for at, each in enumerate(predictions.max(axis=0))}
-    assert Worker(Highest).values(*parts) == pytest.approx(expected)
+    assert EvaluatingWorker(HighestPrediction).values(*parts) == pytest.approx(expected)
 
 
 def test_states_that_are_not_those_of_a_metric_are_told_with_its_name() -> None:
-    other = Worker(m.F1Score).evaluate(*CATEGORICAL)
+    other = EvaluatingWorker(m.F1Score).evaluate(*CATEGORICAL)
     with pytest.raises(BadInputError, match=r"the metric 'mine' \(MeanSquaredError\) has 2 variables.*4 states"):
-        Worker(m.MeanSquaredError).values(other)
+        EvaluatingWorker(m.MeanSquaredError).values(other)

@@ -50,18 +50,18 @@ LABELS = -np.linspace(0.0, 2.0, 9, dtype=np.float32)[:, None]
 
 
 @pytest.fixture
-def user(tmp_path: Path) -> Any:
+def user_model(tmp_path: Path) -> Any:
     zoo = tmp_path / "zoo"
     zoo.mkdir()
     (zoo / "bounded.py").write_text(MODEL, encoding="utf-8")
     return load_model_module(SimpleNamespace(zoo=zoo, definition="bounded.custom_model", params={}))
 
 
-def test_local_applies_them_as_keras_fit(user: Any) -> None:
-    mine = LocalModel(user, seed=1, sample=FEATURES)
-    other = user.make_model()
+def test_local_applies_them_as_keras_fit(user_model: Any) -> None:
+    mine = LocalModel(user_model, seed=1, sample=FEATURES)
+    other = user_model.make_model()
     other.set_weights(mine.model.get_weights())
-    other.compile(optimizer=user.optimizer(), loss="mse")
+    other.compile(optimizer=user_model.optimizer(), loss="mse")
     for _ in range(12):
         mine.train(FEATURES, LABELS, keep_if_not_finite=False)
     other.fit(FEATURES, LABELS, batch_size=len(LABELS), epochs=12, verbose=0)
@@ -71,8 +71,8 @@ def test_local_applies_them_as_keras_fit(user: Any) -> None:
     assert norms.max() == pytest.approx(0.4, abs=1e-5)  # the bound is reached
 
 
-def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
-    mine = LocalModel(user, seed=1, sample=FEATURES)
+def test_local_exports_such_a_model(user_model: Any, tmp_path: Path) -> None:
+    mine = LocalModel(user_model, seed=1, sample=FEATURES)
     mine.train(FEATURES, LABELS, keep_if_not_finite=False)
     model_export.export_model(
         mine.exportable(), mine.variables.read_values(), {}, tmp_path / "model.keras", tmp_path / "saved"
@@ -81,9 +81,9 @@ def test_local_exports_such_a_model(user: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded(FEATURES), mine.model(FEATURES), rtol=1e-6)
 
 
-def test_parameter_servers_apply_none_and_say_where_they_are_applied(user: Any) -> None:
+def test_parameter_servers_apply_none_and_say_where_they_are_applied(user_model: Any) -> None:
     with pytest.raises(BadInputError, match=r"UnitNorm of '.*' cannot be applied by the parameter servers") as caught:
         KerasNetwork.build(
-            user, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
+            user_model, seed=1, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=FEATURES
         )
     assert "strategy: {name: Local}" in str(caught.value.hint)

@@ -39,7 +39,7 @@ def combining(kind: str, combiner: str, input_dim: int | None = 5, **options: An
     return keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
 
 
-class Weighted(keras.Model):  # type: ignore[misc]
+class WeightedLookup(keras.Model):  # type: ignore[misc]
     """Weights come with the ids."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool
 
 def test_weights_in_a_subclassed_model() -> None:
     features = {"ids": RAGGED, "weights": RAGGED.with_values(tf.constant([0.5, 2.0, 1.0, 1.0, 3.0]))}
-    check_step(network_of(Weighted, features), features, LABELS)
+    check_step(network_of(WeightedLookup, features), features, LABELS)
 
 
 def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> None:

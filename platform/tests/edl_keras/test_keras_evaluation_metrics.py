@@ -28,7 +28,7 @@ DIVERGED = tuple(
 )
 
 
-class Largest(keras.metrics.Metric):  # type: ignore[misc]
+class LargestPrediction(keras.metrics.Metric):  # type: ignore[misc]
     """The largest prediction: states do not add up."""
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class Largest(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def metrics(metric: Any) -> EvaluationMetrics:
-    return of(lambda: {"mine": metric()})
+    return metrics_of(lambda: {"mine": metric()})
 
 
-def of(eval_metrics_fn: Any) -> EvaluationMetrics:
+def metrics_of(eval_metrics_fn: Any) -> EvaluationMetrics:
     module = SimpleNamespace(zoo=Path(__file__).parent, eval_metrics_fn=eval_metrics_fn, weighted_metrics_fn=None)
     return EvaluationMetrics.from_module(module)  # type: ignore[arg-type]
 
@@ -58,19 +58,19 @@ def test_predictions_that_are_not_finite_say_nothing_of_a_metric(predictions: An
 
 
 def test_the_next_finite_minibatch_decides() -> None:
-    good, bad = metrics(keras.metrics.MeanSquaredError), metrics(Largest)
+    good, bad = metrics(keras.metrics.MeanSquaredError), metrics(LargestPrediction)
     for found in (good, bad):
         found.verify_states_add_up(LABELS, DIVERGED[0])
     good.verify_states_add_up(LABELS, FINE)
     assert good.states_verified
-    with pytest.raises(BadInputError, match=r"'mine' \(Largest\).*do not add up"):
+    with pytest.raises(BadInputError, match=r"'mine' \(LargestPrediction\).*do not add up"):
         bad.verify_states_add_up(LABELS, FINE)
 
 
 def test_finite_states_are_judged_beside_others_that_are_not() -> None:
     """A metric that counts wrongly is found at once."""
 
-    class Counting(keras.metrics.MeanSquaredError):  # type: ignore[misc]
+    class CountingError(keras.metrics.MeanSquaredError):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.updated = self.add_variable((), "zeros")
@@ -80,7 +80,7 @@ def test_finite_states_are_judged_beside_others_that_are_not() -> None:
             self.updated.assign(1.0)
 
     with pytest.raises(BadInputError, match="do not add up"):
-        metrics(Counting).verify_states_add_up(LABELS, DIVERGED[0])
+        metrics(CountingError).verify_states_add_up(LABELS, DIVERGED[0])
 
 
 def test_that_predictions_are_not_finite_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,18 +108,18 @@ def test_values_of_such_states_are_not_finite_either() -> None:
 
 
 def test_the_metric_that_raises_is_named() -> None:
-    class Wrong(keras.metrics.Metric):  # type: ignore[misc]
+    class RaisingMetric(keras.metrics.Metric):  # type: ignore[misc]
         def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
             raise ZeroDivisionError("on purpose")
 
-    found = of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": Wrong()}})
+    found = metrics_of(lambda: {"price": {"good": keras.metrics.MeanSquaredError(), "wrong": RaisingMetric()}})
     with pytest.raises(UserCodeError, match="the metric 'price_wrong' raised ZeroDivisionError: on purpose") as caught:
         found.update(tf.constant(0.0), LABELS, {"price": FINE})
     assert str(caught.value.where).startswith(__file__)
 
 
 def test_an_output_that_the_model_does_not_have_is_told_with_the_metric() -> None:
-    found = of(lambda: {"prise": {"error": keras.metrics.MeanSquaredError()}})
+    found = metrics_of(lambda: {"prise": {"error": keras.metrics.MeanSquaredError()}})
     with pytest.raises(UserCodeError, match="the metric 'prise_error' raised KeyError: 'prise'") as caught:
         found.update(tf.constant(0.0), LABELS, {"price": FINE})
     assert caught.value.where == __file__
@@ -137,18 +137,20 @@ def test_an_output_that_the_model_does_not_have_is_told_with_the_metric() -> Non
 )
 def test_what_cannot_be_called_is_refused_before_there_are_records(metric: Any, said: str) -> None:
     with pytest.raises(BadInputError, match=said) as caught:
-        of(lambda: {"mine": metric})
+        metrics_of(lambda: {"mine": metric})
     assert caught.value.where == __file__
 
 
 def test_functions_with_more_arguments_that_have_defaults_will_do() -> None:
-    of(lambda: {"one": lambda labels, predictions, weight=1.0: predictions, "two": keras.losses.MeanSquaredError()})
+    metrics_of(
+        lambda: {"one": lambda labels, predictions, weight=1.0: predictions, "two": keras.losses.MeanSquaredError()}
+    )
 
 
 def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
     """Keras calls the second one that a process makes ``precision_1``, and a worker makes them for each evaluation."""
     keras.utils.clear_session(free_memory=False)  # as before a model is made
-    found = of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
+    found = metrics_of(lambda: [keras.metrics.Precision(), keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
     found.verify_states_add_up(LABELS, FINE / 4)
     found.update(tf.constant(0.0), LABELS, FINE / 4)
     for _ in range(2):

@@ -45,7 +45,7 @@ def model_of(layer: Any, name: str = "out") -> Model:
     return keras.Model(ids, keras.layers.Dense(1, name=name)(keras.layers.Flatten()(layer(ids))))
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class RebuiltModel(keras.Model):  # type: ignore[misc]
     """Built by its first call."""
 
     def __init__(self, layer: Any) -> None:
@@ -84,8 +84,8 @@ def smaller_first(layer: Any) -> Model:
 
 
 def tried_out(layer: Any) -> Model:
-    Subclassed(layer(name="e"))(IDS)
-    Subclassed(layer())(IDS)
+    RebuiltModel(layer(name="e"))(IDS)
+    RebuiltModel(layer())(IDS)
     return model_of(layer(name="e"))
 
 
@@ -110,12 +110,12 @@ def test_an_export_has_the_trained_rows_of_a_model_that_is_made_more_than_once(
 def test_a_table_that_is_built_in_another_scope_is_exported() -> None:
     """The name of its variable is then not the one that its layer tells."""
 
-    class Scoped(keras.layers.Embedding):  # type: ignore[misc]
+    class ScopedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         def build(self, input_shape: Any = None) -> None:
             with keras.name_scope("inner"):
                 super().build(input_shape)
 
-    network = network_of(lambda: model_of(Scoped(50, 4, name="e")))
+    network = network_of(lambda: model_of(ScopedEmbedding(50, 4, name="e")))
     rows = {name: RowBatch(some.ids, np.full_like(some.values, 5)) for name, some in rows_for(network, IDS).items()}
     trained = network.predict(network.initial_values(), rows, IDS)
     np.testing.assert_allclose(plain_of(network, rows)(IDS), trained, rtol=1e-5)

@@ -36,7 +36,7 @@ FORMS = {
 }
 
 
-class Subclassed(keras.Model):
+class DictInputModel(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.tags = Embedding(2, 5, combiner="sum")
@@ -59,7 +59,7 @@ def functional(form: str) -> Any:
 def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) -> None:
     tags, parts = FORMS[form]
     features = {"tags": tags, "price": PRICES}
-    network = network_of(Subclassed if subclassed else lambda: functional(form), features)
+    network = network_of(DictInputModel if subclassed else lambda: functional(form), features)
     rows = rows_for(network, features)
     write_export(network, rows, tmp_path)
     expected = network.predict(network.initial_values(), rows, features)
@@ -69,7 +69,7 @@ def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) 
     np.testing.assert_allclose(found["output_0"], expected, rtol=1e-5)
 
 
-class Counting(keras.Model):
+class UnstackingModel(keras.Model):
     """Takes its features apart, as dense ones cannot be."""
 
     def __init__(self, form: str) -> None:
@@ -87,7 +87,7 @@ class Counting(keras.Model):
 @pytest.mark.parametrize("form", ["sparse", "ragged"])
 def test_a_model_is_traced_with_its_own_features_only(form: str, tmp_path: Path) -> None:
     tags, parts = FORMS[form]
-    network = network_of(lambda: Counting(form), {"tags": tags})
+    network = network_of(lambda: UnstackingModel(form), {"tags": tags})
     write_export(network, {}, tmp_path)
     expected = network.predict(network.initial_values(), {}, {"tags": tags})
     served = tf.saved_model.load(str(tmp_path / "saved_model"))

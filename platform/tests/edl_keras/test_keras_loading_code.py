@@ -78,7 +78,7 @@ X = np.ones((3, 2), np.float32)
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def user_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (tmp_path / "layers_of_mine.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("layers_of_mine")
@@ -104,8 +104,8 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> None:
-    model, path = MODELS[kind](mine), tmp_path / "model.keras"
+def test_what_is_said_loads_the_file(kind: str, user_layers: Any, tmp_path: Path) -> None:
+    model, path = MODELS[kind](user_layers), tmp_path / "model.keras"
     expected = model(X)
     model.save(path)
     with pytest.raises((TypeError, ValueError)):
@@ -118,21 +118,21 @@ def test_what_is_said_loads_the_file(kind: str, mine: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["Strict", "StrictLayer"])
-def test_what_no_code_loads_is_told_by_what_is_missing(kind: str, mine: Any, tmp_path: Path) -> None:
-    model = mine.Strict() if kind == "Strict" else sequential(mine.StrictLayer(2.0))
+def test_what_no_code_loads_is_told_by_what_is_missing(kind: str, user_layers: Any, tmp_path: Path) -> None:
+    model = user_layers.Strict() if kind == "Strict" else sequential(user_layers.StrictLayer(2.0))
     model(X)
     path = tmp_path / "model.keras"
     model.save(path)
     with pytest.raises(TypeError):
-        keras.models.load_model(path, custom_objects={kind: getattr(mine, kind)})
+        keras.models.load_model(path, custom_objects={kind: getattr(user_layers, kind)})
     said = format_loading_code(model, path, tmp_path / "zoo")
     assert said.startswith("# ")
     assert not missing_keys(said, f"{kind}.__init__()", "**kwargs", "get_config()", "SavedModel")
 
 
-def test_what_is_registered_needs_its_module(mine: Any, tmp_path: Path) -> None:
+def test_what_is_registered_needs_its_module(user_layers: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
-    assert format_loading_code(sequential(mine.Known()), path, tmp_path / "zoo") == (
+    assert format_loading_code(sequential(user_layers.Known()), path, tmp_path / "zoo") == (
         f'import layers_of_mine; keras.models.load_model("{path}")'
     )
 

@@ -159,7 +159,7 @@ def test_the_best_checkpoint_is_that_of_keras(values: list[float], mode: str, th
 # ---------------------------------------------------------------- what is refused
 
 
-class Own(K.EarlyStopping):  # type: ignore[misc]
+class UserEarlyStopping(K.EarlyStopping):  # type: ignore[misc]
     """Whose code no master runs."""
 
 
@@ -206,9 +206,9 @@ def test_the_best_at_the_end_may_be_the_only_one() -> None:
 
 
 def test_a_subclass_is_refused_by_name_where_the_master_decides() -> None:
-    assert is_monitor(Own())
-    with pytest.raises(BadInputError, match=r"Own \(a keras.callbacks.EarlyStopping\)") as caught:
-        declare_callbacks([Own()], optimizer())
+    assert is_monitor(UserEarlyStopping())
+    with pytest.raises(BadInputError, match=r"UserEarlyStopping \(a keras.callbacks.EarlyStopping\)") as caught:
+        declare_callbacks([UserEarlyStopping()], optimizer())
     assert "Local" in str(caught.value.hint)
 
 

@@ -156,12 +156,12 @@ def test_workers_draw_other_random_numbers_and_begin_with_equal_values() -> None
 def test_a_served_table_gets_no_values(monkeypatch: pytest.MonkeyPatch, threshold: int, made: int) -> None:
     filled: list[Any] = []
 
-    class Counted(keras.initializers.RandomUniform):  # type: ignore[misc]
+    class CountedInitializer(keras.initializers.RandomUniform):  # type: ignore[misc]
         def __call__(self, shape: Any, dtype: Any = None, **options: Any) -> Any:
             filled.append(shape)
             return super().__call__(shape, dtype, **options)
 
-    monkeypatch.setattr(keras.initializers, "RandomUniform", Counted)
+    monkeypatch.setattr(keras.initializers, "RandomUniform", CountedInitializer)
 
     def model() -> Any:
         initializer = keras.initializers.RandomUniform()
@@ -241,12 +241,12 @@ def _dense() -> Any:
 
 
 def test_what_the_users_model_raises_names_their_file() -> None:
-    class Wrong(keras.Model):  # type: ignore[misc]
+    class RaisingModel(keras.Model):  # type: ignore[misc]
         def call(self, inputs: Any) -> Any:
             raise ZeroDivisionError("on purpose")
 
     with pytest.raises(UserCodeError, match="on purpose") as caught:
-        build(module_of(Wrong), IMAGES)
+        build(module_of(RaisingModel), IMAGES)
     assert caught.value.where is not None
     assert caught.value.where.startswith(__file__)
     assert "your code" in caught.value.detail
@@ -309,7 +309,7 @@ def test_metric_states_of_parts_add_up_to_those_of_plain_keras() -> None:
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
-class _Largest(keras.metrics.Metric):  # type: ignore[misc]
+class _MaxPrediction(keras.metrics.Metric):  # type: ignore[misc]
     """The largest prediction: states do not add up."""
 
     def __init__(self) -> None:
@@ -323,14 +323,14 @@ class _Largest(keras.metrics.Metric):  # type: ignore[misc]
         return self.largest.value
 
 
-class _Merging(_Largest):
+class _MergingMax(_MaxPrediction):
     def merge_state(self, states: Any) -> None:
         self.largest.assign(max(float(state[0]) for state in states))
 
 
 def test_a_metric_that_does_not_add_up_is_refused_by_name() -> None:
-    network = build(module_of(_dense, metrics=lambda: {"largest": _Largest()}))
-    with pytest.raises(BadInputError, match="'largest' \\(_Largest\\)"):
+    network = build(module_of(_dense, metrics=lambda: {"largest": _MaxPrediction()}))
+    with pytest.raises(BadInputError, match="'largest' \\(_MaxPrediction\\)"):
         network.evaluate(network.initial_values(), {}, IMAGES[:, :4], IMAGES[:, :3])
 
 
@@ -340,7 +340,7 @@ def test_a_metric_may_merge_its_own_states_and_a_function_is_averaged_over_recor
     def mean_error(labels: Any, predictions: Any) -> Any:
         return tf.reduce_mean(tf.abs(labels - predictions))
 
-    network = build(module_of(_dense, metrics=lambda: {"largest": _Merging(), "error": mean_error}))
+    network = build(module_of(_dense, metrics=lambda: {"largest": _MergingMax(), "error": mean_error}))
     merged: dict[str, Any] = {}
     for place in (slice(0, 9), slice(9, 12)):
         network.reset_metrics()
@@ -368,7 +368,7 @@ _LOAD = dedent("""
 
 
 @pytest.fixture
-def trained(tmp_path: Path) -> Any:
+def export_trained(tmp_path: Path) -> Any:
     return lambda definition: _exported(definition, tmp_path)
 
 
@@ -383,8 +383,8 @@ def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     ("definition", "module"),
     [pytest.param(MNIST[1], "", marks=pytest.mark.repetition), (MNIST[2], "model_zoo.mnist.mnist_subclass")],
 )
-def test_exports_load_without_edl(trained: Any, tmp_path: Path, definition: str, module: str) -> None:
-    network, slab, said = trained(definition)
+def test_exports_load_without_edl(export_trained: Any, tmp_path: Path, definition: str, module: str) -> None:
+    network, slab, said = export_trained(definition)
     assert (said["keras"], said["saved_model"]) == (str(tmp_path / "model.keras"), str(tmp_path / "saved_model"))
     if module:  # has a class of its own, and imports it before it loads the file
         assert said["loading"].split("; ")[:3:2] == ["import sys", f"import {module}"], (
@@ -417,8 +417,10 @@ def test_served_tables_are_exported_in_full(ratings: Any, tmp_path: Path) -> Non
     np.testing.assert_array_equal(np.asarray(loaded.get_layer("users").embeddings)[[4999]], fresh)
 
 
-def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, slab, _ = trained(MNIST[0])
+def test_a_failed_export_leaves_the_earlier_one(
+    export_trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, slab, _ = export_trained(MNIST[0])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     told = iter(
@@ -443,8 +445,8 @@ def test_a_failed_export_leaves_the_earlier_one(trained: Any, tmp_path: Path, mo
     np.testing.assert_allclose(network.load_weights_file(tmp_path / "model.keras"), slab * 2)
 
 
-def test_a_file_that_is_no_model_is_bad_input(trained: Any, tmp_path: Path) -> None:
-    network, *_ = trained(MNIST[0])
+def test_a_file_that_is_no_model_is_bad_input(export_trained: Any, tmp_path: Path) -> None:
+    network, *_ = export_trained(MNIST[0])
     empty, junk, gone = tmp_path / "empty.keras", tmp_path / "junk.keras", tmp_path / "gone.keras"
     with zipfile.ZipFile(empty, "w") as archive:
         archive.writestr("metadata.json", "{}")
@@ -455,6 +457,6 @@ def test_a_file_that_is_no_model_is_bad_input(trained: Any, tmp_path: Path) -> N
         assert caught.value.where == str(file)
 
 
-def test_training_goes_on_after_an_export(trained: Any) -> None:
-    network, slab, _ = trained(MNIST[1])
+def test_training_goes_on_after_an_export(export_trained: Any) -> None:
+    network, slab, _ = export_trained(MNIST[1])
     assert np.isfinite(network.train(slab, {}, IMAGES, LABELS).loss)

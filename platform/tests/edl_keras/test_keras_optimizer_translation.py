@@ -100,20 +100,20 @@ def test_the_page_names_arguments_and_slots(name: str) -> None:
 
 
 def test_a_users_subclass_is_refused_by_name() -> None:
-    class Mine(keras.optimizers.SGD):  # type: ignore[misc]
+    class RenamedSgd(keras.optimizers.SGD):  # type: ignore[misc]
         pass
 
-    with pytest.raises(BadInputError, match="class Mine ") as caught:
-        translate_optimizer(Mine())
+    with pytest.raises(BadInputError, match="class RenamedSgd ") as caught:
+        translate_optimizer(RenamedSgd())
     assert str(caught.value.hint).startswith("use keras.optimizers.SGD itself")
 
 
 def test_a_users_own_optimizer_is_refused_with_all_that_there_are() -> None:
-    class Own(keras.optimizers.Optimizer):  # type: ignore[misc]
+    class UserOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         pass
 
-    with pytest.raises(BadInputError, match="class Own ") as caught:
-        translate_optimizer(Own(0.1))
+    with pytest.raises(BadInputError, match="class UserOptimizer ") as caught:
+        translate_optimizer(UserOptimizer(0.1))
     assert all(name in str(caught.value.hint) for name in REPRODUCED)
 
 
@@ -181,7 +181,7 @@ def test_variables_excluded_by_name_keep_their_weights() -> None:
 
 @pytest.mark.parametrize("words", [["bias"], ["head"], ["^emb/"], ["kernel$"], ["kernel:0$", "model"]])
 def test_exclusions_mean_what_keras_takes_them_for(words: list[str]) -> None:
-    class Subclassed(keras.Model):  # type: ignore[misc]
+    class FrozenLayerModel(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.parts = [keras.layers.Embedding(4, 2, name="emb"), keras.layers.Dense(2, name="head")]
@@ -189,7 +189,7 @@ def test_exclusions_mean_what_keras_takes_them_for(words: list[str]) -> None:
         def call(self, inputs: Any) -> Any:
             return self.parts[1](self.parts[0](inputs))
 
-    model, inputs = Subclassed(), keras.Input([1])
+    model, inputs = FrozenLayerModel(), keras.Input([1])
     model(np.zeros((1, 1)))
     layers = keras.layers.Embedding(4, 2, name="emb"), keras.layers.Dense(2, name="head")
     functional = keras.Model(inputs, layers[1](layers[0](inputs)))
@@ -310,14 +310,16 @@ def test_a_schedule_that_a_callback_assigns_counts_at_the_global_step() -> None:
 
 
 def test_what_a_callback_does_before_a_step_counts_in_that_step(tmp_path: Path) -> None:
-    class Halving(keras.callbacks.Callback):  # type: ignore[misc]
+    class HalvingCallback(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             self.model.optimizer.learning_rate = 0.8 / 2**batch
 
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 3.0 + epoch)
     model, optimizer = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)]), keras.optimizers.SGD(0.1)
     rate = translate_optimizer(optimizer).learning_rate
-    watcher = KerasCallbacks([scheduler, Halving()], model, optimizer, tmp_path, check_monitors=lambda found: None)
+    watcher = KerasCallbacks(
+        [scheduler, HalvingCallback()], model, optimizer, tmp_path, check_monitors=lambda found: None
+    )
     watcher.begin_epoch(0)
     assert rate(0) == pytest.approx(3.0)
     for step in range(3):

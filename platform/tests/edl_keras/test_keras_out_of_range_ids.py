@@ -84,10 +84,7 @@ def test_ids_of_a_served_table_are_named_with_its_shape_and_a_remedy(dtype: str,
     built = network(dtype, SERVED)
     with pytest.raises(BadInputError) as caught:
         step(built, np.array([ids], dtype))
-    assert (
-        caught.value.message
-        == f"id {named} is outside of the embedding 'emb/embeddings' (50 x 3), whose ids are 0 to 49"
-    )
+    assert not missing_keys(caught.value.message, f"id {named}", "'emb/embeddings' (50 x 3)", "0 to 49")
     assert "input_dim" in str(caught.value.hint)
     assert np.isfinite(step(built, np.array([[0, 49]], dtype))), "and goes on"
 
@@ -97,10 +94,7 @@ def test_ids_of_a_dense_table_are_told_as_those_of_a_served_one(wrong: int) -> N
     built = network("int32", DENSE)
     with pytest.raises(BadInputError) as caught:
         step(built, np.array([[1, wrong]], np.int32))
-    assert (
-        caught.value.message
-        == f"id {wrong} is outside of the embedding 'emb/embeddings' (50 x 3), whose ids are 0 to 49"
-    )
+    assert not missing_keys(caught.value.message, f"id {wrong}", "'emb/embeddings' (50 x 3)", "0 to 49")
     assert "input_dim" in str(caught.value.hint)
     assert caught.value.where is None, "that is left to who knows the records"
     assert np.isfinite(step(built, np.array([[0, 49]], np.int32))), "and goes on"
@@ -117,7 +111,7 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
 
     built, features = network_of(model, DENSE), np.array([[1, wrong]])
     given = () if how == "predict" else (np.ones((1, 1), np.float32),)
-    with pytest.raises(BadInputError, match=rf"^id {wrong} is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
+    with pytest.raises(BadInputError, match=rf"^id {wrong} .*'emb/embeddings' \(50 x 3\)"):
         getattr(built, how)(built.initial_values(), {}, features, *given)
 
 
@@ -128,7 +122,7 @@ def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served
 
     def model() -> Any:
         inputs = keras.Input([2], dtype="int64")
-        rows = Shifted(50, 3, name="emb")(inputs)
+        rows = ShiftedEmbedding(50, 3, name="emb")(inputs)
         return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(rows)))
 
     labels = np.ones((1, 1), np.float32)
@@ -144,11 +138,11 @@ def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served
         ("Local", "predict"): lambda ids: local.evaluate(ids, tf.constant(labels)),  # Local predicts to evaluate
     }[strategy, how]
     does(tf.constant([[-1, 48]], tf.int64))  # 0 and 49
-    with pytest.raises(BadInputError, match=r"^id -1 is outside of the embedding 'emb/embeddings' \(50 x 3\)"):
+    with pytest.raises(BadInputError, match=r"^id -1 .*'emb/embeddings' \(50 x 3\)"):
         does(tf.constant([[-2, 48]], tf.int64))
 
 
-class Shifted(keras.layers.Embedding):  # type: ignore[misc]
+class ShiftedEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     """Takes -1 for the first row: what counts are the ids that Keras' layer is given."""
 
     def call(self, ids: Any) -> Any:
@@ -162,7 +156,7 @@ def test_ragged_and_float_ids_of_a_dense_table_are_looked_at_too() -> None:
 
     built = network_of(model, DENSE)
     assert built.predict(built.initial_values(), {}, np.array([[0, 49.0]], np.float32)).shape == (1, 6)
-    with pytest.raises(BadInputError, match=r"^id -3 is outside of the embedding 'emb/embeddings'"):
+    with pytest.raises(BadInputError, match=r"^id -3 .*'emb/embeddings'"):
         built.predict(built.initial_values(), {}, np.array([[0, -3.0]], np.float32))
 
 
@@ -180,7 +174,7 @@ def test_an_exported_saved_model_refuses_them_as_the_job_does(threshold: int, wr
         served.serve(tf.constant([[0, wrong]], tf.int64))
 
 
-class Several(keras.Model):  # type: ignore[misc]
+class SeveralTables(keras.Model):  # type: ignore[misc]
     """Tables in a list, without names, and a table that is none of an Embedding."""
 
     def __init__(self) -> None:
@@ -196,19 +190,19 @@ class Several(keras.Model):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("ids", "said"),
     [
-        ([1, 50, 1, 1], "'several/embedding_1/embeddings' (50 x 3), whose ids are 0 to 49"),
-        ([1, 1, 7, 1], "'several/embedding_2/embeddings' (7 x 3), whose ids are 0 to 6"),
+        ([1, 50, 1, 1], "'several_tables/embedding_1/embeddings' (50 x 3), whose ids are 0 to 49"),
+        ([1, 1, 7, 1], "'several_tables/embedding_2/embeddings' (7 x 3), whose ids are 0 to 6"),
     ],
 )
 def test_the_table_is_found_by_its_name_and_rows(ids: list[int], said: str) -> None:
-    built = network_of(Several, DENSE, np.ones((1, 4), np.int64))
+    built = network_of(SeveralTables, DENSE, np.ones((1, 4), np.int64))
     with pytest.raises(BadInputError) as caught:
         step(built, np.array([ids]))
     assert said in caught.value.message
 
 
 def test_what_is_gathered_elsewhere_is_no_embedding() -> None:
-    built = network_of(Several, DENSE, np.ones((1, 4), np.int64))
+    built = network_of(SeveralTables, DENSE, np.ones((1, 4), np.int64))
     with pytest.raises(UserCodeError, match="is not in") as caught:
         step(built, np.array([[1, 1, 1, 50]]))
     assert "if this is an Embedding" in str(caught.value.hint)
@@ -221,12 +215,12 @@ def test_strategy_local_tells_them_too() -> None:
         lambda: model.train(features, labels, keep_if_not_finite=False),
         lambda: model.evaluate(features, labels),
     ):
-        with pytest.raises(BadInputError, match="id 50 is outside of the embedding 'emb/embeddings'"):
+        with pytest.raises(BadInputError, match=r"id 50 .*'emb/embeddings'"):
             call()
 
 
 def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
-    class Weighted(keras.Model):  # type: ignore[misc]
+    class WeightedTables(keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.tags = Embedding(1, 5, combiner="mean", name="tags")
@@ -237,11 +231,11 @@ def test_weights_that_are_not_those_of_the_ids_are_told_in_a_line() -> None:
     def features(*records: list[float]) -> Any:
         return {"ids": tf.ragged.constant([[1, 2], [3]]), "weights": tf.ragged.constant(records)}
 
-    built = network_of(Weighted, DENSE, features([1.0, 2.0], [3.0]))
+    built = network_of(WeightedTables, DENSE, features([1.0, 2.0], [3.0]))
     with pytest.raises(UserCodeError) as caught:
         built.predict(built.initial_values(), {}, features([1.0], [2.0, 3.0]))
     assert not missing_keys(
-        caught.value.message, "InvalidArgumentError", "Embedding weighted/tags", "weights", "row_splits"
+        caught.value.message, "InvalidArgumentError", "Embedding weighted_tables/tags", "weights", "row_splits"
     )
     assert "[" not in caught.value.message.partition("Condition")[0]
 
@@ -273,7 +267,7 @@ def test_the_records_are_named() -> None:
         raise BadInputError("no", where="model.py:3")
 
 
-class Outside(LinearNetwork):
+class OutOfRangeNetwork(LinearNetwork):
     """A dense table does not have the id of one record."""
 
     def __init__(self, bad: int) -> None:
@@ -296,19 +290,19 @@ class Outside(LinearNetwork):
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
 @pytest.mark.parametrize(("bad", "records"), [(1, "0 to 3"), (9, "8 to 11")])
 def test_the_records_of_a_step_are_named(kind: str, bad: int, records: str) -> None:
-    stage = LoopHarness()
-    network = Outside(bad)
-    parameters = stage.parameters(network)
+    harness = LoopHarness()
+    network = OutOfRangeNetwork(bad)
+    parameters = harness.parameters(network)
     parameters.pull_pinned = lambda pin: network.initial_values()  # type: ignore[method-assign]
     doing: dict[str, Any] = {
-        "training": stage.trainer(network, parameters),
+        "training": harness.trainer(network, parameters),
         "evaluation": Evaluator(
-            network, parameters, stage.streams[kind], stage.leases, stage.progress, stage.gate, NoCallbacks()
+            network, parameters, harness.streams[kind], harness.leases, harness.progress, harness.gate, NoCallbacks()
         ),
     }
-    (leased,) = stage.take(task(1, 0, 16, kind))
+    (leased,) = harness.take(task(1, 0, 16, kind))
     try:
         with pytest.raises(BadInputError, match=rf"^s, records {records}: id 7 is outside of the embedding 'emb/"):
             doing[kind].run(leased)
     finally:
-        stage.close()
+        harness.close()

@@ -69,7 +69,7 @@ def test_a_vocabulary_without_a_bound_has_no_fan():
 
 
 def test_a_subclass_of_an_initializer_is_none():
-    class Own(keras.initializers.GlorotUniform):
+    class UserInitializer(keras.initializers.GlorotUniform):
         pass
 
-    assert to_row_initializer(Own(), SHAPE) is None
+    assert to_row_initializer(UserInitializer(), SHAPE) is None

@@ -22,7 +22,7 @@ from edl.keras.optimizer_translation import (  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
 
 
-class Own(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """A schedule of the user's."""
 
     def __init__(self, rate: Callable[[Any], Any]) -> None:
@@ -36,7 +36,7 @@ class Own(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc
 
 
 def rate_of(schedule: Callable[[Any], Any]) -> LearningRate:
-    return LearningRate(keras.optimizers.SGD(Own(schedule)), Path(__file__).parent)
+    return LearningRate(keras.optimizers.SGD(UserSchedule(schedule)), Path(__file__).parent)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_schedule_may_decide_by_the_step() -> None:
     assert [rate(step) for step in range(4)] == pytest.approx([0.1, 0.1, 0.01, 0.01])
 
 
-class Silent(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+class ScheduleWithoutConfig(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """Has all that keras.fit needs, and no configuration."""
 
     def __call__(self, step: Any) -> Any:
@@ -67,19 +67,21 @@ class Silent(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[m
 
 
 def test_a_schedule_without_a_configuration_is_refused_by_its_class() -> None:
-    with pytest.raises(BadInputError, match="the learning-rate schedule Silent has no get_config") as caught:
-        translate_optimizer(keras.optimizers.SGD(Silent()), zoo=Path(__file__).parent)
+    with pytest.raises(
+        BadInputError, match="the learning-rate schedule ScheduleWithoutConfig has no get_config"
+    ) as caught:
+        translate_optimizer(keras.optimizers.SGD(ScheduleWithoutConfig()), zoo=Path(__file__).parent)
     assert caught.value.where == __file__
-    assert "add get_config(self) to Silent" in str(caught.value.hint)
+    assert "add get_config(self) to ScheduleWithoutConfig" in str(caught.value.hint)
 
 
 def test_what_a_configuration_raises_is_the_users() -> None:
-    class Broken(Silent):
+    class RaisingSchedule(ScheduleWithoutConfig):
         def get_config(self) -> Any:
             raise ZeroDivisionError("on purpose")
 
     with pytest.raises(UserCodeError, match=r"get_config\(\) of the optimizer raised ZeroDivisionError") as caught:
-        translate_optimizer(keras.optimizers.SGD(Broken()), zoo=Path(__file__).parent)
+        translate_optimizer(keras.optimizers.SGD(RaisingSchedule()), zoo=Path(__file__).parent)
     assert str(caught.value.where).startswith(__file__)
 
 

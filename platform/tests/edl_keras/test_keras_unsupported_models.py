@@ -76,7 +76,7 @@ def module(folder: Path, source: str) -> Any:
     return load_model_module(SimpleNamespace(zoo=zoo, definition="own.custom_model", params={}))
 
 
-def refused(folder: Path, source: str) -> BadInputError:
+def load_error(folder: Path, source: str) -> BadInputError:
     with pytest.raises(BadInputError) as error:
         module(folder, source).make_model()
     return error.value
@@ -85,7 +85,7 @@ def refused(folder: Path, source: str) -> BadInputError:
 @pytest.mark.parametrize("method", OVERRIDES)
 def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{OVERRIDES[method]}\n\ndef custom_model():\n    return Mine()\n"
-    error = refused(tmp_path, source)
+    error = load_error(tmp_path, source)
     assert not missing_keys(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
@@ -94,7 +94,7 @@ def test_a_step_of_its_own_is_refused_by_name(tmp_path: Path, method: str) -> No
 @pytest.mark.parametrize("method", NEVER_CALLED)
 def test_so_is_a_method_of_its_own_that_people_call(tmp_path: Path, method: str) -> None:
     source = f"class Mine(Own):\n    def {method}{NEVER_CALLED[method]}\n\ndef custom_model():\n    return Mine()\n"
-    error = refused(tmp_path, source)
+    error = load_error(tmp_path, source)
     assert not missing_keys(error.message, "custom_model()", f"{method}()", "class Mine")
     assert error.where == str(tmp_path / "zoo" / "own.py")
     assert error.hint
@@ -126,7 +126,7 @@ class Tracked(keras.layers.Dense):
 def custom_model():
     return keras.Sequential([keras.Input((2,)), Tracked(1, name="inner")])
 """
-    assert not missing_keys(refused(tmp_path, source).message, "'inner'", "Tracked", "'act'")
+    assert not missing_keys(load_error(tmp_path, source).message, "'inner'", "Tracked", "'act'")
 
 
 def test_a_compiled_model_within_another_has_none_that_count(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ class Mine(Tracked, Own):
 def custom_model():
     return Mine()
 """
-    error = refused(tmp_path, source)
+    error = load_error(tmp_path, source)
     assert not missing_keys(error.message, "property metrics", "class Mine, from Tracked")
     assert "eval_metrics_fn()" in str(error.hint)
 
@@ -192,7 +192,7 @@ def patched():
     model.test_step = lambda data: {}
     return model
 """
-    assert not missing_keys(refused(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
+    assert not missing_keys(load_error(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
     choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
@@ -211,7 +211,7 @@ def patched():
 )
 def test_a_compiled_model_is_refused(tmp_path: Path, options: str, named: str) -> None:
     source = f"def custom_model():\n    model = network()\n    model.compile({options})\n    return model\n"
-    error = refused(tmp_path, source)
+    error = load_error(tmp_path, source)
     assert named in error.message
     assert "compile=False" in str(error.hint)
 

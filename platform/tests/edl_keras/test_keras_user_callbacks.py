@@ -31,7 +31,7 @@ from edl.keras.user_code import UserCodeError  # noqa: E402
 CALLBACKS = keras.callbacks
 
 
-class Callback(keras.callbacks.Callback):  # type: ignore[misc]
+class ScriptedCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Does at each call what it was given, and writes down what it sees."""
 
     def __init__(self, act: Any = None) -> None:
@@ -53,7 +53,7 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]
         self.seen.append(("test", logs))
 
 
-class Own(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
+class UserCheckpoint(keras.callbacks.ModelCheckpoint):  # type: ignore[misc]
     """A subclass needs what its base does."""
 
 
@@ -106,7 +106,10 @@ NEVER: dict[str, tuple[Any, str]] = {
 """What a job cannot do, wherever it trains: the callback, and a word of what is to be used instead."""
 WITHOUT_WEIGHTS: dict[str, tuple[Any, str]] = {
     "ModelCheckpoint": (lambda: CALLBACKS.ModelCheckpoint("m.keras"), "checkpoint.every_steps"),
-    r"Own \(a keras.callbacks.ModelCheckpoint\)": (lambda: Own("m.keras"), "checkpoint.every_steps"),
+    r"UserCheckpoint \(a keras.callbacks.ModelCheckpoint\)": (
+        lambda: UserCheckpoint("m.keras"),
+        "checkpoint.every_steps",
+    ),
     "SwapEMAWeights": (CALLBACKS.SwapEMAWeights, "average"),
     "histogram_freq=2 of the callback TensorBoard": (lambda: CALLBACKS.TensorBoard(histogram_freq=2), "checkpoint"),
     "embeddings_freq=1 of the callback TensorBoard": (lambda: CALLBACKS.TensorBoard(embeddings_freq=1), "checkpoint"),
@@ -150,7 +153,7 @@ def test_what_needs_the_trained_weights_is_refused_where_parameter_servers_have_
 
 
 def test_nested_callbacks_are_looked_at_too(tmp_path: Path) -> None:
-    refusal([Callback(), [CALLBACKS.TerminateOnNaN()]], tmp_path, local=False)
+    refusal([ScriptedCallback(), [CALLBACKS.TerminateOnNaN()]], tmp_path, local=False)
 
 
 def test_what_decides_by_evaluations_is_declared_where_parameter_servers_have_the_weights(tmp_path: Path) -> None:
@@ -158,13 +161,13 @@ def test_what_decides_by_evaluations_is_declared_where_parameter_servers_have_th
         CALLBACKS.EarlyStopping(mode="min"),
         CALLBACKS.ModelCheckpoint("m.keras", "val_auc", 0, True, mode="max"),
     ]
-    watching = watch([Callback(), *deciding], tmp_path)
+    watching = watch([ScriptedCallback(), *deciding], tmp_path)
     assert [(type(each).__name__, each.monitor) for each in watching.master_callbacks] == [
         ("EarlyStopping", "loss"),
         ("BestCheckpoint", "auc"),
     ]
     train(watching, [[4.0], [5.0]])  # and is not called
-    assert watch([Callback(), *deciding], tmp_path, local=True).master_callbacks == ()
+    assert watch([ScriptedCallback(), *deciding], tmp_path, local=True).master_callbacks == ()
 
 
 def test_two_that_set_the_rate_are_refused(tmp_path: Path) -> None:
@@ -196,7 +199,7 @@ def test_every_callback_of_keras_is_known() -> None:
 
 
 def test_an_epoch_ends_with_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
-    seen = Callback()
+    seen = ScriptedCallback()
     train(watch(seen, tmp_path), [[4.0, 2.0], [1.0]])
     assert seen.seen == [
         ("begin", 0, {}),
@@ -209,7 +212,7 @@ def test_an_epoch_ends_with_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_an_epoch_without_a_step_ends_without_a_loss(tmp_path: Path) -> None:
-    seen = Callback()
+    seen = ScriptedCallback()
     train(watch(seen, tmp_path), [[4.0], []])
     assert seen.seen[-1] == ("end", 1, {})
 
@@ -268,14 +271,14 @@ def test_the_optimizer_is_at_the_global_step(tmp_path: Path) -> None:
     rates: list[float] = []
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [0.5, 0.25, 0.125])
     optimizer = keras.optimizers.SGD(schedule)
-    seen = Callback(lambda model: rates.append(float(model.optimizer.learning_rate)))
+    seen = ScriptedCallback(lambda model: rates.append(float(model.optimizer.learning_rate)))
     train(watch(seen, tmp_path, optimizer=optimizer), [[1.0, 1.0, 1.0]])
     assert rates == [0.5, 0.25, 0.125]
 
 
 def test_where_the_process_trains_itself_the_optimizer_counts(tmp_path: Path) -> None:
     optimizer = keras.optimizers.SGD(0.1)
-    train(watch(Callback(), tmp_path, optimizer=optimizer, local=True), [[1.0, 1.0, 1.0]])
+    train(watch(ScriptedCallback(), tmp_path, optimizer=optimizer, local=True), [[1.0, 1.0, 1.0]])
     assert int(optimizer.iterations) == 0
 
 
@@ -305,31 +308,31 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("method", WEIGHTS)
 def test_a_callback_that_wants_trained_weights_is_told_where_they_are(method: str, tmp_path: Path) -> None:
-    watching = watch(Callback(WEIGHTS[method]), tmp_path)
+    watching = watch(ScriptedCallback(WEIGHTS[method]), tmp_path)
     with pytest.raises(UserCodeError, match=f"model\\.{method}.*initial weights.*parameter servers"):
         train(watching, [[1.0]])
 
 
 def test_where_the_process_trains_itself_the_model_has_them(tmp_path: Path) -> None:
     found: list[Any] = []
-    train(watch(Callback(lambda model: found.extend(model.get_weights())), tmp_path, local=True), [[1.0]])
+    train(watch(ScriptedCallback(lambda model: found.extend(model.get_weights())), tmp_path, local=True), [[1.0]])
     assert [weight.shape for weight in found] == [(1, 1), (1,)]
 
 
 def test_a_method_of_the_users_own_model_stays(tmp_path: Path) -> None:
-    class Model(keras.Model):  # type: ignore[misc]
+    class ModelWithExport(keras.Model):  # type: ignore[misc]
         def call(self, features: Any) -> Any:
             return self.export(features)
 
         def export(self, features: Any) -> Any:
             return features + 1.0
 
-    model = Model()
-    watch(Callback(), tmp_path, model=model)
+    model = ModelWithExport()
+    watch(ScriptedCallback(), tmp_path, model=model)
     np.testing.assert_array_equal(model(np.zeros([1, 1], np.float32)), [[1.0]])
 
 
-class Hooks(keras.callbacks.Callback):  # type: ignore[misc]
+class UnsupportedHooks(keras.callbacks.Callback):  # type: ignore[misc]
     """With methods that Keras would call and EDL does not."""
 
     def on_test_begin(self, logs: Any = None) -> None: ...
@@ -350,9 +353,9 @@ def test_methods_that_are_never_called_are_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, local: bool
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        train(watch(Hooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
+        train(watch(UnsupportedHooks(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
     (said,) = caplog.messages
-    assert not missing_keys(said, "Hooks", "on_test_batch_end()", "on_predict_end()")
+    assert not missing_keys(said, "UnsupportedHooks", "on_test_batch_end()", "on_predict_end()")
     assert str(Path(__file__)) in said
 
 
@@ -385,7 +388,8 @@ def test_of_callbacks_of_keras_nothing_is_said(
 
 
 @pytest.mark.parametrize(
-    ("local", "callback"), [(False, Callback), (True, Callback), (True, lambda: OwnStopping(monitor="val_loss"))]
+    ("local", "callback"),
+    [(False, ScriptedCallback), (True, ScriptedCallback), (True, lambda: OwnStopping(monitor="val_loss"))],
 )
 def test_params_are_what_keras_gives(tmp_path: Path, local: bool, callback: Any) -> None:
     made = callback()
@@ -432,7 +436,7 @@ def stop(model: Any) -> None:
 
 def test_that_stop_training_has_no_effect_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        train(watch(Callback(stop), tmp_path), [[1.0, 1.0]])
+        train(watch(ScriptedCallback(stop), tmp_path), [[1.0, 1.0]])
     (said,) = caplog.messages
     assert "train.max_steps" in said
 
@@ -451,7 +455,7 @@ def test_it_is_said_wherever_the_callback_does_it(tmp_path: Path, caplog: pytest
 
 def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = dense()
-    train(watch(Callback(stop), tmp_path, model=model, local=True), [[1.0]])
+    train(watch(ScriptedCallback(stop), tmp_path, model=model, local=True), [[1.0]])
     assert model.stop_training
     assert not caplog.messages
 

@@ -81,10 +81,10 @@ def test_an_error_of_a_graph_names_the_line_where_the_operation_was_made(tmp_pat
 def test_an_object_that_is_called_has_no_file(tmp_path: Path) -> None:
     """A ``keras.losses.Loss`` as ``loss``."""
 
-    class Called:
+    class CallableObject:
         def __call__(self) -> None: ...
 
-    assert str(raised(tmp_path, KeyError("lable"), of=Called())) == "feed() raised KeyError: 'lable'"
+    assert str(raised(tmp_path, KeyError("lable"), of=CallableObject())) == "feed() raised KeyError: 'lable'"
 
 
 @pytest.mark.parametrize(

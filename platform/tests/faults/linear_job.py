@@ -8,7 +8,6 @@ every sum is exact in float32: one push too many, one too few or one applied twi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+from support.job_folder import EXAMPLE_FEED, JobFolder, write_example_arrays, write_module
 from support.job_process import JobProcess
 from support.run_recount import recount
 
-from edl.data.recordio.writer import Writer
-from edl.data.tf_example import serialize_example
 from edl.simulation.counted_steps import CountedStep
 from edl.simulation.ledger_recount import Recount, problems
 
@@ -57,25 +55,11 @@ def optimizer():
 
 def eval_metrics_fn():
     return {"error": keras.metrics.MeanAbsoluteError()}
-
-
-def feed(dataset, mode, metadata):
-    shapes = {
-        "x": tf.io.FixedLenFeature((WIDTH,), tf.float32),
-        "ids": tf.io.FixedLenFeature((IDS,), tf.int64),
-        "y": tf.io.FixedLenFeature((1,), tf.float32),
-    }
-
-    def parsed(record):
-        found = tf.io.parse_single_example(record, shapes)
-        return (found["x"], tf.cast(found["ids"], tf.int32)), found["y"]
-
-    return dataset.map(parsed)
 '''
 
 
 @dataclass(frozen=True)
-class Records:
+class SourceRecords:
     """One source: features, ids and labels by record."""
 
     x: NDArray[np.float32]
@@ -85,11 +69,10 @@ class Records:
 
 @dataclass(frozen=True)
 class LinearJob:
-    """The job file in a folder of its own, and the records it trains on by source."""
+    """The job, and the records it trains on by source."""
 
-    file: Path
-    spec: dict[str, Any]
-    records: dict[str, Records]
+    job_folder: JobFolder
+    records: dict[str, SourceRecords]
 
     @classmethod
     def make(
@@ -105,32 +88,32 @@ class LinearJob:
         **fields: Any,
     ) -> LinearJob:
         """Write model, data and job file to ``folder``; ``records`` an epoch."""
-        zoo = folder / "linear_zoo"
-        zoo.mkdir()
-        numbers = f"WIDTH, ROWS, DIM, IDS, LEARNING_RATE = {WIDTH}, {ROWS}, {DIM}, {IDS}, {LEARNING_RATE}\n"
-        (zoo / "linear.py").write_text(ZOO.replace("\n\n\ndef custom_model", f"\n\n{numbers}\n\ndef custom_model", 1))
-        data = folder / "data"
-        data.mkdir()
+        constants = {"WIDTH": WIDTH, "ROWS": ROWS, "DIM": DIM, "IDS": IDS, "LEARNING_RATE": LEARNING_RATE}
+        zoo = write_module(folder, "linear", ZOO + EXAMPLE_FEED, constants)
         random = np.random.default_rng(7)
         written = {}
         for number in range(SOURCES):
-            file = data / f"part-{number}.recordio"
+            file = folder / "data" / f"part-{number}.recordio"
             written[str(file)] = _write(file, records // SOURCES, random)
-        spec: dict[str, Any] = {
-            "apiVersion": "edl.dev/v1",
-            "name": "linear",
-            "model": {"zoo": str(zoo), "definition": "linear.custom_model", "params": {"embedding": embedding}},
-            "data": {"training": [str(data)]},
+        sections: dict[str, Any] = {
+            "data": {"training": [str(folder / "data")]},
             "train": {"epochs": epochs, "minibatch_size": 8, "minibatches_per_task": 32},
             "checkpoint": {"every_steps": every_steps, "keep": 1000},
-            "export": None,
             "ps": {"count": ps, "embedding_threshold": 64 if embedding else "2Mi"},
             "workers": {"max": workers},
             **fields,
         }
-        job = folder / "job.json"
-        job.write_text(json.dumps(spec, indent=1))
-        return cls(job, spec, written)
+        params = {"embedding": embedding}
+        job_folder = JobFolder.make(folder, "linear", "linear.custom_model", zoo=zoo, params=params, **sections)
+        return cls(job_folder, written)
+
+    @property
+    def file(self) -> Path:
+        return self.job_folder.file
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return self.job_folder.spec
 
     @property
     def total(self) -> int:
@@ -155,7 +138,7 @@ class LinearJob:
         return int(self.spec["workers"]["max"])
 
     def start(self, *options: str) -> JobProcess:
-        return JobProcess(self.file, *options, cwd=self.file.parent)
+        return self.job_folder.run(*options)
 
     # ------------------------------------------------------------------ what must be
 
@@ -237,11 +220,9 @@ def rows_of(folder: Path, shard: int) -> NDArray[np.int64]:
     return np.concatenate([np.empty(0, np.int64), *ids])
 
 
-def _write(file: Path, count: int, random: np.random.Generator) -> Records:
+def _write(file: Path, count: int, random: np.random.Generator) -> SourceRecords:
     x = random.integers(-4, 5, (count, WIDTH)).astype(np.float32)
     ids = random.integers(0, ROWS, (count, IDS))
     y = random.choice(np.array([-2, -1, 1, 2], np.float32), (count, 1))
-    with Writer(file, chunk_limit=1 << 14) as writer:
-        for a, b, c in zip(x.tolist(), ids.tolist(), y.tolist(), strict=True):
-            writer.write(serialize_example({"x": a, "ids": b, "y": c}))
-    return Records(x, ids, y)
+    write_example_arrays(file, x, ids, y, chunk_limit=1 << 14)
+    return SourceRecords(x, ids, y)

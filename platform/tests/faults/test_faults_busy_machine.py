@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.timeout(SECO
 
 
 @pytest.fixture
-def busy() -> Iterator[None]:
+def busy_machine() -> Iterator[None]:
     with ExitStack() as stack:
         for _ in range(LOOPS):
             loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
@@ -27,7 +27,7 @@ def busy() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("busy")
+@pytest.mark.usefixtures("busy_machine")
 def test_no_worker_that_runs_loses_a_lease(linear: Make) -> None:
     job = linear(epochs=1000, ps=2, workers=3)
     with job.start() as run:

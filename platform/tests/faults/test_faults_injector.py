@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.noise import Noise
+from support.noise import RunNoise
 
 from edl.api.errors import BadInputError
 from edl.ops.fault_injection import Fault, Injector, Roster, Watched, runs_of
@@ -66,29 +66,29 @@ def test_a_fault_is_due_at_its_step_or_share() -> None:
 
 
 def test_a_worker_that_trains_is_meant_unless_it_is_named() -> None:
-    roster = Roster()
+    pids_by_role = Roster()
     for index in (0, 1, 2):
         event = {"event": "role_started", "time": 1.0, "role": "worker", "index": index, "pid": 100 + index}
-        roster.see(event)
-    assert Fault.parse("worker:KILL@0%").target(status(w1=101, w2=102), roster) == (1, 101)
-    assert Fault.parse("worker:KILL@0%").target(status(), roster) is None
-    assert Fault.parse("worker-0:KILL@0%").target(status(w1=101), roster) == (0, 100)
+        pids_by_role.see(event)
+    assert Fault.parse("worker:KILL@0%").target(status(w1=101, w2=102), pids_by_role) == (1, 101)
+    assert Fault.parse("worker:KILL@0%").target(status(), pids_by_role) is None
+    assert Fault.parse("worker-0:KILL@0%").target(status(w1=101), pids_by_role) == (0, 100)
 
 
 def test_the_roster_forgets_who_ended_and_what_was_before() -> None:
-    roster = Roster(since=10.0)
+    pids_by_role = Roster(since=10.0)
     start = {"event": "role_started", "role": "worker", "index": 0}
-    roster.see({**start, "time": 9.0, "pid": 5})
-    assert roster.of("worker") == {}
-    roster.see({**start, "time": 11.0, "pid": 6})
-    roster.see({**start, "event": "role_ended", "time": 12.0, "pid": 5})
-    assert roster.of("worker") == {0: 6}
-    roster.see({**start, "event": "role_ended", "time": 13.0, "pid": 6})
-    assert roster.of("worker") == {}
+    pids_by_role.see({**start, "time": 9.0, "pid": 5})
+    assert pids_by_role.of("worker") == {}
+    pids_by_role.see({**start, "time": 11.0, "pid": 6})
+    pids_by_role.see({**start, "event": "role_ended", "time": 12.0, "pid": 5})
+    assert pids_by_role.of("worker") == {0: 6}
+    pids_by_role.see({**start, "event": "role_ended", "time": 13.0, "pid": 6})
+    assert pids_by_role.of("worker") == {}
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Path:
+def fake_job(tmp_path: Path) -> Path:
     """A folder with a job file and a program that behaves like ``edl run`` of it, as far as files tell."""
     (tmp_path / "fake_edl.py").write_text(FAKE_EDL)
     spec = {"apiVersion": "edl.dev/v1", "name": "fake", "model": {"definition": "m.f"}, "data": {"training": "d"}}
@@ -101,29 +101,29 @@ def inject(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_command_runs_with_its_fault_and_ends_with_its_exit_code(fake: Path) -> None:
-    found = inject(fake, "worker:KILL@50%", "--", sys.executable, "fake_edl.py", "run", "job.json")
+def test_the_command_runs_with_its_fault_and_ends_with_its_exit_code(fake_job: Path) -> None:
+    found = inject(fake_job, "worker:KILL@50%", "--", sys.executable, "fake_edl.py", "run", "job.json")
     assert found.returncode == 7, found.stderr
     assert "SIGKILL was sent to worker-3" in found.stdout
     assert "at step 7" in found.stdout
 
 
-def test_a_fault_that_was_never_due_is_told(fake: Path) -> None:
-    found = inject(fake, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
+def test_a_fault_that_was_never_due_is_told(fake_job: Path) -> None:
+    found = inject(fake_job, "worker:KILL@99%", "--", sys.executable, "-c", "pass", "run", "job.json")
     assert found.returncode == 1
     assert "SIGKILL to worker was not sent" in found.stderr
 
 
-def test_bad_arguments_end_with_2(fake: Path) -> None:
-    assert inject(fake, "worker:KILL@50%").returncode == 2
-    assert inject(fake, "worker:EAT@50%", "--", "edl", "run", "job.json").returncode == 2
-    assert inject(fake, "worker:KILL@50%", "--", "edl", "run").returncode == 2
-    assert inject(fake, "worker:KILL@50%", "--", "no-such-program", "run", "job.json").returncode == 2
-    assert inject(fake, "--", "edl", "run", "job.json").returncode == 2
+def test_bad_arguments_end_with_2(fake_job: Path) -> None:
+    assert inject(fake_job, "worker:KILL@50%").returncode == 2
+    assert inject(fake_job, "worker:EAT@50%", "--", "edl", "run", "job.json").returncode == 2
+    assert inject(fake_job, "worker:KILL@50%", "--", "edl", "run").returncode == 2
+    assert inject(fake_job, "worker:KILL@50%", "--", "no-such-program", "run", "job.json").returncode == 2
+    assert inject(fake_job, "--", "edl", "run", "job.json").returncode == 2
 
 
-def test_jobs_on_a_cluster_are_refused(fake: Path) -> None:
-    found = inject(fake, "worker:KILL@50%", "--", "edl", "submit", "job.json")
+def test_jobs_on_a_cluster_are_refused(fake_job: Path) -> None:
+    found = inject(fake_job, "worker:KILL@50%", "--", "edl", "submit", "job.json")
     assert found.returncode == 2
     assert "edl submit" in found.stderr
 
@@ -139,15 +139,15 @@ def test_a_pid_that_was_there_before_the_command_gets_nothing(tmp_path: Path) ->
     assert not injector.sent
 
 
-def test_the_runs_of_a_job_are_where_its_storage_says(fake: Path) -> None:
-    assert runs_of(["edl", "run", "job.json"], fake) == fake / "edl/local/fake"
+def test_the_runs_of_a_job_are_where_its_storage_says(fake_job: Path) -> None:
+    assert runs_of(["edl", "run", "job.json"], fake_job) == fake_job / "edl/local/fake"
     moved = ["edl", "run", "job.json", "--set", "storage.path=/x", "--set=name=other"]
-    assert runs_of(moved, fake) == Path("/x/local/other")
+    assert runs_of(moved, fake_job) == Path("/x/local/other")
 
 
 def test_noise_is_bounded_by_the_spread_and_by_the_cap() -> None:
-    noise = Noise([0.90, 0.91, 0.92, 0.93, 0.94], cap=1.0)
+    noise = RunNoise([0.90, 0.91, 0.92, 0.93, 0.94], cap=1.0)
     assert noise.reach == pytest.approx(9.43 * 0.015811, rel=1e-3)
     assert noise.allows(0.80)
     assert not noise.allows(0.75)
-    assert not Noise(noise.values, cap=0.05).allows(0.86)
+    assert not RunNoise(noise.values, cap=0.05).allows(0.86)

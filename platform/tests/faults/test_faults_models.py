@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
@@ -12,59 +11,57 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from support.job_folder import MODEL_ZOO, JobFolder
 from support.job_process import JobProcess, Line, edl
-from support.noise import Noise
+from support.noise import RunNoise
 from support.run_recount import recount
 
 from edl.simulation.ledger_recount import problems
 
 pytestmark = pytest.mark.faults
 
-ZOO = Path(__file__).parents[3] / "model_zoo"
 BASELINES = 5
 CAP = 0.06
 """Of accuracy. A run without training is 0.8 away; one test shows that a short one is farther away than this, too."""
 
 
 @dataclass(frozen=True)
-class Digits:
+class DigitsJob:
     """The MLP on handwritten digits, and where undisturbed runs of it end."""
 
     folder: Path
-    noise: Noise | None = None
+    noise: RunNoise | None = None
 
-    def job(self, name: str, seed: int, *, overlap: bool = False, **train: Any) -> Path:
-        spec = {
-            "apiVersion": "edl.dev/v1",
-            "name": name,
-            "model": {"zoo": str(ZOO), "definition": "mnist.mlp.custom_model", "params": {"hidden": 32}},
-            "data": {"training": [str(self.folder / "train")], "validation": [str(self.folder / "test")]},
-            "train": {"epochs": 2, "minibatch_size": 32, "minibatches_per_task": 16, "seed": seed, **train},
-            "checkpoint": {"every_steps": 100, "keep": 2},
-            "export": None,
-            "workers": {"max": 2},
-            "strategy": {"overlap": overlap},
-        }
-        file = self.folder / f"{name}.json"
-        file.write_text(json.dumps(spec))
-        return file
+    def job(self, name: str, seed: int, *, overlap: bool = False, **train: Any) -> JobFolder:
+        return JobFolder.make(
+            self.folder,
+            name,
+            "mnist.mlp.custom_model",
+            zoo=MODEL_ZOO,
+            params={"hidden": 32},
+            data={"training": [str(self.folder / "train")], "validation": [str(self.folder / "test")]},
+            train={"epochs": 2, "minibatch_size": 32, "minibatches_per_task": 16, "seed": seed, **train},
+            checkpoint={"every_steps": 100, "keep": 2},
+            workers={"max": 2},
+            strategy={"overlap": overlap},
+        )
 
     def start(self, name: str, seed: int, *, overlap: bool = False, **train: Any) -> JobProcess:
-        return JobProcess(self.job(name, seed, overlap=overlap, **train), cwd=self.folder)
+        return self.job(name, seed, overlap=overlap, **train).run()
 
 
 @pytest.fixture(scope="session")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Digits:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> DigitsJob:
     folder = tmp_path_factory.mktemp("digits")
     arguments = ["--source", "digits", "--records", "12000", "--format", "recordio"]
     made = edl("data", "mnist", str(folder), *arguments, "--force", cwd=folder)
     assert made.returncode == 0, made.stderr
-    plain = Digits(folder)
+    plain = DigitsJob(folder)
     ends = []
     for seed in range(BASELINES):
         with plain.start(f"baseline-{seed}", seed) as run:
             ends.append(accuracy(run.summary()))
-    found = Digits(folder, Noise(ends, CAP))
+    found = DigitsJob(folder, RunNoise(ends, CAP))
     print(f"accuracy without faults: {found.noise}")
     return found
 
@@ -73,7 +70,7 @@ def accuracy(summary: Line) -> float:
     return float(summary["metrics"]["accuracy"])
 
 
-def whole(run: JobProcess, epochs: int) -> Line:
+def whole_summary(run: JobProcess, epochs: int) -> Line:
     """The job is done and an independent count of its journal finds every record once an epoch."""
     summary = run.summary()
     assert summary["records_lost"] == 0
@@ -83,7 +80,7 @@ def whole(run: JobProcess, epochs: int) -> Line:
 
 @pytest.mark.thorough
 @pytest.mark.timeout(420)
-def test_the_bound_tells_training_from_little_training(digits: Digits) -> None:
+def test_the_bound_tells_training_from_little_training(digits: DigitsJob) -> None:
     assert digits.noise is not None
     with digits.start("short", 0, max_steps=20) as run:
         short = accuracy(run.summary())
@@ -93,24 +90,24 @@ def test_the_bound_tells_training_from_little_training(digits: Digits) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize(("role", "step"), [("worker", 200), ("ps", 350), ("master", 500)])
-def test_accuracy_after_a_kill(digits: Digits, role: str, step: int) -> None:
+def test_accuracy_after_a_kill(digits: DigitsJob, role: str, step: int) -> None:
     assert digits.noise is not None
     with digits.start(f"{role}-killed", BASELINES) as run:
         run.wait_step(step)
         run.send(role, min(run.training() if role == "worker" else run.pids(role)), SIGKILL)
-        summary = whole(run, epochs=2)
+        summary = whole_summary(run, epochs=2)
     assert digits.noise.allows(accuracy(summary)), f"{accuracy(summary)} is not within {digits.noise}"
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(420)
-def test_accuracy_with_overlap_and_a_killed_master(digits: Digits) -> None:
+def test_accuracy_with_overlap_and_a_killed_master(digits: DigitsJob) -> None:
     """These digits feel it when gradients lack one push more than in turn: at three they end at 0.7."""
     assert digits.noise is not None
     with digits.start("overlapped", BASELINES, overlap=True) as run:
         run.wait_step(500)
         run.send("master", min(run.pids("master")), SIGKILL)
-        summary = whole(run, epochs=2)
+        summary = whole_summary(run, epochs=2)
     assert digits.noise.allows(accuracy(summary)), f"{accuracy(summary)} is not within {digits.noise}"
 
 
@@ -118,22 +115,21 @@ def test_accuracy_with_overlap_and_a_killed_master(digits: Digits) -> None:
 def test_the_recommender_loses_a_worker(tmp_path: Path) -> None:
     """Rows of the large table are served; a worker is killed amid training."""
     _synthesize(tmp_path / "ratings", 24000)
-    spec = {
-        "apiVersion": "edl.dev/v1",
-        "name": "recommender",
-        "model": {"zoo": str(ZOO), "definition": "recommender.ratings.custom_model"},
-        "data": {"training": [str(tmp_path / "ratings/train")], "validation": [str(tmp_path / "ratings/test")]},
-        "train": {"epochs": 2, "minibatch_size": 32, "minibatches_per_task": 16},
-        "checkpoint": {"every_steps": 200, "keep": 2},
-        "export": None,
-        "ps": {"count": 2},
-    }
-    file = tmp_path / "job.json"
-    file.write_text(json.dumps(spec))
-    with JobProcess(file, cwd=tmp_path) as run:
+    job = JobFolder.make(
+        tmp_path,
+        "recommender",
+        "recommender.ratings.custom_model",
+        zoo=MODEL_ZOO,
+        data={"training": [str(tmp_path / "ratings/train")], "validation": [str(tmp_path / "ratings/test")]},
+        train={"epochs": 2, "minibatch_size": 32, "minibatches_per_task": 16},
+        checkpoint={"every_steps": 200, "keep": 2},
+        ps={"count": 2},
+        workers={"max": 2},
+    )
+    with job.run() as run:
         run.wait_step(300)
         run.send("worker", min(run.training()), SIGKILL)
-        summary = whole(run, epochs=2)
+        summary = whole_summary(run, epochs=2)
         assert served(run.run_dir) == {"users"}
     assert summary["workers_lost"] == 1
     assert summary["records_repeated"] <= 32
@@ -153,7 +149,7 @@ def served(run_dir: Path) -> set[str]:
 
 
 def _synthesize(out: Path, count: int) -> None:
-    script = importlib.util.spec_from_file_location("synthesize", ZOO / "recommender/synthesize.py")
+    script = importlib.util.spec_from_file_location("synthesize", MODEL_ZOO / "recommender/synthesize.py")
     assert script is not None
     assert script.loader is not None
     module = importlib.util.module_from_spec(script)

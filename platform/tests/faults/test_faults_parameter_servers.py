@@ -99,7 +99,7 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
         folder = max(path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json"))
     assert summary["records_rolled_back"] == 0
     assert [part.ps for part in found.parts] == [1]
-    kept, lost = Held(job, folder, 0), Held(job, folder, 1)
+    kept, lost = ShardContents(job, folder, 0), ShardContents(job, folder, 1)
     assert ("items" in kept.values) == ("items" in lost.values) == embedding
     check_kept(kept, found)
     assert check_lost(lost, found, found.parts[0]) == {summary["updates_rolled_back"]}
@@ -138,7 +138,7 @@ def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
 # ------------------------------------------------------------------ which updates went with a lost PS
 
 
-class Held:
+class ShardContents:
     """The variables and rows that one PS has at the end, and what steps add to them."""
 
     def __init__(self, job: LinearJob, folder: Path, ps: int) -> None:
@@ -159,14 +159,14 @@ class Held:
         return np.concatenate([value.ravel() for value in own])
 
 
-def check_kept(held: Held, found: Recount) -> None:
+def check_kept(held: ShardContents, found: Recount) -> None:
     """The other one lacks nothing; what a killed worker had sent to it alone is in once more."""
     halves = [[np.zeros_like(held.flat), held.of([half])] for half in found.halves]
     whole = held.of(found.counted)
     assert any(np.array_equal(sum(chosen, whole), held.flat) for chosen in product(*halves))
 
 
-def check_lost(held: Held, found: Recount, part: PartRollback) -> set[int]:
+def check_lost(held: ShardContents, found: Recount, part: PartRollback) -> set[int]:
     """A restored PS lacks what was entered since its cut, and the first few steps of each worker that were not yet.
 
     What workers had pushed and not yet reported when it died is not in the journal. Their pushes are in order, so it is
@@ -199,7 +199,7 @@ def _unreported(found: Recount, part: PartRollback) -> dict[str, list[CountedSte
     return steps
 
 
-def _prefixes(held: Held, steps: list[CountedStep]) -> Iterator[NDArray[np.float32]]:
+def _prefixes(held: ShardContents, steps: list[CountedStep]) -> Iterator[NDArray[np.float32]]:
     total = np.zeros_like(held.flat)
     yield total
     for step in steps:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from install.network_policy import Connection, Endpoint, Network
+from install.network_policy import AttemptedConnection, NetworkEndpoint, PolicyNetwork
 from ruamel.yaml import YAML
 
 _VERDICTS = {"allowed": True, "denied": False}
@@ -15,7 +15,7 @@ _SECTIONS = ("values", "endpoints", "ports", "flows")
 
 
 @dataclass(frozen=True)
-class Flow:
+class NetworkFlow:
     """A line of the table, for one pair and one port.
 
     Attributes:
@@ -31,7 +31,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Table:
+class FlowTable:
     """What a file says.
 
     Attributes:
@@ -40,29 +40,31 @@ class Table:
     """
 
     values: dict[str, Any]
-    endpoints: dict[str, Endpoint]
+    endpoints: dict[str, NetworkEndpoint]
     ports: tuple[str, ...]
-    verdicts: dict[Flow, bool]
+    verdicts: dict[NetworkFlow, bool]
 
-    def all_flows(self, namespace: str) -> Iterator[Flow]:
+    def all_flows(self, namespace: str) -> Iterator[NetworkFlow]:
         """Every pair, of which one is in the namespace, at every port."""
         for source, target, port in product(self.endpoints, self.endpoints, self.ports):
             pair = (self.endpoints[source].namespace, self.endpoints[target].namespace)
             if source != target and namespace in pair:
-                yield Flow(source, target, port)
+                yield NetworkFlow(source, target, port)
 
-    def network(self, policies: list[dict[str, Any]]) -> Network:
+    def network(self, policies: list[dict[str, Any]]) -> PolicyNetwork:
         """The policies among the table's namespaces, which carry the label that Kubernetes gives to each."""
         named = {found.namespace for found in self.endpoints.values() if found.namespace is not None}
-        return Network({name: {"kubernetes.io/metadata.name": name} for name in named}, tuple(policies))
+        return PolicyNetwork({name: {"kubernetes.io/metadata.name": name} for name in named}, tuple(policies))
 
-    def connection(self, flow: Flow) -> Connection:
+    def connection(self, flow: NetworkFlow) -> AttemptedConnection:
         """What the flow tries."""
         number, _, protocol = flow.port.partition("/")
-        return Connection(self.endpoints[flow.source], self.endpoints[flow.target], int(number), protocol or "TCP")
+        return AttemptedConnection(
+            self.endpoints[flow.source], self.endpoints[flow.target], int(number), protocol or "TCP"
+        )
 
 
-def read(text: str) -> Table:
+def read(text: str) -> FlowTable:
     """The table of a text; a line that is not understood is an error."""
     lines: dict[str, list[str]] = {section: [] for section in _SECTIONS}
     section = ""
@@ -75,23 +77,23 @@ def read(text: str) -> Table:
             lines[section].append(line)
     values = YAML(typ="safe").load("\n".join(lines["values"])) or {}
     endpoints = dict(map(_endpoint, lines["endpoints"]))
-    verdicts: dict[Flow, bool] = {}
+    verdicts: dict[NetworkFlow, bool] = {}
     for line in lines["flows"]:
         for flow, verdict in _flows(line):
             assert flow not in verdicts, f"{flow} is there twice"
             verdicts[flow] = verdict
-    return Table(values, endpoints, tuple(" ".join(lines["ports"]).split()), verdicts)
+    return FlowTable(values, endpoints, tuple(" ".join(lines["ports"]).split()), verdicts)
 
 
-def _endpoint(line: str) -> tuple[str, Endpoint]:
+def _endpoint(line: str) -> tuple[str, NetworkEndpoint]:
     name, namespace, address, *labels = line.split()
     pairs = (label.partition("=") for label in labels)
-    found = Endpoint(address, None if namespace == "-" else namespace, {key: value for key, _, value in pairs})
+    found = NetworkEndpoint(address, None if namespace == "-" else namespace, {key: value for key, _, value in pairs})
     return name, found
 
 
-def _flows(line: str) -> Iterator[tuple[Flow, bool]]:
+def _flows(line: str) -> Iterator[tuple[NetworkFlow, bool]]:
     sources, arrow, targets, ports, verdict = line.split()
     assert arrow == "->", line
     for source, target, port in product(sources.split(","), targets.split(","), ports.split(",")):
-        yield Flow(source, target, port), _VERDICTS[verdict]
+        yield NetworkFlow(source, target, port), _VERDICTS[verdict]

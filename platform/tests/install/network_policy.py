@@ -17,7 +17,7 @@ Direction = Literal["Ingress", "Egress"]
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class NetworkEndpoint:
     """A pod, or (without a namespace) an address outside the cluster.
 
     Attributes:
@@ -31,17 +31,17 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Connection:
+class AttemptedConnection:
     """What is tried: who opens a connection to whom, at which port."""
 
-    source: Endpoint
-    target: Endpoint
+    source: NetworkEndpoint
+    target: NetworkEndpoint
     port: int
     protocol: str = "TCP"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PolicyVerdict:
     """Whether a connection is allowed, and by the end that decides, why."""
 
     allowed: bool
@@ -49,33 +49,37 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Network:
+class PolicyNetwork:
     """Namespaces with their labels, and the policies in them."""
 
     namespaces: Mapping[str, Mapping[str, str]]
     policies: tuple[Manifest, ...]
 
-    def verdict(self, tried: Connection) -> Verdict:
+    def verdict(self, tried: AttemptedConnection) -> PolicyVerdict:
         """Whether both ends allow a connection."""
         if tried.source == tried.target and tried.source.namespace is not None:
-            return Verdict(True, "a pod always reaches itself")
-        ends: tuple[tuple[Direction, Endpoint, Endpoint], ...] = (
+            return PolicyVerdict(True, "a pod always reaches itself")
+        ends: tuple[tuple[Direction, NetworkEndpoint, NetworkEndpoint], ...] = (
             ("Egress", tried.source, tried.target),
             ("Ingress", tried.target, tried.source),
         )
         verdicts = [self._end(direction, own, other, tried) for direction, own, other in ends]
         return next((found for found in verdicts if not found.allowed), verdicts[-1])
 
-    def _end(self, direction: Direction, own: Endpoint, other: Endpoint, tried: Connection) -> Verdict:
+    def _end(
+        self, direction: Direction, own: NetworkEndpoint, other: NetworkEndpoint, tried: AttemptedConnection
+    ) -> PolicyVerdict:
         isolating = [policy for policy in self.policies if isolates(policy, direction, own)]
         if not isolating:
-            return Verdict(True, f"no policy isolates it for {direction}")
+            return PolicyVerdict(True, f"no policy isolates it for {direction}")
         allowing = [_name(policy) for policy in isolating if self._allows(policy, direction, other, tried)]
         if allowing:
-            return Verdict(True, f"{direction} by {', '.join(allowing)}")
-        return Verdict(False, f"no {direction} in {', '.join(map(_name, isolating))}")
+            return PolicyVerdict(True, f"{direction} by {', '.join(allowing)}")
+        return PolicyVerdict(False, f"no {direction} in {', '.join(map(_name, isolating))}")
 
-    def _allows(self, policy: Manifest, direction: Direction, other: Endpoint, tried: Connection) -> bool:
+    def _allows(
+        self, policy: Manifest, direction: Direction, other: NetworkEndpoint, tried: AttemptedConnection
+    ) -> bool:
         peers = "to" if direction == "Egress" else "from"
         own_namespace = policy["metadata"]["namespace"]
         return any(
@@ -84,7 +88,7 @@ class Network:
             for rule in policy["spec"].get(direction.lower()) or ()
         )
 
-    def _is_peer(self, peer: Manifest, own_namespace: str, other: Endpoint) -> bool:
+    def _is_peer(self, peer: Manifest, own_namespace: str, other: NetworkEndpoint) -> bool:
         if "ipBlock" in peer:
             return in_block(peer["ipBlock"], other.address)
         if other.namespace is None:
@@ -96,7 +100,7 @@ class Network:
         return near and matches(peer.get("podSelector") or {}, other.labels)
 
 
-def isolates(policy: Manifest, direction: Direction, pod: Endpoint) -> bool:
+def isolates(policy: Manifest, direction: Direction, pod: NetworkEndpoint) -> bool:
     """Whether a policy selects a pod, for this direction."""
     spec = policy["spec"]
     implied = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
@@ -129,7 +133,7 @@ def in_block(block: Manifest, address: str) -> bool:
     return found in ip_network(block["cidr"]) and not any(found in ip_network(one) for one in block.get("except") or ())
 
 
-def _is_port(asked: Manifest, tried: Connection) -> bool:
+def _is_port(asked: Manifest, tried: AttemptedConnection) -> bool:
     if asked.get("protocol", "TCP") != tried.protocol:
         return False
     first = asked.get("port")

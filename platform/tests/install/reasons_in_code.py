@@ -31,14 +31,14 @@ GAP = "…"
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ReasonTemplate:
     """One template, and where it is in the code: ``kube/inspection/waiting.py:43``."""
 
     text: str
     where: str
 
 
-def reasons() -> list[Reason]:
+def reasons() -> list[ReasonTemplate]:
     """All of them, of every module; those that only pass on somebody else's words are left out."""
     return [
         reason
@@ -47,13 +47,13 @@ def reasons() -> list[Reason]:
     ]
 
 
-def read(text: str, source: str) -> list[Reason]:
+def read(text: str, source: str) -> list[ReasonTemplate]:
     """The reasons of one module."""
     found = _reasons(ast.parse(text), [], source)
     return [reason for reason in found if len(reason.text.replace(GAP, "").strip(" :;,.()")) > 3]
 
 
-def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[Reason]:
+def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[ReasonTemplate]:
     """The reasons below a node; ``known`` holds the assignments that its names may come from, the innermost last."""
     inner = [*known, *(node for node in _own(scope) if isinstance(node, ast.Assign))]
     for node in _own(scope):
@@ -62,7 +62,7 @@ def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[R
         else:
             for said in _said(node, scope):
                 for text in _templates(said, inner):
-                    yield Reason(" ".join(re.sub(r"\{\d\}", GAP, text).split()), f"{source}:{node.lineno}")  # type: ignore[attr-defined]
+                    yield ReasonTemplate(" ".join(re.sub(r"\{\d\}", GAP, text).split()), f"{source}:{node.lineno}")  # type: ignore[attr-defined]
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:

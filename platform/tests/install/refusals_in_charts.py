@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from install.reasons_in_code import EDL, GAP, Reason
+from install.reasons_in_code import EDL, GAP, ReasonTemplate
 
 HELM = EDL.parents[1] / "helm"
 _CHECKS = sorted(HELM.glob("edl/templates/_checks*.tpl"))
@@ -16,18 +16,18 @@ _FAIL = re.compile(r'fail (?:\(printf )?"((?:[^"\\]|\\.)*)"')
 _VERB = re.compile(r"%[qdsv]")
 
 
-def refusals() -> list[Reason]:
+def refusals() -> list[ReasonTemplate]:
     """All of them, chart by chart."""
     found = [reason for path in _CHECKS for reason in _sentences(path)]
     for path in sorted(HELM.glob("*/templates/*")):
-        found += [Reason(_VERB.sub(GAP, said).replace("`", "'"), _named(path)) for said in _failures(path)]
+        found += [ReasonTemplate(_VERB.sub(GAP, said).replace("`", "'"), _named(path)) for said in _failures(path)]
     return found
 
 
-def _sentences(path: Path) -> list[Reason]:
+def _sentences(path: Path) -> list[ReasonTemplate]:
     text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("{{")]
-    return [Reason(_ACTION.sub(GAP, line).replace("`", "'"), _named(path)) for line in lines]
+    return [ReasonTemplate(_ACTION.sub(GAP, line).replace("`", "'"), _named(path)) for line in lines]
 
 
 def _failures(path: Path) -> list[str]:

@@ -52,7 +52,7 @@ def job_name(*args: str | Path) -> str:
     return str(kinds(*args)["Job"]["metadata"]["name"])
 
 
-def refused(*args: str | Path, release: str = "train") -> str:
+def refusal_of(*args: str | Path, release: str = "train") -> str:
     """What Helm says of values that it does not render."""
     done = attempt("helm", "template", release, JOB_CHART, *args)
     assert done.returncode != 0, done.stdout
@@ -197,7 +197,7 @@ def test_whatever_a_model_is_given_arrives(tmp_path: Path, params: dict[str, Any
 def test_a_number_that_helm_rounds_is_refused(tmp_path: Path, number: int) -> None:
     file = tmp_path / "params.yaml"
     file.write_text(f"model: {{definition: a.b, params: {{deep: [{{seed: {number}}}]}}}}\n")
-    assert "model.params.deep[0].seed: " in refused("-f", MINIMAL, "-f", file)
+    assert "model.params.deep[0].seed: " in refusal_of("-f", MINIMAL, "-f", file)
 
 
 # ---------------------------------------------------------------------- the Job's name
@@ -265,7 +265,7 @@ def test_no_label_makes_a_submitter_part_of_a_job() -> None:
 
 
 def test_without_a_job_the_answer_says_once_how_to_give_one() -> None:
-    said = refused()
+    said = refusal_of()
     assert said.splitlines()[0].count("-f job.yaml") == said.count("-f job.yaml") == 1
 
 
@@ -288,7 +288,7 @@ def test_without_a_job_the_answer_says_once_how_to_give_one() -> None:
     ],
 )
 def test_a_mistake_is_told_when_it_is_rendered(change: str, said: str) -> None:
-    assert said in refused("-f", MINIMAL, "--set", change)
+    assert said in refusal_of("-f", MINIMAL, "--set", change)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_mistake_is_told_when_it_is_rendered(change: str, said: str) -> None:
 )
 def test_a_default_of_the_chart_cannot_be_taken_away(field: str) -> None:
     """Kubernetes would put its own in the place, such as Allow for Forbid."""
-    said = refused("-f", MINIMAL, "--set", f"schedule=@daily,{field}=null")
+    said = refusal_of("-f", MINIMAL, "--set", f"schedule=@daily,{field}=null")
     assert f"missing property '{field.rpartition('.')[2]}'" in said
 
 
@@ -352,7 +352,7 @@ def test_a_schedule_that_kubernetes_would_refuse_is_refused(
 ) -> None:
     given = tmp_path / "values.json"
     given.write_text(json.dumps({"schedule": schedule}))
-    said = refused("-f", MINIMAL, "-f", given)
+    said = refusal_of("-f", MINIMAL, "-f", given)
     assert "schedule" in said
     assert [each for each in named if each not in said] == []
 

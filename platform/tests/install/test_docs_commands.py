@@ -11,7 +11,7 @@ import click
 import pytest
 import typer.main
 from install.chart_tools import attempt, output
-from support.doc_commands import DOCS, PAGES, PROGRAMS, ROOT, Block, blocks, calls, copies, exported
+from support.doc_commands import DOCS, PAGES, PROGRAMS, ROOT, DocCommand, blocks, calls, copies, exported
 from typer.testing import CliRunner
 
 from edl.api.errors import EdlError
@@ -26,7 +26,7 @@ IMAGES = "image=edl/mnist:dev,submitter.image.repository=edl/submitter"
 SAMPLES = {"WORKER_CPU": "500m"}
 
 
-def found(program: str) -> list[object]:
+def commands_of(program: str) -> list[object]:
     return [
         pytest.param(block, words, id=f"{block}")
         for page in PAGES
@@ -61,8 +61,8 @@ def test_brackets_are_quoted(page: Path) -> None:
 # ---------------------------------------------------------------------------- edl
 
 
-@pytest.mark.parametrize(("block", "words"), found("edl"))
-def test_edl_commands_parse(block: Block, words: list[str]) -> None:
+@pytest.mark.parametrize(("block", "words"), commands_of("edl"))
+def test_edl_commands_parse(block: DocCommand, words: list[str]) -> None:
     """By the parser that answers the user; nothing is executed."""
     command: click.Command = typer.main.get_command(app)
     context: click.Context | None = None
@@ -83,8 +83,8 @@ def test_edl_commands_parse(block: Block, words: list[str]) -> None:
         pytest.fail(f"{block}: {' '.join(words)}: {error.format_message()}")
 
 
-@pytest.mark.parametrize(("block", "words"), found("edl"))
-def test_fields_that_edl_commands_set_exist(block: Block, words: list[str]) -> None:
+@pytest.mark.parametrize(("block", "words"), commands_of("edl"))
+def test_fields_that_edl_commands_set_exist(block: DocCommand, words: list[str]) -> None:
     """Checked as the command does, on the job file that is named, or on that of the zoo."""
     named = next((ROOT / word for word in words if word.endswith(".yaml") and (ROOT / word).exists()), ZOO_JOB)
     settings = option(words, "--set")
@@ -98,7 +98,7 @@ def test_fields_that_edl_commands_set_exist(block: Block, words: list[str]) -> N
 
 
 @cache
-def told(*command: str) -> str:
+def help_text(*command: str) -> str:
     """What a program's help says of a command."""
     return output(command[0], *command[1:], "--help")
 
@@ -122,17 +122,17 @@ def known(flag: str, text: str) -> bool:
     return re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) is not None
 
 
-@pytest.mark.parametrize(("block", "words"), found("helm"))
-def test_helm_options_exist(block: Block, words: list[str]) -> None:
-    text = told(*subcommand(words))
+@pytest.mark.parametrize(("block", "words"), commands_of("helm"))
+def test_helm_options_exist(block: DocCommand, words: list[str]) -> None:
+    text = help_text(*subcommand(words))
     for flag in flags(words[2:]):
         assert known(flag, text), f"{block}: helm {words[1]} has no {flag}"
 
 
 @pytest.mark.parametrize(
-    ("block", "words"), [param for param in found("helm") if set(param.values[1]) & {"install", "upgrade"}]
+    ("block", "words"), [param for param in commands_of("helm") if set(param.values[1]) & {"install", "upgrade"}]
 )
-def test_helm_releases_render(block: Block, words: list[str]) -> None:
+def test_helm_releases_render(block: DocCommand, words: list[str]) -> None:
     """With the values of the page: names, types and files are right."""
     release, chart = words[2], words[3]
     assert (ROOT / chart / "Chart.yaml").is_file(), f"{block}: there is no chart {chart}"
@@ -149,15 +149,15 @@ def test_helm_releases_render(block: Block, words: list[str]) -> None:
 # ------------------------------------------------------------------------ kubectl
 
 
-@pytest.mark.parametrize(("block", "words"), found("kubectl"))
-def test_kubectl_options_exist(block: Block, words: list[str]) -> None:
-    text = told(*subcommand(words)) + output("kubectl", "options")
+@pytest.mark.parametrize(("block", "words"), commands_of("kubectl"))
+def test_kubectl_options_exist(block: DocCommand, words: list[str]) -> None:
+    text = help_text(*subcommand(words)) + output("kubectl", "options")
     for flag in flags(words[2:]):
         assert known(flag, text), f"{block}: {' '.join(subcommand(words))} has no {flag}"
 
 
-@pytest.mark.parametrize(("block", "words"), found("kubectl"))
-def test_manifests_that_kubectl_is_given_exist(block: Block, words: list[str]) -> None:
+@pytest.mark.parametrize(("block", "words"), commands_of("kubectl"))
+def test_manifests_that_kubectl_is_given_exist(block: DocCommand, words: list[str]) -> None:
     for file in option(words, "-f", "--filename"):
         assert file == "-" or (ROOT / file).is_file(), f"{block}: there is no {file}"
     for folder in option(words, "-k", "--kustomize"):
@@ -197,7 +197,7 @@ def test_values_that_a_tutorial_quotes_are_those_of_the_file(page: Path) -> None
 def test_programs_are_looked_for_everywhere() -> None:
     """The checks above are not empty: each program is on several pages."""
     for program in PROGRAMS:
-        assert len(found(program)) >= 10, program
+        assert len(commands_of(program)) >= 10, program
 
 
 def readmes_own_job() -> str:

@@ -31,7 +31,7 @@ def rows() -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def known() -> set[str]:
+def job_fields() -> set[str]:
     return set(fields(build_job_schema()))
 
 
@@ -56,17 +56,17 @@ def test_a_flag_that_is_nothing_here_has_a_reason(rows):
     assert [row[0] for row in rows if not row[1] and len(row[-1]) < len("not needed")] == []
 
 
-def test_fields_that_the_page_names_exist(rows, known):
+def test_fields_that_the_page_names_exist(rows, job_fields):
     named = [code for row in rows for code in CODE.findall(row[1]) if not code.startswith("edl ")]
     assert len(named) > 40
-    assert [name for name in named if name.partition(":")[0] not in known] == []
+    assert [name for name in named if name.partition(":")[0] not in job_fields] == []
 
 
-def test_remarks_name_no_field_that_is_not_there(rows, known):
-    tops = {name for name in known if "." not in name}
+def test_remarks_name_no_field_that_is_not_there(rows, job_fields):
+    tops = {name for name in job_fields if "." not in name}
     named = [code for row in rows for code in CODE.findall(row[-1]) if code.partition(".")[0] in tops and "." in code]
     assert named
-    assert [name for name in named if name.partition(":")[0] not in known] == []
+    assert [name for name in named if name.partition(":")[0] not in job_fields] == []
 
 
 def test_commands_and_options_that_the_page_names_exist():

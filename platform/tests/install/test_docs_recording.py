@@ -25,7 +25,7 @@ def recording() -> Iterator[ModuleType]:
     sys.path.remove(str(DOCS / "generate"))
 
 
-def shown(svg: str) -> str:
+def shown_text(svg: str) -> str:
     return "\n".join(element.text or "" for element in ElementTree.fromstring(svg).iter(TEXT)).replace("\xa0", " ")
 
 
@@ -44,13 +44,13 @@ def test_frames_follow_one_another_and_show_no_path_of_the_machine(recording: Mo
     ]
     svg = recording.animate(recording.choose_frames(moments))
     assert svg.count('<g class="edl-rec-frame') == 3
-    assert "run r1 in .edl/local/mnist/r1" in shown(svg)
+    assert "run r1 in .edl/local/mnist/r1" in shown_text(svg)
     assert str(recording.ROOT) not in svg
 
 
 def test_the_recording_shows_a_kill_and_needs_nothing_from_elsewhere() -> None:
     svg = FILE.read_text(encoding="utf-8")
     assert FILE.stat().st_size < 200_000
-    assert "worker 0 ended" in shown(svg)
-    assert "0 lost" in shown(svg)
+    assert "worker 0 ended" in shown_text(svg)
+    assert "0 lost" in shown_text(svg)
     assert svg.replace('xmlns="http://www.w3.org/2000/svg"', "").count("http") == 0

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from install.reasons_in_code import EDL, RETURNING, TABLES, TEXT_OF, Reason, read, reasons
+from install.reasons_in_code import EDL, RETURNING, TABLES, TEXT_OF, ReasonTemplate, read, reasons
 from install.refusals_in_charts import refusals
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/troubleshooting.md"
@@ -20,16 +20,16 @@ def page() -> str:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[Reason]:
+def all_reasons() -> list[ReasonTemplate]:
     return [*reasons(), *refusals()]
 
 
-def test_every_reason_of_code_and_charts_is_on_the_page(page, found):
+def test_every_reason_of_code_and_charts_is_on_the_page(page, all_reasons):
     quoted = set(QUOTED.findall(page))
     assert len(reasons()) > 70
     assert len(refusals()) > 20
-    missing = [reason for reason in found if reason.text not in quoted]
-    stale = quoted - {reason.text for reason in found}
+    missing = [reason for reason in all_reasons if reason.text not in quoted]
+    stale = quoted - {reason.text for reason in all_reasons}
     assert [f"{reason.where}: {reason.text!r}{nearest(reason.text, stale)}" for reason in missing] == []
 
 
@@ -39,8 +39,8 @@ def nearest(text: str, stale: set[str]) -> str:
     return f" where the page has {close[0]!r}" if close else ""
 
 
-def test_the_page_has_no_reason_that_nothing_can_give(page, found):
-    known = {reason.text for reason in found}
+def test_the_page_has_no_reason_that_nothing_can_give(page, all_reasons):
+    known = {reason.text for reason in all_reasons}
     assert [text for text in QUOTED.findall(page) if text not in known] == []
 
 

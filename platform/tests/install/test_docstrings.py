@@ -29,7 +29,7 @@ Documented = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class SourceModule:
     """One file of the package."""
 
     name: str
@@ -45,10 +45,10 @@ class Module:
 
 
 @cache
-def modules() -> list[Module]:
+def modules() -> list[SourceModule]:
     """Every file of the package."""
     return [
-        Module(path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+        SourceModule(path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
         for path in sorted(PACKAGE.rglob("*.py"))
     ]
 
@@ -126,7 +126,7 @@ def _last_name(node: ast.expr) -> str:
     return ""
 
 
-def imported_names(module: Module) -> set[str]:
+def imported_names(module: SourceModule) -> set[str]:
     """Names that a module imports."""
     found: set[str] = set()
     for node in ast.walk(module.tree):
@@ -135,7 +135,7 @@ def imported_names(module: Module) -> set[str]:
     return found
 
 
-def _docstrings(module: Module) -> Iterator[ast.Constant]:
+def _docstrings(module: SourceModule) -> Iterator[ast.Constant]:
     """Strings that stand alone: docstrings, also those below an assignment."""
     for node in ast.walk(module.tree):
         match node:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster.kubernetes.cluster_jobs import MNIST
 from install.chart_tools import CHART, KUSTOMIZE, ROOT, built, rendered
-from install.flow_table import Flow, Table, read
+from install.flow_table import FlowTable, NetworkFlow, read
 
 from edl.api.cluster_port import Role
 from edl.api.pod_spec import RunAsSpec
@@ -38,7 +38,7 @@ def policies(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in found if one["kind"] == "NetworkPolicy"]
 
 
-def wrong(table: Table, found: list[dict[str, Any]]) -> list[str]:
+def wrong(table: FlowTable, found: list[dict[str, Any]]) -> list[str]:
     """Flows whose verdict is not the table's: denied, where no line says anything."""
     network = table.network(found)
     verdicts = {flow: network.verdict(table.connection(flow)) for flow in table.all_flows(TEAM)}
@@ -99,7 +99,7 @@ def words(text: str) -> list[str]:
     return text.split(", ")
 
 
-def _open_by_default(flow: Flow) -> bool:
+def _open_by_default(flow: NetworkFlow) -> bool:
     """Of the API server's rule, as long as nobody has said where it is; the page says so beside its table."""
     return flow.port in ("443", "6443") and flow.target != "api-server"
 

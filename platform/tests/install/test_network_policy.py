@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from install.network_policy import Connection, Endpoint, Network, in_block, matches
+from install.network_policy import AttemptedConnection, NetworkEndpoint, PolicyNetwork, in_block, matches
 from support.examples import examples
 
 _PATIENT = settings(max_examples=examples(100))
@@ -18,14 +18,16 @@ labels = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES))
 ports = st.integers(1, 65535)
 protocols = st.sampled_from(["TCP", "UDP"])
 pods = st.builds(
-    Endpoint,
+    NetworkEndpoint,
     address=st.integers(0, 255).map("10.0.0.{}".format),
     namespace=st.sampled_from(sorted(NAMESPACES)),
     labels=labels,
     ports=st.just({("control", "TCP"): 7070, ("names", "UDP"): 53}),
 )
-outsiders = st.builds(Endpoint, address=st.ip_addresses().map(str))
-connections = st.builds(Connection, pods | outsiders, pods | outsiders, ports | st.sampled_from([53, 7070]), protocols)
+outsiders = st.builds(NetworkEndpoint, address=st.ip_addresses().map(str))
+connections = st.builds(
+    AttemptedConnection, pods | outsiders, pods | outsiders, ports | st.sampled_from([53, 7070]), protocols
+)
 expressions = st.one_of(
     st.fixed_dictionaries(
         {
@@ -74,27 +76,29 @@ policies = st.builds(
 )
 
 
-def network(*found: dict[str, Any]) -> Network:
-    return Network(NAMESPACES, found)
+def network(*found: dict[str, Any]) -> PolicyNetwork:
+    return PolicyNetwork(NAMESPACES, found)
 
 
 def policy(namespace: str = "a", **spec: Any) -> dict[str, Any]:
     return {"metadata": {"name": "p", "namespace": namespace}, "spec": {"podSelector": {}, **spec}}
 
 
-def allowed(tried: Connection, *found: dict[str, Any]) -> bool:
+def allowed(tried: AttemptedConnection, *found: dict[str, Any]) -> bool:
     return network(*found).verdict(tried).allowed
 
 
 @_PATIENT
 @given(connections)
-def test_without_policies_all_is_allowed(tried: Connection) -> None:
+def test_without_policies_all_is_allowed(tried: AttemptedConnection) -> None:
     assert allowed(tried)
 
 
 @_PATIENT
 @given(connections, policies)
-def test_a_policy_alone_says_nothing_about_pods_of_another_namespace(tried: Connection, found: dict[str, Any]) -> None:
+def test_a_policy_alone_says_nothing_about_pods_of_another_namespace(
+    tried: AttemptedConnection, found: dict[str, Any]
+) -> None:
     namespace = found["metadata"]["namespace"]
     if namespace not in (tried.source.namespace, tried.target.namespace):
         assert allowed(tried, found)
@@ -103,7 +107,7 @@ def test_a_policy_alone_says_nothing_about_pods_of_another_namespace(tried: Conn
 @_PATIENT
 @given(connections, st.lists(policies, min_size=1, max_size=4))
 def test_what_an_isolated_pod_may_do_only_grows_with_more_policies(
-    tried: Connection, found: list[dict[str, Any]]
+    tried: AttemptedConnection, found: list[dict[str, Any]]
 ) -> None:
     deny = [policy(name, policyTypes=["Ingress", "Egress"]) for name in NAMESPACES]
     if allowed(tried, *deny, *found[:-1]):
@@ -112,13 +116,13 @@ def test_what_an_isolated_pod_may_do_only_grows_with_more_policies(
 
 @_PATIENT
 @given(connections, st.lists(policies, max_size=4))
-def test_the_order_of_policies_does_not_matter(tried: Connection, found: list[dict[str, Any]]) -> None:
+def test_the_order_of_policies_does_not_matter(tried: AttemptedConnection, found: list[dict[str, Any]]) -> None:
     assert allowed(tried, *found) == allowed(tried, *reversed(found))
 
 
 @_PATIENT
 @given(connections)
-def test_default_deny_denies_all_that_touches_the_namespace_but_a_pod_to_itself(tried: Connection) -> None:
+def test_default_deny_denies_all_that_touches_the_namespace_but_a_pod_to_itself(tried: AttemptedConnection) -> None:
     touched = "a" in (tried.source.namespace, tried.target.namespace)
     deny = policy(policyTypes=["Ingress", "Egress"])
     assert allowed(tried, deny) == (not touched or tried.source == tried.target)
@@ -126,14 +130,14 @@ def test_default_deny_denies_all_that_touches_the_namespace_but_a_pod_to_itself(
 
 @_PATIENT
 @given(connections, st.sampled_from(["Ingress", "Egress"]))
-def test_an_empty_rule_allows_everything_in_its_direction(tried: Connection, direction: str) -> None:
+def test_an_empty_rule_allows_everything_in_its_direction(tried: AttemptedConnection, direction: str) -> None:
     assert allowed(tried, policy(policyTypes=[direction], **{direction.lower(): [{}]}))
 
 
 @_PATIENT
 @given(connections, policies)
 def test_policy_types_that_are_left_out_are_ingress_and_egress_where_there_are_rules(
-    tried: Connection, found: dict[str, Any]
+    tried: AttemptedConnection, found: dict[str, Any]
 ) -> None:
     spec = {key: value for key, value in found["spec"].items() if key != "policyTypes"}
     implied = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
@@ -176,14 +180,14 @@ def test_operators_come_in_opposites(requirement: dict[str, Any], found: dict[st
     assert matches({"matchExpressions": [requirement]}, found) != matches({"matchExpressions": [opposite]}, found)
 
 
-MASTER = Endpoint("10.0.0.1", "a", {"role": "master"}, {("control", "TCP"): 7070})
-WORKER = Endpoint("10.0.0.2", "a", {"role": "worker"})
-STRANGER = Endpoint("10.0.1.2", "b", {"role": "worker"})
-OUTSIDE = Endpoint("192.0.2.7")
+MASTER = NetworkEndpoint("10.0.0.1", "a", {"role": "master"}, {("control", "TCP"): 7070})
+WORKER = NetworkEndpoint("10.0.0.2", "a", {"role": "worker"})
+STRANGER = NetworkEndpoint("10.0.1.2", "b", {"role": "worker"})
+OUTSIDE = NetworkEndpoint("192.0.2.7")
 
 
-def admits(peer: dict[str, Any], source: Endpoint) -> bool:
-    return allowed(Connection(source, MASTER, 7070), policy(ingress=[{"from": [peer]}]))
+def admits(peer: dict[str, Any], source: NetworkEndpoint) -> bool:
+    return allowed(AttemptedConnection(source, MASTER, 7070), policy(ingress=[{"from": [peer]}]))
 
 
 def test_a_pod_selector_alone_is_of_the_policys_namespace() -> None:
@@ -198,7 +202,7 @@ def test_both_selectors_in_one_peer_must_match_and_two_peers_are_alternatives() 
     master = {"podSelector": {"matchLabels": {"role": "master"}}}
     assert admits(y, STRANGER)
     assert not admits({**y, **master}, STRANGER)
-    tried = Connection(STRANGER, MASTER, 7070)
+    tried = AttemptedConnection(STRANGER, MASTER, 7070)
     assert allowed(tried, policy(ingress=[{"from": [y, master]}]))
 
 
@@ -210,15 +214,15 @@ def test_an_empty_namespace_selector_is_every_pod_and_nothing_outside() -> None:
 
 def test_a_named_port_is_the_targets() -> None:
     def reaches(number: int, **asked: Any) -> bool:
-        return allowed(Connection(WORKER, MASTER, number), policy(ingress=[{"ports": [asked]}]))
+        return allowed(AttemptedConnection(WORKER, MASTER, number), policy(ingress=[{"ports": [asked]}]))
 
     assert reaches(7070, port="control")
     assert not reaches(7071, port="control")
     assert not reaches(7070, port="control", protocol="UDP")
     assert not reaches(7070, port="bulk")
     egress = policy(policyTypes=["Egress"], egress=[{"ports": [{"port": "control"}]}])
-    assert allowed(Connection(WORKER, MASTER, 7070), egress)
-    assert not allowed(Connection(WORKER, OUTSIDE, 7070), egress)
+    assert allowed(AttemptedConnection(WORKER, MASTER, 7070), egress)
+    assert not allowed(AttemptedConnection(WORKER, OUTSIDE, 7070), egress)
 
 
 @_PATIENT
@@ -226,12 +230,12 @@ def test_a_named_port_is_the_targets() -> None:
 def test_a_range_of_ports_has_both_its_ends(one: int, other: int, port: int) -> None:
     first, last = sorted((one, other))
     found = policy(ingress=[{"ports": [{"port": first, "endPort": last}]}])
-    assert allowed(Connection(WORKER, MASTER, port), found) == (first <= port <= last)
-    assert allowed(Connection(WORKER, MASTER, first), found)
-    assert allowed(Connection(WORKER, MASTER, last), found)
+    assert allowed(AttemptedConnection(WORKER, MASTER, port), found) == (first <= port <= last)
+    assert allowed(AttemptedConnection(WORKER, MASTER, first), found)
+    assert allowed(AttemptedConnection(WORKER, MASTER, last), found)
 
 
 def test_a_refusal_says_which_end_refuses() -> None:
     deny = policy(policyTypes=["Ingress"])
-    verdict = network(deny).verdict(Connection(WORKER, MASTER, 7070))
+    verdict = network(deny).verdict(AttemptedConnection(WORKER, MASTER, 7070))
     assert (verdict.allowed, verdict.reason) == (False, "no Ingress in p")

@@ -8,20 +8,20 @@ from edl.jobfile.disruptions import DisruptionCounter
 from edl.jobfile.published_status import MAX_EVENTS, PublishedStatus
 
 
-def ended(index: int, reason: str, role: str = "worker") -> RoleEnded:
+def ended_event(index: int, reason: str, role: str = "worker") -> RoleEnded:
     return RoleEnded(role, index, None, reason, 143, time=1.0)
 
 
 def test_losses_are_counted_and_planned_ends_are_not() -> None:
     told = DisruptionCounter.from_events(
         [
-            ended(0, "preempted: by default/serving"),
-            ended(1, "preempted"),
+            ended_event(0, "preempted: by default/serving"),
+            ended_event(1, "preempted"),
             RoleLeaving("worker", 2, "only 1 of 2 workers are wanted", "", time=1.0),
-            ended(2, "Terminated"),
-            ended(3, "Completed"),
-            ended(0, "its node is unreachable", "ps"),
-            ended(0, "killed", "supervisor"),
+            ended_event(2, "Terminated"),
+            ended_event(3, "Completed"),
+            ended_event(0, "its node is unreachable", "ps"),
+            ended_event(0, "killed", "supervisor"),
             RollbackDone(640, 2, "ps-0: killed", time=1.0),
             RecordsRequeued(0, 30, "a", None, "killed", time=1.0),
             RequeuedRecordsLeased(0, 10, "a", None, time=1.0),
@@ -34,7 +34,7 @@ def test_losses_are_counted_and_planned_ends_are_not() -> None:
 
 def test_they_are_published_and_outlive_the_events() -> None:
     counter = DisruptionCounter()
-    events = [ended(index, "deleted") for index in range(3 * MAX_EVENTS)]
+    events = [ended_event(index, "deleted") for index in range(3 * MAX_EVENTS)]
     for event in events:
         counter.count_event(event)
     pages = PublishedStatus(events=events, losses=counter.report).to_configmap_data()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,30 @@ SPECS = values(JOB_SECTION)
 PUBLISHED = Draft202012Validator(build_job_schema())
 
 
-def usable(spec: JobSpec) -> bool:
-    return not loader.find_rule_violations(spec)
+def usable(spec: JobSpec) -> JobSpec:
+    """The spec with what breaks a rule as it is by default.
+
+    Few drawn specs keep all rules, so a draw is repaired instead of dropped.
+    """
+    while violations := loader.find_rule_violations(spec):
+        for violation in violations:
+            spec = _without(spec, violation.field_path)
+    return spec
+
+
+def _without(spec: JobSpec, path: str) -> JobSpec:
+    section, _, name = path.partition(".")
+    if section.startswith("volumes["):
+        return replace(spec, volumes=tuple({volume.mount.rstrip("/"): volume for volume in spec.volumes}.values()))
+    if path == "workers.max":
+        return replace(spec, workers=replace(spec.workers, min=spec.workers.max))
+    found = getattr(spec, section)
+    value = ("train",) if path == "data.training" else field_defaults(type(found))[name]
+    return replace(spec, **{section: replace(found, **{name: value})})
 
 
 @settings(_PATIENT, max_examples=examples(20))
-@given(spec=SPECS.filter(usable))
+@given(spec=SPECS.map(usable))
 def test_dump_and_load_is_the_same_spec(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
     text = json.dumps(dump_job_spec(spec))
     for name in ("spec.json", "spec.yaml"):

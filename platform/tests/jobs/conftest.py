@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from jobs.job_folder import MODEL_ZOO
+from support.job_folder import MODEL_ZOO
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+def zoo_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zoos of these tests import from the project's."""
     path = [str(MODEL_ZOO.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.job_folder import Place, write_examples, write_module
+from support.job_folder import JobFolder, write_examples, write_module
 from support.job_process import Line, edl
 from support.text_keys import missing_keys
 
@@ -90,7 +90,7 @@ SHORT = ("raising", "corrupt-stop")
 
 
 @dataclass(frozen=True)
-class Told:
+class JobOutput:
     """What a job said: its exit code, standard error with FOLDER for the job's folder, and the JSON lines."""
 
     folder: Path
@@ -119,7 +119,7 @@ def corrupted(file: Path) -> Path:
     return file
 
 
-def places(folder: Path) -> Iterator[Place]:
+def places(folder: Path) -> Iterator[JobFolder]:
     good = write_examples(folder / "good.recordio", (record(i) for i in range(NAN_AT)))
     nan = write_examples(folder / "nan.recordio", map(record, range(RECORDS)))
     bad = corrupted(write_examples(folder / "bad.recordio", (record(0) for _ in range(RECORDS)), chunk_limit=600))
@@ -142,8 +142,8 @@ def places(folder: Path) -> Iterator[Place]:
     yield job(folder, "skips", "good.custom_model", zoo, bad, nan, allowed=len(DAMAGED), epochs=2, on_nan="skip")
 
 
-def job(folder: Path, name: str, definition: str, zoo: Path, *data: Path, allowed: int = 0, **train: Any) -> Place:
-    return Place.make(
+def job(folder: Path, name: str, definition: str, zoo: Path, *data: Path, allowed: int = 0, **train: Any) -> JobFolder:
+    return JobFolder.make(
         folder,
         name,
         definition,
@@ -154,57 +154,57 @@ def job(folder: Path, name: str, definition: str, zoo: Path, *data: Path, allowe
     )
 
 
-def run(place: Place) -> Told:
-    with place.run() as process:
+def run(job_folder: JobFolder) -> JobOutput:
+    with job_folder.run() as process:
         code = process.wait(150)
-        said = process.errors.strip().replace(str(place.folder), "FOLDER")
+        said = process.errors.strip().replace(str(job_folder.folder), "FOLDER")
         assert not re.search(r'File "[^"]*/edl/', said), "no frame of EDL is shown"
-        return Told(place.folder, code, re.sub(r"0x[0-9a-f]+", "0x…", said), process.lines)
+        return JobOutput(job_folder.folder, code, re.sub(r"0x[0-9a-f]+", "0x…", said), process.lines)
 
 
-class Jobs:
+class BadInputRuns:
     """Runs a job when a test first asks for it."""
 
     def __init__(self, folder: Path) -> None:
-        self._places = {place.name: place for place in places(folder)}
-        self._told: Jobs = {}
+        self._places = {job_folder.name: job_folder for job_folder in places(folder)}
+        self._told: BadInputRuns = {}
 
-    def __getitem__(self, name: str) -> Told:
+    def __getitem__(self, name: str) -> JobOutput:
         if name not in self._told:
             self._told[name] = run(self._places[name])
         return self._told[name]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tmp_path_factory.mktemp("bad"))
+def run_output(tmp_path_factory: pytest.TempPathFactory) -> BadInputRuns:
+    return BadInputRuns(tmp_path_factory.mktemp("bad"))
 
 
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.repetition) for name in SAID]
 )
-def test_bad_input_ends_the_job_with_one_message(told: Jobs, name: str) -> None:
-    job = told[name]
+def test_bad_input_ends_the_job_with_one_message(run_output: BadInputRuns, name: str) -> None:
+    job = run_output[name]
     assert not missing_keys(job.errors, *SAID[name])
     assert job.code == 2
     assert job.ended("worker") <= 1, "it is not tried again and again"
 
 
-def test_what_keras_says_of_the_users_model_is_told_without_frames(told: Jobs) -> None:
-    *_, last = told["wrong-shape"].errors.splitlines()
-    assert told["wrong-shape"].code == 2
+def test_what_keras_says_of_the_users_model_is_told_without_frames(run_output: BadInputRuns) -> None:
+    *_, last = run_output["wrong-shape"].errors.splitlines()
+    assert run_output["wrong-shape"].code == 2
     assert not missing_keys(last, "FOLDER/zoo/wrong_shape.py", "ValueError", "value 3", "shape (None, 1)")
 
 
-def test_all_frames_are_in_the_workers_log(told: Jobs) -> None:
-    logs = told["raising"].folder / ".edl" / "local" / "raising" / "r1" / "logs"
+def test_all_frames_are_in_the_workers_log(run_output: BadInputRuns) -> None:
+    logs = run_output["raising"].folder / ".edl" / "local" / "raising" / "r1" / "logs"
     log = next(logs.glob("worker-0*.log")).read_text()
     assert "LookupError: the dictionary was not downloaded" in log
     assert re.search(r'File "[^"]*/edl/worker/', log)
 
 
-def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(told: Jobs) -> None:
-    job = told["skips"]
+def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_output: BadInputRuns) -> None:
+    job = run_output["skips"]
     assert job.code == 0, job.errors
     summary = job.summary
     assert summary["records_done"] == summary["records_total"] == 2 * 2 * RECORDS
@@ -212,8 +212,8 @@ def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(told: Job
     assert summary["records_skipped"] == 2 * len(DAMAGED), "in each of two epochs; as many as the hint says are allowed"
 
 
-def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(told: Jobs) -> None:
-    job = told["nan-stop"]
+def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(run_output: BadInputRuns) -> None:
+    job = run_output["nan-stop"]
     start = NAN_AT // MINIBATCH * MINIBATCH
     assert job.code == 1
     records = f"records {start} to {start + MINIBATCH - 1}"
@@ -223,8 +223,8 @@ def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(told: Job
 def test_an_unknown_module_is_said_before_a_process_starts(tmp_path: Path) -> None:
     zoo = write_module(tmp_path, "good", MODULE)
     data = write_examples(tmp_path / "good.recordio", map(record, range(9)))
-    place = job(tmp_path, "nothing", "goo.custom_model", zoo, data)
-    done = edl("run", str(place.file), cwd=tmp_path)
+    job_folder = job(tmp_path, "nothing", "goo.custom_model", zoo, data)
+    done = edl("run", str(job_folder.file), cwd=tmp_path)
     assert done.returncode == 2
     assert "good" in done.stderr
     assert not (tmp_path / ".edl" / "local" / "nothing").exists()

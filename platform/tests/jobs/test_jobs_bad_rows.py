@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.job_folder import Place, write_examples, write_module
+from support.job_folder import JobFolder, write_examples, write_module
 from support.job_process import Line
 from support.text_keys import missing_keys
 
@@ -88,12 +88,12 @@ def record(index: int, **odd: Any) -> dict[str, Any]:
     return {"id": [31 * index % ROWS], "x": [index / RECORDS, 1.0], "y": [1.0], **odd}
 
 
-def places(folder: Path) -> Iterator[Place]:
+def places(folder: Path) -> Iterator[JobFolder]:
     zoo = write_module(folder, "rows", MODULE)
     for name in [*SAID, "half", "mixed"]:
         odd = ODD.get(name, {})
         records = (record(n, **odd) if n == BAD else record(n) for n in range(RECORDS))
-        yield Place.make(
+        yield JobFolder.make(
             folder,
             name,
             f"rows.{name if name in ('half', 'mixed') else 'model'}",
@@ -105,23 +105,23 @@ def places(folder: Path) -> Iterator[Place]:
         )
 
 
-class Jobs:
+class BadRowRuns:
     """Runs a job when a test first asks for it."""
 
     def __init__(self, folder: Path) -> None:
-        self._places = {place.name: place for place in places(folder)}
+        self._places = {job_folder.name: job_folder for job_folder in places(folder)}
 
     @cache  # noqa: B019  one object, as long as the module
     def run(self, name: str) -> tuple[int, str, list[Line]]:
-        place = self._places[name]
-        with place.run() as process:
+        job_folder = self._places[name]
+        with job_folder.run() as process:
             code = process.wait(150)
-            return code, process.errors.strip().replace(str(place.folder), "FOLDER"), process.lines
+            return code, process.errors.strip().replace(str(job_folder.folder), "FOLDER"), process.lines
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
-    return Jobs(tmp_path_factory.mktemp("rows"))
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> BadRowRuns:
+    return BadRowRuns(tmp_path_factory.mktemp("rows"))
 
 
 def workers_ended(lines: list[Line]) -> int:
@@ -131,7 +131,7 @@ def workers_ended(lines: list[Line]) -> int:
 @pytest.mark.parametrize(
     "name", [name if name == "beyond" else pytest.param(name, marks=pytest.mark.repetition) for name in SAID]
 )
-def test_what_a_table_cannot_take_ends_the_job_with_one_message(jobs: Jobs, name: str) -> None:
+def test_what_a_table_cannot_take_ends_the_job_with_one_message(jobs: BadRowRuns, name: str) -> None:
     code, errors, lines = jobs.run(name)
     expected, keys = SAID[name]
     assert code == expected
@@ -140,14 +140,14 @@ def test_what_a_table_cannot_take_ends_the_job_with_one_message(jobs: Jobs, name
 
 
 @pytest.mark.repetition
-def test_a_table_of_another_type_is_refused_before_the_first_step(jobs: Jobs) -> None:
+def test_a_table_of_another_type_is_refused_before_the_first_step(jobs: BadRowRuns) -> None:
     code, errors, lines = jobs.run("half")
     assert not missing_keys(errors, "Embedding 'rows' (3000 x 8)", "float16", "float32")
     assert (code, lines[-1]["records_done"]) == (2, 0)
     assert workers_ended(lines) <= 1
 
 
-def test_a_layer_of_mixed_precision_is_served(jobs: Jobs) -> None:
+def test_a_layer_of_mixed_precision_is_served(jobs: BadRowRuns) -> None:
     code, errors, lines = jobs.run("mixed")
     assert code == 0, errors
     assert lines[-1]["records_done"] == RECORDS

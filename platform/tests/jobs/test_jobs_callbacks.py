@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.job_folder import Place, write_module
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays
+from support.job_folder import JobFolder, write_module
 
 from edl.storage.checkpoint_manifest import list_cuts
 
@@ -51,13 +51,13 @@ def rows() -> Any:
     return np.hstack([x, number, kind, random.uniform(0.1, 2.0, (RECORDS, 1))]).round(4).astype(np.float32)
 
 
-def place(folder: Path, module: str, *, train: dict[str, Any], workers: int = 1, **fields: Any) -> Place:
+def job_folder(folder: Path, module: str, *, train: dict[str, Any], workers: int = 1, **fields: Any) -> JobFolder:
     """A minibatch is the whole data set, so that the order of the records plays no part."""
     folder.mkdir(parents=True, exist_ok=True)
     write_module(folder, "asked", module)
     data = folder / "data.csv"
     data.write_text("".join(",".join(f"{value:.4f}" for value in row) + "\n" for row in rows()))
-    return Place.make(
+    return JobFolder.make(
         folder,
         "asked",
         "asked.custom_model",
@@ -92,7 +92,7 @@ def by_keras(epochs: int) -> tuple[Any, dict[str, float]]:
 
 
 def test_weights_and_losses_of_outputs_come_to_what_keras_fit_does(tmp_path: Path) -> None:
-    job = place(tmp_path, MODULE, train={"epochs": 25})
+    job = job_folder(tmp_path, MODULE, train={"epochs": 25})
     with job.run() as run:
         summary, run_dir = run.summary(), run.run_dir
     model, expected = by_keras(25)
@@ -141,7 +141,7 @@ def evaluate(path: Path) -> dict[str, float]:
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.repetition)])
 def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tmp_path: Path) -> None:
     """Also when it is killed in between, and when the run is gone on with after its end."""
-    job = place(
+    job = job_folder(
         tmp_path,
         MODULE + CALLBACKS,
         train={"epochs": 100_000, "evaluation_steps": 40},
@@ -185,7 +185,7 @@ class Mine(keras.callbacks.EarlyStopping):
 def callbacks():
     return [Mine()]
 """
-    job = place(tmp_path, MODULE + own, train={"evaluation_steps": 5})
+    job = job_folder(tmp_path, MODULE + own, train={"evaluation_steps": 5})
     with job.run() as run:
         assert run.wait() == 2
         summary = run.lines[-1]

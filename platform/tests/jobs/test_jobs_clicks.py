@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from jobs.job_folder import MODEL_ZOO, Place, newest_cut
 from jobs.plain_keras import QUIET, checkpoint_arrays
+from support.job_folder import MODEL_ZOO, JobFolder, newest_cut
 from support.job_process import edl
 
 from edl.jobfile.loader import load_job_file
@@ -25,7 +25,7 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
     best = json.loads((tmp_path / "log" / "about.json").read_text())["test"]["auc"]
     definition = f"{name}.{name}.custom_model"
     params = {"vocabulary": VOCABULARY, "dim": 8, "hidden": [32]}
-    place = Place.make(
+    job_folder = JobFolder.make(
         tmp_path,
         name.replace("_", "-"),
         definition,
@@ -34,7 +34,7 @@ def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: st
         train={"epochs": 2, "minibatch_size": 64, "minibatches_per_task": 32},
         ps={"count": 1, "embedding_threshold": "1Ki"},
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         summary, run_dir = run.summary(240.0), run.run_dir
     assert 0.5 + 0.6 * (best - 0.5) < summary["metrics"]["auc"] < best
     arrays = checkpoint_arrays(newest_cut(run_dir))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.job_folder import Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
+from support.job_folder import JobFolder, covers, newest_cut, predictions, write_examples, write_module
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
@@ -89,7 +89,7 @@ def test_tags_and_users_are_trained_exported_and_predicted(tmp_path: Path, model
     asked = clicks(ASKED, 2)
     write_examples(tmp_path / "train.recordio", clicks(TRAINED, 1))
     write_examples(tmp_path / "asked.recordio", asked)
-    place = Place.make(
+    job_folder = JobFolder.make(
         tmp_path,
         "clicks",
         f"clicks.{model}",
@@ -99,13 +99,13 @@ def test_tags_and_users_are_trained_exported_and_predicted(tmp_path: Path, model
         export={},
         ps={"count": 2, "embedding_threshold": "64Ki"},
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         summary, run_dir = run.summary(), run.run_dir
     arrays = checkpoint_arrays(newest_cut(run_dir))
     users = next(arrays[name] for name in arrays if name.endswith("user_rows/embeddings/ids"))
     assert set(users) == {-5, 0, 2**40, -(2**63), 2**63 - 1, 77}
     assert not any("tag_rows" in name or "wide" in name for name in arrays if name.startswith("dense/"))
-    with place.predict(tmp_path / "out") as run:
+    with job_folder.predict(tmp_path / "out") as run:
         assert run.summary()["records_done"] == ASKED
     outputs, ranges = predictions(tmp_path / "out")
     assert covers(ranges, ASKED)

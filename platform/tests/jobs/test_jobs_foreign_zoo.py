@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from jobs.job_folder import Place
+from support.job_folder import JobFolder
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
@@ -52,13 +52,13 @@ def test_the_jobs_zoo_wins_in_every_process(tmp_path: Path) -> None:
         file.write_text(STRANGER)
     (tmp_path / "rows.csv").write_text("x,y\n" + "".join(f"{x},{2 * x}\n" for x in range(40)))
     data = dict.fromkeys(("training", "validation", "prediction"), str(tmp_path / "rows.csv"))
-    place = Place.make(
+    job_folder = JobFolder.make(
         here, "lines", "lines.net.custom_model", zoo=zoo, data=data, train={"minibatch_size": 10, "epochs": 1}
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         assert "mse" in run.summary()["metrics"]
-    with place.run("--set", "strategy.name=Local", "--set", "checkpoint=null") as run:
+    with job_folder.run("--set", "strategy.name=Local", "--set", "checkpoint=null") as run:
         run.summary()
-    with place.predict(here / "out", "--from", "r1") as run:
+    with job_folder.predict(here / "out", "--from", "r1") as run:
         run.summary()
     assert not list(here.rglob("was_run"))

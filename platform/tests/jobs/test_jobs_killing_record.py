@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.job_folder import write_examples
+from support.job_folder import write_examples
 from support.job_process import edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
@@ -98,8 +98,8 @@ def run(folder: Path, ends: str, on_crashing_range: str, **more: Any) -> subproc
     """Train on records of which one ends its worker."""
     places = {"LOSS": "pass", "FEED": "pass", **ENDS[ends]}
     module = MODULE + (READER.replace("BAD", str(BAD)) if not ENDS[ends] else "")
-    for place, what in places.items():
-        module = module.replace(f"        {place}\n", f"        {what}\n")
+    for job_folder, what in places.items():
+        module = module.replace(f"        {job_folder}\n", f"        {what}\n")
     (folder / "zoo").mkdir()
     (folder / "zoo" / "deadly.py").write_text(module)
     rows = ({"x": [i / RECORDS], "y": [-1.0 if i == BAD else 1.0]} for i in range(RECORDS))

@@ -13,8 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.job_folder import MODEL_ZOO, Digits, Place, covers, newest_cut, predictions, write_examples, write_module
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
+from support.job_folder import (
+    MODEL_ZOO,
+    DigitsData,
+    JobFolder,
+    covers,
+    newest_cut,
+    predictions,
+    write_examples,
+    write_module,
+)
 
 from edl.data.reader_factory import open_reader
 
@@ -68,9 +77,9 @@ def feed(dataset, mode, metadata):
     return dataset.map(parsed)
 
 
-class Diary(keras.callbacks.Callback):
+class CallbackLog(keras.callbacks.Callback):
     def write(self, *words):
-        with open(os.environ["DIARY"], "a") as file:
+        with open(os.environ["CALLBACK_LOG"], "a") as file:
             file.write(json.dumps(words) + "\\n")
 
     def on_train_begin(self, logs=None):
@@ -91,7 +100,7 @@ class Diary(keras.callbacks.Callback):
 
 
 def callbacks():
-    return [Diary()]
+    return [CallbackLog()]
 """
 
 
@@ -113,7 +122,7 @@ def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
     asked = ratings(ASKED, 2, USERS)
     write_examples(tmp_path / "train.recordio", ratings(RATINGS, 1, 200))
     write_examples(tmp_path / "asked.recordio", asked)
-    place = Place.make(
+    job_folder = JobFolder.make(
         tmp_path,
         "ratings",
         "recommender.ratings.custom_model",
@@ -127,12 +136,12 @@ def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
         export={},
         ps={"count": 2, "embedding_threshold": "64Ki"},
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         summary, run_dir = run.summary(), run.run_dir
     arrays = checkpoint_arrays(newest_cut(run_dir))
     ids = arrays["rows/users/embeddings/ids"]
     assert 0 < len(ids) <= 200, "rows that were never touched are not stored"
-    with place.predict(tmp_path / "out") as run:
+    with job_folder.predict(tmp_path / "out") as run:
         assert run.summary()["records_done"] == ASKED
     outputs, ranges = predictions(tmp_path / "out")
     assert covers(ranges, ASKED)
@@ -165,10 +174,10 @@ def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
 
 @pytest.mark.repetition
 def test_a_subclass_with_its_own_reader_and_callbacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = Digits.write(tmp_path / "unused.recordio", 256, seed=3)
+    digits = DigitsData.write(tmp_path / "unused.recordio", 256, seed=3)
     np.savez(tmp_path / "digits.npz", images=digits.images, labels=digits.labels)
-    monkeypatch.setenv("DIARY", str(tmp_path / "diary.jsonl"))
-    place = Place.make(
+    monkeypatch.setenv("CALLBACK_LOG", str(tmp_path / "callbacks.jsonl"))
+    job_folder = JobFolder.make(
         tmp_path,
         "own",
         "own.CustomModel",
@@ -183,15 +192,15 @@ def test_a_subclass_with_its_own_reader_and_callbacks(tmp_path: Path, monkeypatc
         checkpoint={"every_steps": 3, "keep": 20},
         export={},
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         summary, run_dir = run.summary(), run.run_dir
     assert summary["records_done"] == 4 * 192
-    diary = [json.loads(line) for line in (tmp_path / "diary.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (tmp_path / "callbacks.jsonl").read_text().splitlines()]
     epochs = [[f"epoch_{what}", epoch] for epoch in range(4) for what in ("begin", "end")]
-    assert [words for words in diary if words[0] != "batch_end"] == [["train_begin"], *epochs, ["train_end"]]
-    assert [words[1] for words in diary if words[0] == "batch_end"] == list(range(24))
+    assert [words for words in log if words[0] != "batch_end"] == [["train_begin"], *epochs, ["train_end"]]
+    assert [words[1] for words in log if words[0] == "batch_end"] == list(range(24))
     check_learning_rate(run_dir)
-    with place.predict(tmp_path / "out") as run:
+    with job_folder.predict(tmp_path / "out") as run:
         assert run.summary()["records_done"] == 192
     outputs, ranges = predictions(tmp_path / "out")
     assert covers(ranges, 192)
@@ -217,14 +226,14 @@ def check_learning_rate(run_dir: Path) -> None:
             assert same is not ("moving" in name), name
 
 
-def iris(folder: Path, **fields: Any) -> Place:
+def iris(folder: Path, **fields: Any) -> JobFolder:
     random = np.random.default_rng(4)
     folder.mkdir(exist_ok=True)
     for name, count in (("train", 90), ("test", 30)):
         classes = random.integers(0, 3, count)
         rows = [",".join([*(f"{v:.2f}" for v in random.normal(c, 0.2, 4)), str(c)]) for c in classes]
         (folder / f"{name}.csv").write_text("a,b,c,d,class\n" + "\n".join(rows) + "\n")
-    return Place.make(
+    return JobFolder.make(
         folder,
         "iris",
         "iris.iris_dnn.custom_model",
@@ -237,8 +246,8 @@ def iris(folder: Path, **fields: Any) -> Place:
 def test_csv_rows_distributed_and_local_give_the_same_summary(tmp_path: Path) -> None:
     with iris(tmp_path / "distributed").run() as run:
         distributed = run.summary()
-    place = iris(tmp_path / "local", strategy={"name": "Local"})
-    with place.run() as run:
+    job_folder = iris(tmp_path / "local", strategy={"name": "Local"})
+    with job_folder.run() as run:
         local = run.summary()
     for summary in (distributed, local):
         assert summary["records_done"] == summary["records_total"] == 12 * 90
@@ -249,14 +258,14 @@ def test_csv_rows_distributed_and_local_give_the_same_summary(tmp_path: Path) ->
 
 
 def test_a_local_run_is_interrupted_and_resumed(tmp_path: Path) -> None:
-    place = iris(
+    job_folder = iris(
         tmp_path,
         strategy={"name": "Local"},
         checkpoint={"every_steps": 50, "keep": 2},
         train={"epochs": 3000, "minibatch_size": 16, "minibatches_per_task": 2},
         export=None,
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         run.wait_step(120)
         run.interrupt()
         assert run.wait() == 130
@@ -265,7 +274,7 @@ def test_a_local_run_is_interrupted_and_resumed(tmp_path: Path) -> None:
         assert step == run.status()["step"] >= 120, "what was done until then is in a checkpoint"
         assert summary["reason"] == f"stopped by its user: checkpoint {step} contains all {step} steps"
         run_id = run.run_dir.name
-    with place.run("--resume", run_id, "--set", f"train.max_steps={step + 60}") as run:
+    with job_folder.run("--resume", run_id, "--set", f"train.max_steps={step + 60}") as run:
         summary = run.summary()
     assert summary["run"] == run_id
     status = json.loads((run.run_dir / "status.json").read_text())
@@ -277,12 +286,12 @@ def test_breakpoint_stops_on_the_terminal_under_local(tmp_path: Path) -> None:
     zoo = write_module(
         tmp_path, "stops", source.replace("    def parse(row):", "    breakpoint()\n\n    def parse(row):")
     )
-    place = iris(tmp_path, strategy={"name": "Local"}, train={"epochs": 1}, export=None)
-    place.spec["model"] = {"zoo": str(zoo), "definition": "stops.custom_model"}
-    place.spec["data"].pop("validation")
-    place.file.write_text(json.dumps(place.spec))
+    job_folder = iris(tmp_path, strategy={"name": "Local"}, train={"epochs": 1}, export=None)
+    job_folder.spec["model"] = {"zoo": str(zoo), "definition": "stops.custom_model"}
+    job_folder.spec["data"].pop("validation")
+    job_folder.file.write_text(json.dumps(job_folder.spec))
     terminal, theirs = pty.openpty()
-    command = [str(Path(sys.executable).with_name("edl")), "run", str(place.file)]
+    command = [str(Path(sys.executable).with_name("edl")), "run", str(job_folder.file)]
     with subprocess.Popen(command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         said = read_until(terminal, "(Pdb) ")

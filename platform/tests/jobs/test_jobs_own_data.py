@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs.job_folder import Place, write_module
+from support.job_folder import JobFolder, write_module
 
 from edl.data import open_reader, serialize_example
 
@@ -54,16 +54,16 @@ def test_what_the_writer_wrote_is_trained_on(tmp_path: Path) -> None:
     run(tmp_path, "writes houses.recordio")
     zoo = write_module(tmp_path, "houses", PROGRAMS["a module that trains on houses.recordio"])
     data = {"training": str(tmp_path / "houses.recordio")}
-    place = Place.make(tmp_path, "houses", "houses.custom_model", zoo=zoo, data=data, train=TRAIN)
-    with place.run() as job:
+    job_folder = JobFolder.make(tmp_path, "houses", "houses.custom_model", zoo=zoo, data=data, train=TRAIN)
+    with job_folder.run() as job:
         assert job.summary()["records_done"] == 120
 
 
-def readings(folder: Path, change: tuple[str, str] = ("", "")) -> Place:
+def readings(folder: Path, change: tuple[str, str] = ("", "")) -> JobFolder:
     np.savez(folder / "readings.npz", rows=np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2))
     zoo = write_module(folder, "own", PROGRAMS["a module that reads readings.npz"].replace(*change))
     data = dict.fromkeys(("training", "validation", "prediction"), str(folder / "readings.npz"))
-    return Place.make(folder, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN)
+    return JobFolder.make(folder, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN)
 
 
 def test_a_reader_of_ones_own(tmp_path: Path) -> None:
@@ -94,15 +94,15 @@ def test_a_wrong_return_ends_the_job_at_once(tmp_path: Path, change: tuple[str, 
 
 @pytest.mark.repetition
 def test_a_processor_that_raises_ends_the_job_at_once(tmp_path: Path) -> None:
-    place = readings(tmp_path)
-    with place.run("--set", "data.validation=null") as job:
+    job_folder = readings(tmp_path)
+    with job_folder.run("--set", "data.validation=null") as job:
         job.summary()
     with (tmp_path / "zoo" / "own.py").open("a") as module:
         module.write(
             "\n\nclass PredictionOutputsProcessor:\n    def process(self, predictions, worker_id):\n"
             "        raise KeyError('table')\n"
         )
-    with place.predict(tmp_path / "out") as job:
+    with job_folder.predict(tmp_path / "out") as job:
         assert job.wait() == 2
         (ended,) = job.events("job_ended")
         workers = [event for event in job.events("role_started") if event["role"] == "worker"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.job_folder import MODEL_ZOO, Digits, Place
+from support.job_folder import MODEL_ZOO, DigitsData, JobFolder
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
 from edl.jobfile.loader import load_job_file
@@ -112,10 +112,10 @@ class LoopbackPods:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    Digits.write(tmp_path / "train.recordio", RECORDS, seed=1)
+def job_folder(tmp_path: Path) -> JobFolder:
+    DigitsData.write(tmp_path / "train.recordio", RECORDS, seed=1)
     (tmp_path / "token").write_text(TOKEN)
-    return Place.make(
+    return JobFolder.make(
         tmp_path,
         "digits",
         "mnist.mnist_functional_api.custom_model",
@@ -132,7 +132,7 @@ def place(tmp_path: Path) -> Place:
     )
 
 
-def test_a_job_of_pods_trains_through_the_loss_of_a_worker(place: Place, tmp_path: Path) -> None:
+def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder, tmp_path: Path) -> None:
     given = {
         "EDL_NAMESPACE": "team",
         "EDL_JOB_UID": "job-uid",
@@ -142,9 +142,9 @@ def test_a_job_of_pods_trains_through_the_loss_of_a_worker(place: Place, tmp_pat
         "EDL_TOKEN_FILE": str(tmp_path / "token"),
         "EDL_RUNTIME_DIR": str(tmp_path),
     }
-    variables = given | prepare_role("master", str(place.file), given)
+    variables = given | prepare_role("master", str(job_folder.file), given)
     identity = ProcessIdentity.from_environment(variables)
-    pods = LoopbackPods(place.file, tmp_path, variables["EDL_RUN_DIR"], identity.master_address)
+    pods = LoopbackPods(job_folder.file, tmp_path, variables["EDL_RUN_DIR"], identity.master_address)
     killing = threading.Thread(target=kill_a_worker_that_trains, args=(pods, Path(variables["EDL_RUN_DIR"])))
     killing.start()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs.job_folder import Place, newest_cut, predictions, write_module
+from support.job_folder import JobFolder, newest_cut, predictions, write_module
 from support.job_process import JobProcess
 
 pytestmark = [pytest.mark.jobs, pytest.mark.repetition, pytest.mark.timeout(400), pytest.mark.tensorflow]
@@ -49,27 +49,27 @@ SERVED, DENSE = "ps.embedding_threshold=1Ki", "ps.embedding_threshold=1Mi"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedRuns:
     """A job with two runs: r1 with the table on a parameter server, r2 with a dense one."""
 
-    place: Place
+    job_folder: JobFolder
     served: Path
     dense: Path
 
     def predict(self, folder: Path, run: Path, *settings: str) -> np.ndarray:
         options = [word for setting in settings for word in ("--set", setting)]
-        with self.place.predict(folder, "--from", run.name, *options) as done:
+        with self.job_folder.predict(folder, "--from", run.name, *options) as done:
             done.summary()
         return predictions(folder)[0]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def trained_runs(tmp_path_factory: pytest.TempPathFactory) -> TrainedRuns:
     folder = tmp_path_factory.mktemp("predict")
     lines = [f"{number % 50},{number % 7}" for number in range(100)]
     (folder / "train.csv").write_text("user,rated\n" + "\n".join(lines) + "\n")
     (folder / "asked.csv").write_text("user,rated\n" + "".join(f"{number},0\n" for number in range(0, 2000, 20)))
-    place = Place.make(
+    job_folder = JobFolder.make(
         folder,
         "users",
         "users.custom_model",
@@ -79,17 +79,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     )
     runs = []
     for threshold in (SERVED, DENSE):
-        with place.run("--set", threshold) as run:
+        with job_folder.run("--set", threshold) as run:
             run.summary()
             runs.append(run.run_dir)
-    return Trained(place, *runs)
+    return TrainedRuns(job_folder, *runs)
 
 
-def test_a_table_may_be_served_and_have_been_dense_and_the_other_way_round(trained: Trained, tmp_path: Path) -> None:
+def test_a_table_may_be_served_and_have_been_dense_and_the_other_way_round(
+    trained_runs: TrainedRuns, tmp_path: Path
+) -> None:
     """Of the asked users, most have rows that nobody ever trained: they are what they were for the trained model."""
-    for run in (trained.served, trained.dense):
-        served = trained.predict(tmp_path / run.name / "served", run, SERVED)
-        dense = trained.predict(tmp_path / run.name / "dense", run, DENSE, "train.seed=5")
+    for run in (trained_runs.served, trained_runs.dense):
+        served = trained_runs.predict(tmp_path / run.name / "served", run, SERVED)
+        dense = trained_runs.predict(tmp_path / run.name / "dense", run, DENSE, "train.seed=5")
         np.testing.assert_allclose(served, dense, rtol=1e-6)
         assert len(np.unique(served)) > 90
 
@@ -103,19 +105,19 @@ def test_a_table_may_be_served_and_have_been_dense_and_the_other_way_round(train
     ],
 )
 def test_another_model_is_refused_at_once(
-    trained: Trained, tmp_path: Path, params: dict[str, object], threshold: str, said: str
+    trained_runs: TrainedRuns, tmp_path: Path, params: dict[str, object], threshold: str, said: str
 ) -> None:
-    options = ["--from", trained.served.name, "--set", threshold, "--set", f"model.params={json.dumps(params)}"]
-    with trained.place.predict(tmp_path / "out", *options) as run:
+    options = ["--from", trained_runs.served.name, "--set", threshold, "--set", f"model.params={json.dumps(params)}"]
+    with trained_runs.job_folder.predict(tmp_path / "out", *options) as run:
         assert run.wait() == 2
-        assert_said(run, said, trained.served)
+        assert_said(run, said, trained_runs.served)
 
 
-def assert_said(run: JobProcess, said: str, trained: Path) -> None:
+def assert_said(run: JobProcess, said: str, trained_runs: Path) -> None:
     """The reason names the checkpoint and what can be done; no worker was started a second time."""
     (ended,) = run.events("job_ended")
     assert said in ended["reason"]
-    assert str(newest_cut(trained)) in ended["reason"]
+    assert str(newest_cut(trained_runs)) in ended["reason"]
     assert "edl predict --from RUN" in ended["reason"]
     assert len([line for line in run.events("role_started") if line["role"] == "worker"]) == 1
     assert not list(run.run_dir.parent.glob("out/*.npz"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs.job_folder import Place, write_module
 from numpy.typing import NDArray
+from support.job_folder import JobFolder, write_module
 from support.run_recount import recount
 
 from edl.simulation.ledger_recount import problems
@@ -45,7 +45,7 @@ def feed(dataset, mode, metadata):
 """
 
 
-def drawn(records: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+def draw_records(records: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
     """Five clouds that overlap: no model is right about all of them."""
     centers = np.random.default_rng(1).normal(size=(CLASSES, FEATURES))
     random = np.random.default_rng(seed)
@@ -73,10 +73,10 @@ def fitted(x: NDArray[np.float32], y: NDArray[np.int32], test: tuple[Any, Any]) 
 
 
 def test_a_sorted_file_trains_within_one_point_of_keras_fit(tmp_path: Path) -> None:
-    x, y = drawn(RECORDS, seed=2)
-    test = drawn(4_000, seed=3)
+    x, y = draw_records(RECORDS, seed=2)
+    test = draw_records(4_000, seed=3)
     order = np.argsort(y, kind="stable")
-    place = Place.make(
+    job_folder = JobFolder.make(
         tmp_path,
         "sorted",
         "sorted_rows.custom_model",
@@ -89,7 +89,7 @@ def test_a_sorted_file_trains_within_one_point_of_keras_fit(tmp_path: Path) -> N
         train={"epochs": EPOCHS, "minibatch_size": MINIBATCH},
         workers={"max": 1},
     )
-    with place.run() as run:
+    with job_folder.run() as run:
         assert run.wait() == 0, run.errors
         summary = run.summary()
     found = recount(run.run_dir)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from master.master_parts import LONG, TOKEN
+from master.master_stubs import LONG, TOKEN
 from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import PodStatus, Role

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.master_parts import LONG, TOKEN, ScriptedPs, scripted_ps
+from master.master_stubs import LONG, TOKEN, ScriptedPs, scripted_ps
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RetryableError
@@ -45,7 +45,7 @@ INCARNATION = 4
 ATTACH = AttachPs("ps-0-a", lowest_open_lease=5, revoked_leases=(7,), live_leases=(8, 9), passed_cut=2)
 
 
-class Core:
+class AnswerQueue:
     """What the answers are told to."""
 
     def __init__(self) -> None:
@@ -57,8 +57,8 @@ class Core:
 
 
 @pytest.fixture
-def core() -> Core:
-    return Core()
+def core() -> AnswerQueue:
+    return AnswerQueue()
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def ps() -> Iterator[tuple[ScriptedPs, str]]:
         yield played
 
 
-def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG) -> PsControlClient:
+def servers_for(core: AnswerQueue, folder: Path, count: int = 1, patience: float = LONG) -> PsControlClient:
     checkpoints = CheckpointCoordinator(folder, 2, set)
     servers = PsControlClient(TOKEN, INCARNATION, count, checkpoints, answer_timeout=patience)
     servers.start(core.events.put, core.failures.put)
@@ -75,7 +75,7 @@ def servers_for(core: Core, folder: Path, count: int = 1, patience: float = LONG
 
 
 @pytest.fixture
-def servers(core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]) -> Iterator[PsControlClient]:
+def servers(core: AnswerQueue, tmp_path: Path, ps: tuple[ScriptedPs, str]) -> Iterator[PsControlClient]:
     servers = servers_for(core, tmp_path)
     assert servers.add_ps("ps-0-a", 0, ps[1], "bulk")
     yield servers
@@ -86,7 +86,7 @@ def servers(core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]) -> Iterator[
 
 
 def test_questions_keep_their_order_and_answers_become_events(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str]
 ) -> None:
     commands = (
         ATTACH,
@@ -109,7 +109,7 @@ def test_questions_keep_their_order_and_answers_become_events(
 
 
 def test_a_copy_that_waits_for_a_step_is_asked_for_again_behind_what_came_meanwhile(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str]
 ) -> None:
     answers = iter([pb.SnapshotReply(waits=True), pb.SnapshotReply(version=6)])
 
@@ -149,7 +149,7 @@ def test_other_commands_are_not_for_parameter_servers(tmp_path: Path) -> None:
 
 
 def test_what_is_for_all_goes_to_all_and_what_is_for_one_to_that_one(
-    core: Core, tmp_path: Path, ps: tuple[ScriptedPs, str]
+    core: AnswerQueue, tmp_path: Path, ps: tuple[ScriptedPs, str]
 ) -> None:
     with scripted_ps() as (other, address):
         servers = servers_for(core, tmp_path, count=2)
@@ -190,7 +190,7 @@ def test_an_address_that_is_none_is_refused(servers: PsControlClient) -> None:
 
 
 def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_silence(
-    core: Core, tmp_path: Path
+    core: AnswerQueue, tmp_path: Path
 ) -> None:
     with scripted_ps() as (_, address):
         pass  # it lived there once
@@ -202,7 +202,9 @@ def test_a_ps_that_lives_is_asked_until_it_answers_and_the_core_hears_of_its_sil
     servers.close()
 
 
-def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]) -> None:
+def test_a_ps_that_is_busy_is_asked_again(
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str]
+) -> None:
     def busy(request: Any) -> Any:
         if len(ps[0].asked) < 3:
             raise PeerRefusedError("not now", kind="busy")
@@ -214,7 +216,7 @@ def test_a_ps_that_is_busy_is_asked_again(servers: PsControlClient, core: Core, 
 
 
 def test_a_ps_that_ends_while_it_is_asked_is_asked_no_more(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str]
 ) -> None:
     release = threading.Event()
     ps[0].answers["Revoke"] = lambda _: release.wait(LONG) and pb.RevokeReply()
@@ -241,7 +243,7 @@ def refusing(kind: str) -> Any:
     return refuse
 
 
-def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str]) -> None:
+def test_a_newer_master_ends_this_one(servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str]) -> None:
     ps[0].answers["Prepare"] = refusing("incarnation")
     servers.execute(PrepareCut(1))
     assert "no" in str(core.failures.get(timeout=LONG))
@@ -256,7 +258,13 @@ def test_a_newer_master_ends_this_one(servers: PsControlClient, core: Core, ps: 
     ],
 )
 def test_a_refusal_that_matters_is_the_core_s(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any, method: str, command: Any, cut: int
+    servers: PsControlClient,
+    core: AnswerQueue,
+    ps: tuple[ScriptedPs, str],
+    caplog: Any,
+    method: str,
+    command: Any,
+    cut: int,
 ) -> None:
     ps[0].answers[method] = refusing("storage")
     servers.execute(command)
@@ -268,7 +276,7 @@ def test_a_refusal_that_matters_is_the_core_s(
 
 
 def test_other_refusals_are_logged_and_the_next_question_is_asked(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], caplog: Any
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str], caplog: Any
 ) -> None:
     ps[0].answers["Unpin"] = refusing("pin")
     servers.execute(Unpin(1))
@@ -306,7 +314,7 @@ def saving(cut: int) -> SaveCheckpoint:
 
 
 def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, cut_directory, load_manifest
 
@@ -320,7 +328,7 @@ def test_a_checkpoint_is_real_when_all_shards_are_on_disk(
 
 
 def test_a_shard_that_was_not_written_leaves_no_checkpoint(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     ps[0].answers["Saved"] = lambda _: pb.SavedReply(error="no space left")
     servers.execute(saving(3))
@@ -331,7 +339,7 @@ def test_a_shard_that_was_not_written_leaves_no_checkpoint(
 
 
 def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
-    core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
+    core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     servers = servers_for(core, tmp_path, count=2)
     servers.add_ps("ps-0-a", 0, ps[1], "bulk")
@@ -344,7 +352,9 @@ def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(
     servers.close()
 
 
-def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path) -> None:
+def test_old_checkpoints_go_and_the_one_in_use_stays(
+    core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
+) -> None:
     from edl.storage.checkpoint_manifest import list_cuts
 
     checkpoints = CheckpointCoordinator(tmp_path, 1, lambda: {1})
@@ -360,7 +370,7 @@ def test_old_checkpoints_go_and_the_one_in_use_stays(core: Core, ps: tuple[Scrip
 
 
 def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
-    servers: PsControlClient, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path, caplog: Any
+    servers: PsControlClient, core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path, caplog: Any
 ) -> None:
     ps[0].answers["Saved"] = lambda request: written(tmp_path, request.cut, 0)
     for cut in (1, 2, 3):
@@ -371,7 +381,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_the_new_one(
     assert "could not remove old checkpoints" in caplog.text
 
 
-class Right:
+class DecisionRight:
     """To decide; it can be taken away."""
 
     def __init__(self) -> None:
@@ -388,9 +398,9 @@ class Right:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
-    lost: bool, core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
+    lost: bool, core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
-    right = Right()
+    right = DecisionRight()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, set, right))
     servers.start(core.events.put, core.failures.put)
     servers.add_ps("ps-0-a", 0, ps[1], "bulk")
@@ -407,11 +417,11 @@ def test_a_master_that_may_not_decide_any_more_makes_no_checkpoint_real(
 
 
 def test_a_master_that_may_not_decide_any_more_removes_no_checkpoint(
-    core: Core, ps: tuple[ScriptedPs, str], tmp_path: Path
+    core: AnswerQueue, ps: tuple[ScriptedPs, str], tmp_path: Path
 ) -> None:
     from edl.storage.checkpoint_manifest import list_cuts
 
-    right = Right()
+    right = DecisionRight()
     right.held.set()
     servers = PsControlClient(TOKEN, INCARNATION, 1, CheckpointCoordinator(tmp_path, 1, lambda: set(), right))
     servers.start(core.events.put, core.failures.put)

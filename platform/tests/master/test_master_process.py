@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from master.in_process_job import RECORDS, VALIDATION, InProcessJob, ScriptedWorker, in_process_job
-from master.master_parts import LONG, TOKEN
+from master.master_stubs import LONG, TOKEN
 
 from edl.api.errors import RefusedError, StorageError
 from edl.cluster.local.local_cluster import LocalCluster
@@ -341,7 +341,7 @@ def test_a_job_that_had_ended_is_told_again_by_the_next_master() -> None:
 
 
 @pytest.fixture
-def as_process() -> Iterator[None]:
+def restored_process() -> Iterator[None]:
     """What ``main`` changes about its process, put back."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     interval = sys.getswitchinterval()
@@ -362,7 +362,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, job: InProcessJob) -> None:
     monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster.connect())
 
 
-@pytest.mark.usefixtures("as_process")
+@pytest.mark.usefixtures("restored_process")
 def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     with in_process_job() as job:
         environment(monkeypatch, job)
@@ -373,7 +373,7 @@ def test_sigterm_means_leaving_with_143_and_the_job_stays(monkeypatch: pytest.Mo
         assert job.summary()["records_done"] == RECORDS
 
 
-@pytest.mark.usefixtures("as_process")
+@pytest.mark.usefixtures("restored_process")
 def test_a_master_that_cannot_begin_says_why_and_leaves_with_1(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -385,7 +385,7 @@ def test_a_master_that_cannot_begin_says_why_and_leaves_with_1(
         assert str(job.run.journal) in caplog.text
 
 
-@pytest.mark.usefixtures("as_process")
+@pytest.mark.usefixtures("restored_process")
 def test_a_run_whose_spec_was_damaged_is_told_with_its_path_and_a_remedy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

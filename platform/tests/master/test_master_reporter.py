@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.master_parts import FIRST_CUT, Parts
+from master.master_stubs import FIRST_CUT, ShellHarness
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import (
@@ -103,17 +103,17 @@ def test_no_history_makes_a_rate_negative_or_infinite(history: list[tuple[float,
 # ---------------------------------------------------------------------------------------------- a reporter
 
 
-class Stage:
+class ReporterHarness:
     def __init__(self, folder: Path) -> None:
         self.run = RunDirectory(folder / "r1")
         self.run.path.mkdir()
-        self.parts = Parts()
-        self.shell = self.parts.shell
+        self.stubs = ShellHarness()
+        self.shell = self.stubs.shell
         self.failures: list[Exception] = []
         self.reporter = StatusReporter(self.run, "digits", self.shell.state, self.failures.append)
 
     def train(self) -> LeaseReply:
-        self.parts.populate()
+        self.stubs.populate()
         for event in (
             Tick(),
             *FIRST_CUT,
@@ -130,11 +130,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
-    yield stage
-    stage.reporter.close()
-    assert not stage.failures
+def harness(tmp_path: Path) -> Iterator[ReporterHarness]:
+    harness = ReporterHarness(tmp_path)
+    yield harness
+    harness.reporter.close()
+    assert not harness.failures
 
 
 EMITTED: tuple[JobEvent, ...] = (
@@ -159,69 +159,69 @@ EMITTED: tuple[JobEvent, ...] = (
 STALLED = TrainingStalled((MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),), "no space")
 
 
-def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(stage: Stage) -> None:
+def test_whatever_the_core_emits_is_a_line_with_its_time_that_can_be_read_back(harness: ReporterHarness) -> None:
     began = time.time()
     for event in (*EMITTED, STALLED):
-        stage.reporter.emit_core_event(EmitEvent(event))
-    events = [parse_event_line(line) for line in stage.lines()]
+        harness.reporter.emit_core_event(EmitEvent(event))
+    events = [parse_event_line(line) for line in harness.lines()]
     assert all(began <= event.time <= time.time() for event in events)
     assert [replace(event, time=NOT_STAMPED) for event in events[:-1]] == list(EMITTED)
     assert {event.kind for event in events} | {"run_started", "job_ended"} == set(EVENTS)
 
 
-def test_every_event_that_may_happen_reaches_the_file(stage: Stage) -> None:
+def test_every_event_that_may_happen_reaches_the_file(harness: ReporterHarness) -> None:
     summary = Summary(records_total=4, records_done=4)
     own = (RunStarted(run="r1", run_dir="/r1"), JobEnded(phase="Done", reason="all records are done", summary=summary))
     happened = [replace(event, time=2.0) for event in (*EMITTED, StallBegan("waiting for ps-0"), *own)]
     for event in happened:
-        stage.reporter.emit_event(event)
-    assert [parse_event_line(line) for line in stage.lines()] == happened
+        harness.reporter.emit_event(event)
+    assert [parse_event_line(line) for line in harness.lines()] == happened
     assert {type(event) for event in happened} == set(EVENTS.values())
 
 
-def test_a_stall_is_told_in_the_words_of_the_status(stage: Stage) -> None:
-    stage.reporter.emit_core_event(EmitEvent(STALLED))
+def test_a_stall_is_told_in_the_words_of_the_status(harness: ReporterHarness) -> None:
+    harness.reporter.emit_core_event(EmitEvent(STALLED))
     told = (
         "waiting for ps-0, its node n1 is unreachable since 2023-11-14 22:13:20 UTC; "
         "waiting until a checkpoint can be written: no space"
     )
-    assert [json.loads(line)["reason"] for line in stage.lines()] == [told]
+    assert [json.loads(line)["reason"] for line in harness.lines()] == [told]
 
 
-def test_what_is_not_for_people_goes_to_the_log(stage: Stage, caplog: Any) -> None:
+def test_what_is_not_for_people_goes_to_the_log(harness: ReporterHarness, caplog: Any) -> None:
     caplog.set_level("INFO")
-    stage.reporter.emit_core_event(EmitEvent(PhaseEntered("Training", "the first checkpoint is on disk")))
-    assert not stage.run.events.exists() or not stage.lines()
+    harness.reporter.emit_core_event(EmitEvent(PhaseEntered("Training", "the first checkpoint is on disk")))
+    assert not harness.run.events.exists() or not harness.lines()
     assert "the first checkpoint is on disk" in caplog.text
 
 
-def test_a_disk_that_is_full_loses_a_line_and_not_the_master(stage: Stage, caplog: Any) -> None:
-    stage.run.events.mkdir()
-    stage.reporter.emit_event(RoleStarted(time=1.0, role="master", index=0, pid=1))
-    stage.reporter.close()
+def test_a_disk_that_is_full_loses_a_line_and_not_the_master(harness: ReporterHarness, caplog: Any) -> None:
+    harness.run.events.mkdir()
+    harness.reporter.emit_event(RoleStarted(time=1.0, role="master", index=0, pid=1))
+    harness.reporter.close()
     assert "events.jsonl" in caplog.text
-    stage.run.events.rmdir()
+    harness.run.events.rmdir()
 
 
-def test_status_and_summary_say_where_the_job_is(stage: Stage) -> None:
-    lease = stage.train()
-    stage.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
-    status, summary = stage.reporter.build_status(), stage.reporter.build_summary()
+def test_status_and_summary_say_where_the_job_is(harness: ReporterHarness) -> None:
+    lease = harness.train()
+    harness.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
+    status, summary = harness.reporter.build_status(), harness.reporter.build_summary()
     assert (status.records_total, status.records_done, status.step, status.loss) == (8, 2, 1, 1.5)
     assert (status.epoch, status.epochs, status.phase) == (1, 1, "Training")
     assert [(worker.index, worker.state) for worker in status.workers] == [(0, "training")]
-    stage.shell.handle(ModelDeclared("worker-0"))
-    assert stage.reporter.build_status().workers[0].state == "training"
+    harness.shell.handle(ModelDeclared("worker-0"))
+    assert harness.reporter.build_status().workers[0].state == "training"
     assert [(ps.index, ps.state) for ps in status.ps] == [(0, "serving")]
     assert (summary.records_total, summary.records_done, summary.records_lost) == (8, 2, 0)
-    stage.reporter.write_status(status)
-    assert read_json(stage.run.status) == to_json(status)
+    harness.reporter.write_status(status)
+    assert read_json(harness.run.status) == to_json(status)
 
 
-def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: Stage) -> None:
-    lease = stage.train()
-    stage.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
-    state = stage.shell.state
+def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(harness: ReporterHarness) -> None:
+    lease = harness.train()
+    harness.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
+    state = harness.shell.state
     for limit, total in ((1, 2), (2, 4), (100, 8)):
         state.settings = replace(state.settings, max_steps=limit)
         assert count_total_records(state) == total, limit
@@ -229,9 +229,9 @@ def test_a_resumed_run_that_is_to_end_before_what_it_has_done_is_whole(stage: St
     assert count_total_records(state) == 2
 
 
-def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> None:
-    stage.train()
-    state = stage.shell.state
+def test_a_run_that_max_steps_ends_has_done_all_of_its_records(harness: ReporterHarness) -> None:
+    harness.train()
+    state = harness.shell.state
     assert state.main_ledger is not None
     state.settings = replace(state.settings, max_steps=3)
     state.main_ledger.done_records, state.main_ledger.done_steps = (
@@ -242,19 +242,19 @@ def test_a_run_that_max_steps_ends_has_done_all_of_its_records(stage: Stage) -> 
     state.main_ledger.done_records, state.main_ledger.done_steps = 5, 3
     assert count_total_records(state) == 5
     state.main_ledger.done_records = 4
-    assert stage.reporter.build_status().records_total == stage.reporter.build_summary().records_total == 4
+    assert harness.reporter.build_status().records_total == harness.reporter.build_summary().records_total == 4
 
 
-def seen(stage: Stage, index: int, phase: PodPhase, **more: Any) -> None:
-    stage.shell.handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, phase, **more)))
+def seen(harness: ReporterHarness, index: int, phase: PodPhase, **more: Any) -> None:
+    harness.shell.handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, phase, **more)))
 
 
-def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stage) -> None:
-    stage.parts.populate()
-    stage.shell.handle(ScaleRequested(min=2, max=3))
-    seen(stage, 0, PodPhase.RUNNING, node="node-a")
-    seen(stage, 1, PodPhase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
-    status = stage.reporter.build_status()
+def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(harness: ReporterHarness) -> None:
+    harness.stubs.populate()
+    harness.shell.handle(ScaleRequested(min=2, max=3))
+    seen(harness, 0, PodPhase.RUNNING, node="node-a")
+    seen(harness, 1, PodPhase.PENDING, reason="Unschedulable", message="0/3 nodes are available")
+    status = harness.reporter.build_status()
     assert [(role.state, role.reason, role.node) for role in status.workers] == [
         ("starting", "", "node-a"),
         ("pending", "0/3 nodes are available", ""),
@@ -263,39 +263,39 @@ def test_a_pod_without_room_is_pending_with_the_schedulers_own_words(stage: Stag
     assert from_json(Status, to_json(status)) == status
 
 
-def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(stage: Stage) -> None:
-    stage.parts.populate()
-    seen(stage, 0, PodPhase.RUNNING, leaving=True, cause=TerminationCause.PREEMPTED, message="by default/serving-7")
-    (worker,) = stage.reporter.build_status().workers
+def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(harness: ReporterHarness) -> None:
+    harness.stubs.populate()
+    seen(harness, 0, PodPhase.RUNNING, leaving=True, cause=TerminationCause.PREEMPTED, message="by default/serving-7")
+    (worker,) = harness.reporter.build_status().workers
     assert (worker.state, worker.reason) == ("leaving", "preempted: by default/serving-7")
 
 
-def test_what_the_cluster_refused_is_in_the_status_until_it_starts(stage: Stage) -> None:
-    stage.parts.populate()
-    stage.shell.handle(ScaleRequested(max=2))
-    stage.shell.handle(StartRefused(Role.WORKER, 1, "exceeded quota: pods=3", retry=True))
-    assert stage.reporter.build_status().refusals == {"worker-1": "exceeded quota: pods=3"}
-    seen(stage, 1, PodPhase.PENDING)
-    assert stage.reporter.build_status().refusals == {}
+def test_what_the_cluster_refused_is_in_the_status_until_it_starts(harness: ReporterHarness) -> None:
+    harness.stubs.populate()
+    harness.shell.handle(ScaleRequested(max=2))
+    harness.shell.handle(StartRefused(Role.WORKER, 1, "exceeded quota: pods=3", retry=True))
+    assert harness.reporter.build_status().refusals == {"worker-1": "exceeded quota: pods=3"}
+    seen(harness, 1, PodPhase.PENDING)
+    assert harness.reporter.build_status().refusals == {}
 
 
-def test_records_that_are_planned_leased_returned_or_done_are_not_lost(stage: Stage) -> None:
-    lease = stage.train()
-    assert stage.reporter.build_summary().records_lost == 0
-    stage.shell.state.training_ledger.requeue_lease(lease.lease, 1)  # type: ignore[union-attr]
-    assert stage.reporter.build_summary().records_lost == 0
-    assert stage.reporter.build_summary().records_done == 2
+def test_records_that_are_planned_leased_returned_or_done_are_not_lost(harness: ReporterHarness) -> None:
+    lease = harness.train()
+    assert harness.reporter.build_summary().records_lost == 0
+    harness.shell.state.training_ledger.requeue_lease(lease.lease, 1)  # type: ignore[union-attr]
+    assert harness.reporter.build_summary().records_lost == 0
+    assert harness.reporter.build_summary().records_done == 2
 
 
-def test_what_is_put_aside_is_skipped_and_not_lost(stage: Stage) -> None:
-    lease = stage.train()
-    stage.shell.state.training_ledger.requeue_lease(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
-    summary = stage.reporter.build_summary()
+def test_what_is_put_aside_is_skipped_and_not_lost(harness: ReporterHarness) -> None:
+    lease = harness.train()
+    harness.shell.state.training_ledger.requeue_lease(lease.lease, 1, quarantine_records=2)  # type: ignore[union-attr]
+    summary = harness.reporter.build_summary()
     assert (summary.records_lost, summary.records_skipped) == (0, 2)
 
 
-def test_before_anything_is_known_there_is_a_status(stage: Stage) -> None:
-    status, summary = stage.reporter.build_status(), stage.reporter.build_summary()
+def test_before_anything_is_known_there_is_a_status(harness: ReporterHarness) -> None:
+    status, summary = harness.reporter.build_status(), harness.reporter.build_summary()
     assert (status.phase, status.records_total, status.seconds_left) == ("Starting", 0, None)
     assert (summary.records_total, summary.records_lost) == (0, 0)
 
@@ -312,16 +312,16 @@ def test_time_is_counted_from_the_last_start_of_the_run_whoever_was_master(tmp_p
     assert find_run_start(run) > 200.0
 
 
-def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(stage: Stage) -> None:
-    append_json_line(stage.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
+def test_the_rate_survives_a_master_and_begins_anew_when_the_run_is_resumed(harness: ReporterHarness) -> None:
+    append_json_line(harness.run.events, {"event": "run_started", "time": 100.0, "run": "r1", "run_dir": "/r1"})
     status = replace(
-        stage.reporter.build_status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0
+        harness.reporter.build_status(), updated=110.0, records_done=500, records_worked=500, seconds_worked=5.0
     )
-    stage.reporter.write_status(status)
-    again = restore_throughput(stage.run, find_run_start(stage.run))
+    harness.reporter.write_status(status)
+    again = restore_throughput(harness.run, find_run_start(harness.run))
     assert again.overall_rate == 100.0
     again.observe(time.monotonic(), 500)
     assert again.overall_rate == 100.0, "no record was done since"
-    assert restore_throughput(stage.run, run_start=120.0).overall_rate == 0.0
-    stage.run.status.write_text("{")
-    assert restore_throughput(stage.run, find_run_start(stage.run)).overall_rate == 0.0
+    assert restore_throughput(harness.run, run_start=120.0).overall_rate == 0.0
+    harness.run.status.write_text("{")
+    assert restore_throughput(harness.run, find_run_start(harness.run)).overall_rate == 0.0

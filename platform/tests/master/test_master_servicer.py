@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from master.master_parts import FIRST_CUT, Parts
+from master.master_stubs import FIRST_CUT, ShellHarness
 from support.examples import examples
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -39,7 +39,7 @@ WORKER = pb.Member(role="worker", index=0, uid="worker-0")
 INCARNATION = 3
 
 
-class Registered:
+class RegisteredPs:
     """Where PS listen, without ways to them."""
 
     def __init__(self) -> None:
@@ -54,24 +54,24 @@ class Registered:
         return dict(self.links)
 
 
-class Stage:
+class ServiceHarness:
     """A service over a shell with one PS and two workers."""
 
     def __init__(self, **settings: Any) -> None:
-        self.parts = Parts(**settings)
-        self.shell = self.parts.shell
+        self.stubs = ShellHarness(**settings)
+        self.shell = self.stubs.shell
         self.shell.begin_incarnation(INCARNATION)
-        self.servers = Registered()
-        self.told: list[tuple[str, int, pb.PsFigures]] = []
+        self.servers = RegisteredPs()
+        self.figures: list[tuple[str, int, pb.PsFigures]] = []
         self.service = MasterService(
             self.shell,
             self.servers,  # type: ignore[arg-type]
             INCARNATION,
-            lambda *told: self.told.append(told),
+            lambda *told: self.figures.append(told),
         )
 
-    def train(self) -> Stage:
-        self.parts.populate(workers=2)
+    def train(self) -> ServiceHarness:
+        self.stubs.populate(workers=2)
         self.register_ps("ps-0")
         for event in (
             Tick(),
@@ -79,7 +79,7 @@ class Stage:
             CheckpointSaveFinished(1),
         ):
             self.shell.handle(event)
-        self.parts.ps.until(lambda command: command == PrepareCut(1))
+        self.stubs.ps.until(lambda command: command == PrepareCut(1))
         return self
 
     def register_ps(self, uid: str, index: int = 0, address: str = "unix:/nowhere/ps") -> pb.RegisterReply:
@@ -103,30 +103,30 @@ class Stage:
 
 
 def test_what_a_parameter_server_says_of_itself_is_passed_on_with_its_name() -> None:
-    stage = Stage().train()
-    stage.shell.handle(PodChanged(PodStatus("ps-1", Role.PS, 1, PodPhase.RUNNING)))
-    assert stage.told == [], "one of before says nothing"
+    harness = ServiceHarness().train()
+    harness.shell.handle(PodChanged(PodStatus("ps-1", Role.PS, 1, PodPhase.RUNNING)))
+    assert harness.figures == [], "one of before says nothing"
     figures = pb.PsFigures(entered=7)
     member = pb.Member(role="ps", index=0, uid="ps-0")
     request = pb.RegisterRequest(member=member, figures=figures, control_address="unix:/a", bulk_address="unix:/b")
-    stage.service.Register(request, CONTEXT)
-    assert stage.told == [("ps-0", 0, figures)]
+    harness.service.Register(request, CONTEXT)
+    assert harness.figures == [("ps-0", 0, figures)]
     other = pb.RegisterRequest(member=pb.Member(role="ps", index=1, uid="ps-1"), figures=figures, leaving=True)
-    assert stage.service.Register(other, CONTEXT).may_end, "the cluster does not show it"
-    assert stage.told[1:] == [("ps-1", 1, figures)]
-    assert "ps-1" not in stage.servers.links, "one that is told to go is not counted on"
-    del stage.told[1:]
-    stage.service.Register(pb.RegisterRequest(member=WORKER, figures=figures), CONTEXT)
-    assert len(stage.told) == 1, "workers have none"
+    assert harness.service.Register(other, CONTEXT).may_end, "the cluster does not show it"
+    assert harness.figures[1:] == [("ps-1", 1, figures)]
+    assert "ps-1" not in harness.servers.links, "one that is told to go is not counted on"
+    del harness.figures[1:]
+    harness.service.Register(pb.RegisterRequest(member=WORKER, figures=figures), CONTEXT)
+    assert len(harness.figures) == 1, "workers have none"
 
 
 def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has_what_it_holds() -> None:
-    stage = Stage().train()
+    harness = ServiceHarness().train()
     member = pb.Member(role="ps", index=0, uid="ps-0")
     told = pb.RegisterRequest(member=member, control_address="unix:/a", bulk_address="unix:/b", leaving=True)
-    assert not stage.service.Register(told, CONTEXT).may_end
-    assert "ps-0" in stage.servers.links, "a new master takes the checkpoint, too"
-    cut = stage.shell.state.cut
+    assert not harness.service.Register(told, CONTEXT).may_end
+    assert "ps-0" in harness.servers.links, "a new master takes the checkpoint, too"
+    cut = harness.shell.state.cut
     assert cut is not None
     assert cut.keep_paused
     for event in (
@@ -135,17 +135,17 @@ def test_a_parameter_server_that_was_told_to_go_serves_on_until_a_checkpoint_has
         SnapshotTaken("ps-0", cut.number, 0, 0.0),
         CheckpointSaveFinished(cut.number),
     ):
-        assert not stage.service.Register(told, CONTEXT).may_end
-        stage.shell.handle(event)
-    assert stage.service.Register(told, CONTEXT).may_end
+        assert not harness.service.Register(told, CONTEXT).may_end
+        harness.shell.handle(event)
+    assert harness.service.Register(told, CONTEXT).may_end
 
 
 # ---------------------------------------------------------------------------------------------- work
 
 
 def test_a_task_says_all_that_a_worker_must_know() -> None:
-    stage = Stage().train()
-    reply = stage.lease()
+    harness = ServiceHarness().train()
+    reply = harness.lease()
     task = reply.task
     assert reply.incarnation == INCARNATION
     assert (task.lease, task.kind, task.epoch, task.source) == ((INCARNATION << 32) + 1, "training", 0, "digits")
@@ -155,62 +155,62 @@ def test_a_task_says_all_that_a_worker_must_know() -> None:
 
 @pytest.mark.parametrize("wait", [0.0, -1.0, math.nan])
 def test_no_work_is_a_reason_to_wait(wait: float) -> None:
-    stage = Stage()
-    stage.parts.populate()
-    assert stage.lease(wait).wait.reason.endswith("first checkpoint")
+    harness = ServiceHarness()
+    harness.stubs.populate()
+    assert harness.lease(wait).wait.reason.endswith("first checkpoint")
 
 
 def test_after_the_end_workers_are_told_to_stop() -> None:
-    stage = Stage().train()
-    stage.shell.handle(StopRequested("enough"))
-    assert "interrupted" in stage.lease().stop.reason
+    harness = ServiceHarness().train()
+    harness.shell.handle(StopRequested("enough"))
+    assert "interrupted" in harness.lease().stop.reason
 
 
 def test_progress_is_entered_and_lost_leases_come_back() -> None:
-    stage = Stage().train()
-    lease = stage.lease().task.lease
+    harness = ServiceHarness().train()
+    lease = harness.lease().task.lease
     leases = [pb.LeaseProgress(lease=lease, through=1, loss_sum=3.0, loss_steps=2), pb.LeaseProgress(lease=77)]
-    reply = stage.progress(leases)
+    reply = harness.progress(leases)
     assert (list(reply.lost), reply.incarnation) == ([77], INCARNATION)
-    assert stage.parts.journal.entries[-1] == {"kind": "progress", "lease": lease, "through": 1, "loss": 1.5}
+    assert harness.stubs.journal.entries[-1] == {"kind": "progress", "lease": lease, "through": 1, "loss": 1.5}
 
 
 def test_a_report_is_taken_once() -> None:
-    stage = Stage().train()
-    lease = stage.lease().task.lease
-    assert stage.report(lease, through=2).accepted
-    again = stage.report(lease, through=2)
+    harness = ServiceHarness().train()
+    lease = harness.lease().task.lease
+    assert harness.report(lease, through=2).accepted
+    again = harness.report(lease, through=2)
     assert not again.accepted
     assert "lease" in again.reason
-    assert stage.parts.journal.kinds().count("done") == 1
+    assert harness.stubs.journal.kinds().count("done") == 1
 
 
 def test_a_report_of_a_task_that_is_not_over_is_refused_and_changes_nothing() -> None:
-    stage = Stage().train()
-    lease = stage.lease().task.lease
-    entries = len(stage.parts.journal.entries)
+    harness = ServiceHarness().train()
+    lease = harness.lease().task.lease
+    entries = len(harness.stubs.journal.entries)
     with pytest.raises(PeerRefusedError, match="1 of 2 steps"):
-        stage.report(lease, through=1)
-    assert len(stage.parts.journal.entries) == entries
-    assert stage.shell.failure is None
-    assert stage.report(lease, through=2).accepted
+        harness.report(lease, through=1)
+    assert len(harness.stubs.journal.entries) == entries
+    assert harness.shell.failure is None
+    assert harness.report(lease, through=2).accepted
 
 
 def test_leases_of_a_worker_that_leaves_are_revoked() -> None:
-    stage = Stage().train()
-    lease = stage.lease().task.lease
+    harness = ServiceHarness().train()
+    lease = harness.lease().task.lease
     left = pb.LeaveRequest(member=WORKER, reason="told to go", leases=[pb.LeaseProgress(lease=lease, through=1)])
-    stage.service.Leave(left, CONTEXT)
-    assert stage.parts.journal.kinds()[-2:] == ["progress", "revoking"]
+    harness.service.Leave(left, CONTEXT)
+    assert harness.stubs.journal.kinds()[-2:] == ["progress", "revoking"]
 
 
 def test_a_failure_of_the_users_code_ends_the_job() -> None:
-    stage = Stage().train()
+    harness = ServiceHarness().train()
     failed = pb.FailRequest(member=WORKER, kind="input", message="feed yields no labels", detail="Traceback")
-    assert stage.service.Fail(failed, CONTEXT).fatal
-    stage.shell.run(lambda: False)
-    assert stage.shell.job_end is not None
-    assert (stage.shell.job_end.failure_kind, stage.shell.job_end.detail) == ("input", "Traceback")
+    assert harness.service.Fail(failed, CONTEXT).fatal
+    harness.shell.run(lambda: False)
+    assert harness.shell.job_end is not None
+    assert (harness.shell.job_end.failure_kind, harness.shell.job_end.detail) == ("input", "Traceback")
 
 
 # ---------------------------------------------------------------------------------------------- what cannot be meant
@@ -229,26 +229,26 @@ def test_a_failure_of_the_users_code_ends_the_job() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_the_master_goes_on(call: Any) -> None:
-    stage = Stage().train()
+    harness = ServiceHarness().train()
     with pytest.raises(PeerRefusedError) as refused:
-        call(stage)
+        call(harness)
     assert refused.value.kind == "bad"
-    assert stage.shell.failure is None
-    assert stage.lease().HasField("task")
+    assert harness.shell.failure is None
+    assert harness.lease().HasField("task")
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.floats(), st.integers(0, 2**63 - 1))
 def test_no_number_of_a_worker_ends_the_master(lease: int, through: int, loss: float, skipped: int) -> None:
-    stage = Stage().train()
-    own = stage.lease().task.lease
+    harness = ServiceHarness().train()
+    own = harness.lease().task.lease
     for number in (lease, own):
         steps = pb.LeaseProgress(
             lease=number, through=through, loss_sum=loss, loss_steps=through, skipped_records=skipped
         )
-        stage.progress([steps])
-    json.dumps(stage.parts.journal.entries, allow_nan=False)
-    stage.shell.close()
+        harness.progress([steps])
+    json.dumps(harness.stubs.journal.entries, allow_nan=False)
+    harness.shell.close()
 
 
 def test_a_loss_that_is_not_finite_says_nothing() -> None:
@@ -268,86 +268,86 @@ def test_numbers_that_are_not_finite_become_none() -> None:
 
 
 def test_a_ps_that_registers_is_attached_once() -> None:
-    stage = Stage()
-    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
+    harness = ServiceHarness()
+    harness.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     for _ in range(2):
-        stage.register_ps("ps-0")
-    stage.shell.handle(PsAttached("ps-0", initialized=False, version=0))
-    stage.register_ps("ps-0")
-    stage.shell.handle(StopRequested("enough"))
-    stage.shell.run(lambda: False)  # by now, all commands were carried out
-    assert [c.uid for c in stage.parts.ps.done if isinstance(c, AttachPs)] == ["ps-0"]
+        harness.register_ps("ps-0")
+    harness.shell.handle(PsAttached("ps-0", initialized=False, version=0))
+    harness.register_ps("ps-0")
+    harness.shell.handle(StopRequested("enough"))
+    harness.shell.run(lambda: False)  # by now, all commands were carried out
+    assert [c.uid for c in harness.stubs.ps.done if isinstance(c, AttachPs)] == ["ps-0"]
 
 
 def test_a_ps_that_the_cluster_has_not_shown_is_told_to_try_again_and_leaves_nothing_behind() -> None:
-    stage = Stage()
+    harness = ServiceHarness()
     for uid in (f"ps-0-{n}" for n in range(700)):
         with pytest.raises(RetryableError, match="pod"):
-            stage.register_ps(uid)
+            harness.register_ps(uid)
         figures = pb.RegisterRequest(member=pb.Member(role="ps", uid=uid), figures=pb.PsFigures(), leaving=True)
         with pytest.raises(RetryableError, match="pod"):
-            stage.service.Register(figures, CONTEXT)
-    assert not stage.servers.links, "no way to it is opened"
-    assert not stage.told
-    stage.shell.handle(PodChanged(PodStatus("ps-0-true", Role.PS, 0, PodPhase.RUNNING)))
-    stage.register_ps("ps-0-true")
-    assert list(stage.servers.links) == ["ps-0-true"]
-    stage.parts.ps.until(lambda command: isinstance(command, AttachPs))
+            harness.service.Register(figures, CONTEXT)
+    assert not harness.servers.links, "no way to it is opened"
+    assert not harness.figures
+    harness.shell.handle(PodChanged(PodStatus("ps-0-true", Role.PS, 0, PodPhase.RUNNING)))
+    harness.register_ps("ps-0-true")
+    assert list(harness.servers.links) == ["ps-0-true"]
+    harness.stubs.ps.until(lambda command: isinstance(command, AttachPs))
 
 
 def test_a_ps_does_not_take_the_name_of_another_pod() -> None:
-    stage = Stage().train()
+    harness = ServiceHarness().train()
     for uid, index in (("worker-0", 0), ("ps-0", 1)):
         with pytest.raises(PeerRefusedError, match="pod"):
-            stage.register_ps(uid, index)
+            harness.register_ps(uid, index)
 
 
 def test_a_ps_without_an_address_is_refused() -> None:
-    stage = Stage()
-    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
+    harness = ServiceHarness()
+    harness.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     with pytest.raises(PeerRefusedError) as refused:
-        stage.register_ps("ps-0", address="nowhere")
+        harness.register_ps("ps-0", address="nowhere")
     assert refused.value.kind == "bad"
-    assert stage.shell.failure is None
+    assert harness.shell.failure is None
 
 
 def test_a_ps_whose_pod_has_ended_is_refused() -> None:
-    stage = Stage()
-    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
+    harness = ServiceHarness()
+    harness.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
     with pytest.raises(PeerRefusedError, match="has ended"):
-        stage.register_ps("ps-0")
-    assert not stage.servers.links
+        harness.register_ps("ps-0")
+    assert not harness.servers.links
 
 
 def test_the_placement_names_those_that_listen_and_its_version_changes_with_them() -> None:
-    stage = Stage(ps=2)
+    harness = ServiceHarness(ps=2)
     for index in (0, 1):
-        stage.shell.handle(PodChanged(PodStatus(f"ps-{index}", Role.PS, index, PodPhase.RUNNING)))
-        stage.register_ps(f"ps-{index}", index)
-    empty = stage.placement()
+        harness.shell.handle(PodChanged(PodStatus(f"ps-{index}", Role.PS, index, PodPhase.RUNNING)))
+        harness.register_ps(f"ps-{index}", index)
+    empty = harness.placement()
     assert not empty.ps
     versions = [empty.version]
     for index in (0, 1):
-        stage.shell.handle(PsAttached(f"ps-{index}", initialized=False, version=0))
-        versions.append(stage.placement().version)
+        harness.shell.handle(PsAttached(f"ps-{index}", initialized=False, version=0))
+        versions.append(harness.placement().version)
     assert versions == sorted(set(versions))
-    assert stage.placement().version == versions[-1]
-    assert [(x.index, x.uid) for x in stage.placement().ps] == [(0, "ps-0"), (1, "ps-1")]
-    assert sorted(set(stage.placement().slots)) == [0, 1]
+    assert harness.placement().version == versions[-1]
+    assert [(x.index, x.uid) for x in harness.placement().ps] == [(0, "ps-0"), (1, "ps-1")]
+    assert sorted(set(harness.placement().slots)) == [0, 1]
     assert all(version >> 32 == INCARNATION for version in versions)
 
 
 def test_a_ps_that_replaces_a_lost_one_belongs_to_the_placement_when_it_holds_the_checkpoint() -> None:
-    stage = Stage().train()
-    before = stage.placement()
-    stage.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
-    stage.shell.handle(PodChanged(PodStatus("ps-0b", Role.PS, 0, PodPhase.RUNNING)))
-    stage.register_ps("ps-0b")
-    assert not stage.placement().ps
-    stage.shell.handle(PsAttached("ps-0b", initialized=False, version=0))  # it is told to load the checkpoint
-    assert not stage.placement().ps
-    stage.shell.handle(PsAttached("ps-0b", initialized=True, version=0))
-    after = stage.placement()
+    harness = ServiceHarness().train()
+    before = harness.placement()
+    harness.shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.FAILED, 137)))
+    harness.shell.handle(PodChanged(PodStatus("ps-0b", Role.PS, 0, PodPhase.RUNNING)))
+    harness.register_ps("ps-0b")
+    assert not harness.placement().ps
+    harness.shell.handle(PsAttached("ps-0b", initialized=False, version=0))  # it is told to load the checkpoint
+    assert not harness.placement().ps
+    harness.shell.handle(PsAttached("ps-0b", initialized=True, version=0))
+    after = harness.placement()
     assert [x.uid for x in after.ps] == ["ps-0b"]
     assert after.version > before.version
-    assert stage.lease().placement_version == after.version
+    assert harness.lease().placement_version == after.version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numerics.optimizer_cases import KERAS
-from support.table_contract import Table
+from support.table_contract import StoreTable
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
@@ -48,7 +48,7 @@ class DenseProblem:
         store.read_flat(moved := np.empty_like(self.slab))
         return [*self._cut(moved), store.read_rows(TABLE.name, np.arange(ROWS))]
 
-    def rows_of(self, table: Table) -> np.ndarray:
+    def rows_of(self, table: StoreTable) -> np.ndarray:
         """Where a table ends that is moved alone."""
         for step, (ids, rows, rate) in enumerate(zip(self.ids, self.rows, rates(), strict=True), 1):
             table.apply_gradients(ids, rows, rate, step)

@@ -18,7 +18,7 @@ Row = NDArray[np.float64]
 
 
 @dataclass
-class State:
+class RowState:
     """One row with its slot variables, by names of this module's own."""
 
     w: Row
@@ -28,26 +28,26 @@ class State:
         return self.slots.setdefault(name, np.full_like(self.w, start))
 
 
-Formula = Callable[[OptimizerSpec, State, Row, float, int], None]
+Formula = Callable[[OptimizerSpec, RowState, Row, float, int], None]
 
 
-def sgd(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def sgd(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     row.w -= rate * g
 
 
-def momentum(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def momentum(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     v = row.slot("v")
     v[:] = o.get_number("momentum") * v - rate * g
     row.w += o.get_number("momentum") * v - rate * g if o.get_flag("nesterov") else v
 
 
-def adagrad(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def adagrad(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     total = row.slot("a", o.get_number("initial_accumulator_value"))
     total += g**2
     row.w -= rate * g / np.sqrt(total + o.get_number("epsilon"))
 
 
-def moments(o: OptimizerSpec, row: State, g: Row, t: int) -> tuple[Row, Row]:
+def moments(o: OptimizerSpec, row: RowState, g: Row, t: int) -> tuple[Row, Row]:
     """Both moments with their bias corrected."""
     m, v, b1, b2 = row.slot("m"), row.slot("v"), o.get_number("beta_1"), o.get_number("beta_2")
     m[:] = b1 * m + (1 - b1) * g
@@ -55,7 +55,7 @@ def moments(o: OptimizerSpec, row: State, g: Row, t: int) -> tuple[Row, Row]:
     return m / (1 - b1**t), v / (1 - b2**t)
 
 
-def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def adam(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     m, v = moments(o, row, g, t)
     if o.get_flag("amsgrad"):
         largest = row.slot("largest")
@@ -66,7 +66,7 @@ def adam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= rate * m / (np.sqrt(v) + corrected)
 
 
-def rmsprop(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def rmsprop(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     rho, mean_square, mean, v = o.get_number("rho"), row.slot("g²"), row.slot("g"), row.slot("v")
     mean_square[:] = rho * mean_square + (1 - rho) * g**2
     mean[:] = rho * mean + (1 - rho) * g
@@ -75,7 +75,7 @@ def rmsprop(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= v
 
 
-def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def adadelta(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     rho, epsilon, squares, steps = o.get_number("rho"), o.get_number("epsilon"), row.slot("g²"), row.slot("dx²")
     squares[:] = rho * squares + (1 - rho) * g**2
     step = np.sqrt((steps + epsilon) / (squares + epsilon)) * g
@@ -83,14 +83,14 @@ def adadelta(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     row.w -= rate * step
 
 
-def adamax(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def adamax(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     m, largest, b1 = row.slot("m"), row.slot("u"), o.get_number("beta_1")
     m[:] = b1 * m + (1 - b1) * g
     largest[:] = np.maximum(o.get_number("beta_2") * largest, np.abs(g))
     row.w -= rate / (1 - b1**t) * m / (largest + o.get_number("epsilon"))
 
 
-def nadam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def nadam(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     """Dozat (2016), with the schedule of momentum that he proposes."""
     factors = [o.get_number("beta_1") * (1 - 0.5 * 0.96**i) for i in range(1, t + 2)]
     _, v = moments(o, row, g, t)
@@ -100,13 +100,13 @@ def nadam(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
     )
 
 
-def lion(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def lion(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     m, b1, b2 = row.slot("m"), o.get_number("beta_1"), o.get_number("beta_2")
     row.w -= rate * np.sign(b1 * m + (1 - b1) * g)
     m[:] = b2 * m + (1 - b2) * g
 
 
-def ftrl(o: OptimizerSpec, row: State, g: Row, rate: float, t: int) -> None:
+def ftrl(o: OptimizerSpec, row: RowState, g: Row, rate: float, t: int) -> None:
     a, z, p = (
         row.slot("n", o.get_number("initial_accumulator_value")),
         row.slot("z"),
@@ -137,7 +137,7 @@ FORMULAS: Mapping[str, Formula] = {
 }
 
 
-def lamb(o: OptimizerSpec, touched: Sequence[tuple[State, Row]], rate: float, t: int) -> None:
+def lamb(o: OptimizerSpec, touched: Sequence[tuple[RowState, Row]], rate: float, t: int) -> None:
     """You et al. (2019), both moments corrected. Of a table, the rows that a push touches are the variable."""
     corrected = [moments(o, row, g, t) for row, g in touched]
     steps = np.stack([m / (np.sqrt(v) + o.get_number("epsilon")) for m, v in corrected])
@@ -156,7 +156,7 @@ class LazyReference:
 
     def __init__(self, optimizer: OptimizerSpec, start: NDArray[np.float32]) -> None:
         self._optimizer = optimizer
-        self._rows = [State(row.astype(np.float64)) for row in start]
+        self._rows = [RowState(row.astype(np.float64)) for row in start]
 
     def apply(self, ids: NDArray[np.int64], gradients: NDArray[np.float32], rate: float, step: int) -> None:
         """One push; gradients of equal ids are summed."""

@@ -81,7 +81,7 @@ def table() -> Any:
     return made
 
 
-def unharmed(made: Any) -> None:
+def assert_usable(made: Any) -> None:
     """It reads, grows and gives back what it holds."""
     made.apply_gradients(np.arange(100, 400), np.ones((300, DIM), np.float32), 0.5, 2)
     copy = made.take_snapshot().read_all()
@@ -103,7 +103,7 @@ def test_a_table_takes_arrays_that_fit_and_refuses_others(what: str, ids_: Any, 
         call()
     except REFUSALS:
         assert len(made) == 5, f"{what} refused, and changed the table"
-    unharmed(made)
+    assert_usable(made)
 
 
 @MANY
@@ -115,7 +115,7 @@ def test_a_snapshot_takes_what_fits_and_refuses_the_rest(ids_: Any, start: int, 
         frozen.read(ids_, declared(dim=DIM))
     with suppress(*REFUSALS):
         assert len(frozen.scan(start, limit).ids) <= 5
-    unharmed(made)
+    assert_usable(made)
     assert sorted(frozen.read_all().ids.tolist()) == list(range(5))
 
 
@@ -178,4 +178,4 @@ def test_an_array_that_is_not_aligned_is_refused() -> None:
         made.read(ids_)
     with pytest.raises(ValueError, match="not aligned"):
         made.apply_gradients(np.arange(COUNT), rows_, 0.5, 2)
-    unharmed(made)
+    assert_usable(made)

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from support.store_contract import DENSE, TABLE, WIDE, Make, StoreContract, drawn, same
+from support.store_contract import DENSE, TABLE, WIDE, Make, StoreContract, assert_same, draw_gradients
 from support.table_contract import OPTIMIZERS
 
 from edl.numerics.model_declaration import ModelDeclaration
@@ -33,10 +33,10 @@ def test_fifty_pushes_leave_the_bits_of_the_numpy_store(optimizer):
     stores = [make(declared, np.ones(4, np.float32)) for make in (NativeParameterStore, NumpyParameterStore)]
     random = np.random.default_rng(5)
     for step in range(1, 51):
-        push = drawn(declared, random)
+        push = draw_gradients(declared, random)
         for store in stores:
             store.apply_gradients(push, step)
-    same(*stores)
+    assert_same(*stores)
 
 
 @pytest.mark.parametrize(("before", "after"), [("numpy", "native"), ("native", "numpy")])
@@ -44,13 +44,13 @@ def test_a_snapshot_of_one_store_goes_on_in_the_other(before, after):
     declared = ModelDeclaration(DENSE, (TABLE, WIDE), OptimizerSpec("adagrad"), "model")
     random = np.random.default_rng(6)
     one = StoreFactory(before).make_store(declared, np.ones(4, np.float32))
-    one.apply_gradients(drawn(declared, random), 1)
+    one.apply_gradients(draw_gradients(declared, random), 1)
     other = StoreFactory(after).restore_store(one.take_snapshot())
     assert type(other) is not type(one)
-    push = drawn(declared, random)
+    push = draw_gradients(declared, random)
     for store in (one, other):
         store.apply_gradients(push, 2)
-    same(one, other)
+    assert_same(one, other)
 
 
 def test_the_native_store_is_taken_where_it_can_be():

@@ -55,7 +55,7 @@ def trained(spec: OptimizerSpec, *steps: int, held: NumpyParameterStore | None =
     return held
 
 
-def same(one: NumpyParameterStore, other: NumpyParameterStore) -> None:
+def assert_same(one: NumpyParameterStore, other: NumpyParameterStore) -> None:
     mine, theirs = (shard_arrays(CutSnapshot(1, held.take_snapshot(), 1, {}))[0] for held in (one, other))
     assert mine.keys() == theirs.keys()
     for name, array in mine.items():
@@ -69,7 +69,9 @@ def test_training_goes_on_from_a_checkpoint_as_if_nothing_had_happened(spec, tmp
     commit_checkpoint(directory, CheckpointManifest(1, 3, "2026-01-01T00:00:00+00:00", (shard,), {}))
     back = load_owned_part(directory, 0, initial_placement(1))
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(trained(spec, 4, 5, held=NumpyParameterStore.from_snapshot(back.snapshot)), trained(spec, 1, 2, 3, 4, 5))
+    assert_same(
+        trained(spec, 4, 5, held=NumpyParameterStore.from_snapshot(back.snapshot)), trained(spec, 1, 2, 3, 4, 5)
+    )
 
 
 def test_slots_stand_in_a_shard_by_name(spec):
@@ -93,7 +95,7 @@ def test_a_checkpoint_of_an_earlier_version_is_restored():
         del declared["optimizer"]["hyperparameters"][added]
     back = cut_from_shard(former, {**meta, "declaration": json.dumps(declared)})
     assert back.snapshot.declaration == cut.snapshot.declaration
-    same(NumpyParameterStore.from_snapshot(back.snapshot), NumpyParameterStore.from_snapshot(cut.snapshot))
+    assert_same(NumpyParameterStore.from_snapshot(back.snapshot), NumpyParameterStore.from_snapshot(cut.snapshot))
 
 
 @PATIENT

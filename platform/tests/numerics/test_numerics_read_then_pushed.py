@@ -33,7 +33,7 @@ Act = tuple[str, list[int], int]
 """What is done, to which ids, and how many steps later."""
 
 
-class Pair:
+class TablePair:
     """A native table and a NumPy table to which the same is done."""
 
     def __init__(self, evict_after: int | None = None, threads: int = 1) -> None:
@@ -70,33 +70,33 @@ class Pair:
         return self._native, self._numpy
 
 
-def nothing(pair: Pair) -> None:
+def nothing(pair: TablePair) -> None:
     """The rows stay where they are."""
 
 
-def growth(pair: Pair) -> None:
+def growth(pair: TablePair) -> None:
     for start in range(10**6, 10**6 + 200_000, 50_000):
         pair.push(np.arange(start, start + 50_000))
 
 
-def eviction(pair: Pair) -> None:
+def eviction(pair: TablePair) -> None:
     pair.push(array([]), later=9)
 
 
-def eviction_and_others_at_their_positions(pair: Pair) -> None:
+def eviction_and_others_at_their_positions(pair: TablePair) -> None:
     pair.push(np.arange(500, 600), later=9)
 
 
-def eviction_and_return(pair: Pair) -> None:
+def eviction_and_return(pair: TablePair) -> None:
     """The same rows at one another's positions."""
     pair.push(np.arange(FEW), later=9)
 
 
-def restore(pair: Pair) -> None:
+def restore(pair: TablePair) -> None:
     pair.restore()
 
 
-def other_reads(pair: Pair) -> None:
+def other_reads(pair: TablePair) -> None:
     for start in range(600):
         pair.read(array([start, start + 1]))
 
@@ -114,8 +114,10 @@ def other_reads(pair: Pair) -> None:
         other_reads,
     ],
 )
-def test_rows_that_were_read_are_found_whatever_became_of_them(meanwhile: Callable[[Pair], None], threads: int) -> None:
-    pair = Pair(evict_after=5, threads=threads)
+def test_rows_that_were_read_are_found_whatever_became_of_them(
+    meanwhile: Callable[[TablePair], None], threads: int
+) -> None:
+    pair = TablePair(evict_after=5, threads=threads)
     pair.push(np.arange(FEW)[::-1])
     ids = array([3, 900, 1, 5, 901])  # two of them are not stored
     pair.read(ids)
@@ -137,7 +139,7 @@ def test_rows_that_were_read_are_found_whatever_became_of_them(meanwhile: Callab
     ],
 )
 def test_other_ids_than_were_read_may_be_pushed(read: list[int], pushed: list[int]) -> None:
-    pair = Pair()
+    pair = TablePair()
     pair.push(np.arange(FEW))
     pair.read(array(read))
     pair.push(array(pushed))
@@ -146,7 +148,7 @@ def test_other_ids_than_were_read_may_be_pushed(read: list[int], pushed: list[in
 
 def test_several_workers_read_before_any_of_them_pushes() -> None:
     """Reads and pushes come through different connections, in any order."""
-    pair = Pair(threads=3)
+    pair = TablePair(threads=3)
     minibatches = [np.random.default_rng(seed).permutation(12_000)[:9000] for seed in range(4)]
     for ids in (*minibatches, *minibatches):
         pair.read(ids)
@@ -172,7 +174,7 @@ acts = st.tuples(st.sampled_from(["read", "push", "read and push", "restore"]), 
 @PATIENT
 @given(st.lists(acts, max_size=30))
 def test_any_reads_and_pushes_leave_what_they_leave_in_numpy(done: list[Act]) -> None:
-    pair = Pair(evict_after=2)
+    pair = TablePair(evict_after=2)
     for act, ids, later in done:
         if "read" in act:
             pair.read(array(ids))

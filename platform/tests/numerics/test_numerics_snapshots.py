@@ -46,7 +46,7 @@ def push(table: NativeTable, ids, step: int) -> None:
     table.apply_gradients(array(ids), random.standard_normal((len(ids), SHAPE.dim)).astype(np.float32), 0.1, step)
 
 
-def same(rows: TableSnapshot, copy) -> None:
+def assert_same(rows: TableSnapshot, copy) -> None:
     start = 0
     for piece in rows.iter_chunks():
         part = slice(start, start := start + len(piece))
@@ -74,10 +74,10 @@ def test_pushes_of_several_threads_do_not_reach_a_snapshot(threads, monkeypatch)
         with moment:
             early, late = table.take_snapshot(), table.take_snapshot()
             copy, read = early.read_all(), table.read(np.arange(60_000))
-        same(early, copy)
+        assert_same(early, copy)
         early.release()
         np.testing.assert_array_equal(late.read(np.arange(60_000), SHAPE), read)
-        same(late, copy)
+        assert_same(late, copy)
         late.release()
     done.set()
     for pusher in pushers:

@@ -52,7 +52,7 @@ Row = tuple[Floats, dict[str, Floats]]
 Make = Callable[[OptimizerSpec, RowArrays | None], EmbeddingTable]
 
 
-class Model:
+class DictionaryTable:
     """The dictionary."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
@@ -103,7 +103,7 @@ class TableMachine(RuleBasedStateMachine):
     def __init__(self, make: Make, spec: OptimizerSpec) -> None:
         super().__init__()
         self._make, self._spec = make, spec
-        self._table, self._model = make(spec, None), Model(spec)
+        self._table, self._model = make(spec, None), DictionaryTable(spec)
         self._step = 0
         self._order: list[int] = []
         self._frozen: list[tuple[TableSnapshot, dict[int, Row]]] = []

@@ -25,7 +25,7 @@ def objects() -> list[dict[str, Any]]:
     return [found for path in files for found in yaml.load_all(path)]
 
 
-def of(*kinds: str) -> dict[str, dict[str, Any]]:
+def objects_of_kinds(*kinds: str) -> dict[str, dict[str, Any]]:
     return {found["metadata"]["name"]: found for found in objects() if found["kind"] in kinds}
 
 
@@ -45,7 +45,7 @@ def rights(role: dict[str, Any]) -> dict[str, str]:
 def test_the_rights_are_those_of_the_table() -> None:
     page = rights_page.rights()
     page.pop(rights_page.EVERYBODY)
-    granted = {name: rights(role) for name, role in of("ClusterRole").items()}
+    granted = {name: rights(role) for name, role in objects_of_kinds("ClusterRole").items()}
     assert {
         name: {resource: set(verbs.split()) for resource, verbs in resources.items()}
         for name, resources in granted.items()
@@ -60,10 +60,10 @@ def test_nobody_gets_or_lists_secrets_and_nothing_is_a_wildcard() -> None:
 
 
 def test_every_policy_of_the_page_is_there_and_in_force() -> None:
-    policies = of("ValidatingAdmissionPolicy")
+    policies = objects_of_kinds("ValidatingAdmissionPolicy")
     assert set(policies) == rights_page.policies()
     assert all(policy["spec"]["failurePolicy"] == "Fail" for policy in policies.values())
-    bindings = of("ValidatingAdmissionPolicyBinding")
+    bindings = objects_of_kinds("ValidatingAdmissionPolicyBinding")
     assert {name: found["spec"] for name, found in bindings.items()} == {
         name: {"policyName": name, "validationActions": ["Deny"]} for name in policies
     }
@@ -71,7 +71,7 @@ def test_every_policy_of_the_page_is_there_and_in_force() -> None:
 
 def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> None:
     """403, and not in the words of RBAC or of quotas (``edl.cluster.kubernetes.api_errors``)."""
-    for name, policy in of("ValidatingAdmissionPolicy").items():
+    for name, policy in objects_of_kinds("ValidatingAdmissionPolicy").items():
         for validation in policy["spec"]["validations"]:
             message = validation["message"]
             assert validation["reason"] == "Forbidden"
@@ -82,7 +82,7 @@ def test_every_refusal_is_one_sentence_that_the_errors_take_for_what_it_is() -> 
 
 
 def test_what_the_commands_need_is_granted() -> None:
-    granted = rights(of("ClusterRole")["edl-data-scientist"])
+    granted = rights(objects_of_kinds("ClusterRole")["edl-data-scientist"])
     missing = [
         str(right)
         for right in REQUIRED_RIGHTS
@@ -93,7 +93,7 @@ def test_what_the_commands_need_is_granted() -> None:
 
 
 def test_the_doctor_asks_for_all_rights_that_a_job_needs() -> None:
-    granted = rights(of("ClusterRole")[names.MASTER_ACCOUNT])
+    granted = rights(objects_of_kinds("ClusterRole")[names.MASTER_ACCOUNT])
     asked = {
         (f"{right.resource}.{right.group}" if right.group else right.resource, right.verb) for right in MASTER_RIGHTS
     }
@@ -104,7 +104,7 @@ def test_the_doctor_asks_for_all_rights_that_a_job_needs() -> None:
 
 
 def test_the_accounts_are_those_that_manifests_name() -> None:
-    accounts = of("ServiceAccount")
+    accounts = objects_of_kinds("ServiceAccount")
     assert set(accounts) == {names.MASTER_ACCOUNT, names.POD_ACCOUNT, "edl-data-scientist"}
     assert accounts[names.POD_ACCOUNT]["automountServiceAccountToken"] is False
 
@@ -112,15 +112,15 @@ def test_the_accounts_are_those_that_manifests_name() -> None:
 def test_only_the_master_and_the_data_scientist_are_bound() -> None:
     bound = {
         name: (found["roleRef"]["name"], [(each["kind"], each["name"]) for each in found["subjects"]])
-        for name, found in of("RoleBinding", "ClusterRoleBinding").items()
+        for name, found in objects_of_kinds("RoleBinding", "ClusterRoleBinding").items()
     }
     assert bound == {name: (name, [("ServiceAccount", name)]) for name in (names.MASTER_ACCOUNT, "edl-data-scientist")}
-    assert COPY_ROLE in of("ClusterRole")
+    assert COPY_ROLE in objects_of_kinds("ClusterRole")
 
 
 @pytest.mark.parametrize(("name", "value", "preempts"), [("high", 1_000_000, None), ("low", 1000, "Never")])
 def test_priorities(name: str, value: int, preempts: str | None) -> None:
-    found = of("PriorityClass")[name]
+    found = objects_of_kinds("PriorityClass")[name]
     assert (found["value"], found.get("preemptionPolicy")) == (value, preempts)
 
 

@@ -46,8 +46,8 @@ def pod(
 def fill(room: ClusterCapacity, wanted: Manifest) -> list[str]:
     """The nodes that take one pod after the other, until none does."""
     found = []
-    while (place := room.place_pod(wanted)).node is not None:
-        found.append(place.node)
+    while (placement := room.place_pod(wanted)).node is not None:
+        found.append(placement.node)
     return found
 
 
@@ -143,8 +143,8 @@ def test_devices_are_counted_like_everything() -> None:
 def test_a_pod_without_room_says_whether_kubernetes_may_preempt(
     running: int, wanted: Manifest, may_preempt: bool
 ) -> None:
-    place = ClusterCapacity([node("a")], [pod("4", priority=running, on="a")]).place_pod(wanted)
-    assert (place.node, place.may_preempt) == (None, may_preempt)
+    placement = ClusterCapacity([node("a")], [pod("4", priority=running, on="a")]).place_pod(wanted)
+    assert (placement.node, placement.may_preempt) == (None, may_preempt)
 
 
 def test_requests_count_init_containers_sidecars_limits_and_overhead() -> None:
@@ -166,9 +166,9 @@ def test_no_node_is_ever_given_more_than_it_has(nodes: list[int], wanted: list[t
     room = ClusterCapacity([node(f"n{at}", cpu=str(cpu)) for at, cpu in enumerate(nodes)], [])
     taken: dict[str, int] = {}
     for priority, cpu in wanted:
-        place = room.place_pod(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
-        if place.node is not None:
-            taken[place.node] = taken.get(place.node, 0) + cpu
+        placement = room.place_pod(pod(str(cpu), "0", priority, preemptionPolicy="Never"))
+        if placement.node is not None:
+            taken[placement.node] = taken.get(placement.node, 0) + cpu
         else:
             assert all(cpu > nodes[at] - taken.get(f"n{at}", 0) for at in range(len(nodes)))
     assert all(cpu <= nodes[int(name[1:])] for name, cpu in taken.items())
@@ -182,13 +182,13 @@ def quota(hard: Mapping[str, str], used: Mapping[str, str], **spec: Any) -> Mani
     }
 
 
-def crowds(workers: int = 4) -> list[PodGroup]:
+def pod_groups(workers: int = 4) -> list[PodGroup]:
     return [PodGroup(Role.PS, 1, pod(priority=HIGH)), PodGroup(Role.WORKER, workers, pod())]
 
 
 def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
     found = forecast_job(
-        crowds(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
+        pod_groups(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
     (ps, workers) = found.placements
     assert (ps.placed_pods, ps.lacking, ps.may_preempt) == (0, ("cpu",), True)
@@ -204,7 +204,7 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     quotas = NamespaceQuotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
-    (ps, workers) = forecast_job(crowds(), None, quotas).placements
+    (ps, workers) = forecast_job(pod_groups(), None, quotas).placements
     assert (ps.allowed_pods, workers.allowed_pods, workers.placed_pods, workers.immediate_pods) == (1, 2, None, 2)
     refusal = workers.refusal
     assert refusal is not None
@@ -236,7 +236,7 @@ def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     ],
 )
 def test_quotas_count_the_pods_that_they_are_about(scope: Mapping[str, Any], workers: int) -> None:
-    (found,) = forecast_job(crowds()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
+    (found,) = forecast_job(pod_groups()[1:], None, NamespaceQuotas([quota({"pods": "0"}, {}, **scope)])).placements
     assert found.allowed_pods == workers
 
 

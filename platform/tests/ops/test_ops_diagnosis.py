@@ -1,4 +1,4 @@
-"""Why a job waits, is slow or has failed: evidence in, complaints out."""
+"""Why a job waits, is slow or has failed: evidence in, findings out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from support.in_memory_cluster import NOW, InMemoryCluster
 from support.job_objects import (
     EVENTS,
+    PUBLISHED,
     STATUS,
     TIMELINE,
-    TOLD,
     conditions,
     container,
+    job_view,
     put_pod,
-    seen,
     unscheduled,
     with_status,
 )
@@ -36,13 +36,13 @@ NO_CPU = "0/2 nodes are available: 2 Insufficient cpu."
 CALM = PublishedStatus(replace(STATUS, workers_wanted=2))
 
 
-def complaints(
+def findings(
     job: JobView,
     pods: Sequence[Manifest] = (),
-    happenings: Sequence[KubernetesEvent] = (),
+    kube_events: Sequence[KubernetesEvent] = (),
     nodes: Sequence[Manifest] | None = None,
 ) -> list[JobFinding]:
-    return diagnose_job(JobEvidence(job, pods, happenings, nodes, "mnist -n team"))
+    return diagnose_job(JobEvidence(job, pods, kube_events, nodes, "mnist -n team"))
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def cluster() -> InMemoryCluster:
 
 def test_a_job_that_runs_has_no_complaints(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.PS), put_pod(cluster, Role.WORKER, 1)]
-    assert complaints(seen(CALM), pods) == []
+    assert findings(job_view(CALM), pods) == []
 
 
 def test_pods_that_wait_for_the_same_are_one_complaint(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
-    (found,) = complaints(seen(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
+    (found,) = findings(job_view(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
     assert not missing_keys(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
     assert not missing_keys(found.text, "2 of 2 nodes", "cpu")
     assert found.said == NO_CPU
@@ -65,7 +65,7 @@ def test_pods_that_wait_for_the_same_are_one_complaint(cluster: InMemoryCluster)
 
 def test_a_pod_larger_than_every_node_can_never_start(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
-    (found,) = complaints(seen(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
+    (found,) = findings(job_view(CALM), pods, nodes=[cluster.node("n1"), cluster.node("n2")])
     assert not missing_keys(found.text, "never", "64 CPU")
     assert "resources" in found.remedy
 
@@ -74,7 +74,7 @@ def test_a_pod_that_fits_on_a_cordoned_node_only_may_start_later(cluster: InMemo
     """As `edl submit` says it: a cordoned node comes back."""
     pods = [put_pod(cluster, Role.MASTER), put_pod(cluster, Role.WORKER, 0, unscheduled(NO_CPU), cpu="64")]
     nodes = [cluster.node("n1"), cluster.node("n2", cpu="96", unschedulable=True)]
-    (found,) = complaints(seen(CALM), pods, nodes=nodes)
+    (found,) = findings(job_view(CALM), pods, nodes=nodes)
     assert missing_keys(found.text, "never")
     assert not missing_keys(found.text, "cpu")
 
@@ -83,13 +83,13 @@ def test_pods_that_ended_or_leave_are_not_waited_for(cluster: InMemoryCluster) -
     leaving = put_pod(cluster, Role.WORKER, 1, unscheduled(NO_CPU))
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     ended = put_pod(cluster, Role.WORKER, 2, {"phase": "Failed", "reason": "Preempted"})
-    assert complaints(seen(CALM), [put_pod(cluster, Role.MASTER), leaving, ended]) == []
+    assert findings(job_view(CALM), [put_pod(cluster, Role.MASTER), leaving, ended]) == []
 
 
 def test_a_master_that_cannot_be_made() -> None:
     said = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
     refused = KubernetesEvent(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
-    (found,) = complaints(seen(PublishedStatus(), status={}), happenings=[refused])
+    (found,) = findings(job_view(PublishedStatus(), status={}), kube_events=[refused])
     assert found.about == "master"
     assert said in found.text
     assert "edl-job-master" in found.remedy
@@ -105,29 +105,29 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
 
 def test_a_master_whose_image_is_not_there(cluster: InMemoryCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
-    (found,) = complaints(seen(PublishedStatus(), status={}), [pod])
+    (found,) = findings(job_view(PublishedStatus(), status={}), [pod])
     assert (found.about, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
-    (found,) = complaints(seen(PublishedStatus(), status={}, spec={"suspend": True}))
+    (found,) = findings(job_view(PublishedStatus(), status={}, spec={"suspend": True}))
     assert "edl delete mnist" in found.remedy
 
 
 def test_refusals_and_starvation(cluster: InMemoryCluster) -> None:
     said = 'pods "edl-mnist-worker-7" is forbidden: exceeded quota: team, requested: cpu=2'
-    told = PublishedStatus(
+    published = PublishedStatus(
         replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said})
     )
-    refused, starved = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    refused, starved = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
     assert not missing_keys(starved.text, "starved", "2 workers", "workers.min is 1")
 
 
 def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryCluster) -> None:
-    told = PublishedStatus(replace(STATUS, steps_not_applied=1139))
-    (found,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    published = PublishedStatus(replace(STATUS, steps_not_applied=1139))
+    (found,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(found.text, "1,139 steps", "workers", "reported")
 
 
@@ -142,31 +142,31 @@ def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryClus
 def test_what_starvation_means_depends_on_who_is_left(
     cluster: InMemoryCluster, running: int, keys: tuple[str, ...]
 ) -> None:
-    told = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
-    (starved,) = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    published = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
+    (starved,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(starved.text, "starved", "workers.min is 3", *keys)
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:
     back = RecordsRequeued(0, 512, "a", 1, "lost", time=NOW - 9)
     again = RequeuedRecordsLeased(0, 200, "a", 2, time=NOW - 8)
-    (found,) = diagnose_slowdown(seen(replace(CALM, events=(back, again))), "mnist")
+    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(back, again))), "mnist")
     assert not missing_keys(found.text, "512 records", "200")
 
 
 def test_what_parameter_servers_tell_comes_before_what_cost_time(cluster: InMemoryCluster) -> None:
     """tests/ops/exchange/*.txt has all that can be said of them."""
     full = ParametersStatus(Strategy(), tables=(TableStatus("users", 9, 900, 0, 9, 1.0),), tables_total=1)
-    told = replace(TOLD, status=replace(STATUS, parameters=full))
-    table, slow, _ = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    published = replace(PUBLISHED, status=replace(STATUS, parameters=full))
+    table, slow, _ = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(table.text, "users", "100 %", "ps.max_rows", "9 rows")
     assert not missing_keys(slow.text, "workers", "average")
 
 
 def test_why_it_was_slow(cluster: InMemoryCluster) -> None:
     back = RollbackDone(512, 2, "ps-0: node lost", time=NOW - 30)
-    told = replace(TOLD, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
-    slow, lost, rolled = complaints(seen(told), [put_pod(cluster, Role.MASTER)])
+    published = replace(PUBLISHED, events=(*EVENTS, back, RoleEnded("worker", 1, None, "Completed", 0, time=NOW - 9)))
+    slow, lost, rolled = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(slow.text, "3.3 workers", "average", "4", "33%")
     assert not missing_keys(lost.text, "workers lost", "1", "preempted")
     assert not missing_keys(lost.remedy, "edl events mnist -n team")
@@ -174,38 +174,40 @@ def test_why_it_was_slow(cluster: InMemoryCluster) -> None:
 
 
 def test_a_job_that_has_just_begun_is_not_slow() -> None:
-    told = replace(
+    published = replace(
         CALM, timeline=(TimelinePoint(NOW - 500, 0, 4), TimelinePoint(NOW - 20, 1, 3), TimelinePoint(NOW, 1, 3))
     )
-    assert list(diagnose_slowdown(seen(told), "mnist")) == []
+    assert list(diagnose_slowdown(job_view(published), "mnist")) == []
 
 
 def test_workers_that_the_master_sent_away_are_not_lost() -> None:
     sent = RoleLeaving("worker", 3, "only 2 of 4 workers are wanted", time=NOW - 9)
     taken = RoleLeaving("worker", 2, "preempted", "Preempted by a pod on node n1", time=NOW - 9)
     ends = [RoleEnded("worker", index, None, each.cause, 0, time=NOW - 5) for index, each in ((3, sent), (2, taken))]
-    (found,) = diagnose_slowdown(seen(replace(CALM, events=(sent, taken, *ends))), "mnist")
+    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(sent, taken, *ends))), "mnist")
     assert not missing_keys(found.text, "workers lost", "1", "preempted")
 
 
 def test_a_failed_job_says_why_and_how_to_go_on() -> None:
-    told = replace(
+    published = replace(
         with_status(phase="Failed", reason="the model crashes in every worker"),
         failure=JobFailure("crash", "the model crashes in every worker", "Traceback ...\nKeyError: 'x'"),
     )
-    found = complaints(seen(told, status=conditions(Failed="BackoffLimitExceeded")))[0]
+    found = findings(job_view(published, status=conditions(Failed="BackoffLimitExceeded")))[0]
     assert not missing_keys(found.text, "failed", "the model crashes in every worker")
     assert "--resume 0a1b" in found.remedy
     assert "KeyError" in found.said
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
-    found = complaints(seen(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline")))[0]
+    found = findings(job_view(PublishedStatus(), status=conditions(Failed="Job was active longer than its deadline")))[
+        0
+    ]
     assert not missing_keys(found.text, "failed", "Job was active longer than its deadline")
 
 
 def test_a_job_that_is_done_is_done() -> None:
-    assert complaints(seen(replace(CALM, timeline=()), status=conditions(Complete=""))) == []
+    assert findings(job_view(replace(CALM, timeline=()), status=conditions(Complete=""))) == []
 
 
 @pytest.mark.parametrize(
@@ -266,5 +268,5 @@ def test_both_kinds_of_events_are_read() -> None:
 
 def test_a_warning_of_the_master_is_told_once() -> None:
     warned = WarningRaised("the job begins anew", time=NOW - 30)
-    (found,) = diagnose_slowdown(seen(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
+    (found,) = diagnose_slowdown(job_view(replace(CALM, events=(warned, replace(warned, time=NOW - 9)))), "mnist")
     assert found.text == "the job begins anew"

@@ -43,7 +43,7 @@ from edl.ops.doctor_checks import (
 )
 
 
-class Patient(InMemoryCluster):
+class DoctorCluster(InMemoryCluster):
     """A cluster with a version, and rights that a test takes away."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Patient(InMemoryCluster):
 
 
 @pytest.fixture
-def patient() -> Patient:
-    cluster = Patient()
+def doctor_cluster() -> DoctorCluster:
+    cluster = DoctorCluster()
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team", "labels": labels}})
     for account in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
@@ -86,18 +86,18 @@ def patient() -> Patient:
     return cluster
 
 
-def found(cluster: InMemoryCluster, level: FindingLevel) -> list[str]:
+def findings_of(cluster: InMemoryCluster, level: FindingLevel) -> list[str]:
     return [each.text for each in examine_cluster(cluster, PriorityClassNames()) if each.level is level]
 
 
-def test_a_healthy_cluster(patient: Patient) -> None:
-    assert found(patient, FindingLevel.OK)[0] == "Kubernetes v1.34.1"
-    assert found(patient, FindingLevel.WARN) == found(patient, FindingLevel.FAIL) == []
+def test_a_healthy_cluster(doctor_cluster: DoctorCluster) -> None:
+    assert findings_of(doctor_cluster, FindingLevel.OK)[0] == "Kubernetes v1.34.1"
+    assert findings_of(doctor_cluster, FindingLevel.WARN) == findings_of(doctor_cluster, FindingLevel.FAIL) == []
 
 
-def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient) -> None:
-    patient.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
-    bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+def test_missing_rights_say_what_they_are_for_and_who_has_them(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.forbidden = {"create pods", "create secrets", "list nodes", "get pods/exec", "create pods/exec"}
+    bad = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is not FindingLevel.OK]
     assert [each.level for each in bad] == [FindingLevel.FAIL, FindingLevel.WARN, FindingLevel.WARN]
     assert not missing_keys(bad[0].text, "create secrets", "create pods", "namespace team", "edl submit")
     assert not missing_keys(bad[1].text, "list nodes", "all namespaces", "edl submit")
@@ -105,9 +105,11 @@ def test_missing_rights_say_what_they_are_for_and_who_has_them(patient: Patient)
     assert ["edl-data-scientist" in bad[0].remedy, "edl-data-copy" in bad[2].remedy] == [True, True]
 
 
-def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
-    patient.master_lacks = {"create pods", "watch pods"}
-    (bad,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+def test_a_master_without_its_rights_can_run_no_job(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.master_lacks = {"create pods", "watch pods"}
+    (bad,) = [
+        each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is not FindingLevel.OK
+    ]
     assert bad.level is FindingLevel.FAIL
     assert not missing_keys(bad.text, "edl-job-master", "create pods, watch pods", "namespace team")
     assert "RoleBinding" in bad.remedy
@@ -123,38 +125,40 @@ def test_a_master_without_its_rights_can_run_no_job(patient: Patient) -> None:
     ],
 )
 def test_who_may_not_ask_about_others_reads_the_bindings(
-    patient: Patient, subject: dict[str, str], level: FindingLevel
+    doctor_cluster: DoctorCluster, subject: dict[str, str], level: FindingLevel
 ) -> None:
-    patient.may_review = False
+    doctor_cluster.may_review = False
     role = {"kind": "ClusterRole", "name": "edl-job-master"}
     binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": "b"}}
-    patient.put({**binding, "roleRef": role, "subjects": [subject]})
+    doctor_cluster.put({**binding, "roleRef": role, "subjects": [subject]})
     (one,) = [
         each
-        for each in examine_cluster(patient, PriorityClassNames())
+        for each in examine_cluster(doctor_cluster, PriorityClassNames())
         if each.about == "rights" and names.MASTER_ACCOUNT in each.text
     ]
     assert one.level is level
 
 
-def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(patient: Patient) -> None:
-    patient.may_review = False
-    patient.deny("list", ROLE_BINDINGS)
-    (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is not FindingLevel.OK]
+def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.may_review = False
+    doctor_cluster.deny("list", ROLE_BINDINGS)
+    (one,) = [
+        each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is not FindingLevel.OK
+    ]
     assert (one.level, missing_keys(one.text, "edl-job-master", "unknown")) == (FindingLevel.WARN, [])
 
 
-def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(patient: Patient) -> None:
-    patient.deny("get", PRIORITY_CLASSES, NAMESPACES)
-    hidden = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is FindingLevel.WARN]
+def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.deny("get", PRIORITY_CLASSES, NAMESPACES)
+    hidden = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is FindingLevel.WARN]
     assert [each.about for each in hidden] == ["namespace", "priorities"]
     assert "ClusterRole edl-cluster-viewer" in hidden[1].remedy
 
 
-def test_what_is_missing_is_named_with_what_creates_it(patient: Patient) -> None:
+def test_what_is_missing_is_named_with_what_creates_it(doctor_cluster: DoctorCluster) -> None:
     for plural, place, name in [("serviceaccounts", "team", names.POD_ACCOUNT), ("priorityclasses", "", "low")]:
-        del patient.objects[plural, place, name]
-    bad = [each for each in examine_cluster(patient, PriorityClassNames()) if each.level is FindingLevel.FAIL]
+        del doctor_cluster.objects[plural, place, name]
+    bad = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is FindingLevel.FAIL]
     account, priority = bad
     assert not missing_keys(account.text, "no ServiceAccount edl-none", "namespace team")
     assert not missing_keys(priority.text, "no PriorityClass low")
@@ -187,16 +191,16 @@ def test_what_a_master_lacks_is_installed_the_same_way() -> None:
         assert install_hint("team-a") in hint
 
 
-def test_what_may_not_be_looked_at_is_not_a_failure(patient: Patient) -> None:
-    patient.deny("get", SERVICE_ACCOUNTS)
-    assert found(patient, FindingLevel.FAIL) == []
-    (unseen,) = found(patient, FindingLevel.WARN)
+def test_what_may_not_be_looked_at_is_not_a_failure(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.deny("get", SERVICE_ACCOUNTS)
+    assert findings_of(doctor_cluster, FindingLevel.FAIL) == []
+    (unseen,) = findings_of(doctor_cluster, FindingLevel.WARN)
     assert not missing_keys(unseen, "serviceaccounts")
 
 
-def test_a_namespace_that_is_not_there(patient: Patient) -> None:
-    del patient.objects["namespaces", "", "team"]
-    (missing,) = found(patient, FindingLevel.FAIL)
+def test_a_namespace_that_is_not_there(doctor_cluster: DoctorCluster) -> None:
+    del doctor_cluster.objects["namespaces", "", "team"]
+    (missing,) = findings_of(doctor_cluster, FindingLevel.FAIL)
     assert not missing_keys(missing, "no namespace team")
 
 
@@ -265,41 +269,43 @@ def test_services_must_be_above_workers(high: int, low: int, level: FindingLevel
         ),
     ],
 )
-def test_an_image_is_pulled_and_nothing_stays(patient: Patient, status: Manifest, level: FindingLevel) -> None:
-    patient.admissions.append(lambda thing: thing.update(status=status))
-    assert check_image_pull(patient, "img:1", PriorityClassNames(), print).level is level
-    assert not [key for key in patient.objects if key[0] == "pods"]
+def test_an_image_is_pulled_and_nothing_stays(
+    doctor_cluster: DoctorCluster, status: Manifest, level: FindingLevel
+) -> None:
+    doctor_cluster.admissions.append(lambda thing: thing.update(status=status))
+    assert check_image_pull(doctor_cluster, "img:1", PriorityClassNames(), print).level is level
+    assert not [key for key in doctor_cluster.objects if key[0] == "pods"]
 
 
-def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(patient: Patient) -> None:
+def test_an_image_that_cannot_be_pulled_is_tried_by_a_pod_of_its_own(doctor_cluster: DoctorCluster) -> None:
     waiting = {"phase": "Pending", "containerStatuses": [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]}
-    patient.admissions.append(lambda thing: thing.update(status=waiting))
-    one = check_image_pull(patient, "img:1", PriorityClassNames(), print)
+    doctor_cluster.admissions.append(lambda thing: thing.update(status=waiting))
+    one = check_image_pull(doctor_cluster, "img:1", PriorityClassNames(), print)
     assert not missing_keys(one.text, "img:1", "pod", "image", "pulled")
     assert "registry" in one.remedy
     assert "job file" not in one.remedy
     assert "pod." not in one.remedy
 
 
-def test_a_refused_pod_is_a_failure(patient: Patient) -> None:
-    patient.admissions.append(lambda thing: "exceeded quota: team")
-    one = check_image_pull(patient, "img:1", PriorityClassNames(), print)
+def test_a_refused_pod_is_a_failure(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.admissions.append(lambda thing: "exceeded quota: team")
+    one = check_image_pull(doctor_cluster, "img:1", PriorityClassNames(), print)
     assert one.level is FindingLevel.FAIL
     assert "exceeded quota" in one.text
 
 
-def test_the_pulled_image_has_the_priority_of_workers(patient: Patient) -> None:
+def test_the_pulled_image_has_the_priority_of_workers(doctor_cluster: DoctorCluster) -> None:
     created: list[str] = []
-    patient.admissions.append(lambda thing: created.append(thing["spec"]["priorityClassName"]))
-    patient.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
-    check_image_pull(patient, "img:1", PriorityClassNames(low="batch"), print)
+    doctor_cluster.admissions.append(lambda thing: created.append(thing["spec"]["priorityClassName"]))
+    doctor_cluster.admissions.append(lambda thing: thing.update(status={"phase": "Running"}))
+    check_image_pull(doctor_cluster, "img:1", PriorityClassNames(low="batch"), print)
     assert created == ["batch"]
 
 
-def test_other_names_of_the_priority_classes(patient: Patient) -> None:
+def test_other_names_of_the_priority_classes(doctor_cluster: DoctorCluster) -> None:
     bad = [
         each.text
-        for each in examine_cluster(patient, PriorityClassNames("services", "batch"))
+        for each in examine_cluster(doctor_cluster, PriorityClassNames("services", "batch"))
         if each.level is FindingLevel.FAIL
     ]
     assert [
@@ -310,9 +316,9 @@ def test_other_names_of_the_priority_classes(patient: Patient) -> None:
     ]
 
 
-def looked_at(patient: Patient) -> DoctorFinding:
+def looked_at(doctor_cluster: DoctorCluster) -> DoctorFinding:
     """What is said about Secrets."""
-    first, *_ = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "admission"]
+    first, *_ = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "admission"]
     return first
 
 
@@ -325,17 +331,17 @@ def looked_at(patient: Patient) -> DoctorFinding:
     ],
 )
 def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses(
-    patient: Patient, refusal: str | None, level: FindingLevel, keys: tuple[str, ...]
+    doctor_cluster: DoctorCluster, refusal: str | None, level: FindingLevel, keys: tuple[str, ...]
 ) -> None:
-    patient.deny("get", NAMESPACES)
-    patient.admissions.append(
+    doctor_cluster.deny("get", NAMESPACES)
+    doctor_cluster.admissions.append(
         lambda thing: refusal if thing["kind"] == "Pod" and "securityContext" not in thing["spec"] else None
     )
-    (one,) = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "namespace"]
+    (one,) = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "namespace"]
     assert one.level is level
     assert not missing_keys(one.text, "namespace team", *keys)
     assert ("enforce=restricted" in one.remedy) is (refusal is None)
-    assert patient.created == []
+    assert doctor_cluster.created == []
 
 
 @pytest.mark.parametrize(
@@ -351,54 +357,54 @@ def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses
     ],
 )
 def test_whether_pods_without_a_class_are_counted_by_no_quota(
-    patient: Patient, refusal: str | None, level: FindingLevel
+    doctor_cluster: DoctorCluster, refusal: str | None, level: FindingLevel
 ) -> None:
-    patient.forbidden = {"get secrets"}
-    patient.admissions.append(lambda thing: None if "priorityClassName" in str(thing) else refusal)
-    _, uncounted = [each for each in examine_cluster(patient, PriorityClassNames()) if each.about == "admission"]
+    doctor_cluster.forbidden = {"get secrets"}
+    doctor_cluster.admissions.append(lambda thing: None if "priorityClassName" in str(thing) else refusal)
+    _, uncounted = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "admission"]
     assert uncounted.level is level
-    assert patient.created == []
+    assert doctor_cluster.created == []
 
 
-def test_whether_pods_may_use_foreign_secrets_is_tried_without_creating_one(patient: Patient) -> None:
-    patient.forbidden = {"get secrets"}
-    assert looked_at(patient).level is FindingLevel.WARN
-    assert "helm install" in looked_at(patient).remedy
+def test_whether_pods_may_use_foreign_secrets_is_tried_without_creating_one(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.forbidden = {"get secrets"}
+    assert looked_at(doctor_cluster).level is FindingLevel.WARN
+    assert "helm install" in looked_at(doctor_cluster).remedy
     refusal = "pods \"edl-data-1\" is forbidden: ValidatingAdmissionPolicy 'edl-data-scientist-pods' denied request: no"
-    patient.admissions.append(lambda thing: refusal if "foreign" in str(thing) else None)
-    assert looked_at(patient).level is FindingLevel.OK
-    assert patient.created == []
+    doctor_cluster.admissions.append(lambda thing: refusal if "foreign" in str(thing) else None)
+    assert looked_at(doctor_cluster).level is FindingLevel.OK
+    assert doctor_cluster.created == []
 
 
-def test_a_refusal_for_another_reason_vouches_for_nothing(patient: Patient) -> None:
-    patient.forbidden = {"get secrets"}
-    patient.admissions.append(lambda thing: "exceeded quota: team")
-    one = looked_at(patient)
+def test_a_refusal_for_another_reason_vouches_for_nothing(doctor_cluster: DoctorCluster) -> None:
+    doctor_cluster.forbidden = {"get secrets"}
+    doctor_cluster.admissions.append(lambda thing: "exceeded quota: team")
+    one = looked_at(doctor_cluster)
     assert (one.level, "is unknown" in one.text) == (FindingLevel.WARN, True)
 
 
-def test_who_may_read_secrets_is_not_held_to_the_policies(patient: Patient) -> None:
-    assert looked_at(patient).level is FindingLevel.OK
-    assert patient.dry_runs == []
+def test_who_may_read_secrets_is_not_held_to_the_policies(doctor_cluster: DoctorCluster) -> None:
+    assert looked_at(doctor_cluster).level is FindingLevel.OK
+    assert doctor_cluster.dry_runs == []
 
 
-def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(patient: Patient) -> None:
+def test_a_release_that_other_teams_need_is_not_to_be_uninstalled(doctor_cluster: DoctorCluster) -> None:
     """Of its own teams, other accounts' bindings, and Roles of the same name, nothing is said."""
 
     def bind(namespace: str, release: str = "", *, kind: str = "ClusterRole", role: str = "edl-job-master") -> None:
         made = {"meta.helm.sh/release-name": release, "meta.helm.sh/release-namespace": "team"} if release else {}
         meta = {"name": f"{role}-{kind}".lower(), "namespace": namespace, "annotations": made}
         head = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": meta}
-        patient.put({**head, "roleRef": {"kind": kind, "name": role}})
+        doctor_cluster.put({**head, "roleRef": {"kind": kind, "name": role}})
 
     bind("own", "edl")
     bind("team", role="edl-data-scientist")
     bind("team", kind="Role")
-    (fine,) = check_uninstall(patient, "edl")
+    (fine,) = check_uninstall(doctor_cluster, "edl")
     assert fine.level is FindingLevel.OK
     bind("vision", "edl-vision")
     bind("speech")
-    refused = list(check_uninstall(patient, "edl"))
+    refused = list(check_uninstall(doctor_cluster, "edl"))
     assert [each.level for each in refused] == [FindingLevel.FAIL, FindingLevel.FAIL]
     speech, vision = (each.text for each in refused)
     assert not missing_keys(speech, "namespace speech", "edl", "no release")

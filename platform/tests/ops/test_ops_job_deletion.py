@@ -22,7 +22,7 @@ from edl.ops.job_deletion import (
 from edl.ops.job_submission import submit_job
 
 
-class Time:
+class DeletionTime:
     """Passes by sleeping only; the cluster's clock goes along."""
 
     def __init__(self, cluster: InMemoryCluster) -> None:
@@ -64,7 +64,7 @@ def test_all_of_a_job_goes_and_nothing_else() -> None:
     cluster = submitted()
     cluster.claim("files")
     cluster.put({"kind": "ConfigMap", "metadata": {"name": "other", "labels": names.object_labels("other")}})
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert {name for _, _, name in cluster.objects} == {"files", "other"}
 
 
@@ -76,14 +76,14 @@ def test_what_nobody_owns_yet_goes_too() -> None:
         cluster.put(manifest)
     lease = {"kind": "Lease", "metadata": {"name": names.master_name("j"), "labels": names.object_labels("j")}}
     cluster.put(lease)
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert cluster.objects == {}
 
 
 def test_what_is_left_without_its_job_goes() -> None:
     cluster = InMemoryCluster()
     cluster.put(pod("edl-j-worker-3"))
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert cluster.objects == {}
 
 
@@ -125,14 +125,14 @@ def dead_node() -> InMemoryCluster:
 
 def test_pods_that_a_dead_node_holds_are_taken_from_it_after_their_grace() -> None:
     cluster = dead_node()
-    assert Time(cluster).remove() == pytest.approx(36.0, abs=1.0)
-    assert cluster.of(PODS) == []
+    assert DeletionTime(cluster).remove() == pytest.approx(36.0, abs=1.0)
+    assert cluster.objects_of_kind(PODS) == []
 
 
 def test_they_are_also_taken_where_nodes_may_not_be_read() -> None:
     cluster = dead_node()
     cluster.deny("get", NODES)
-    assert Time(cluster).remove() == pytest.approx(61.0, abs=1.0)
+    assert DeletionTime(cluster).remove() == pytest.approx(61.0, abs=1.0)
 
 
 def test_a_pod_of_another_uid_is_never_taken() -> None:
@@ -149,7 +149,7 @@ def test_a_pod_of_another_uid_is_never_taken() -> None:
 def test_what_does_not_go_in_time_is_named() -> None:
     cluster = dead_node()
     with pytest.raises(DeletionTimeoutError, match=r"10 s.*Pod .*worker-0") as caught:
-        Time(cluster).remove(10.0)
+        DeletionTime(cluster).remove(10.0)
     assert "edl delete" in str(caught.value)
 
 
@@ -163,7 +163,7 @@ def test_each_deletion_is_asked_for_once() -> None:
         return real(kind, name, **options)
 
     cluster.delete = counting
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert sorted(asked, key=str) == sorted(
         [
             (names.master_name("j"), None),
@@ -179,7 +179,7 @@ def test_secrets_that_may_not_be_listed_go_with_their_job() -> None:
     cluster = submitted()
     cluster.deny("list", SECRETS, LEASES)
     assert list_job_objects(cluster, "j").unlistable_kinds == ("secrets", "leases")
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert cluster.objects == {}
 
 
@@ -188,7 +188,7 @@ def test_a_token_that_nobody_owns_goes_unseen() -> None:
     for manifest in manifests():
         cluster.put(manifest)
     cluster.deny("list", SECRETS)
-    Time(cluster).remove()
+    DeletionTime(cluster).remove()
     assert cluster.objects == {}
 
 
@@ -196,12 +196,12 @@ def test_without_the_right_to_list_pods_nothing_is_claimed() -> None:
     cluster = submitted()
     cluster.deny("list", PODS)
     with pytest.raises(RbacDeniedError, match='cannot list resource "pods"'):
-        Time(cluster).remove()
+        DeletionTime(cluster).remove()
 
 
 def test_the_right_to_delete_is_named() -> None:
     cluster = submitted()
     cluster.deny("delete", JOBS)
     with pytest.raises(RbacDeniedError, match='User "ann" cannot delete resource "jobs"') as caught:
-        Time(cluster).remove()
+        DeletionTime(cluster).remove()
     assert "edl-data-scientist" in str(caught.value)

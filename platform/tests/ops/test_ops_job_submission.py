@@ -45,7 +45,7 @@ def manifests() -> list[Manifest]:
 
 
 def names_of(cluster: InMemoryCluster, kind: ResourceKind) -> list[str]:
-    return [thing["metadata"]["name"] for thing in cluster.of(kind)]
+    return [thing["metadata"]["name"] for thing in cluster.objects_of_kind(kind)]
 
 
 def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
@@ -55,19 +55,19 @@ def test_the_job_comes_first_and_owns_all_else_before_it_may_run() -> None:
 
     def hear(thing: Manifest) -> None:
         told.append(thing["kind"])
-        suspended.append(cluster.of(JOBS)[0]["spec"]["suspend"])
+        suspended.append(cluster.objects_of_kind(JOBS)[0]["spec"]["suspend"])
 
     made = submit_job(cluster, "j", manifests(), "s1", hear)
     assert told == ["Job", "ConfigMap", "ConfigMap", "Secret", "Service"]
     assert all(suspended)
-    (job,) = cluster.of(JOBS)
+    (job,) = cluster.objects_of_kind(JOBS)
     assert (made.uid, made.job_object_name, made.namespace) == (job["metadata"]["uid"], names.master_name("j"), "team")
     assert not job["spec"]["suspend"]
     for kind in (CONFIGMAPS, SECRETS, SERVICES):
-        for thing in cluster.of(kind):
+        for thing in cluster.objects_of_kind(kind):
             (owner,) = thing["metadata"]["ownerReferences"]
             assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (made.uid, False, False)
-    assert len(cluster.of(PODS)) == 1
+    assert len(cluster.objects_of_kind(PODS)) == 1
 
 
 @pytest.mark.parametrize("kind", [JOBS, CONFIGMAPS, SECRETS, SERVICES])
@@ -112,7 +112,7 @@ def test_a_creation_that_arrives_twice_is_one(monkeypatch: pytest.MonkeyPatch) -
     cluster = InMemoryCluster()
     losing_answers(cluster, monkeypatch)
     submit_job(cluster, "j", manifests(), "s1")
-    assert len(cluster.of(PODS)) == 1
+    assert len(cluster.objects_of_kind(PODS)) == 1
 
 
 def test_a_job_of_somebody_else_stays_untouched() -> None:
@@ -142,11 +142,15 @@ def test_the_steps_of_a_submission_can_be_done_twice_and_by_two() -> None:
     assert create_suspended_job(cluster, "j", job, "s1") == made
     for _ in range(2):
         create_dependents(cluster, made, parts)
-    assert not is_begun(cluster.of(JOBS)[0])
+    assert not is_begun(cluster.objects_of_kind(JOBS)[0])
     unsuspend_job(cluster, made)
     unsuspend_job(cluster, made)
-    assert is_begun(cluster.of(JOBS)[0])
-    assert (len(cluster.of(JOBS)), len(cluster.of(CONFIGMAPS)), len(cluster.of(SECRETS))) == (1, 2, 1)
+    assert is_begun(cluster.objects_of_kind(JOBS)[0])
+    assert (
+        len(cluster.objects_of_kind(JOBS)),
+        len(cluster.objects_of_kind(CONFIGMAPS)),
+        len(cluster.objects_of_kind(SECRETS)),
+    ) == (1, 2, 1)
 
 
 def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
@@ -155,10 +159,10 @@ def test_nothing_is_withdrawn_that_was_begun_or_is_of_somebody_else() -> None:
     roll_back_submission(cluster, names.master_name("j"), "s1")
     made = create_suspended_job(cluster, "j", job, "s1")
     roll_back_submission(cluster, names.master_name("j"), "s2")
-    assert cluster.of(JOBS)
+    assert cluster.objects_of_kind(JOBS)
     unsuspend_job(cluster, made)
     roll_back_submission(cluster, names.master_name("j"), "s1")
-    assert cluster.of(JOBS)
+    assert cluster.objects_of_kind(JOBS)
 
 
 def test_another_job_of_that_name_is_not_begun() -> None:
@@ -169,4 +173,4 @@ def test_another_job_of_that_name_is_not_begun() -> None:
     create_suspended_job(cluster, "j", job, "s2")
     with pytest.raises(InvalidObjectError, match="uid"):
         unsuspend_job(cluster, made)
-    assert not is_begun(cluster.of(JOBS)[0])
+    assert not is_begun(cluster.objects_of_kind(JOBS)[0])

@@ -15,7 +15,7 @@ from edl.ops.job_view import UnknownJobError, find_job, list_job_pods, list_jobs
 
 
 @pytest.mark.parametrize(
-    ("told", "status", "spec", "phase"),
+    ("published", "status", "spec", "phase"),
     [
         ("Training", {"ready": 1}, {}, "Training"),
         ("Done", conditions(Complete=""), {}, "Done"),
@@ -28,9 +28,11 @@ from edl.ops.job_view import UnknownJobError, find_job, list_job_pods, list_jobs
         ("", {}, {"suspend": True}, "Suspended"),
     ],
 )
-def test_phases(told: str, status: Manifest, spec: Manifest, phase: str) -> None:
+def test_phases(published: str, status: Manifest, spec: Manifest, phase: str) -> None:
     cluster = InMemoryCluster()
-    put_job(cluster, told=with_status(phase=told) if told else PublishedStatus(), status=status, spec=spec)
+    put_job(
+        cluster, published=with_status(phase=published) if published else PublishedStatus(), status=status, spec=spec
+    )
     assert find_job(cluster, "mnist").phase == phase
 
 

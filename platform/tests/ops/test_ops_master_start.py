@@ -83,24 +83,24 @@ TRUTH: list[tuple[Manifest | None, MasterStage, str]] = [
 
 @pytest.mark.parametrize(("seen", "stage", "reason"), TRUTH)
 def test_a_pod_status_says_how_far_the_master_is(seen: Manifest | None, stage: MasterStage, reason: str) -> None:
-    sight = classify_master_pod(seen)
-    assert sight.stage is stage
-    assert sight.reason.startswith(reason)
-    assert sight.has_started == (stage in (MasterStage.RUNNING, MasterStage.ENDED))
+    pod_status = classify_master_pod(seen)
+    assert pod_status.stage is stage
+    assert pod_status.reason.startswith(reason)
+    assert pod_status.has_started == (stage in (MasterStage.RUNNING, MasterStage.ENDED))
 
 
 def test_a_failed_container_is_quoted_with_its_exit_code() -> None:
-    sight = classify_master_pod(
+    pod_status = classify_master_pod(
         pod(container(waiting("CrashLoopBackOff"), terminated(2, "uid 1000 cannot write /data\n")))
     )
-    assert (sight.message, sight.exit_code) == ("uid 1000 cannot write /data", 2)
+    assert (pod_status.message, pod_status.exit_code) == ("uid 1000 cannot write /data", 2)
 
 
 SIDECAR = {"name": "agent", "state": {"running": {}}}
 INITIALIZING = {"name": "edl", "state": waiting("PodInitializing"), "lastState": {}}
 
 
-def beside(edl: Manifest, *init: Manifest) -> Manifest:
+def pod_with_sidecar(edl: Manifest, *init: Manifest) -> Manifest:
     """A pod with a sidecar whose name sorts before the role's own container."""
     return pod({"containerStatuses": [SIDECAR, edl], "initContainerStatuses": list(init)})
 
@@ -120,7 +120,7 @@ def init(state: Manifest, last: Manifest | None = None) -> Manifest:
 )
 def test_a_sidecar_has_no_say_in_whether_the_master_started(seen: Manifest, stage: MasterStage) -> None:
     (edl,) = seen["containerStatuses"]
-    assert classify_master_pod(beside(edl)).stage is stage
+    assert classify_master_pod(pod_with_sidecar(edl)).stage is stage
 
 
 @pytest.mark.parametrize(
@@ -138,53 +138,61 @@ def test_a_sidecar_has_no_say_in_whether_the_master_started(seen: Manifest, stag
 def test_an_init_container_that_does_not_come_to_its_end_is_told(
     first: Manifest, stage: MasterStage, reason: str, about: str
 ) -> None:
-    sight = classify_master_pod(beside(INITIALIZING, first))
-    assert (sight.stage, sight.reason, sight.container_name) == (stage, reason, about)
+    pod_status = classify_master_pod(pod_with_sidecar(INITIALIZING, first))
+    assert (pod_status.stage, pod_status.reason, pod_status.container_name) == (stage, reason, about)
 
 
 @pytest.mark.parametrize("state", [{"running": {}}, terminated(0)])
 def test_what_an_init_container_did_is_over_once_the_master_s_own_has_begun(state: Manifest) -> None:
     edl = {"name": "edl", "state": state, "lastState": {}}
-    assert classify_master_pod(beside(edl, init(terminated(0), terminated(1)))).has_started
+    assert classify_master_pod(pod_with_sidecar(edl, init(terminated(0), terminated(1)))).has_started
 
 
-class Play:
+class ScriptedMasterPod:
     """What a lookout sees, one sight a look, the last again and again; time passes by sleeping only."""
 
     def __init__(self, *stages: MasterStage) -> None:
-        self._sights = [MasterPodStatus(stage) for stage in stages]
+        self._statuses = [MasterPodStatus(stage) for stage in stages]
         self.now = 100.0
-        self.told: list[MasterStage] = []
+        self.reported: list[MasterStage] = []
 
     def look(self) -> MasterPodStatus:
-        return self._sights.pop(0) if len(self._sights) > 1 else self._sights[0]
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
     def wait(self) -> tuple[MasterStage, float]:
         began = self.now
-        sight = wait_for_start(self.look, lambda seen: self.told.append(seen.stage), lambda: self.now, self.sleep)
-        return sight.stage, self.now - began
+        pod_status = wait_for_start(
+            self.look, lambda seen: self.reported.append(seen.stage), lambda: self.now, self.sleep
+        )
+        return pod_status.stage, self.now - began
 
 
 @pytest.mark.parametrize("end", [MasterStage.SERVING, MasterStage.FAILED, MasterStage.ENDED])
 def test_waiting_ends_with_the_master_s_start_or_failure(end: MasterStage) -> None:
-    play = Play(
+    master_pod = ScriptedMasterPod(
         MasterStage.ABSENT, MasterStage.PENDING, MasterStage.PENDING, MasterStage.CREATING, MasterStage.RUNNING, end
     )
-    assert play.wait() == (end, 2.5)
-    assert play.told == [MasterStage.ABSENT, MasterStage.PENDING, MasterStage.CREATING, MasterStage.RUNNING, end]
+    assert master_pod.wait() == (end, 2.5)
+    assert master_pod.reported == [
+        MasterStage.ABSENT,
+        MasterStage.PENDING,
+        MasterStage.CREATING,
+        MasterStage.RUNNING,
+        end,
+    ]
 
 
 @pytest.mark.parametrize("stage", [MasterStage.ABSENT, MasterStage.PENDING, MasterStage.CREATING])
 def test_what_does_not_start_is_waited_for_a_minute(stage: MasterStage) -> None:
-    assert Play(stage).wait() == (stage, START_TIMEOUT_SECONDS)
+    assert ScriptedMasterPod(stage).wait() == (stage, START_TIMEOUT_SECONDS)
 
 
 def test_a_container_that_goes_on_running_counts_as_started_though_its_master_is_silent() -> None:
-    assert Play(MasterStage.CREATING, MasterStage.RUNNING).wait() == (MasterStage.RUNNING, 10.0)
-    flapping = Play(*[MasterStage.RUNNING] * 19, MasterStage.CREATING, MasterStage.RUNNING)
+    assert ScriptedMasterPod(MasterStage.CREATING, MasterStage.RUNNING).wait() == (MasterStage.RUNNING, 10.0)
+    flapping = ScriptedMasterPod(*[MasterStage.RUNNING] * 19, MasterStage.CREATING, MasterStage.RUNNING)
     assert flapping.wait() == (MasterStage.RUNNING, 19.5)
 
 
@@ -210,24 +218,24 @@ def test_only_the_pod_of_this_job_counts(cluster: InMemoryCluster) -> None:
 
 
 def test_a_master_that_published_is_at_work(cluster: InMemoryCluster) -> None:
-    lookout = MasterStatusReader(cluster, "j", "u1")
+    poll_master = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    assert lookout.read_status().stage is MasterStage.RUNNING
+    assert poll_master.read_status().stage is MasterStage.RUNNING
     page = cluster.put({"kind": "ConfigMap", "metadata": {"name": names.status_configmap("j")}})
-    assert lookout.read_status().stage is MasterStage.RUNNING
+    assert poll_master.read_status().stage is MasterStage.RUNNING
     page["data"] = {"status.json": '{"phase": "Starting"}'}
-    assert lookout.read_status().stage is MasterStage.SERVING
+    assert poll_master.read_status().stage is MasterStage.SERVING
 
 
 def test_the_newest_warning_says_why_nothing_comes(cluster: InMemoryCluster) -> None:
-    lookout = MasterStatusReader(cluster, "j", "u1")
+    poll_master = MasterStatusReader(cluster, "j", "u1")
     warn(cluster, "u1", "Error creating: exceeded quota")
-    assert lookout.read_status() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
+    assert poll_master.read_status() == MasterPodStatus(MasterStage.ABSENT, message="Error creating: exceeded quota")
     made = master(cluster, {"phase": "Pending"})
     warn(cluster, made["metadata"]["uid"], "FailedMount: no such claim")
-    assert lookout.read_status().message == "FailedMount: no such claim"
+    assert poll_master.read_status().message == "FailedMount: no such claim"
     cluster.deny("list", EVENTS)
-    assert lookout.read_status().message == ""
+    assert poll_master.read_status().message == ""
 
 
 def test_a_container_without_last_words_is_quoted_from_its_log(cluster: InMemoryCluster) -> None:
@@ -252,8 +260,8 @@ def test_of_two_pods_of_one_second_the_one_that_stays_is_looked_at(cluster: InMe
 
 
 def test_a_server_that_is_away_changes_nothing(cluster: InMemoryCluster) -> None:
-    lookout = MasterStatusReader(cluster, "j", "u1")
+    poll_master = MasterStatusReader(cluster, "j", "u1")
     master(cluster, RUNNING)
-    seen = lookout.read_status()
+    seen = poll_master.read_status()
     cluster.breaks["GET", PODS.plural] = NoResponseError("no answer")
-    assert lookout.read_status() == seen
+    assert poll_master.read_status() == seen

@@ -38,7 +38,7 @@ def waiting(reason: str, message: str = "") -> Manifest:
     return {"waiting": {"reason": reason, "message": message}}
 
 
-def ended(code: int, reason: str = "Error", message: str = "") -> Manifest:
+def ended_pod(code: int, reason: str = "Error", message: str = "") -> Manifest:
     return {"terminated": {"exitCode": code, "reason": reason, "message": message}}
 
 
@@ -46,14 +46,16 @@ RUNNING: Manifest = {"running": {}}
 
 
 def test_the_end_of_a_sidecar_is_not_the_end_of_the_pod() -> None:
-    seen = pod(phase="Running", containerStatuses=[container(ended(1), "agent"), container(RUNNING)])
+    seen = pod(phase="Running", containerStatuses=[container(ended_pod(1), "agent"), container(RUNNING)])
     assert not read_pod_status(seen).has_ended
     assert find_pod_problem(seen) is None
     assert classify_master_pod(seen).stage is MasterStage.RUNNING
 
 
 def test_the_end_of_the_role_is_the_end_of_the_pod_whatever_a_sidecar_does() -> None:
-    seen = pod(phase="Running", containerStatuses=[container(RUNNING, "agent"), container(ended(3, message="no disk"))])
+    seen = pod(
+        phase="Running", containerStatuses=[container(RUNNING, "agent"), container(ended_pod(3, message="no disk"))]
+    )
     status, problem, master = read_pod_status(seen), find_pod_problem(seen), classify_master_pod(seen)
     assert (status.phase, status.exit_code, status.message) == (PodPhase.FAILED, 3, "no disk")
     assert problem is not None
@@ -63,7 +65,7 @@ def test_the_end_of_the_role_is_the_end_of_the_pod_whatever_a_sidecar_does() -> 
 
 
 def test_nobody_believes_the_exit_code_of_a_lost_container() -> None:
-    seen = pod(phase="Failed", containerStatuses=[container(ended(137, "ContainerStatusUnknown"))])
+    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "ContainerStatusUnknown"))])
     assert read_pod_status(seen).exit_code is None
     assert classify_master_pod(seen).exit_code is None
     problem = find_pod_problem(seen)
@@ -74,7 +76,7 @@ def test_nobody_believes_the_exit_code_of_a_lost_container() -> None:
 def test_an_init_container_that_failed_is_the_end_of_the_pod() -> None:
     seen = pod(
         phase="Failed",
-        initContainerStatuses=[container(ended(4), "fetch")],
+        initContainerStatuses=[container(ended_pod(4), "fetch")],
         containerStatuses=[container(waiting("PodInitializing"))],
     )
     assert read_pod_status(seen).exit_code == 4
@@ -115,7 +117,7 @@ def test_what_the_scheduler_says_is_read_once_it_has_refused() -> None:
 
 def test_a_process_that_was_killed_did_not_know_of_it_and_an_error_is_quoted_without_noise() -> None:
     noisy = "Traceback:\n  File\nValueError: bad\n2026-01-01 00:00:00.1: I tensorflow/x.cc] bye\n"
-    seen = pod(phase="Failed", containerStatuses=[container(ended(1, message=noisy))])
+    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(1, message=noisy))])
     problem = find_pod_problem(seen)
     assert problem is not None
     assert read_pod_status(seen).message == problem.cluster_message == "ValueError: bad"
@@ -134,7 +136,7 @@ def test_logs_are_read_from_the_pod_whose_role_has_run_not_its_sidecar() -> None
 
 
 def test_lack_of_memory_is_called_so_by_all() -> None:
-    seen = pod(phase="Failed", containerStatuses=[container(ended(137, "OOMKilled"))])
+    seen = pod(phase="Failed", containerStatuses=[container(ended_pod(137, "OOMKilled"))])
     problem = find_pod_problem(seen)
     assert read_pod_status(seen).cause is TerminationCause.OUT_OF_MEMORY
     assert problem is not None

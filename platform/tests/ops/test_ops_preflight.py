@@ -40,14 +40,14 @@ def ready() -> InMemoryCluster:
     return cluster
 
 
-def asked(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> PreflightResult:
+def check_cluster(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> PreflightResult:
     return run_preflight(cluster, build_request(spec, namespace="team", run=run))
 
 
-def refused(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> str:
+def preflight_refusal(cluster: InMemoryCluster, spec: JobSpec = SPEC, run: str | None = None) -> str:
     before = dict(cluster.objects)
     with pytest.raises(PreflightError) as caught:
-        asked(cluster, spec, run)
+        check_cluster(cluster, spec, run)
     assert caught.value.exit_code == 2
     assert cluster.objects == before
     return str(caught.value)
@@ -64,7 +64,7 @@ def of_pods(message: str, *roles: str) -> Admission:
 
 def test_every_object_and_one_pod_of_each_kind_is_shown_to_the_server() -> None:
     cluster = ready()
-    found = asked(cluster, replace(SPEC, workers=WorkerSpec(1, 5, priority="high=0.5")))
+    found = check_cluster(cluster, replace(SPEC, workers=WorkerSpec(1, 5, priority="high=0.5")))
     pods = [thing for thing in cluster.dry_runs if thing["kind"] == "Pod"]
     classes = sorted((pod["metadata"]["labels"][names.ROLE_LABEL], pod["spec"]["priorityClassName"]) for pod in pods)
     assert classes == [("master", "high"), ("ps", "high"), ("worker", "high"), ("worker", "low")]
@@ -91,7 +91,7 @@ def test_the_pods_are_those_that_the_server_admits() -> None:
 
     cluster = ready()
     cluster.admissions.append(classes)
-    assert [crowd.pod["spec"]["priority"] for crowd in asked(cluster).pod_groups] == [7, 7, 7]
+    assert [crowd.pod["spec"]["priority"] for crowd in check_cluster(cluster).pod_groups] == [7, 7, 7]
 
 
 def test_every_reason_is_in_one_message_each_once() -> None:
@@ -101,7 +101,7 @@ def test_every_reason_is_in_one_message_each_once() -> None:
         of_pods('violates PodSecurity "restricted:latest": hostPath volumes (volume "v0")', "master", "ps"),
         of_pods("exceeded quota: team, requested: pods=1, used: pods=9, limited: pods=9", "worker"),
     ]
-    head, *lines = refused(cluster, PULLED).splitlines()
+    head, *lines = preflight_refusal(cluster, PULLED).splitlines()
     assert not missing_keys(head, "Job j", "namespace team")
     reasons, remedies = lines[::2], lines[1::2]
     assert all(line.startswith("  ") and line[2] != " " for line in reasons)
@@ -125,11 +125,11 @@ def test_a_missing_priority_class_is_named_with_those_that_there_are() -> None:
     for name in ("batch", "low", "system-node-critical"):
         cluster.put({"kind": "PriorityClass", "metadata": {"name": name}})
     cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
-    text = refused(cluster)
+    text = preflight_refusal(cluster)
     assert text.count("PriorityClass high") == 1
     assert not missing_keys(text, "master", "ps", "batch, low")
     cluster.deny("list", PRIORITY_CLASSES)
-    assert not missing_keys(refused(cluster), "kubectl get priorityclasses")
+    assert not missing_keys(preflight_refusal(cluster), "kubectl get priorityclasses")
 
 
 def test_a_missing_service_account_is_named() -> None:
@@ -137,7 +137,7 @@ def test_a_missing_service_account_is_named() -> None:
     message = 'error looking up service account team/edl-none: serviceaccount "edl-none" not found'
     cluster.admissions.append(of_pods(message, "ps", "worker"))
     cluster.deny("list", SERVICE_ACCOUNTS)
-    assert not missing_keys(refused(cluster), "ps", "worker", "ServiceAccount edl-none")
+    assert not missing_keys(preflight_refusal(cluster), "ps", "worker", "ServiceAccount edl-none")
 
 
 def test_admission_stops_at_the_first_reason_and_the_message_does_not() -> None:
@@ -145,14 +145,14 @@ def test_admission_stops_at_the_first_reason_and_the_message_does_not() -> None:
     cluster.put({"kind": "PriorityClass", "metadata": {"name": "low"}})
     del cluster.objects["serviceaccounts", "team", "edl-job-master"]
     cluster.admissions.append(of_pods("no PriorityClass with name high was found", "master", "ps"))
-    text = refused(cluster)
+    text = preflight_refusal(cluster)
     assert not missing_keys(text, "PriorityClass high", "ServiceAccount edl-job-master")
 
 
 def test_a_missing_right_is_named_with_verb_resource_namespace_and_who_grants_it() -> None:
     cluster = ready()
     cluster.deny("create", JOBS)
-    text = refused(cluster)
+    text = preflight_refusal(cluster)
     assert not missing_keys(text, '"ann"', "create", '"jobs"', '"team"', "ClusterRole edl-data-scientist")
 
 
@@ -160,7 +160,7 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
     cluster = ready()
     cluster.deny("get", SECRETS, VOLUME_CLAIMS)
     cluster.deny("list", NODES, RESOURCE_QUOTAS)
-    found = asked(cluster, PULLED)
+    found = check_cluster(cluster, PULLED)
     assert (found.nodes, found.quotas) == (None, None)
     claim, secret = found.remarks
     assert not missing_keys(claim, "unknown", "PersistentVolumeClaim files", "persistentvolumeclaims")
@@ -170,10 +170,10 @@ def test_what_may_not_be_looked_at_is_said_and_hinders_nothing() -> None:
 def test_a_claim_for_one_node_is_remarked_and_a_lost_one_refused() -> None:
     cluster = ready()
     cluster.claim("files", "ReadWriteOnce")["status"] = {"phase": "Bound"}
-    (remark,) = asked(cluster).remarks
+    (remark,) = check_cluster(cluster).remarks
     assert not missing_keys(remark, "claim files", "ReadWriteOnce", "ReadWriteMany")
     cluster.claim("files")["status"] = {"phase": "Lost"}
-    assert not missing_keys(refused(cluster), "PersistentVolumeClaim files", "volume")
+    assert not missing_keys(preflight_refusal(cluster), "PersistentVolumeClaim files", "volume")
 
 
 def test_pods_that_ended_are_not_asked_for() -> None:
@@ -186,37 +186,37 @@ def test_pods_that_ended_are_not_asked_for() -> None:
         return real(kind, **options)
 
     cluster.list = listing
-    asked(cluster)
+    check_cluster(cluster)
     assert "status.phase!=Succeeded,status.phase!=Failed" in queries
 
 
-def taken(cluster: InMemoryCluster, *conditions: str) -> None:
+def put_quota_conditions(cluster: InMemoryCluster, *conditions: str) -> None:
     submit_job(cluster, "j", build_request(SPEC, namespace="team").manifests, "s0")
-    (job,) = cluster.of(JOBS)
+    (job,) = cluster.objects_of_kind(JOBS)
     job["status"] = {"conditions": [{"type": one, "status": "True"} for one in conditions]}
 
 
 def test_a_name_that_is_taken_says_since_when_and_what_to_do() -> None:
     cluster = ready()
-    taken(cluster)
-    text = refused(cluster)
+    put_quota_conditions(cluster)
+    text = preflight_refusal(cluster)
     assert not missing_keys(text, "2027-01-15 08:00:00 UTC", "which is active", "edl delete j")
     assert "already exists" not in text
-    assert not missing_keys(refused(cluster, run="latest"), "which is active")
+    assert not missing_keys(preflight_refusal(cluster, run="latest"), "which is active")
 
 
 def test_an_ended_job_is_replaced_only_when_it_is_resumed() -> None:
     cluster = ready()
-    taken(cluster, "Complete")
-    assert not missing_keys(refused(cluster), "ended", "Done")
-    assert len(asked(cluster, run="latest").job_objects.select_kind(JOBS)) == 1
+    put_quota_conditions(cluster, "Complete")
+    assert not missing_keys(preflight_refusal(cluster), "ended", "Done")
+    assert len(check_cluster(cluster, run="latest").job_objects.select_kind(JOBS)) == 1
 
 
 def test_a_job_that_is_being_deleted_is_waited_for() -> None:
     cluster = ready()
-    taken(cluster)
-    cluster.of(JOBS)[0]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:10Z"
-    assert not missing_keys(refused(cluster, run="latest"), "being deleted")
+    put_quota_conditions(cluster)
+    cluster.objects_of_kind(JOBS)[0]["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:10Z"
+    assert not missing_keys(preflight_refusal(cluster, run="latest"), "being deleted")
 
 
 def test_what_an_earlier_job_left_is_named() -> None:
@@ -224,14 +224,14 @@ def test_what_an_earlier_job_left_is_named() -> None:
     cluster.put(
         {"kind": "ConfigMap", "metadata": {"name": names.spec_configmap("j"), "labels": names.object_labels("j")}}
     )
-    assert not missing_keys(refused(cluster), "earlier job j", "ConfigMap edl-j-spec")
+    assert not missing_keys(preflight_refusal(cluster), "earlier job j", "ConfigMap edl-j-spec")
 
 
 def test_a_name_that_others_use_is_not_this_job_s() -> None:
     cluster = ready()
     cluster.put({"kind": "Service", "metadata": {"name": names.master_name("j")}})
-    assert not missing_keys(refused(cluster), f'services "{names.master_name("j")}" already exists')
-    assert len(cluster.of(SERVICES)) == 1
+    assert not missing_keys(preflight_refusal(cluster), f'services "{names.master_name("j")}" already exists')
+    assert len(cluster.objects_of_kind(SERVICES)) == 1
 
 
 def test_a_namespace_that_is_not_there_is_said_once() -> None:
@@ -244,7 +244,7 @@ def test_a_namespace_that_is_not_there_is_said_once() -> None:
         raise error_from_response(404, b'{"message": "namespaces \\"team\\" not found"}', where="")
 
     cluster.create = missing
-    assert refused(cluster).count("no namespace team") == 1
+    assert preflight_refusal(cluster).count("no namespace team") == 1
     cluster.create = real
 
 
@@ -254,7 +254,7 @@ def test_a_server_that_does_not_answer_is_no_finding(error: Exception, request_k
     cluster = ready()
     cluster.breaks[request_kind[0], request_kind[1].plural] = error
     with pytest.raises(type(error)):
-        asked(cluster)
+        check_cluster(cluster)
 
 
 def test_everything_is_asked_at_once() -> None:
@@ -269,7 +269,7 @@ def test_everything_is_asked_at_once() -> None:
         return real(manifest, **options)
 
     cluster.create = meet
-    asked(cluster)
+    check_cluster(cluster)
 
 
 def test_a_request_names_what_its_pods_need() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.in_memory_cluster import NOW
-from support.job_objects import STATUS, conditions, seen
+from support.job_objects import STATUS, conditions, job_view
 from support.text_keys import missing_keys
 
 from edl.api.events import JobEvent, RoleEnded, RoleStarted
@@ -27,11 +27,11 @@ UPDATE = re.compile(r"update (\d+) of (\d+) came, awaits ([\d ]+) for (\d+) s")
 TABLE = re.compile(r"table (\S+) (\d+)(?: of (\d+), fullest (\S+))?")
 
 
-class Stage:
+class PushStatusScript:
     """What a master tells of a job, line by line."""
 
     def __init__(self) -> None:
-        self.told = ParametersStatus(Strategy())
+        self.parameters = ParametersStatus(Strategy())
         self.workers: tuple[RoleStatus, ...] = ()
         self.events: tuple[JobEvent, ...] = ()
         self.tables: dict[str, TableStatus] = {}
@@ -42,10 +42,10 @@ class Stage:
         numbers = [int(number) for number in re.findall(r"\d+", line)]
         match line.split():
             case ["async"]:
-                self.told = replace(self.told, strategy=Strategy())
+                self.parameters = replace(self.parameters, strategy=Strategy())
             case ["sync", *_]:
                 strategy = Strategy(mode="sync", grads_to_wait=numbers[0], version_tolerance=numbers[1])
-                self.told = replace(self.told, strategy=strategy)
+                self.parameters = replace(self.parameters, strategy=strategy)
             case ["workers", *words]:
                 pairs = " ".join(words).split(", ")
                 self.workers = tuple(RoleStatus(int(index), None, state) for index, state in map(str.split, pairs))
@@ -56,9 +56,9 @@ class Stage:
                 self.workers += (RoleStatus(numbers[0], None, "training"),)
                 self.events += (RoleStarted("worker", numbers[0], None, time=NOW),)
             case ["update", *_]:
-                self.told = replace(self.told, round=_round(line))
+                self.parameters = replace(self.parameters, round=_round(line))
             case ["pushes", *_]:
-                self.told = replace(self.told, pushes=numbers[0], refused=numbers[1])
+                self.parameters = replace(self.parameters, pushes=numbers[0], refused=numbers[1])
             case ["table", *_]:
                 table = _table(line)
                 self.tables[table.name] = table
@@ -70,9 +70,9 @@ class Stage:
                 raise ValueError(line)
 
     def why(self) -> Iterator[str]:
-        parameters = replace(self.told, tables=tuple(self.tables.values()), tables_total=len(self.tables))
+        parameters = replace(self.parameters, tables=tuple(self.tables.values()), tables_total=len(self.tables))
         status = replace(STATUS, phase=self.phase, workers=self.workers, parameters=parameters)
-        job = seen(
+        job = job_view(
             PublishedStatus(status, self.events), status=conditions(Complete="") if self.phase == "Done" else None
         )
         yield from finding_lines(job, list(diagnose_pushes(job, "mnist")))
@@ -94,20 +94,20 @@ def _table(line: str) -> TableStatus:
     return TableStatus(found[1], int(found[2]), 64 << 10, **bound)  # type: ignore[arg-type]
 
 
-def said(text: str) -> Iterator[str]:
+def findings_text(text: str) -> Iterator[str]:
     """The scenario, with what is said now."""
-    stage = Stage()
+    script = PushStatusScript()
     for line in text.splitlines():
         if line.startswith(" "):
             continue
         yield line
         if line and not line.startswith("#"):
-            yield from (f"  {each}" for each in stage.play(line))
+            yield from (f"  {each}" for each in script.play(line))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_scenario(path: Path, pytestconfig: pytest.Config) -> None:
-    now = "\n".join(said(path.read_text(encoding="utf-8"))) + "\n"
+    now = "\n".join(findings_text(path.read_text(encoding="utf-8"))) + "\n"
     if pytestconfig.getoption("update_golden"):
         path.write_text(now, encoding="utf-8")
     assert now == path.read_text(encoding="utf-8"), (
@@ -116,12 +116,12 @@ def test_scenario(path: Path, pytestconfig: pytest.Config) -> None:
 
 
 def test_of_many_workers_a_few_are_named() -> None:
-    told = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
-    job = seen(PublishedStatus(replace(STATUS, parameters=told, workers=())))
+    published = ParametersStatus(Strategy(mode="sync", grads_to_wait=30), round=RoundStatus(1, 30, (1, 2, 3), 29, 60.0))
+    job = job_view(PublishedStatus(replace(STATUS, parameters=published, workers=())))
     (found,) = diagnose_pushes(job, "mnist")
     assert not missing_keys(found.text, "worker-1, worker-2, worker-3", "26 more", "29 gradients")
 
 
 def test_a_job_that_tells_nothing_of_parameters_has_no_complaints() -> None:
-    assert list(diagnose_pushes(seen(PublishedStatus(STATUS)), "mnist")) == []
-    assert list(diagnose_pushes(seen(PublishedStatus()), "mnist")) == []
+    assert list(diagnose_pushes(job_view(PublishedStatus(STATUS)), "mnist")) == []
+    assert list(diagnose_pushes(job_view(PublishedStatus()), "mnist")) == []

@@ -37,7 +37,7 @@ def begun(run: RunDirectory) -> RunDirectory:
     return run
 
 
-def ended(run: RunDirectory, phase: str) -> None:
+def write_end(run: RunDirectory, phase: str) -> None:
     write_json(run.status, to_json(Status(job="digits", run=run.run_id, run_dir=str(run.path), phase=phase, updated=1)))
     Journal.open(run.journal, holder="a test")[0].close()
 
@@ -56,7 +56,7 @@ def test_a_new_run_is_named_after_the_job_and_found_again(tmp_path: Path) -> Non
 
 def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
     first = open_run(RequestedRun(tmp_path, "uid-1"), SPEC)
-    ended(first, "Interrupted")
+    write_end(first, "Interrupted")
     (first.path / "summary.json").write_text("{}")
     more = replace(SPEC, workers=replace(SPEC.workers, max=9))
     second = RequestedRun(tmp_path, "uid-2", "uid-1")
@@ -69,7 +69,7 @@ def test_a_job_goes_on_with_an_older_run_once(tmp_path: Path) -> None:
 
 def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path) -> None:
     first = open_run(RequestedRun(tmp_path, "uid-1"), SPEC)
-    ended(first, "Failed")
+    write_end(first, "Failed")
     (segment,) = first.journal.glob("*.edlj")
     segment.write_bytes(b"damaged")
     ledger = {"epoch": 0, "index": 1, "returned": [], "leases": [], "quarantined": []}
@@ -92,7 +92,7 @@ def test_latest_is_resolved_once(tmp_path: Path) -> None:
     resumed = RequestedRun(tmp_path, "uid-5", LATEST_RUN)
     assert open_run(resumed, SPEC) == newest
     begun(open_run(RequestedRun(tmp_path, "uid-7"), SPEC))
-    ended(newest, "Done")
+    write_end(newest, "Done")
     assert open_run(resumed, SPEC) == newest  # the same Job's next master: nothing is asked again
 
 
@@ -133,7 +133,7 @@ def test_a_run_that_is_done_or_about_other_work_is_refused(tmp_path: Path) -> No
     other = replace(SPEC, train=replace(SPEC.train, seed=7))
     with pytest.raises(BadInputError, match=r"train\.seed\b.*\b0\b.*\b7\b"):
         open_run(RequestedRun(tmp_path, "uid-2", "uid-1"), other)
-    ended(run, "Done")
+    write_end(run, "Done")
     with pytest.raises(BadInputError, match=r"uid-1\b.*done"):
         open_run(RequestedRun(tmp_path, "uid-2", "uid-1"), SPEC)
 

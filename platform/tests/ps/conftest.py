@@ -29,7 +29,7 @@ INCARNATION = 1
 TABLE = pb.Table(name="emb", rows=1000, dim=4, initializer=json.dumps({"name": "uniform", "minval": -1, "maxval": 1}))
 
 
-class Worker:
+class BulkWorker:
     """One bulk connection."""
 
     def __init__(self, address: str) -> None:
@@ -108,7 +108,7 @@ class Worker:
         return pb.Pushed.FromString(frame.meta), np.frombuffer(frame.body, np.float32).copy()
 
 
-class Ps:
+class PsHarness:
     """One parameter server; the methods are what a master does."""
 
     def __init__(
@@ -137,8 +137,8 @@ class Ps:
         stack.callback(control.stop)
         self.channel = stack.enter_context(open_control_channel(control.address, TOKEN))
 
-    def worker(self) -> Worker:
-        worker = Worker(self.bulk.address)
+    def worker(self) -> BulkWorker:
+        worker = BulkWorker(self.bulk.address)
         self._stack.callback(worker.client.close)
         return worker
 
@@ -183,7 +183,7 @@ class Ps:
         self.channel.call(PsControlMethods.Release, pb.ReleaseRequest(incarnation=INCARNATION, cut=cut), timeout=10)
 
     @staticmethod
-    def checkpoint(servers: Sequence[Ps], cut: int, folder: Path) -> Path:
+    def checkpoint(servers: Sequence[PsHarness], cut: int, folder: Path) -> Path:
         """Take a cut on all PS and commit it, as a master does."""
         directory = cut_directory(folder, cut)
         for ps in servers:
@@ -203,7 +203,7 @@ def steps(applied: Iterable[pb.LeaseStep]) -> dict[int, int]:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Ps]]:
+def start() -> Iterator[Callable[..., PsHarness]]:
     """Start parameter servers; they, their clients and workers end with the test."""
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix="edl-ps") as folder:
         count = iter(range(100))
@@ -215,9 +215,11 @@ def start() -> Iterator[Callable[..., Ps]]:
             patience: float = 20.0,
             strategy: Strategy | None = None,
             checkpoints: Path | None = None,
-        ) -> Ps:
+        ) -> PsHarness:
             own = Path(folder) / str(next(count))
             own.mkdir()
-            return Ps(stack, own, index, writer=writer, patience=patience, strategy=strategy, checkpoints=checkpoints)
+            return PsHarness(
+                stack, own, index, writer=writer, patience=patience, strategy=strategy, checkpoints=checkpoints
+            )
 
         yield one

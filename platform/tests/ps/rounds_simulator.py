@@ -26,7 +26,7 @@ NUMBER = 1 << 32
 NOTHING = PushGradients(np.zeros(1, np.float32), {}, 1.0, 1.0)
 
 
-class Counted:
+class CountingContents:
     """Contents that only count updates."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Counted:
 
 
 @dataclass
-class Range:
+class LeaseRange:
     """Records of a lease: step k is record ``start + k``."""
 
     number: int
@@ -45,13 +45,13 @@ class Range:
     end: int
 
 
-class Server:
+class RoundsServer:
     """One parameter server's decisions."""
 
     def __init__(self, wanted: int, tolerance: int) -> None:
         self.leases = AppliedSteps()
         self.leases.attach_master(1, 0, [], [])
-        self.contents = Counted()
+        self.contents = CountingContents()
         self.cuts: CutState[int] = CutState()
         held = lambda: self.cuts.is_paused  # noqa: E731
         self.together = SyncUpdater(self.leases, self.contents, wanted, tolerance, held)  # type: ignore[arg-type]
@@ -80,11 +80,11 @@ class Server:
 
 
 @dataclass(eq=False)
-class Worker:
+class RoundsWorker:
     """One worker: what it has in hand, and which answers it waits for."""
 
     index: int
-    queue: deque[Range] = field(default_factory=deque)
+    queue: deque[LeaseRange] = field(default_factory=deque)
     step: int = 0
     version: int = 0
     waits: dict[int, PendingPush] = field(default_factory=dict)
@@ -132,11 +132,11 @@ class RoundsSimulator:
         restarts: int = 0,
     ) -> None:
         self.random = random.Random(seed)
-        self._new_server = partial(Server, wanted, tolerance)
+        self._new_server = partial(RoundsServer, wanted, tolerance)
         self.servers = [self._new_server() for _ in range(servers)]
-        self.workers = [Worker(index) for index in range(workers)]
+        self.workers = [RoundsWorker(index) for index in range(workers)]
         self.total = ranges * steps
-        self.todo = deque(Range(NUMBER + n, n * steps, (n + 1) * steps) for n in range(ranges))
+        self.todo = deque(LeaseRange(NUMBER + n, n * steps, (n + 1) * steps) for n in range(ranges))
         self.numbers = iter(range(NUMBER + ranges, NUMBER + 10_000))
         self.records: dict[PushId, int] = {}
         self.done: Counter[int] = Counter()
@@ -146,8 +146,8 @@ class RoundsSimulator:
         self.cut = PendingCut(0, checkpoint=True, pin=False, stage=CutStage.SAVING)
         self.born: dict[str, int] = {}
         self.taken = 0
-        self.closing: list[tuple[Worker, int]] = []
-        self.orphans: list[Worker] = []
+        self.closing: list[tuple[RoundsWorker, int]] = []
+        self.orphans: list[RoundsWorker] = []
 
     def play(self, limit: int = 20_000) -> None:
         """Until nothing can happen any more."""
@@ -176,7 +176,7 @@ class RoundsSimulator:
                 yield partial(self._ask, part)
         yield from self._of_master()
 
-    def _of_worker(self, worker: Worker) -> Iterator[Action]:
+    def _of_worker(self, worker: RoundsWorker) -> Iterator[Action]:
         if len(worker.queue) < 2 and self.todo:
             yield partial(self._grant, worker)
         if worker.queue and not worker.pushing:
@@ -249,7 +249,7 @@ class RoundsSimulator:
             server.settle()
         self.cut.enter_stage(CutStage.SAVING, ())
 
-    def _grant(self, worker: Worker) -> None:
+    def _grant(self, worker: RoundsWorker) -> None:
         worker.queue.append(self.todo.popleft())
 
     def _kill(self) -> None:
@@ -261,14 +261,14 @@ class RoundsSimulator:
             self.closing += [(worker, part) for part in worker.connected]
         self.orphans.append(worker)
 
-    def _close(self, worker: Worker, part: int) -> None:
+    def _close(self, worker: RoundsWorker, part: int) -> None:
         push = worker.waits.get(part)
         if push is not None and push.outcome is None:
             return  # its thread waits inside, and notices nothing
         self.closing.remove((worker, part))
         self.servers[part].together.handle_disconnect(worker.index, worker.index)
 
-    def _revoke(self, worker: Worker) -> None:
+    def _revoke(self, worker: RoundsWorker) -> None:
         self.orphans.remove(worker)
         self._call_off()
         for lease in worker.queue:
@@ -281,7 +281,7 @@ class RoundsSimulator:
                 self.done[lease.start + step] += 1
             self.partial.update(lease.start + step for step in range(low, high))
             if lease.start + low < lease.end:
-                self.todo.appendleft(Range(next(self.numbers), lease.start + low, lease.end))
+                self.todo.appendleft(LeaseRange(next(self.numbers), lease.start + low, lease.end))
         worker.queue.clear()
 
     def _restart(self) -> None:
@@ -305,11 +305,11 @@ class RoundsSimulator:
 
     # ------------------------------------------------------------------ workers
 
-    def _begin(self, worker: Worker) -> None:
+    def _begin(self, worker: RoundsWorker) -> None:
         worker.leading, worker.unsent, worker.round = True, [0], ()
         worker.again.clear()
 
-    def _send(self, worker: Worker, part: int) -> None:
+    def _send(self, worker: RoundsWorker, part: int) -> None:
         lease = worker.queue[0]
         more = lease.start + worker.step + 1 < lease.end
         following = lease.number if more else worker.queue[1].number if len(worker.queue) > 1 else 0
@@ -330,7 +330,7 @@ class RoundsSimulator:
         worker.connected.add(part)
         self.servers[part].take(push)
 
-    def _receive(self, worker: Worker, part: int) -> None:
+    def _receive(self, worker: RoundsWorker, part: int) -> None:
         push = worker.waits.pop(part)
         outcome = push.require_admission()
         if outcome is AdmissionOutcome.REVOKED:
@@ -349,7 +349,7 @@ class RoundsSimulator:
         if not worker.pushing and outcome is not AdmissionOutcome.STALE:
             self._stepped(worker)
 
-    def _stepped(self, worker: Worker) -> None:
+    def _stepped(self, worker: RoundsWorker) -> None:
         worker.step += 1
         lease = worker.queue[0]
         if lease.start + worker.step < lease.end:

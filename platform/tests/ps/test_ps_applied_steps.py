@@ -98,7 +98,7 @@ def test_memory_is_kept_only_for_leases_at_or_above_the_floor(counters, floor):
     )
 
 
-class Interleavings(RuleBasedStateMachine):
+class StepInterleavings(RuleBasedStateMachine):
     """Two masters, workers that retry, revocations, floors and a checkpoint, in any order."""
 
     def __init__(self) -> None:
@@ -157,5 +157,5 @@ class Interleavings(RuleBasedStateMachine):
         assert all(lease >= self.floor for lease in self.leases.steps_by_lease())
 
 
-TestInterleavings = Interleavings.TestCase
+TestInterleavings = StepInterleavings.TestCase
 TestInterleavings.settings = PATIENT

@@ -185,7 +185,7 @@ anything = st.builds(
 
 
 @dataclass(frozen=True)
-class Plane:
+class BulkPlane:
     """The bulk plane of a server, to which a master has attached."""
 
     server: ParameterServer
@@ -211,10 +211,10 @@ class Plane:
         return sum(4 * table.rows + FIRST_ROWS * (16 + 4 * table.dim * (1 + SLOTS)) for table in tables)
 
 
-def plane(store: str) -> Plane:
+def plane(store: str) -> BulkPlane:
     server = ParameterServer(0, ShardWriter(0), store_factory=StoreFactory(store), push_timeout=0.0)
     server.attach_master(MasterAttachment(1, 0, slot_owners=[0] * 256))
-    return Plane(server, BulkRequestHandler(server), store)
+    return BulkPlane(server, BulkRequestHandler(server), store)
 
 
 @pytest.fixture(params=HERE)
@@ -223,11 +223,11 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def holding(store: str) -> Plane:
-    return held(store)
+def loaded_plane(store: str) -> BulkPlane:
+    return loaded_bulk_plane(store)
 
 
-def held(store: str) -> Plane:
+def loaded_bulk_plane(store: str) -> BulkPlane:
     """A server that holds DECLARE's model, with some rows."""
     found = plane(store)
     found(frame(FrameKind.DECLARE, DECLARE, bytes(4 * DENSE)))
@@ -236,9 +236,9 @@ def held(store: str) -> Plane:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def traced() -> Iterator[None]:
+def traced_memory() -> Iterator[None]:
     for store in HERE:
-        contents(held(store))  # imports what a first request does: no memory of that request
+        contents(loaded_bulk_plane(store))  # imports what a first request does: no memory of that request
     tracemalloc.start()
     yield
     tracemalloc.stop()
@@ -256,7 +256,7 @@ def push(step: int, ids: list[int]) -> ReceivedFrame:
     return frame(FrameKind.PUSH, head, bytes(4 * DENSE) + rows)
 
 
-def answer(server: Plane, request: ReceivedFrame) -> OutgoingFrame:
+def answer(server: BulkPlane, request: ReceivedFrame) -> OutgoingFrame:
     """What a bulk server sends for it; anything but a refusal would end the connection as a failure inside."""
     resident_before, _ = server.native()
     tracemalloc.reset_peak()
@@ -279,11 +279,11 @@ def answer(server: Plane, request: ReceivedFrame) -> OutgoingFrame:
 
 @MANY
 @given(st.data())
-def test_a_frame_is_answered_or_refused_with_a_reason(holding: Plane, data: st.DataObject) -> None:
+def test_a_frame_is_answered_or_refused_with_a_reason(loaded_plane: BulkPlane, data: st.DataObject) -> None:
     for request in data.draw(st.lists(st.one_of(requests(), anything), min_size=1, max_size=6)):
-        answer(holding, request)
+        answer(loaded_plane, request)
     for kind, head in ((FrameKind.PULL, pb.Pull()), (FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=5))):
-        assert answer(holding, frame(kind, head)).kind is not FrameKind.REFUSED, "it serves on"
+        assert answer(loaded_plane, frame(kind, head)).kind is not FrameKind.REFUSED, "it serves on"
 
 
 @MANY
@@ -310,7 +310,7 @@ def test_what_can_be_held_takes_no_more_memory_than_it_declares(store: str, give
     serves(server, given_[0])
 
 
-def serves(server: Plane, head: pb.Declare) -> None:
+def serves(server: BulkPlane, head: pb.Declare) -> None:
     for table in head.tables:
         asked = pb.PullRows(tables=[pb.TableRows(name=table.name, count=1)])
         rows = np.frombuffer(server(frame(FrameKind.PULL_ROWS, asked, bytes(8))).buffers[0], np.float32)
@@ -331,13 +331,13 @@ def test_rows_that_are_stored_take_a_multiple_of_what_is_pushed(store: str, push
 
 @MANY
 @given(requests())
-def test_what_is_refused_has_changed_nothing(holding: Plane, request_: ReceivedFrame) -> None:
-    before = contents(holding)
-    if answer(holding, request_).kind is FrameKind.REFUSED:
-        assert contents(holding) == before
+def test_what_is_refused_has_changed_nothing(loaded_plane: BulkPlane, request_: ReceivedFrame) -> None:
+    before = contents(loaded_plane)
+    if answer(loaded_plane, request_).kind is FrameKind.REFUSED:
+        assert contents(loaded_plane) == before
 
 
-def contents(server: Plane) -> list[bytes]:
+def contents(server: BulkPlane) -> list[bytes]:
     asked = frame(FrameKind.PULL, pb.Pull()), frame(FrameKind.SCAN_ROWS, pb.ScanRows(table="emb", limit=ROWS))
     return [
         part for request in asked for given in [server(request)] for part in (given.meta, *map(bytes, given.buffers))

@@ -103,8 +103,8 @@ def test_pins_are_kept_until_they_are_released():
 # ------------------------------------------------------------ real sockets
 
 
-def test_updates_go_on_while_room_is_made_for_the_copy(two, monkeypatch: pytest.MonkeyPatch):
-    (ps, _), (worker, _) = two
+def test_updates_go_on_while_room_is_made_for_the_copy(two_servers, monkeypatch: pytest.MonkeyPatch):
+    (ps, _), (worker, _) = two_servers
     seen = []
 
     def make_room(store: TableParameterStore) -> None:
@@ -116,7 +116,7 @@ def test_updates_go_on_while_room_is_made_for_the_copy(two, monkeypatch: pytest.
 
 
 @pytest.fixture
-def two(start):
+def two_servers(start):
     """Two PS with the same model, and a worker's connection to each."""
     servers = [start(0), start(1)]
     workers = []
@@ -127,7 +127,7 @@ def two(start):
     return servers, workers
 
 
-class Waiting:
+class WaitingPush:
     """A push in a thread of its own."""
 
     def __init__(self, worker, number: int, step: int, gradient) -> None:
@@ -153,12 +153,12 @@ def kept_out(ps, count: int) -> None:
         assert ps.server._condition.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
-def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two):
-    servers, workers = two
+def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two_servers):
+    servers, workers = two_servers
     for ps, worker in zip(servers, workers, strict=True):
         worker.push(LEASE, 0, [1, 1, 1])
         assert ps.hold(1) == {LEASE: 1}
-    waiting = [Waiting(worker, LEASE, 1, [1, 1, 1]) for worker in workers]
+    waiting = [WaitingPush(worker, LEASE, 1, [1, 1, 1]) for worker in workers]
     for ps in servers:
         kept_out(ps, 1)
         np.testing.assert_array_equal(ps.worker().pull()[1], [-1, -1, -1])  # reads go on
@@ -175,13 +175,13 @@ def test_steps_wait_while_a_cut_is_held_and_are_not_in_it(two):
         np.testing.assert_array_equal(pinned, [-1, -1, -1])
 
 
-def test_a_step_that_another_server_has_is_waited_for_and_let_in(two):
-    (ps, late), (worker, slow) = two
+def test_a_step_that_another_server_has_is_waited_for_and_let_in(two_servers):
+    (ps, late), (worker, slow) = two_servers
     worker.push(LEASE, 0, [1, 1, 1])
     assert [one.hold(1) for one in (ps, late)] == [{LEASE: 1}, {}]
     first = late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0})
     assert first.waits, "it has not come"
-    held = Waiting(late.worker(), LEASE + 1, 0, [7, 7, 7])
+    held = WaitingPush(late.worker(), LEASE + 1, 0, [7, 7, 7])
     kept_out(late, 1)
     assert slow.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
     assert late.snapshot(1, pin=True, within={LEASE: 1, LEASE + 1: 0}).version == 1
@@ -189,8 +189,8 @@ def test_a_step_that_another_server_has_is_waited_for_and_let_in(two):
     assert held.result()[0].outcome == pb.Pushed.APPLIED
 
 
-def test_a_server_that_has_more_than_a_cut_refuses_it(two):
-    (ps, _), (worker, _) = two
+def test_a_server_that_has_more_than_a_cut_refuses_it(two_servers):
+    (ps, _), (worker, _) = two_servers
     for step in range(2):
         worker.push(LEASE, step, [1, 1, 1])
     ps.hold(1)
@@ -210,8 +210,10 @@ def test_a_cut_that_is_held_for_too_long_is_over_without_its_master(start, monke
         ps.snapshot(1)
 
 
-def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(two, monkeypatch: pytest.MonkeyPatch):
-    (ps, _), _ = two
+def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(
+    two_servers, monkeypatch: pytest.MonkeyPatch
+):
+    (ps, _), _ = two_servers
     ps.hold(1)
 
     def meanwhile(cut: int, within: object, seconds: float) -> bool:
@@ -222,8 +224,8 @@ def test_a_second_try_of_a_question_finds_what_the_first_has_taken_meanwhile(two
     assert ps.snapshot(1).version == 0
 
 
-def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two):
-    (ps, _), _ = two
+def test_a_server_that_ends_says_so_instead_of_waiting_for_steps(two_servers):
+    (ps, _), _ = two_servers
     ps.hold(1)
     ps.server.close()
     with pytest.raises(PeerRefusedError, match="this PS is shutting down") as caught:
@@ -245,8 +247,8 @@ def test_what_a_server_has_met_begins_anew_with_a_checkpoint(start, tmp_path: Pa
     assert ps.hold(4) == {LEASE: 8}
 
 
-def test_a_pin_stays_readable_while_training_goes_on(two):
-    (ps, _), (worker, _) = two
+def test_a_pin_stays_readable_while_training_goes_on(two_servers):
+    (ps, _), (worker, _) = two_servers
     worker.push(LEASE, 0, [1, 0, 0], rows=([1, 2], np.ones((2, 4))))
     dense, rows = worker.pull()[1], worker.pull_rows([1, 2, 3])
     ps.snapshot(1, pin=True)
@@ -263,10 +265,10 @@ def test_a_pin_stays_readable_while_training_goes_on(two):
 
 
 @pytest.mark.parametrize("end", ["release", "attach", "revoke"])
-def test_a_waiting_push_is_let_go_when_the_cut_is_off(two, end):
-    (ps, _), (worker, _) = two
+def test_a_waiting_push_is_let_go_when_the_cut_is_off(two_servers, end):
+    (ps, _), (worker, _) = two_servers
     ps.hold(1)
-    push = Waiting(worker, LEASE, 0, [1, 1, 1])
+    push = WaitingPush(worker, LEASE, 0, [1, 1, 1])
     kept_out(ps, 1)
     if end == "release":
         ps.release(1)
@@ -291,11 +293,11 @@ def test_a_push_does_not_wait_for_ever(start):
     assert worker.push(LEASE, 0, [1, 1, 1])[0].outcome == pb.Pushed.APPLIED
 
 
-def test_a_retry_of_a_waiting_push_enters_once(two):
-    (ps, _), (worker, _) = two
+def test_a_retry_of_a_waiting_push_enters_once(two_servers):
+    (ps, _), (worker, _) = two_servers
     ps.hold(1)
-    lost = Waiting(worker, LEASE, 0, [1, 1, 1])
-    retry = Waiting(ps.worker(), LEASE, 0, [1, 1, 1])
+    lost = WaitingPush(worker, LEASE, 0, [1, 1, 1])
+    retry = WaitingPush(ps.worker(), LEASE, 0, [1, 1, 1])
     kept_out(ps, 2)
     ps.snapshot(1)
     outcomes = sorted(push.result()[0].outcome for push in (lost, retry))
@@ -303,15 +305,15 @@ def test_a_retry_of_a_waiting_push_enters_once(two):
     np.testing.assert_array_equal(worker.pull()[1], [-1, -1, -1])
 
 
-def test_a_snapshot_asked_for_again_gives_the_same_answer(two):
-    (ps, _), (worker, _) = two
+def test_a_snapshot_asked_for_again_gives_the_same_answer(two_servers):
+    (ps, _), (worker, _) = two_servers
     first = ps.snapshot(1, pin=True)
     worker.push(LEASE, 0, [1, 1, 1])
     assert ps.snapshot(1, pin=True) == first
 
 
-def test_a_stale_master_is_refused(two):
-    (ps, _), _ = two
+def test_a_stale_master_is_refused(two_servers):
+    (ps, _), _ = two_servers
     ps.attach(2)
     with pytest.raises(PeerRefusedError, match="attached is 2") as caught:
         ps.prepare(5)
@@ -334,8 +336,8 @@ FAR = [MAX_CUTS_AHEAD + 1, 2**31 - 1]
     ],
     ids=["Hold", "Snapshot", "Snapshot that waits", "Release", "Attach again", "Attach of the next master"],
 )
-def test_a_cut_that_no_master_can_have_got_to_does_not_stand_in_the_way_of_the_next_one(two, ask, cut):
-    (ps, _), (worker, _) = two
+def test_a_cut_that_no_master_can_have_got_to_does_not_stand_in_the_way_of_the_next_one(two_servers, ask, cut):
+    (ps, _), (worker, _) = two_servers
     with pytest.raises(PeerRefusedError, match=f"cut {cut} is more than {MAX_CUTS_AHEAD} above cut 0") as caught:
         ask(ps, cut)
     assert caught.value.kind == "cut"
@@ -355,8 +357,8 @@ def test_a_server_that_is_new_to_a_job_begins_with_the_cut_that_its_master_says(
     ps.hold(5001 + MAX_CUTS_AHEAD)
 
 
-def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is(two):
-    (ps, _), _ = two
+def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is(two_servers):
+    (ps, _), _ = two_servers
     with pytest.raises(RetryableError, match="last known incarnation is 1"):
         ps.attach(2**31 - 1)
     ps.hold(1)
@@ -367,8 +369,8 @@ def test_a_master_that_nobody_has_heard_of_takes_no_server_from_the_one_there_is
 
 
 @pytest.mark.parametrize("floor", [2 << 32, 2**62 - 1])
-def test_a_floor_closes_no_lease_of_masters_to_come(two, floor):
-    (ps, _), (worker, _) = two
+def test_a_floor_closes_no_lease_of_masters_to_come(two_servers, floor):
+    (ps, _), (worker, _) = two_servers
     for ask in (lambda: ps.revoke(floor=floor), lambda: ps.attach(floor=floor), lambda: ps.snapshot(1, floor=floor)):
         with pytest.raises(PeerRefusedError, match="above every lease of incarnation 1"):
             ask()

@@ -31,7 +31,7 @@ def worker(ps):
     return worker
 
 
-def refused(call, kind):
+def assert_refused(call, kind):
     with pytest.raises(BulkRefusedError) as caught:
         call()
     assert caught.value.kind == kind
@@ -50,10 +50,10 @@ def test_a_push_applies_gradients_and_weighs_statistics_and_answers_with_the_sla
 def test_nothing_is_held_before_a_declaration_and_nothing_is_declared_before_a_master_attaches(start):
     ps = start()
     worker = ps.worker()
-    refused(lambda: worker.declare(W), "busy")
+    assert_refused(lambda: worker.declare(W), "busy")
     assert not ps.attach().initialized
-    refused(worker.pull, "uninitialized")
-    refused(lambda: worker.push(LEASE, 0, [0] * 5), "uninitialized")
+    assert_refused(worker.pull, "uninitialized")
+    assert_refused(lambda: worker.push(LEASE, 0, [0] * 5), "uninitialized")
     assert worker.declare(W).first
     assert ps.attach().initialized
 
@@ -62,9 +62,9 @@ def test_the_first_declaration_wins_and_another_model_or_optimizer_is_refused_by
     other = {name: value + 1 for name, value in W.items()}
     assert not ps.worker().declare(other).first
     np.testing.assert_array_equal(worker.pull()[1], [1, 2, 3, 4, 10])
-    assert "fingerprint" in refused(lambda: worker.declare(W, fingerprint="another"), "model")
-    assert "adam" in refused(lambda: worker.declare(W, optimizer="adam"), "model")
-    assert "extra" in refused(lambda: worker.declare({"extra": W["w"], **W}), "model")
+    assert "fingerprint" in assert_refused(lambda: worker.declare(W, fingerprint="another"), "model")
+    assert "adam" in assert_refused(lambda: worker.declare(W, optimizer="adam"), "model")
+    assert "extra" in assert_refused(lambda: worker.declare({"extra": W["w"], **W}), "model")
 
 
 def test_a_push_that_is_retried_on_a_new_connection_is_applied_once(ps, worker):
@@ -114,7 +114,7 @@ def test_rows_start_at_their_initial_values_and_duplicates_are_summed(worker):
     ],
 )
 def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_connection_lives(worker, gradient, rows):
-    refused(lambda: worker.push(LEASE, 0, gradient, rows=rows), "bad")
+    assert_refused(lambda: worker.push(LEASE, 0, gradient, rows=rows), "bad")
     assert worker.pull()[0] == 0
     assert worker.push(LEASE, 0, [1] * 5)[0].outcome == pb.Pushed.APPLIED
 
@@ -122,7 +122,7 @@ def test_a_push_of_another_size_or_of_rows_that_cannot_be_is_refused_and_the_con
 @pytest.mark.parametrize("given", [{"rate": np.nan}, {"rate": np.inf}, {"rate": -np.inf}, {"weight": np.nan}])
 def test_a_push_whose_rate_or_weight_is_not_finite_is_refused_and_changes_nothing(worker, given):
     before = worker.pull()[1]
-    said = refused(lambda: worker.push(LEASE, 0, [1] * 5, rows=([1], np.ones((1, 4))), **given), "bad")
+    said = assert_refused(lambda: worker.push(LEASE, 0, [1] * 5, rows=([1], np.ones((1, 4))), **given), "bad")
     ((what, number),) = given.items()
     field = {"rate": "Push.learning_rate", "weight": "Push.weight"}[what]
     assert said.endswith(f"{field}: {number} is not a number that is finite")
@@ -134,11 +134,11 @@ def test_a_push_whose_rate_or_weight_is_not_finite_is_refused_and_changes_nothin
 
 def test_unknown_tables_and_pins_are_refused(worker):
     head = pb.PullRows(tables=[pb.TableRows(name="unknown", count=0)]).SerializeToString()
-    assert "unknown" in refused(lambda: worker.client.request(FrameKind.PULL_ROWS, head), "bad")
+    assert "unknown" in assert_refused(lambda: worker.client.request(FrameKind.PULL_ROWS, head), "bad")
     head = pb.ScanRows(table="unknown", limit=5).SerializeToString()
-    assert "unknown" in refused(lambda: worker.client.request(FrameKind.SCAN_ROWS, head), "bad")
-    refused(lambda: worker.pull(pin=4), "pin")
-    refused(lambda: worker.client.request(FrameKind.WELCOME, b""), "bad")
+    assert "unknown" in assert_refused(lambda: worker.client.request(FrameKind.SCAN_ROWS, head), "bad")
+    assert_refused(lambda: worker.pull(pin=4), "pin")
+    assert_refused(lambda: worker.client.request(FrameKind.WELCOME, b""), "bad")
 
 
 def test_two_workers_see_each_others_pushes(ps, worker):
@@ -152,7 +152,7 @@ def test_two_workers_see_each_others_pushes(ps, worker):
 
 def test_a_lease_of_a_master_that_has_not_attached_waits_for_it(ps, worker):
     newer = (2 << 32) + 1
-    refused(lambda: worker.push(newer, 0, [0] * 5), "incarnation")
+    assert_refused(lambda: worker.push(newer, 0, [0] * 5), "incarnation")
     ps.attach(2, live=[LEASE])
     assert worker.push(newer, 0, [0] * 5)[0].outcome == pb.Pushed.APPLIED
     assert worker.push(LEASE, 0, [0] * 5)[0].outcome == pb.Pushed.APPLIED
@@ -238,4 +238,4 @@ def test_a_gradient_of_another_shape_or_type_is_refused_by_name(worker, gradient
     if rows is not None:
         head.tables.append(pb.TableRows(name="emb", count=len(rows[0])))
         body += [np.array(rows[0], np.int64).data, rows[1].astype(np.float32).data]
-    assert said in refused(lambda: worker.client.request(FrameKind.PUSH, head.SerializeToString(), body), "bad")
+    assert said in assert_refused(lambda: worker.client.request(FrameKind.PUSH, head.SerializeToString(), body), "bad")

@@ -15,7 +15,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.peer_errors import PeerRefusedError
 
 
-class Master:
+class RegistrationMaster:
     """Answers as told; the event is set after the last answer."""
 
     address = "unix:nowhere"
@@ -54,7 +54,7 @@ def away() -> RetryableError:
 
 
 def keep(
-    master: Master,
+    master: RegistrationMaster,
     stopping: threading.Event,
     seconds: int = 1000,
     heard: Callable[[int], None] = lambda incarnation: None,
@@ -75,7 +75,9 @@ def keep(
 def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
     caplog.set_level(logging.INFO)
     stopping = NoWait()
-    master = Master(stopping, away(), RetryableError("nobody listens, in other words"), None, None, away(), None)
+    master = RegistrationMaster(
+        stopping, away(), RetryableError("nobody listens, in other words"), None, None, away(), None
+    )
     keep(master, stopping)
     assert master.calls == 7
     said = [record.getMessage().split(":")[0] for record in caplog.records]
@@ -89,16 +91,16 @@ def test_it_registers_again_and_again_and_says_only_what_changed(caplog):
 
 def test_a_refusal_that_may_pass_is_tried_again_and_a_wrong_token_is_not():
     stopping = NoWait()
-    master = Master(stopping, PeerRefusedError("who are you", kind="bad"), None)
+    master = RegistrationMaster(stopping, PeerRefusedError("who are you", kind="bad"), None)
     keep(master, stopping)
     assert master.calls == 3
     with pytest.raises(PeerRefusedError):
-        keep(Master(NoWait(), PeerRefusedError("wrong token", kind="token"), None), NoWait())
+        keep(RegistrationMaster(NoWait(), PeerRefusedError("wrong token", kind="token"), None), NoWait())
 
 
 def test_its_figures_are_those_of_now_up_to_its_end():
     stopping = NoWait()
-    master = Master(stopping, away(), None, None)
+    master = RegistrationMaster(stopping, away(), None, None)
     keep(master, stopping)
     assert master.figures == [1, 2, 3, 4]
     assert master.leaving == [False, False, False, True]
@@ -106,7 +108,7 @@ def test_its_figures_are_those_of_now_up_to_its_end():
 
 def test_it_serves_on_until_the_master_lets_it_go():
     stopping = NoWait()
-    master = Master(stopping, None)
+    master = RegistrationMaster(stopping, None)
     master.lets_go_after = 3
     keep(master, stopping)
     assert master.leaving == [False, True, True, True]
@@ -114,7 +116,7 @@ def test_it_serves_on_until_the_master_lets_it_go():
 
 def test_without_a_master_it_ends_soon_when_it_is_told_to_go():
     stopping = NoWait()
-    master = Master(stopping, None)
+    master = RegistrationMaster(stopping, None)
     master.last = away()
     keep(master, stopping)
     assert len(master.leaving) < 5
@@ -122,7 +124,7 @@ def test_without_a_master_it_ends_soon_when_it_is_told_to_go():
 
 def test_a_master_that_refuses_it_does_not_keep_it():
     stopping = NoWait()
-    master = Master(stopping, None)
+    master = RegistrationMaster(stopping, None)
     master.last = PeerRefusedError("who are you", kind="token")
     keep(master, stopping)
     assert master.leaving == [False, True]
@@ -130,7 +132,7 @@ def test_a_master_that_refuses_it_does_not_keep_it():
 
 def test_who_never_met_a_master_has_nothing_to_tell_at_its_end():
     stopping = NoWait()
-    master = Master(stopping, away())
+    master = RegistrationMaster(stopping, away())
     keep(master, stopping)
     assert master.calls == 1
 
@@ -138,10 +140,10 @@ def test_who_never_met_a_master_has_nothing_to_tell_at_its_end():
 def test_it_leaves_when_the_master_is_lost():
     stopping = NoWait()
     with pytest.raises(JobFailedError, match="lost_timeout"):
-        keep(Master(stopping, *[away()] * 50), stopping, seconds=10)
+        keep(RegistrationMaster(stopping, *[away()] * 50), stopping, seconds=10)
 
 
 def test_it_is_told_which_master_has_answered():
     stopping, heard = NoWait(), []
-    keep(Master(stopping, None, away(), None), stopping, heard=heard.append)
+    keep(RegistrationMaster(stopping, None, away(), None), stopping, heard=heard.append)
     assert heard == [1, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ps.conftest import Ps
+from ps.conftest import PsHarness
 
 from edl.api.variables import VariableSpec
 from edl.core.lease_settlement import LeaseRevocation, settle_leases
@@ -51,7 +51,7 @@ def test_a_push_of_a_step_that_no_lease_has_is_refused(fields: dict[str, object]
         plane(ReceivedFrame(FrameKind.PUSH, head.SerializeToString(), memoryview(b"")))
 
 
-def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., Ps]) -> None:
+def test_a_refused_step_closes_none_of_its_lease(start: Callable[..., PsHarness]) -> None:
     ps = start()
     ps.attach()
     worker = ps.worker()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ps.rounds_simulator import NOTHING, NUMBER, Server
+from ps.rounds_simulator import NOTHING, NUMBER, RoundsServer
 
 from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.push_updates import PendingPush
@@ -19,13 +19,13 @@ PUSH = re.compile(
 )
 
 
-class Play:
+class RoundsScenario:
     """Two parameter servers, and what was pushed to them."""
 
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
-        self._servers = [Server(wanted, 0), Server(wanted, 0)]
-        self._pushes: dict[str, tuple[Server, PendingPush]] = {}
+        self._servers = [RoundsServer(wanted, 0), RoundsServer(wanted, 0)]
+        self._pushes: dict[str, tuple[RoundsServer, PendingPush]] = {}
         self._told: list[PendingPush] = []
 
     def line(self, line: str) -> Iterator[str]:
@@ -40,7 +40,7 @@ class Play:
         elif words[1:] == ["parts"]:
             self._servers[0].together.handle_disconnect(ord(words[0]), ord(words[0]))
         elif words[1:] == ["restarts"]:
-            self._servers[int(words[0][-1])] = Server(self._wanted, 0)
+            self._servers[int(words[0][-1])] = RoundsServer(self._wanted, 0)
         elif words[0] == "revoke":
             self._servers[0].leases.revoke_leases([NUMBER + int(words[1])], 0)
             self._servers[0].settle()
@@ -120,10 +120,10 @@ def _share(text: str) -> PushId:
 def test_scenario(path: Path) -> None:
     lines = path.read_text().splitlines()
     (wanted,) = [int(line.split()[1]) for line in lines if line.startswith("wanted")]
-    play, found = Play(wanted), []
+    scenario, found = RoundsScenario(wanted), []
     for line in lines:
         if line.startswith(">"):
-            found += [line, *(f"  {said}" for said in play.line(line.removeprefix("> ")))]
+            found += [line, *(f"  {said}" for said in scenario.line(line.removeprefix("> ")))]
         elif not line.startswith("  "):
             found.append(line)
     assert "\n".join(found) == "\n".join(lines)

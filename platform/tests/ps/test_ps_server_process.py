@@ -33,7 +33,7 @@ SPEC = json.dumps(
 )
 
 
-class Registrations(MasterServicer):
+class RegistrationRecorder(MasterServicer):
     """A master that only listens."""
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ def process(folder):
         started.kill()
 
 
-def master(folder: Path, servicer: Registrations):
+def master(folder: Path, servicer: RegistrationRecorder):
     return start_control_server(partial(add_MasterServicer_to_server, servicer), f"unix:{folder}/m.ctl", TOKEN, 2)
 
 
 def test_it_registers_again_with_a_new_master_and_ends_with_0_on_sigterm(folder, process):
     for _ in range(2):
-        servicer = Registrations()
+        servicer = RegistrationRecorder()
         server = master(folder, servicer)
         request = servicer.seen.get(timeout=60)
         server.stop()
@@ -98,7 +98,7 @@ def test_its_first_line_says_which_store_it_has_and_why(folder, process):
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
 def test_it_needs_no_tensorflow_and_little_memory(folder, process):
-    servicer = Registrations()
+    servicer = RegistrationRecorder()
     server = master(folder, servicer)
     servicer.seen.get(timeout=60)
     resident = psutil.Process(process.pid).memory_info().rss
@@ -110,7 +110,7 @@ def test_it_needs_no_tensorflow_and_little_memory(folder, process):
 
 
 def test_its_last_word_are_its_figures(folder, process):
-    servicer = Registrations()
+    servicer = RegistrationRecorder()
     server = master(folder, servicer)
     assert not servicer.seen.get(timeout=60).leaving
     process.send_signal(signal.SIGTERM)

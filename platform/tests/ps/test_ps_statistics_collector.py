@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.sleep_clock import SleepClock
 
 from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
@@ -32,18 +33,8 @@ from edl.transport.peer_errors import PeerRefusedError
 LEASE = 1 << 32
 
 
-class Clock:
-    """Monotonic seconds, as told."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @dataclass
-class Stage:
+class TwoTablePs:
     """A server with tables ``a`` and ``b`` that two workers push to."""
 
     server: ParameterServer
@@ -52,7 +43,7 @@ class Stage:
     @classmethod
     def make(
         cls, strategy: Strategy, retention: RowRetention | None = None, tables: tuple[str, ...] = ("a", "b")
-    ) -> Stage:
+    ) -> TwoTablePs:
         stores = StoreFactory(NUMPY_STORE, retention=retention or RowRetention())
         server = ParameterServer(0, ShardWriter(0), store_factory=stores, strategy=strategy, push_timeout=0.01)
         server.attach_master(MasterAttachment(1, 0))
@@ -93,29 +84,27 @@ def test_counts_are_those_of_all_updates(updates: list[list[int]], refused: int)
 
 @pytest.mark.parametrize("staleness_aware", [False, True])
 def test_asynchronous_pushes_are_as_stale_as_they_miss_updates(staleness_aware: bool) -> None:
-    stage = Stage.make(Strategy(staleness_aware=staleness_aware))
+    ps = TwoTablePs.make(Strategy(staleness_aware=staleness_aware))
     for version in (0, 0, 1, 9):  # the last is of before the server went back to a checkpoint
-        stage.push(version)
-    stage.push(0, empty=True)
-    assert stage.counts == PushCounts(
+        ps.push(version)
+    ps.push(0, empty=True)
+    assert ps.counts == PushCounts(
         applied_pushes=4, update_count=4, stale_pushes=0, total_staleness=0 + 1 + 1 + 0, max_staleness=1
     )
 
 
 def test_a_refused_push_is_no_part_of_the_staleness_that_was_trained_with() -> None:
-    stage = Stage.make(Strategy(mode="sync", version_tolerance=1))
+    ps = TwoTablePs.make(Strategy(mode="sync", version_tolerance=1))
     for version in (0, 0, 0):
-        stage.push(version)
-    assert stage.counts == PushCounts(
-        applied_pushes=2, update_count=2, stale_pushes=1, total_staleness=1, max_staleness=1
-    )
+        ps.push(version)
+    assert ps.counts == PushCounts(applied_pushes=2, update_count=2, stale_pushes=1, total_staleness=1, max_staleness=1)
 
 
 def test_a_push_that_fails_is_not_counted() -> None:
-    stage = Stage.make(ASYNC, RowRetention(max_rows=2))
+    ps = TwoTablePs.make(ASYNC, RowRetention(max_rows=2))
     with pytest.raises(TableFullError):
-        stage.push(0, a=[1, 2, 3])
-    assert stage.counts == PushCounts()
+        ps.push(0, a=[1, 2, 3])
+    assert ps.counts == PushCounts()
 
 
 def test_who_waits_for_whom() -> None:
@@ -131,7 +120,7 @@ def test_who_waits_for_whom() -> None:
     assert rounds.pending_round is None
 
 
-class Waiting:
+class OverdueRound:
     """A server of which a round is told."""
 
     def __init__(self, server: ParameterServer) -> None:
@@ -145,7 +134,7 @@ class Waiting:
 
 
 def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
-    clock, waiting = Clock(), Waiting(Stage.make(SYNC).server)
+    clock, waiting = SleepClock(), OverdueRound(TwoTablePs.make(SYNC).server)
     figures = PsStatisticsCollector(waiting, clock=clock)  # type: ignore[arg-type]
     assert not figures.collect_message().HasField("forming")
 
@@ -165,13 +154,13 @@ def test_an_update_waits_from_when_it_was_seen_first_until_it_is_made() -> None:
 
 
 def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
-    stage = Stage.make(ASYNC, RowRetention(max_rows=10, evict_after_steps=2))
-    figures = PsStatisticsCollector(stage.server).collect_message()
+    ps = TwoTablePs.make(ASYNC, RowRetention(max_rows=10, evict_after_steps=2))
+    figures = PsStatisticsCollector(ps.server).collect_message()
     assert [(table.name, table.rows) for table in figures.tables] == [("a", 0), ("b", 0)]
-    stage.push(0, a=[1, 2, 3])
+    ps.push(0, a=[1, 2, 3])
     for version in range(1, 4):
-        stage.push(version, a=[1], b=[7])
-    a, b = PsStatisticsCollector(stage.server).collect_message().tables
+        ps.push(version, a=[1], b=[7])
+    a, b = PsStatisticsCollector(ps.server).collect_message().tables
     assert (a.rows, a.dropped, a.bound) == (1, 2, 10)
     assert (b.rows, b.dropped, b.bound) == (1, 0, 10)
     assert a.bytes > 1000 * 4
@@ -179,7 +168,7 @@ def test_tables_say_rows_bytes_what_was_dropped_and_the_bound() -> None:
 
 def test_tables_are_told_by_name_up_to_a_bound() -> None:
     names = tuple(f"t{number:04}" for number in range(MAX_REPORTED_TABLES + 50))
-    told = PsStatisticsCollector(Stage.make(ASYNC, tables=names[::-1]).server).collect_message().tables
+    told = PsStatisticsCollector(TwoTablePs.make(ASYNC, tables=names[::-1]).server).collect_message().tables
     assert tuple(table.name for table in told) == names[:MAX_REPORTED_TABLES]
 
 
@@ -190,10 +179,10 @@ def test_before_anything_is_declared_there_are_no_tables() -> None:
         server.require_declaration()
 
 
-class Heavy:
+class SlowTable:
     """A table that takes ``seconds`` to weigh."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: SleepClock, seconds: float) -> None:
         self.clock, self.seconds, self.weighed = clock, seconds, 0
 
     @property
@@ -203,7 +192,7 @@ class Heavy:
         return self.weighed
 
 
-def weights(clock: Clock, heavy: Heavy, scales: TableSizes) -> Callable[[], int]:
+def weights(clock: SleepClock, heavy: SlowTable, scales: TableSizes) -> Callable[[], int]:
     def weigh() -> int:
         clock.now += 1.0
         return scales.measure_bytes("t", heavy)  # type: ignore[arg-type]
@@ -212,8 +201,8 @@ def weights(clock: Clock, heavy: Heavy, scales: TableSizes) -> Callable[[], int]
 
 
 def test_a_large_table_is_weighed_for_a_thousandth_of_the_time() -> None:
-    clock = Clock()
-    heavy, light = Heavy(clock, 0.05), Heavy(clock, 0.0)
+    clock = SleepClock()
+    heavy, light = SlowTable(clock, 0.05), SlowTable(clock, 0.0)
     scales = TableSizes(clock)
     weigh = weights(clock, heavy, scales)
     assert [weigh() for _ in range(60)].count(1) == 50

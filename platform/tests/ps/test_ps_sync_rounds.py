@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ps.rounds_simulator import RoundsSimulator
 from support.examples import examples
+from support.sleep_clock import SleepClock
 
 from edl.ps.applied_steps import PushId
 from edl.ps.sync_rounds import (
@@ -21,14 +22,14 @@ from edl.ps.sync_rounds import (
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(150))
 
 
-def seat(worker: int, step: int = 0, *, last: bool = False) -> WaitingPush:
+def waiting_push(worker: int, step: int = 0, *, last: bool = False) -> WaitingPush:
     return WaitingPush(worker, PushId(worker, step), 0 if last else worker)
 
 
-def sit(rounds: SyncRounds, *seats: WaitingPush) -> list[list[int]]:
+def join_round(rounds: SyncRounds, *pushes: WaitingPush) -> list[list[int]]:
     """The rounds that close while these sit down, as the workers in them."""
     closed = []
-    for one in seats:
+    for one in pushes:
         rounds.join(one)
         closed.append([other.worker for other in rounds.close_round()])
     return closed
@@ -36,21 +37,21 @@ def sit(rounds: SyncRounds, *seats: WaitingPush) -> list[list[int]]:
 
 def test_the_first_worker_waits_for_nobody_and_the_second_is_waited_for_from_then_on() -> None:
     rounds = SyncRounds(2)
-    assert sit(rounds, seat(1), seat(2), seat(2, 1)) == [[1], [], []]
-    assert sit(rounds, seat(1, 1)) == [[1, 2]]
+    assert join_round(rounds, waiting_push(1), waiting_push(2), waiting_push(2, 1)) == [[1], [], []]
+    assert join_round(rounds, waiting_push(1, 1)) == [[1, 2]]
 
 
 def test_a_round_closes_with_as_many_as_are_wanted() -> None:
     rounds = SyncRounds(2)
     for worker in (1, 2, 3):
         rounds.expect_push(worker, worker)
-    assert sit(rounds, seat(3), seat(1), seat(2)) == [[], [1, 3], []]
+    assert join_round(rounds, waiting_push(3), waiting_push(1), waiting_push(2)) == [[], [1, 3], []]
 
 
 def test_nobody_waits_for_a_worker_with_nothing_in_hand() -> None:
     rounds = SyncRounds(2)
     rounds.expect_push(1, 1)
-    assert sit(rounds, seat(2), seat(1, last=True), seat(2, 1)) == [[], [1, 2], [2]]
+    assert join_round(rounds, waiting_push(2), waiting_push(1, last=True), waiting_push(2, 1)) == [[], [1, 2], [2]]
 
 
 @pytest.mark.parametrize("gone", ["parted", "revoked"])
@@ -59,7 +60,7 @@ def test_a_worker_that_cannot_come_is_not_waited_for(gone: str) -> None:
     for worker in (1, 2):
         rounds.bind_connection(worker, f"link {worker}")
         rounds.expect_push(worker, worker)
-    assert sit(rounds, seat(1)) == [[]]
+    assert join_round(rounds, waiting_push(1)) == [[]]
     if gone == "parted":
         rounds.handle_disconnect(2, "link 2")
     else:
@@ -72,31 +73,31 @@ def test_a_connection_that_was_replaced_may_close() -> None:
     rounds.expect_push(2, 2)
     rounds.bind_connection(2, "new")
     rounds.handle_disconnect(2, "old")
-    assert sit(rounds, seat(1), seat(2)) == [[], [1, 2]]
+    assert join_round(rounds, waiting_push(1), waiting_push(2)) == [[], [1, 2]]
 
 
 def test_no_round_closes_before_one_that_was_refused_has_come_again() -> None:
     rounds = SyncRounds(1)
     rounds.expect_push(1, 1)
     rounds.guarantee_next_round(2, 2)
-    assert sit(rounds, seat(1), seat(3), seat(2)) == [[], [], [1, 2, 3]]
+    assert join_round(rounds, waiting_push(1), waiting_push(3), waiting_push(2)) == [[], [], [1, 2, 3]]
 
 
 def test_a_push_sent_again_takes_the_place_of_the_first_try() -> None:
     rounds = SyncRounds(2)
     rounds.expect_push(2, 2)
-    assert rounds.join(seat(1)) is None
-    assert rounds.join(seat(1)) == seat(1)
-    assert sit(rounds, seat(2)) == [[1, 2]]
+    assert rounds.join(waiting_push(1)) is None
+    assert rounds.join(waiting_push(1)) == waiting_push(1)
+    assert join_round(rounds, waiting_push(2)) == [[1, 2]]
 
 
 def test_one_that_is_taken_back_is_waited_for() -> None:
     rounds = SyncRounds(2)
     rounds.expect_push(2, 2)
-    rounds.join(seat(1))
+    rounds.join(waiting_push(1))
     rounds.withdraw_push(1)
     assert rounds.expected_leases == {1: 1, 2: 2}
-    assert sit(rounds, seat(2), seat(1)) == [[], [1, 2]]
+    assert join_round(rounds, waiting_push(2), waiting_push(1)) == [[], [1, 2]]
 
 
 # ------------------------------------------------------------ names that nobody proves
@@ -104,21 +105,11 @@ def test_one_that_is_taken_back_is_waited_for() -> None:
 INVENTED = 4242
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def in_training(wanted: int, *workers: int, clock: Clock) -> SyncRounds:
+def in_training(wanted: int, *workers: int, clock: SleepClock) -> SyncRounds:
     """Rounds that have had a push of each of these workers, whose leases have their numbers."""
     rounds = SyncRounds(wanted, clock)
     for worker in workers:
-        rounds.join(seat(worker))
+        rounds.join(waiting_push(worker))
     while rounds.waiting_pushes:
         assert rounds.close_round()
     return rounds
@@ -126,62 +117,62 @@ def in_training(wanted: int, *workers: int, clock: Clock) -> SyncRounds:
 
 @pytest.mark.parametrize("when", ["before", "while it waits"])
 def test_an_invented_worker_gets_no_guarantee_for_a_lease_of_another(when: str) -> None:
-    rounds = in_training(2, 1, 2, clock=Clock())
+    rounds = in_training(2, 1, 2, clock=SleepClock())
     if when == "before":
         rounds.guarantee_next_round(INVENTED, 1)
-    assert sit(rounds, seat(1, 1)) == [[]]
+    assert join_round(rounds, waiting_push(1, 1)) == [[]]
     if when != "before":
         rounds.guarantee_next_round(INVENTED, 1)
-    assert sit(rounds, seat(2, 1)) == [[1, 2]]
+    assert join_round(rounds, waiting_push(2, 1)) == [[1, 2]]
 
 
 def test_an_invented_worker_is_not_expected_with_a_lease_of_another() -> None:
-    rounds = in_training(3, 1, 2, clock=Clock())
+    rounds = in_training(3, 1, 2, clock=SleepClock())
     for lease in (1, 2):
         rounds.expect_push(INVENTED, lease)
-    assert sit(rounds, seat(1, 1), seat(2, 1)) == [[], [1, 2]]
+    assert join_round(rounds, waiting_push(1, 1), waiting_push(2, 1)) == [[], [1, 2]]
 
 
 def test_a_lease_has_one_guarantee_and_a_push_of_it_ends_those_of_others() -> None:
-    rounds = in_training(1, 1, clock=Clock())
+    rounds = in_training(1, 1, clock=SleepClock())
     for worker in (INVENTED, INVENTED + 1, 2):
         rounds.guarantee_next_round(worker, 2)
     assert rounds.expected_leases == {1: 1, 2: 2}
-    assert sit(rounds, seat(1, 1), seat(2)) == [[], [1, 2]]
+    assert join_round(rounds, waiting_push(1, 1), waiting_push(2)) == [[], [1, 2]]
     rounds.guarantee_next_round(INVENTED, 3)
-    assert sit(rounds, seat(1, 2), seat(3)) == [[], [1, 3]]
+    assert join_round(rounds, waiting_push(1, 2), waiting_push(3)) == [[], [1, 3]]
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_round_waits_for_a_newcomer_for_a_limited_time_however_often_it_announces_itself(busy: bool) -> None:
-    clock = Clock()
+    clock = SleepClock()
     rounds = in_training(1, 1, clock=clock)
     rounds.guarantee_next_round(INVENTED, 9)
-    assert sit(rounds, seat(1, 1)) == [[]]
+    assert join_round(rounds, waiting_push(1, 1)) == [[]]
     for number in range(1, 3):
         clock.now += NEWCOMER_WAIT_SECONDS / 3
         if busy:
             rounds.withdraw_push(1)
         rounds.guarantee_next_round(INVENTED + number, 9 + number)
-        assert sit(rounds, seat(1, 1)) == [[]]
+        assert join_round(rounds, waiting_push(1, 1)) == [[]]
     clock.now += NEWCOMER_WAIT_SECONDS / 3
     assert [one.worker for one in rounds.close_round()] == [1]
 
 
 def test_the_retry_of_a_stale_push_is_in_the_next_round_within_that_time() -> None:
-    clock = Clock()
+    clock = SleepClock()
     rounds = in_training(1, 1, clock=clock)
     rounds.guarantee_next_round(2, 2)
     clock.now += 10 * NEWCOMER_WAIT_SECONDS
-    assert sit(rounds, seat(1, 1)) == [[]], "the time counts from the round's first push"
+    assert join_round(rounds, waiting_push(1, 1)) == [[]], "the time counts from the round's first push"
     clock.now += NEWCOMER_WAIT_SECONDS - 1
-    assert sit(rounds, seat(2)) == [[1, 2]]
+    assert join_round(rounds, waiting_push(2)) == [[1, 2]]
 
 
 def test_a_worker_of_earlier_rounds_is_waited_for_longer_but_not_for_ever() -> None:
-    clock = Clock()
+    clock = SleepClock()
     rounds = in_training(2, 1, 2, clock=clock)
-    assert sit(rounds, seat(1, 1)) == [[]]
+    assert join_round(rounds, waiting_push(1, 1)) == [[]]
     clock.now += MAX_WAIT_SECONDS - 1
     assert rounds.close_round() == ()
     clock.now += 1
@@ -230,35 +221,35 @@ CASTS = st.fixed_dictionaries(
 @PATIENT
 @given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 3))
 def test_every_step_enters_once_on_all_and_all_make_the_same_updates(seed, cast, tolerance, cuts) -> None:
-    theatre = RoundsSimulator(seed, **cast, tolerance=tolerance, cuts=cuts)
-    theatre.play()
-    assert theatre.done == dict.fromkeys(range(theatre.total), 1)
-    for server, entered in zip(theatre.servers, theatre.entered, strict=True):
-        assert entered == theatre.done
-        assert {frozenset(shares) for shares in server.rounds} == {frozenset(s) for s in theatre.servers[0].rounds}
+    simulator = RoundsSimulator(seed, **cast, tolerance=tolerance, cuts=cuts)
+    simulator.play()
+    assert simulator.done == dict.fromkeys(range(simulator.total), 1)
+    for server, entered in zip(simulator.servers, simulator.entered, strict=True):
+        assert entered == simulator.done
+        assert {frozenset(shares) for shares in server.rounds} == {frozenset(s) for s in simulator.servers[0].rounds}
         assert server.contents.version == len(server.rounds)
 
 
 @PATIENT
 @given(st.integers(0, 2**32), CASTS)
 def test_a_minibatch_is_refused_once_at_most(seed, cast) -> None:
-    theatre = RoundsSimulator(seed, **cast)
-    theatre.play()
-    assert all(times == 1 for worker in theatre.workers for times in worker.refused.values())
+    simulator = RoundsSimulator(seed, **cast)
+    simulator.play()
+    assert all(times == 1 for worker in simulator.workers for times in worker.refused.values())
 
 
 @PATIENT
 @given(st.integers(0, 2**32), CASTS, st.integers(1, 3), st.integers(0, 2))
 def test_nobody_waits_for_a_worker_that_is_gone(seed, cast, kills, cuts) -> None:
     """What a worker left half-way is on some servers only, and is what the master learns of and enters as partial."""
-    theatre = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts)
-    theatre.play()
-    assert theatre.done == dict.fromkeys(range(theatre.total), 1)
+    simulator = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts)
+    simulator.play()
+    assert simulator.done == dict.fromkeys(range(simulator.total), 1)
 
 
 @PATIENT
 @given(st.integers(0, 2**32), CASTS, st.integers(0, 2), st.integers(0, 2), st.integers(1, 3))
 def test_nobody_waits_for_what_a_lost_server_knew(seed, cast, kills, cuts, restarts) -> None:
-    theatre = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts, restarts=restarts)
-    theatre.play()
-    assert theatre.done == dict.fromkeys(range(theatre.total), 1)
+    simulator = RoundsSimulator(seed, **cast, kills=kills, cuts=cuts, restarts=restarts)
+    simulator.play()
+    assert simulator.done == dict.fromkeys(range(simulator.total), 1)

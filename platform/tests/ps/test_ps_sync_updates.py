@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from ps.conftest import Ps, Worker
+from ps.conftest import BulkWorker, PsHarness
 
 from edl.api.strategy import Strategy
 from edl.numerics.array_types import RowBatch
@@ -31,10 +31,10 @@ APPLIED, DUPLICATE, REVOKED, STALE = (
 
 
 @pytest.fixture
-def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
+def start_sync_ps(start: Callable[..., PsHarness]) -> Callable[..., PsHarness]:
     """A PS in synchronous mode, attached and declared."""
 
-    def make(wanted: int = 2, tolerance: int = 0, **options: object) -> Ps:
+    def make(wanted: int = 2, tolerance: int = 0, **options: object) -> PsHarness:
         strategy = Strategy(mode="sync", grads_to_wait=wanted, version_tolerance=tolerance)
         ps = start(strategy=strategy, **options)
         ps.attach()
@@ -44,20 +44,20 @@ def serve(start: Callable[..., Ps]) -> Callable[..., Ps]:
     return make
 
 
-def sits(ps: Ps, count: int = 1) -> None:
+def has_joined(ps: PsHarness, count: int = 1) -> None:
     """Wait until so many pushes wait for their round."""
     changed, updates = ps.server._condition, ps.server._updater
     with changed:
         assert changed.wait_for(lambda: len(updates._pending_pushes) == count, 10)
 
 
-def behind(ps: Ps, count: int) -> None:
+def behind(ps: PsHarness, count: int) -> None:
     """Wait until so many pushes wait for a cut."""
     with ps.server._condition:
         assert ps.server._condition.wait_for(lambda: ps.server._paused_pushes == count, 10)
 
 
-def joined(ps: Ps, *leases: int) -> list[Worker]:
+def joined(ps: PsHarness, *leases: int) -> list[BulkWorker]:
     """Workers that have pushed step 0 of a lease each, and have more of it: rounds wait for all of them."""
     workers = [ps.worker() for _ in leases]
     for index, (worker, lease) in enumerate(zip(workers, leases, strict=True)):
@@ -67,12 +67,12 @@ def joined(ps: Ps, *leases: int) -> list[Worker]:
     return workers
 
 
-def test_two_pushes_are_one_update_of_their_mean_by_records(serve) -> None:
-    ps = serve()
+def test_two_pushes_are_one_update_of_their_mean_by_records(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     version, rows = one.pull()[0], one.pull_rows([1, 2])
     one.send_push(LEASE, 1, [4, 8, 0], worker=0, next=LEASE, version=version, weight=1, rows=([1, 2], np.ones((2, 4))))
-    sits(ps)
+    has_joined(ps)
     pushed, slab = two.push(
         OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=version, weight=1 / 3, rows=([2], np.ones((1, 4)))
     )
@@ -86,8 +86,8 @@ def test_two_pushes_are_one_update_of_their_mean_by_records(serve) -> None:
     np.testing.assert_array_equal(one.pull_rows([1, 2]), rows - np.array([[0.75], [1.0]], np.float32))
 
 
-def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_anew(serve) -> None:
-    ps = serve(wanted=1)
+def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_anew(start_sync_ps) -> None:
+    ps = start_sync_ps(wanted=1)
     fast, slow = ps.worker(), ps.worker()
     fast.push(LEASE, 0, [1, 1, 1], worker=0, next=LEASE, version=0)
     refused, slab = slow.push(OTHER, 0, [1, 0, 0], worker=1, next=OTHER, version=0)
@@ -98,27 +98,27 @@ def test_a_push_that_missed_an_update_is_refused_and_enters_when_it_is_computed_
         LEASE: 1
     }
     fast.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=1)
-    sits(ps)
+    has_joined(ps)
     again, slab = slow.push(OTHER, 0, [0, 1, 1], worker=1, next=OTHER, version=refused.version)
     assert again.outcome == fast.receive_push()[0].outcome == APPLIED
     np.testing.assert_array_equal(slab, [-1.5, -2, -2])
 
 
-def test_a_stale_push_in_the_name_of_an_invented_worker_holds_up_nobody(serve) -> None:
-    ps = serve()
+def test_a_stale_push_in_the_name_of_an_invented_worker_holds_up_nobody(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two, stranger = *joined(ps, LEASE, OTHER), ps.worker()
     for lease in (LEASE, OTHER):
         assert stranger.push(lease, 1, [0, 0, 0], worker=4242, next=lease, version=0)[0].outcome == STALE
         assert stranger.push(lease, 0, (), worker=4243, next=lease, empty=True)[0].outcome == DUPLICATE
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     assert two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)[0].outcome == APPLIED
     assert one.receive_push()[0].outcome == APPLIED
 
 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(1, APPLIED), (0, STALE)])
-def test_a_push_may_miss_as_many_updates_as_tolerated(serve, tolerance: int, outcome: int) -> None:
-    ps = serve(wanted=1, tolerance=tolerance)
+def test_a_push_may_miss_as_many_updates_as_tolerated(start_sync_ps, tolerance: int, outcome: int) -> None:
+    ps = start_sync_ps(wanted=1, tolerance=tolerance)
     worker = ps.worker()
     for step in range(2):
         worker.push(LEASE, step, [1, 1, 1], version=step)
@@ -126,27 +126,27 @@ def test_a_push_may_miss_as_many_updates_as_tolerated(serve, tolerance: int, out
 
 
 @pytest.mark.parametrize("behind_by", [(0, 1), (1, 0)])
-def test_an_update_has_the_learning_rate_of_the_newest_values_in_it(serve, behind_by: tuple[int, int]) -> None:
+def test_an_update_has_the_learning_rate_of_the_newest_values_in_it(start_sync_ps, behind_by: tuple[int, int]) -> None:
     """A push may come a version late, with the rate that its worker's schedule had then."""
     rates = {0: 0.5, 1: 16.0}
-    ps = serve(tolerance=1)
+    ps = start_sync_ps(tolerance=1)
     one, two = joined(ps, LEASE, OTHER)
     version, before = one.pull()
     versions, (first, second) = [version - late for late in behind_by], (rates[late] for late in behind_by)
     one.send_push(LEASE, 1, [4, 0, 0], worker=0, next=LEASE, version=versions[0], rate=first)
-    sits(ps)
+    has_joined(ps)
     pushed, after = two.push(OTHER, 1, [4, 0, 0], worker=1, next=OTHER, version=versions[1], rate=second)
     assert one.receive_push()[0].outcome == pushed.outcome == APPLIED
     np.testing.assert_array_equal(before - after, [2, 0, 0])
 
 
-def test_a_push_from_before_the_server_went_back_is_not_stale(serve) -> None:
-    ps = serve(wanted=1)
+def test_a_push_from_before_the_server_went_back_is_not_stale(start_sync_ps) -> None:
+    ps = start_sync_ps(wanted=1)
     assert ps.worker().push(LEASE, 0, [1, 1, 1], version=700)[0].outcome == APPLIED
 
 
-def test_an_empty_push_is_never_stale_and_enters_its_step(serve) -> None:
-    ps = serve(wanted=1)
+def test_an_empty_push_is_never_stale_and_enters_its_step(start_sync_ps) -> None:
+    ps = start_sync_ps(wanted=1)
     worker = ps.worker()
     worker.push(LEASE, 0, [1, 1, 1])
     pushed, slab = worker.push(OTHER, 0, (), empty=True)
@@ -154,31 +154,31 @@ def test_an_empty_push_is_never_stale_and_enters_its_step(serve) -> None:
     np.testing.assert_array_equal(slab, [-1, -1, -1])
 
 
-def test_a_killed_worker_is_not_waited_for(serve) -> None:
-    ps = serve()
+def test_a_killed_worker_is_not_waited_for(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     two.client.close()
     assert one.receive_push()[0].outcome == APPLIED
 
 
-def test_a_worker_with_nothing_in_hand_is_not_waited_for(serve) -> None:
-    ps = serve()
+def test_a_worker_with_nothing_in_hand_is_not_waited_for(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     two.push(OTHER, 1, [1, 1, 1], worker=1, next=0, version=2)
     assert one.receive_push()[0].outcome == APPLIED
     assert one.push(LEASE, 2, [1, 1, 1], worker=0, next=LEASE, version=3)[0].outcome == APPLIED
 
 
-def test_a_revoked_push_leaves_its_round_and_the_others_go_on(serve) -> None:
-    ps = serve(wanted=3)
+def test_a_revoked_push_leaves_its_round_and_the_others_go_on(start_sync_ps) -> None:
+    ps = start_sync_ps(wanted=3)
     one, two, three = joined(ps, LEASE, OTHER, THIRD)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=3)
     two.send_push(OTHER, 1, [8, 8, 8], worker=1, next=OTHER, version=3)
-    sits(ps, 2)
+    has_joined(ps, 2)
     assert ps.revoke(OTHER) == {OTHER: 1}
     assert two.receive_push()[0].outcome == REVOKED
     pushed, slab = three.push(THIRD, 1, [3, 3, 3], worker=2, next=THIRD, version=3)
@@ -186,23 +186,23 @@ def test_a_revoked_push_leaves_its_round_and_the_others_go_on(serve) -> None:
     np.testing.assert_array_equal(slab, [-2, -2, -2])
 
 
-def test_a_worker_whose_next_lease_is_revoked_is_not_waited_for(serve) -> None:
+def test_a_worker_whose_next_lease_is_revoked_is_not_waited_for(start_sync_ps) -> None:
     """A node that is lost closes no connection."""
-    ps = serve()
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     ps.revoke(OTHER)
     assert one.receive_push()[0].outcome == APPLIED
     assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
 
 
 @pytest.mark.parametrize("end", ["release", "snapshot", "attach"])
-def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(serve, end: str) -> None:
-    ps = serve()
+def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(start_sync_ps, end: str) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     assert ps.hold(1) == {LEASE: 1, OTHER: 1}
     two.send_push(OTHER, 1, [5, 5, 5], worker=1, next=OTHER, version=2)
     behind(ps, 1)
@@ -216,11 +216,11 @@ def test_no_round_closes_while_a_cut_is_held_and_all_of_it_closes_after_it(serve
     assert [worker.receive_push()[0].version for worker in (one, two)] == [3, 3]
 
 
-def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(serve) -> None:
-    ps = serve()
+def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     ps.hold(1)
     ps.revoke(OTHER)
     assert ps.hold(1) == {LEASE: 1}, "its round would be complete now"
@@ -229,22 +229,24 @@ def test_a_round_that_is_complete_but_for_a_lost_worker_closes_after_the_cut(ser
     assert two.push(OTHER, 1, [1, 1, 1], worker=1, version=3)[0].outcome == REVOKED
 
 
-def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_push_that_sits_goes_on_when_a_cut_was_held_for_too_long(
+    start_sync_ps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("edl.ps.cut_state.MAX_PAUSE_SECONDS", 0.1)
-    ps = serve()
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     ps.hold(1)
     two.client.close()
     assert one.receive_push()[0].outcome == APPLIED, "nobody else comes, and the master says no more"
 
 
-def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
-    ps = serve()
+def test_a_snapshot_holds_no_part_of_a_round(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     ps.snapshot(1, pin=True)
     assert ps.attach().applied == [pb.LeaseStep(lease=LEASE, through=1), pb.LeaseStep(lease=OTHER, through=1)]
     np.testing.assert_array_equal(ps.worker().pull(pin=1)[1], [0, 0, 0])
@@ -252,23 +254,23 @@ def test_a_snapshot_holds_no_part_of_a_round(serve) -> None:
     assert one.receive_push()[0].outcome == APPLIED
 
 
-def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(serve, tmp_path: Path) -> None:
-    ps = serve()
+def test_a_push_that_waits_when_the_server_goes_back_is_to_be_sent_again(start_sync_ps, tmp_path: Path) -> None:
+    ps = start_sync_ps()
     one, _ = joined(ps, LEASE, OTHER)
-    directory = Ps.checkpoint([ps], 1, tmp_path)
+    directory = PsHarness.checkpoint([ps], 1, tmp_path)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     ps.attach(restore=str(directory), cut=1, slots=[0] * 256, floor=1)
     with pytest.raises(BulkRefusedError, match="replaced") as caught:
         one.receive_push()
     assert caught.value.kind == "busy"
 
 
-def test_a_lost_answer_is_given_again_with_its_round(serve) -> None:
-    ps = serve()
+def test_a_lost_answer_is_given_again_with_its_round(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     two.push(OTHER, 1, [1, 1, 1], worker=1, next=OTHER, version=2)
     again, slab = ps.worker().push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2, again=True)
     assert again.outcome == DUPLICATE
@@ -276,11 +278,11 @@ def test_a_lost_answer_is_given_again_with_its_round(serve) -> None:
     np.testing.assert_array_equal(slab, [-1, -1, -1])
 
 
-def test_a_retry_takes_the_place_of_the_push_that_waits(serve) -> None:
-    ps = serve()
+def test_a_retry_takes_the_place_of_the_push_that_waits(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = joined(ps, LEASE, OTHER)
     one.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2)
-    sits(ps)
+    has_joined(ps)
     retry = ps.worker()
     retry.send_push(LEASE, 1, [2, 2, 2], worker=0, next=LEASE, version=2, again=True)
     with pytest.raises(BulkRefusedError, match="again"):
@@ -290,9 +292,9 @@ def test_a_retry_takes_the_place_of_the_push_that_waits(serve) -> None:
     np.testing.assert_array_equal(slab, [-3, -3, -3])
 
 
-def test_a_round_does_not_wait_for_ever(serve) -> None:
+def test_a_round_does_not_wait_for_ever(start_sync_ps) -> None:
     """The worker sends it again, and in between hears of what has changed."""
-    ps = serve(patience=0.05)
+    ps = start_sync_ps(patience=0.05)
     one, two = joined(ps, LEASE, OTHER)
     with pytest.raises(BulkRefusedError, match=rf"leases \[{OTHER}\] for 0.05 s") as caught:
         one.push(LEASE, 1, [1, 1, 1], worker=0, next=LEASE, version=2)
@@ -302,24 +304,24 @@ def test_a_round_does_not_wait_for_ever(serve) -> None:
     assert two.push(OTHER, 1, [1, 1, 1], worker=1)[0].outcome == REVOKED
 
 
-def test_those_that_follow_make_the_same_update(serve) -> None:
-    ps = serve()
+def test_those_that_follow_make_the_same_update(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one, two = ps.worker(), ps.worker()
     named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
     one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
-    sits(ps)
+    has_joined(ps)
     pushed, slab = two.push(OTHER, 0, [4, 4, 4], worker=1, round=named)
     assert pushed.outcome == one.receive_push()[0].outcome == APPLIED
     assert pushed.version == 1
     np.testing.assert_array_equal(slab, [-3, -3, -3])
 
 
-def test_those_that_follow_wait_for_no_revoked_push(serve) -> None:
-    ps = serve()
+def test_those_that_follow_wait_for_no_revoked_push(start_sync_ps) -> None:
+    ps = start_sync_ps()
     one = ps.worker()
     named = [pb.Share(lease=LEASE, step=0), pb.Share(lease=OTHER, step=0)]
     one.send_push(LEASE, 0, [2, 2, 2], worker=0, round=named)
-    sits(ps)
+    has_joined(ps)
     ps.revoke(OTHER)
     np.testing.assert_array_equal(one.receive_push()[1], [-2, -2, -2])
 

@@ -39,25 +39,25 @@ HALF = {"async-stopped": (), "async-killed": (), "sync-stopped": SYNC, "local-st
 def journals() -> None:
     """Record the journals of the text scenarios."""
     for path in sorted(SCENARIOS.glob("*.txt")):
-        stage = ScenarioRunner()
+        runner = ScenarioRunner()
         for line in path.read_text().splitlines():
             if line and line[0] not in " #":
-                stage.play(line)
-        entries = [json.loads(line) for line in stage.journal]
+                runner.play(line)
+        entries = json.loads(json.dumps(runner.journal))
         half = len(entries) // 2
         recorded = {
-            "settings": asdict(stage.settings),
+            "settings": asdict(runner.settings),
             "entries": entries,
-            "half": {"entries": half, "state": state_of(stage, entries[:half])},
-            "state": state_of(stage, entries),
+            "half": {"entries": half, "state": state_of(runner, entries[:half])},
+            "state": state_of(runner, entries),
         }
         (HERE / "journals").mkdir(exist_ok=True)
         (HERE / "journals" / f"{path.stem}.json").write_text(json.dumps(recorded, indent=0, sort_keys=True) + "\n")
 
 
-def state_of(stage: ScenarioRunner, entries: Sequence[Any]) -> Any:
+def state_of(runner: ScenarioRunner, entries: Sequence[Any]) -> Any:
     """The state that entries lead to, as JSON."""
-    job = type(stage.job)(stage.settings)
+    job = type(runner.state)(runner.settings)
     job.replay_journal(None, entries)
     return json.loads(json.dumps(job.to_snapshot()))
 
@@ -106,7 +106,7 @@ def runs() -> None:
     (PLACE / "zoo" / "kills").unlink()
 
 
-def told(name: str) -> dict[str, Any]:
+def recorded_output(name: str) -> dict[str, Any]:
     """What the commands say of a run, but for what depends on the time of day."""
     status = json.loads(edl("status", name, "--local", "--json"))
     for field in ("age", "age_seconds", "seconds_since_update"):
@@ -132,7 +132,7 @@ def main() -> None:
     for folder in ("shown", "resumed"):
         (HERE / folder).mkdir(exist_ok=True)
     for name in ("async-done", "quarantine", *HALF):
-        (HERE / "shown" / f"{name}.json").write_text(json.dumps(told(name), indent=1) + "\n")
+        (HERE / "shown" / f"{name}.json").write_text(json.dumps(recorded_output(name), indent=1) + "\n")
     with tarfile.open(HERE / "runs.tar.gz", "w:gz") as archive:
         archive.add(PLACE / ".edl", ".edl", filter=lambda info: None if "/logs/" in info.name else info)
     for name, fields in HALF.items():

@@ -42,7 +42,7 @@ TIME  records 512 to 576 of train-00000.recordio of worker 1 back in the queue:â
 """
 
 
-def drawn(progress: RunProgress, width: int = 80, height: int = 24, notice: str = "") -> str:
+def draw_screen(progress: RunProgress, width: int = 80, height: int = 24, notice: str = "") -> str:
     """The picture as text."""
     console = Console(width=width, height=height, file=io.StringIO(), record=True)
     console.print(render_screen(progress, width, height, BEGAN + 61, notice))
@@ -65,16 +65,16 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> RunProgress:
 
 
 def test_the_picture(progress: RunProgress) -> None:
-    assert drawn(progress) == PICTURE
+    assert draw_screen(progress) == PICTURE
 
 
 def test_a_notice_is_the_last_line(progress: RunProgress) -> None:
-    assert drawn(progress, notice="Stopping") == f"{PICTURE}Stopping\n"
+    assert draw_screen(progress, notice="Stopping") == f"{PICTURE}Stopping\n"
 
 
 def test_parameter_servers_say_how_many_tables_they_serve(progress: RunProgress) -> None:
     told = ParametersStatus(Strategy(), tables=(TableStatus("users", 1, 4),), tables_total=1)
-    assert "ps 0       4103   serving 1 table\n" in drawn(
+    assert "ps 0       4103   serving 1 table\n" in draw_screen(
         progress.with_status(replace(STATUS, updated=BEGAN + 70, parameters=told))
     )
 
@@ -83,7 +83,7 @@ def test_the_pace_of_each_worker_and_the_evaluations_before(progress: RunProgres
     for step, accuracy in ((2000, 0.92), (3000, 0.93)):
         progress = progress.with_event(EvaluationEnded(step, {"accuracy": accuracy}, time=BEGAN + 41))
     paced = (RoleStatus(0, 4104, "training", samples_per_second=8123.4), RoleStatus(2, 4177, "starting"))
-    shown = drawn(progress.with_status(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
+    shown = draw_screen(progress.with_status(replace(STATUS, updated=BEGAN + 70, workers=paced))).splitlines()
     assert shown[3] == "earlier: step 2,000 accuracy 0.92   step 1,000 accuracy 0.9134"
     assert shown[5] == "process     pid   state          samples/s"
     assert shown[8] == "worker 0   4104   training           8,123"
@@ -111,7 +111,7 @@ def test_the_plan_is_broken_between_words_and_never_within_a_path(width: int) ->
 
 
 def test_before_the_first_status() -> None:
-    assert drawn(RunProgress(start_time=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
+    assert draw_screen(RunProgress(start_time=BEGAN + 58)).splitlines()[:3:2] == ["Starting  3 s", "the master starts"]
 
 
 @settings(deadline=None)  # a busy machine draws slowly
@@ -122,6 +122,6 @@ def test_the_picture_fits_the_terminal(workers: int, events: int, height: int, w
     known = RunProgress(start_time=BEGAN).with_status(status)
     for number in range(events):
         known = known.with_event(WarningRaised(f"{number} " * 100, time=BEGAN))
-    lines = drawn(known, width, height, "Stopping").splitlines()
+    lines = draw_screen(known, width, height, "Stopping").splitlines()
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)

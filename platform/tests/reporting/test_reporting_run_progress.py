@@ -50,7 +50,7 @@ def status(updated: float, done: int = 0, total: int = 1000, phase: str = "Train
     return Status(phase=phase, updated=updated, **{**known, **more})  # type: ignore[arg-type]
 
 
-def ended(phase: str) -> JobEnded:
+def ended_event(phase: str) -> JobEnded:
     return JobEnded(phase, "because", SUMMARY, time=9.0)
 
 
@@ -67,7 +67,7 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
         RoleEnded("worker", 0, 7, "Killed", 137, time=1.0),
         RecordsRequeued(0, 10, "train", 3, "lost", time=2.0),
         RollbackDone(20, None, "ps-0", updates=5, time=3.0),
-        ended("Interrupted"),
+        ended_event("Interrupted"),
     ]
     progress = RunProgress(start_time=0.0).with_status(status(1.0, 7))
     for event in before:
@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_has_not_ended_and_counts_anew() -> None:
     resumed = progress.with_event(again)
     assert resumed == RunProgress(start_time=0.0, recent_events=(*before, again))
     assert resumed.phase == "Starting"
-    assert resumed.with_event(ended("Done")).phase == "Done"
+    assert resumed.with_event(ended_event("Done")).phase == "Done"
 
 
 @settings(deadline=None)
@@ -150,7 +150,7 @@ def test_only_the_newest_events_are_kept() -> None:
     ],
 )
 def test_exit_codes(phase: str, kind: str, stopped_by: int | None, code: int) -> None:
-    assert decide_outcome(ended(phase), RunFailure(kind, "detail"), stopped_by).exit_code == code
+    assert decide_outcome(ended_event(phase), RunFailure(kind, "detail"), stopped_by).exit_code == code
 
 
 @settings(deadline=None)

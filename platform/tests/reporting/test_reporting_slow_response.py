@@ -11,7 +11,7 @@ from edl.reporting.text_table import SlowResponseNotice
 HOST = "https://cluster.test"
 
 
-class Soon:
+class ManualTimers:
     """Timers that a test lets run out."""
 
     def __init__(self) -> None:
@@ -27,32 +27,32 @@ class Soon:
 
 
 @pytest.fixture
-def soon() -> Soon:
-    return Soon()
+def timers() -> ManualTimers:
+    return ManualTimers()
 
 
-def test_a_silent_server_is_named_once(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = SlowResponseNotice(soon)
+def test_a_silent_server_is_named_once(timers: ManualTimers, capsys: pytest.CaptureFixture[str]) -> None:
+    notice = SlowResponseNotice(timers)
     with notice(HOST), notice(HOST):
-        soon.run_out()
+        timers.run_out()
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n"), said.err.count(HOST)) == ("", 1, 1)
-    assert soon.waiting == []
+    assert timers.waiting == []
 
 
-def test_a_server_that_answered_is_not_spoken_of(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = SlowResponseNotice(soon)
+def test_a_server_that_answered_is_not_spoken_of(timers: ManualTimers, capsys: pytest.CaptureFixture[str]) -> None:
+    notice = SlowResponseNotice(timers)
     with notice(HOST):
         pass
     with notice(HOST):
-        soon.run_out()
+        timers.run_out()
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_request_that_failed_is_no_answer(soon: Soon, capsys: pytest.CaptureFixture[str]) -> None:
-    notice = SlowResponseNotice(soon)
+def test_a_request_that_failed_is_no_answer(timers: ManualTimers, capsys: pytest.CaptureFixture[str]) -> None:
+    notice = SlowResponseNotice(timers)
     with pytest.raises(OSError, match="refused"), notice(HOST):
         raise OSError("refused")
     with notice(HOST):
-        soon.run_out()
+        timers.run_out()
     assert HOST in capsys.readouterr().err

@@ -15,7 +15,7 @@ from edl.simulation.clock import VirtualClock
 START_LATENCY = 2.0
 
 
-class FakeStand:
+class FakeClusterHarness:
     def __init__(self) -> None:
         self.clock = VirtualClock()
         self.fake = FakeCluster(self.clock, start_latency=START_LATENCY)
@@ -38,19 +38,19 @@ class FakeStand:
     def terminate(self, uid: str) -> None:
         self.fake.terminate(uid)
 
-    def polite(self, uid: str, code: int) -> None:
+    def exit_on_sigterm(self, uid: str, code: int) -> None:
         self.fake.behave(uid, on_sigterm=code)
 
-    def stubborn(self, uid: str) -> None:
+    def ignore_sigterm(self, uid: str) -> None:
         self.fake.behave(uid, on_sigterm=None)
 
     def lose_node(self, uid: str) -> None:
         self.fake.lose_node(uid, 1_700_000_000.0)
 
-    def find_node(self, uid: str) -> None:
+    def restore_node(self, uid: str) -> None:
         self.fake.lose_node(uid, 0.0)
 
-    def let_pass(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
     def close(self) -> None:
@@ -59,13 +59,11 @@ class FakeStand:
 
 
 class TestFakeCluster(PodContract):
-    TELLS_LEAVING = TELLS_ELEVATED = True
-
     @pytest.fixture
-    def stand(self) -> Iterator[FakeStand]:
-        stand = FakeStand()
-        yield stand
-        stand.close()
+    def harness(self) -> Iterator[FakeClusterHarness]:
+        harness = FakeClusterHarness()
+        yield harness
+        harness.close()
 
 
 def states(fake: FakeCluster) -> dict[str, str]:

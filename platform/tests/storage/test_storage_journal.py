@@ -28,7 +28,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
     opened.close()
 
 
-class Gate:
+class SyncGate:
     """Stands in for fdatasync: counts the calls and holds them until it is opened."""
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class Gate:
 
 
 @pytest.fixture
-def gate(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    held = Gate()
+def gate(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> Iterator[SyncGate]:
+    held = SyncGate()
     monkeypatch.setattr(os, "fdatasync", held)
     yield held
     held.open.set()
 
 
-def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, gate: Gate, tmp_path: Path) -> None:
+def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, gate: SyncGate, tmp_path: Path) -> None:
     journal.append({"n": 0})
     gate.entered.acquire()
     last = [journal.append({"n": n}) for n in range(1, 50)][-1]
@@ -61,7 +61,7 @@ def test_entries_that_gather_during_a_sync_share_the_next_one(journal: Journal, 
     assert [entry["n"] for entry in replay_journal(tmp_path).entries] == list(range(50))
 
 
-def test_nothing_is_acknowledged_before_it_is_synced(journal: Journal, gate: Gate) -> None:
+def test_nothing_is_acknowledged_before_it_is_synced(journal: Journal, gate: SyncGate) -> None:
     lsn = journal.append({"n": 0})
     gate.entered.acquire()
 
@@ -291,7 +291,7 @@ except StorageError as error:
 
 class TestCompaction:
     def test_the_snapshot_stands_for_what_came_before_and_later_entries_follow(
-        self, journal: Journal, gate: Gate, tmp_path: Path
+        self, journal: Journal, gate: SyncGate, tmp_path: Path
     ) -> None:
         """Also when all of it is queued at once."""
         journal.append({"n": 0})
@@ -375,7 +375,7 @@ def state(found: Any) -> list[int]:
 def crash(patch: pytest.MonkeyPatch, survives: int) -> None:
     left = [survives]
 
-    def mortal(call: Callable[..., Any]) -> Callable[..., Any]:
+    def failing_after(call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **keywords: Any) -> Any:
             left[0] -= 1
             if left[0] < 0:
@@ -385,7 +385,7 @@ def crash(patch: pytest.MonkeyPatch, survives: int) -> None:
         return step
 
     for name in ("write", "fsync", "rename", "unlink"):
-        patch.setattr(os, name, mortal(getattr(os, name)))
+        patch.setattr(os, name, failing_after(getattr(os, name)))
 
 
 def test_where_no_lock_can_be_had_a_second_opener_replaces_the_first(tmp_path: Path) -> None:

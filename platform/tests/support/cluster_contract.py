@@ -1,6 +1,6 @@
 """What every implementation of the port ``edl.api.cluster_port.JobCluster`` promises.
 
-A test class derives from ``ClusterContract`` and gives a fixture ``stand``, which has the cluster and can do to its
+A test class derives from ``ClusterContract`` and gives a fixture ``harness``, which has the cluster and can do to its
 pods what a test needs done.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import pytest
@@ -15,14 +16,16 @@ import pytest
 from edl.api.cluster_port import JobCluster, PodOptions, PodPhase, PodStatus, Role, TerminationCause, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""
 
 
-class Stand(Protocol):
-    """A cluster and the hands of a test on it."""
+class ClusterHarness(Protocol):
+    """A cluster, and what a test does to its pods."""
 
-    cluster: JobCluster
+    @property
+    def cluster(self) -> JobCluster:
+        """The port."""
 
     def connect(self) -> JobCluster:
         """Return the port again, as a restarted master has it."""
@@ -39,23 +42,23 @@ class Stand(Protocol):
     def terminate(self, uid: str) -> None:
         """SIGTERM from outside."""
 
-    def polite(self, uid: str, code: int) -> None:
+    def exit_on_sigterm(self, uid: str, code: int) -> None:
         """Have the pod answer SIGTERM by exiting with ``code``."""
 
-    def stubborn(self, uid: str) -> None:
+    def ignore_sigterm(self, uid: str) -> None:
         """Have the pod ignore SIGTERM."""
 
     def lose_node(self, uid: str) -> None:
         """Have the cluster not hear of the pod's node since 1,700,000,000 s; only where there are nodes."""
 
-    def find_node(self, uid: str) -> None:
+    def restore_node(self, uid: str) -> None:
         """Have the cluster hear of it again."""
 
-    def let_pass(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         """Move the time, where it does not move by itself."""
 
 
-class Watching:
+class WatchThread:
     """Follows one watch in a thread."""
 
     def __init__(self, cluster: JobCluster) -> None:
@@ -71,7 +74,7 @@ class Watching:
 
     def synced(self) -> list[PodStatus]:
         """Wait for the end of the first list and return it."""
-        while not isinstance(item := self._items.get(timeout=PATIENCE), WatchSynced):
+        while not isinstance(item := self._items.get(timeout=WAIT_SECONDS), WatchSynced):
             assert item is not None, "the watch ended before it was synced"
             self.seen.append(item)
         return list(self.seen)
@@ -92,12 +95,12 @@ class Watching:
         """Wait until a pod waits for that reason."""
         return self._until(lambda pod: pod.uid == uid and pod.phase == PodPhase.PENDING and pod.reason == reason)
 
-    def _until(self, wanted) -> PodStatus:  # type: ignore[no-untyped-def]
+    def _until(self, wanted: Callable[[PodStatus], bool]) -> PodStatus:
         for pod in self.seen:
             if wanted(pod):
                 return pod
         while True:
-            item = self._items.get(timeout=PATIENCE)
+            item = self._items.get(timeout=WAIT_SECONDS)
             assert isinstance(item, PodStatus), f"the watch said {item}"
             self.seen.append(item)
             if wanted(item):
@@ -111,194 +114,188 @@ class Watching:
 
     def wait_over(self) -> None:
         """Wait until the watch has ended by itself."""
-        while self._items.get(timeout=PATIENCE) is not None:
+        while self._items.get(timeout=WAIT_SECONDS) is not None:
             pass
-        self._thread.join(PATIENCE)
+        self._thread.join(WAIT_SECONDS)
+
+
+def running(harness: ClusterHarness, index: int = 0, role: Role = Role.WORKER) -> str:
+    """Start a pod and wait until it runs; returns its uid."""
+    uid = harness.cluster.start(role, index)
+    harness.await_running(uid)
+    return uid
+
+
+def end_after(harness: ClusterHarness, act: Callable[[str], None]) -> PodStatus:
+    """The last state that a watch reports of a running pod to which ``act`` is done."""
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    act(uid)
+    watch.synced()
+    return watch.ended(uid)
+
+
+def synced_watch(harness: ClusterHarness) -> WatchThread:
+    """A watch that has reported all that exists."""
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    return watch
 
 
 class ClusterContract:
-    """The cases. Subclasses provide the fixture ``stand``."""
+    """The cases. Subclasses provide the fixture ``harness``."""
 
-    def test_start_of_a_live_name_returns_its_uid(self, stand: Stand) -> None:
-        uid = stand.cluster.start(Role.WORKER, 3)
-        assert stand.cluster.start(Role.WORKER, 3) == uid
-        assert stand.cluster.start(Role.PS, 3) != uid
-        assert stand.cluster.start(Role.WORKER, 4) != uid
+    def test_start_of_a_live_name_returns_its_uid(self, harness: ClusterHarness) -> None:
+        uid = harness.cluster.start(Role.WORKER, 3)
+        assert harness.cluster.start(Role.WORKER, 3) == uid
+        assert harness.cluster.start(Role.PS, 3) != uid
+        assert harness.cluster.start(Role.WORKER, 4) != uid
 
-    def test_reused_name_gets_a_new_uid(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.kill(uid)
-        watching.synced()
-        watching.ended(uid)
-        again = stand.cluster.start(Role.WORKER, 0)
+    def test_reused_name_gets_a_new_uid(self, harness: ClusterHarness) -> None:
+        watch = WatchThread(harness.cluster)
+        uid = running(harness)
+        harness.kill(uid)
+        watch.synced()
+        watch.ended(uid)
+        again = running(harness)
         assert again != uid
-        stand.await_running(again)
-        assert watching.running(again).index == 0
+        assert watch.running(again).index == 0
 
-    def test_watch_lists_what_exists_and_then_changes(self, stand: Stand) -> None:
-        first = stand.cluster.start(Role.WORKER, 0)
-        watching = Watching(stand.cluster)
-        assert [(pod.uid, pod.role, pod.index, pod.has_ended) for pod in watching.synced()] == [
+    def test_watch_lists_what_exists_and_then_changes(self, harness: ClusterHarness) -> None:
+        first = harness.cluster.start(Role.WORKER, 0)
+        watch = WatchThread(harness.cluster)
+        assert [(pod.uid, pod.role, pod.index, pod.has_ended) for pod in watch.synced()] == [
             (first, Role.WORKER, 0, False)
         ]
-        second = stand.cluster.start(Role.PS, 7)
-        stand.await_running(second)
-        seen = watching.running(second)
+        second = running(harness, 7, Role.PS)
+        seen = watch.running(second)
         assert (seen.role, seen.index, seen.exit_code) == (Role.PS, 7, None)
 
     @pytest.mark.parametrize(
         ("code", "phase", "reason"), [(0, PodPhase.SUCCEEDED, "Completed"), (3, PodPhase.FAILED, "Error")]
     )
-    def test_exit_is_seen_with_its_code(self, stand: Stand, code: int, phase: PodPhase, reason: str) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.exit(uid, code)
-        watching.synced()
-        last = watching.ended(uid)
+    def test_exit_is_seen_with_its_code(self, harness: ClusterHarness, code: int, phase: PodPhase, reason: str) -> None:
+        last = end_after(harness, lambda uid: harness.exit(uid, code))
         assert (last.phase, last.exit_code, last.reason) == (phase, code, reason)
 
-    def test_kill_from_outside_is_seen_as_137(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.kill(uid)
-        watching.synced()
-        last = watching.ended(uid)
+    def test_kill_from_outside_is_seen_as_137(self, harness: ClusterHarness) -> None:
+        last = end_after(harness, harness.kill)
         assert (last.phase, last.exit_code) == (PodPhase.FAILED, 137)
         assert last.reason.startswith("Killed")
 
-    def test_sigterm_from_outside_is_seen_as_143(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.terminate(uid)
-        watching.synced()
-        last = watching.ended(uid)
+    def test_sigterm_from_outside_is_seen_as_143(self, harness: ClusterHarness) -> None:
+        last = end_after(harness, harness.terminate)
         assert (last.phase, last.exit_code) == (PodPhase.FAILED, 143)
         assert last.reason.startswith("Terminated")
 
-    def test_deleted_pod_may_leave_in_its_own_way(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        watching.synced()
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.polite(uid, 7)
-        stand.cluster.delete(uid, grace=PATIENCE)
-        last = watching.ended(uid)
+    def test_deleted_pod_may_leave_in_its_own_way(self, harness: ClusterHarness) -> None:
+        watch = synced_watch(harness)
+        uid = running(harness)
+        harness.exit_on_sigterm(uid, 7)
+        harness.cluster.delete(uid, grace=WAIT_SECONDS)
+        last = watch.ended(uid)
         assert (last.phase, last.exit_code, last.reason) == (PodPhase.GONE, 7, "Deleted")
 
-    def test_stubborn_pod_is_killed_after_the_grace(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        watching.synced()
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.stubborn(uid)
-        stand.cluster.delete(uid, grace=0.2)
-        stand.let_pass(0.2)
-        last = watching.ended(uid)
+    def test_stubborn_pod_is_killed_after_the_grace(self, harness: ClusterHarness) -> None:
+        watch = synced_watch(harness)
+        uid = running(harness)
+        harness.ignore_sigterm(uid)
+        harness.cluster.delete(uid, grace=0.2)
+        harness.advance_time(0.2)
+        last = watch.ended(uid)
         assert (last.phase, last.exit_code, last.reason) == (PodPhase.GONE, 137, "Deleted")
 
-    def test_delete_without_grace_kills(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        watching.synced()
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.polite(uid, 7)
-        stand.cluster.delete(uid, grace=0)
-        last = watching.ended(uid)
+    def test_delete_without_grace_kills(self, harness: ClusterHarness) -> None:
+        watch = synced_watch(harness)
+        uid = running(harness)
+        harness.exit_on_sigterm(uid, 7)
+        harness.cluster.delete(uid, grace=0)
+        last = watch.ended(uid)
         assert last.phase == PodPhase.GONE
         assert last.exit_code in (137, None), "a cluster that removes the object at once does not know the code"
 
-    def test_delete_of_unknown_and_ended_pods_is_ignored(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        stand.cluster.delete("worker-9-unknown", grace=1)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.kill(uid)
-        watching.synced()
-        watching.ended(uid)
-        stand.cluster.delete(uid, grace=1)
-        stand.cluster.delete(uid, grace=0)
+    def test_delete_of_unknown_and_ended_pods_is_ignored(self, harness: ClusterHarness) -> None:
+        watch = WatchThread(harness.cluster)
+        harness.cluster.delete("worker-9-unknown", grace=1)
+        uid = running(harness)
+        harness.kill(uid)
+        watch.synced()
+        watch.ended(uid)
+        harness.cluster.delete(uid, grace=1)
+        harness.cluster.delete(uid, grace=0)
 
-    def test_every_end_is_told_once(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        watching.synced()
-        uids = [stand.cluster.start(Role.WORKER, index) for index in range(4)]
+    def test_every_end_is_told_once(self, harness: ClusterHarness) -> None:
+        watch = synced_watch(harness)
+        uids = [harness.cluster.start(Role.WORKER, index) for index in range(4)]
         for uid in uids:
-            stand.await_running(uid)
-        stand.kill(uids[0])
-        stand.exit(uids[1], 0)
-        stand.cluster.delete(uids[2], grace=0)
+            harness.await_running(uid)
+        harness.kill(uids[0])
+        harness.exit(uids[1], 0)
+        harness.cluster.delete(uids[2], grace=0)
         for uid in uids[:3]:
-            watching.ended(uid)
-        stand.cluster.delete(uids[0], grace=0)
-        stand.kill(uids[3])
-        watching.ended(uids[3])
-        assert sorted(pod.uid for pod in watching.seen if pod.has_ended) == sorted(uids)
+            watch.ended(uid)
+        harness.cluster.delete(uids[0], grace=0)
+        harness.kill(uids[3])
+        watch.ended(uids[3])
+        assert sorted(pod.uid for pod in watch.seen if pod.has_ended) == sorted(uids)
         for uid in uids:
-            states = [pod.has_ended for pod in watching.seen if pod.uid == uid]
+            states = [pod.has_ended for pod in watch.seen if pod.uid == uid]
             assert states == sorted(states), "a pod was alive again after its end"
 
-    def test_restarted_master_adopts_live_pods(self, stand: Stand) -> None:
-        uid = stand.cluster.start(Role.WORKER, 5)
-        stand.await_running(uid)
-        stand.cluster.close()
-        again = stand.connect()
-        watching = Watching(again)
-        assert [pod.uid for pod in watching.synced() if not pod.has_ended] == [uid]
+    def test_restarted_master_adopts_live_pods(self, harness: ClusterHarness) -> None:
+        uid = running(harness, 5)
+        harness.cluster.close()
+        again = harness.connect()
+        watch = WatchThread(again)
+        assert [pod.uid for pod in watch.synced() if not pod.has_ended] == [uid]
         assert again.start(Role.WORKER, 5) == uid
-        stand.kill(uid)
-        assert watching.ended(uid).exit_code == 137
+        harness.kill(uid)
+        assert watch.ended(uid).exit_code == 137
 
-    def test_end_that_nobody_watched_is_not_lost(self, stand: Stand) -> None:
-        first = Watching(stand.cluster)
-        killed, deleted, alive = (stand.cluster.start(Role.WORKER, index) for index in range(3))
+    def test_end_that_nobody_watched_is_not_lost(self, harness: ClusterHarness) -> None:
+        first = WatchThread(harness.cluster)
+        killed, deleted, alive = (harness.cluster.start(Role.WORKER, index) for index in range(3))
         for uid in (killed, deleted, alive):
-            stand.await_running(uid)
+            harness.await_running(uid)
         first.synced()
         first.running(alive)
-        other = stand.connect()
-        witness = Watching(other)
-        witness.synced()
-        stand.cluster.close()
+        other = harness.connect()
+        other_watch = WatchThread(other)
+        other_watch.synced()
+        harness.cluster.close()
         first.wait_over()
-        stand.kill(killed)
+        harness.kill(killed)
         other.delete(deleted, grace=0)
-        witness.ended(killed)
-        witness.ended(deleted)
-        listed = {pod.uid: pod for pod in Watching(stand.connect()).synced()}
+        other_watch.ended(killed)
+        other_watch.ended(deleted)
+        listed = {pod.uid: pod for pod in WatchThread(harness.connect()).synced()}
         assert [uid for uid, pod in listed.items() if not pod.has_ended] == [alive]
         assert listed[killed].exit_code == 137
 
-    def test_two_watches_see_the_same(self, stand: Stand) -> None:
-        watches = [Watching(stand.cluster), Watching(stand.cluster)]
-        for watching in watches:
-            watching.synced()
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        stand.kill(uid)
-        first, second = (watching.ended(uid) for watching in watches)
+    def test_two_watches_see_the_same(self, harness: ClusterHarness) -> None:
+        watches = [WatchThread(harness.cluster), WatchThread(harness.cluster)]
+        for watch in watches:
+            watch.synced()
+        uid = running(harness)
+        harness.kill(uid)
+        first, second = (watch.ended(uid) for watch in watches)
         assert first == second
 
-    def test_close_ends_watches_and_leaves_pods(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        watching.synced()
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.cluster.close()
-        watching.wait_over()
+    def test_close_ends_watches_and_leaves_pods(self, harness: ClusterHarness) -> None:
+        watch = synced_watch(harness)
+        uid = harness.cluster.start(Role.WORKER, 0)
+        harness.cluster.close()
+        watch.wait_over()
         with pytest.raises(RetryableError):
-            stand.cluster.start(Role.WORKER, 1)
-        assert list(stand.cluster.watch()) == []
-        assert [pod.uid for pod in Watching(stand.connect()).synced()] == [uid]
+            harness.cluster.start(Role.WORKER, 1)
+        assert list(harness.cluster.watch()) == []
+        assert [pod.uid for pod in WatchThread(harness.connect()).synced()] == [uid]
 
-    def test_master_cannot_be_started(self, stand: Stand) -> None:
+    def test_master_cannot_be_started(self, harness: ClusterHarness) -> None:
         with pytest.raises(BadInputError):
-            stand.cluster.start(Role.MASTER, 1)
+            harness.cluster.start(Role.MASTER, 1)
         with pytest.raises(BadInputError):
-            stand.cluster.start(Role.WORKER, -1)
+            harness.cluster.start(Role.WORKER, -1)
 
 
 class PodContract(ClusterContract):
@@ -307,44 +304,41 @@ class PodContract(ClusterContract):
     The processes of one machine have neither.
     """
 
-    def test_pod_told_to_go_is_leaving_until_it_has_ended(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.WORKER, 0)
-        stand.await_running(uid)
-        watching.synced()
-        stand.stubborn(uid)
-        stand.cluster.delete(uid, grace=1)
-        leaving = watching.leaving(uid)
+    def test_pod_told_to_go_is_leaving_until_it_has_ended(self, harness: ClusterHarness) -> None:
+        watch = WatchThread(harness.cluster)
+        uid = running(harness)
+        watch.synced()
+        harness.ignore_sigterm(uid)
+        harness.cluster.delete(uid, grace=1)
+        leaving = watch.leaving(uid)
         assert (leaving.phase, leaving.exit_code, leaving.cause) == (PodPhase.RUNNING, None, TerminationCause.NONE)
-        stand.let_pass(1)
-        last = watching.ended(uid)
+        harness.advance_time(1)
+        last = watch.ended(uid)
         assert (last.phase, last.leaving, last.cause) == (PodPhase.GONE, False, TerminationCause.NONE)
 
-    def test_name_of_a_leaving_pod_is_not_free_yet(self, stand: Stand) -> None:
-        uid = stand.cluster.start(Role.PS, 0)
-        stand.await_running(uid)
-        stand.stubborn(uid)
-        stand.cluster.delete(uid, grace=2)
+    def test_name_of_a_leaving_pod_is_not_free_yet(self, harness: ClusterHarness) -> None:
+        uid = running(harness, role=Role.PS)
+        harness.ignore_sigterm(uid)
+        harness.cluster.delete(uid, grace=2)
         with pytest.raises(RetryableError):
-            stand.cluster.start(Role.PS, 0)
+            harness.cluster.start(Role.PS, 0)
 
-    def test_pod_whose_node_is_not_heard_of_says_since_when_and_goes_on(self, stand: Stand) -> None:
-        watching = Watching(stand.cluster)
-        uid = stand.cluster.start(Role.PS, 0)
-        stand.await_running(uid)
-        watching.synced()
-        assert watching.running(uid).unreachable_since == 0
-        stand.lose_node(uid)
-        lost = watching.unreachable(uid, since=1_700_000_000)
+    def test_pod_whose_node_is_not_heard_of_says_since_when_and_goes_on(self, harness: ClusterHarness) -> None:
+        watch = WatchThread(harness.cluster)
+        uid = running(harness, role=Role.PS)
+        watch.synced()
+        assert watch.running(uid).unreachable_since == 0
+        harness.lose_node(uid)
+        lost = watch.unreachable(uid, since=1_700_000_000)
         assert (lost.phase, lost.leaving, lost.cause) == (PodPhase.RUNNING, False, TerminationCause.NONE)
-        stand.find_node(uid)
-        assert watching.unreachable(uid, since=0).phase == PodPhase.RUNNING
-        stand.lose_node(uid)
-        stand.cluster.delete(uid, grace=0)
-        assert watching.ended(uid).phase == PodPhase.GONE
-        assert stand.cluster.start(Role.PS, 0) != uid, "its name is free at once"
+        harness.restore_node(uid)
+        assert watch.unreachable(uid, since=0).phase == PodPhase.RUNNING
+        harness.lose_node(uid)
+        harness.cluster.delete(uid, grace=0)
+        assert watch.ended(uid).phase == PodPhase.GONE
+        assert harness.cluster.start(Role.PS, 0) != uid, "its name is free at once"
 
-    def test_wish_for_the_higher_class_is_seen(self, stand: Stand) -> None:
-        stand.cluster.start(Role.WORKER, 0, PodOptions(elevated=True))
-        stand.cluster.start(Role.WORKER, 1)
-        assert {pod.index: pod.elevated for pod in Watching(stand.cluster).synced()} == {0: True, 1: False}
+    def test_wish_for_the_higher_class_is_seen(self, harness: ClusterHarness) -> None:
+        harness.cluster.start(Role.WORKER, 0, PodOptions(elevated=True))
+        harness.cluster.start(Role.WORKER, 1)
+        assert {pod.index: pod.elevated for pod in WatchThread(harness.cluster).synced()} == {0: True, 1: False}

@@ -27,7 +27,7 @@ _BEFORE = ("timeout", "python", "exec", "time")
 
 
 @dataclass(frozen=True)
-class Block:
+class DocCommand:
     """A logical command of a page.
 
     Attributes:
@@ -53,12 +53,12 @@ class Block:
         return self.text.split(maxsplit=1)[0]
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page: Path) -> list[DocCommand]:
     """All commands of a page, in its order."""
     return list(_blocks(page))
 
 
-def _blocks(page: Path) -> Iterator[Block]:
+def _blocks(page: Path) -> Iterator[DocCommand]:
     content = page.read_text(encoding="utf-8")
     for fence in _FENCE.finditer(content):
         line = content.count("\n", 0, fence.start("text")) + 1
@@ -66,11 +66,11 @@ def _blocks(page: Path) -> Iterator[Block]:
         exits = int(told.removeprefix("exits ")) if told.startswith("exits ") else 0
         not_run = told.removeprefix("not run: ") if told.startswith("not run: ") else ""
         if fence["kind"] == "sh":
-            yield Block(page, line, fence["text"].strip(), exits, not_run)
+            yield DocCommand(page, line, fence["text"].strip(), exits, not_run)
             continue
         for number, text in enumerate(fence["text"].splitlines()):
             if text.startswith("$ "):
-                yield Block(page, line + number, text[2:])
+                yield DocCommand(page, line + number, text[2:])
 
 
 def calls(text: str, variables: Mapping[str, str]) -> list[list[str]]:
@@ -114,7 +114,7 @@ def _names(assignments: str) -> list[str]:
     return re.findall(r"(?:^|\s)(\w+)=", assignments)
 
 
-def script(commands: Sequence[Block], *, prelude: str = "") -> str:
+def script(commands: Sequence[DocCommand], *, prelude: str = "") -> str:
     """One bash program that runs these commands and ends with the first that does not exit as it should."""
     lines = ["set -u", prelude]
     for block in commands:

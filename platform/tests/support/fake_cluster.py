@@ -1,6 +1,12 @@
-"""A cluster without processes, on a virtual clock: for tests of the master and for simulations of thousands of pods.
+"""The cluster port in memory, without processes: for tests of the master, whose threads wait on its watches.
 
 ``FakeCluster`` is the machines, with the faults a test injects; ``connect`` gives the port that a master uses.
+
+It is not built on `edl.simulation.simulated_cluster.SimulatedCluster`, for three reasons. That one
+has no port, no uids for callers and no locks, because the core is called directly and in one
+thread. It decides nothing for processes, which are simulated workers and parameter servers beside
+it; here a test sets how a pod answers SIGTERM. And its room is for workers alone, taken at once.
+Both are in memory and on the same virtual clock.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ NO_ROOM = "0/1 nodes are available: 1 Insufficient cpu."
 
 
 @dataclass(slots=True)
-class _Pod:
+class _FakePod:
     """A pod and how it will behave."""
 
     seen: PodStatus
@@ -59,7 +65,7 @@ class FakeCluster:
         self._start_latency = start_latency
         self._term_latency = term_latency
         self._capacity = capacity
-        self._pods: dict[str, _Pod] = {}
+        self._pods: dict[str, _FakePod] = {}
         self._names: dict[tuple[Role, int], str] = {}
         self._waiting: dict[str, None] = {}
         self._used = 0
@@ -180,7 +186,7 @@ class FakeCluster:
     def _accept(self, role: Role, index: int, wish: PodOptions) -> str:
         uid = f"{role}-{index}-{next(self._numbers):06x}"
         seen = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated)
-        self._pods[uid] = _Pod(seen, wish, term_latency=self._term_latency)
+        self._pods[uid] = _FakePod(seen, wish, term_latency=self._term_latency)
         self._names[role, index] = uid
         self._waiting[uid] = None
         self._schedule()
@@ -239,12 +245,14 @@ class FakeCluster:
                 self._change(pod, phase=ending.phase, exit_code=exit_code, reason=ending.reason)
             self._schedule()
 
-    def _give_room_back(self, uid: str, pod: _Pod) -> None:
+    def _give_room_back(self, uid: str, pod: _FakePod) -> None:
         del self._names[pod.seen.role, pod.seen.index]
         self._waiting.pop(uid, None)
         self._used -= pod.scheduled
 
-    def _change(self, pod: _Pod, *, reason: str, phase: PodPhase | None = None, exit_code: int | None = None) -> None:
+    def _change(
+        self, pod: _FakePod, *, reason: str, phase: PodPhase | None = None, exit_code: int | None = None
+    ) -> None:
         pod.seen = replace(pod.seen, phase=phase or pod.seen.phase, reason=reason, exit_code=exit_code)
         for call in list(self._subscribers):
             call(pod.seen)

@@ -1,6 +1,9 @@
-"""A cluster in memory behind `KubeClient`: objects, owners, admission and rights.
+"""A Kubernetes API in memory behind `KubeClient`: objects, versions, owners, admission, rights and failures.
 
-As far as submitting and deleting go.
+This is the one fake of the API that answers by function call: the command line, fences, status
+publishers and masters' backends are tested on it. What needs a connection (watches that break off,
+time-outs, answers that are cut) is tested on `cluster.kubernetes.api_server.ApiServer`, which
+speaks HTTP and knows pods only.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import urllib3
 
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import ApiResponse, KubeClient, KubeConnection, ResponseStream
-from edl.cluster.kubernetes.api_errors import error_from_response
+from edl.cluster.kubernetes.api_errors import NoResponseError, error_from_response
 from edl.cluster.kubernetes.resource_kinds import EVENTS, KIND_BY_NAME, PODS, Manifest, ResourceKind
 
 NOW = 1_800_000_000.0
@@ -46,6 +49,9 @@ class InMemoryCluster(KubeClient):
         created: kind and name of all that was really created, in order.
         logged: lines of a pod's log; ``logs_asked``: the pods and containers whose log was read.
         breaks: raised instead of answering a request: method and plural.
+        before: called before each request is looked at, with its method; may raise, wait, or change the cluster.
+        away: every request ends in NoResponseError.
+        requests: method and name of every request, in order.
     """
 
     def __init__(self, namespace: str = "team") -> None:
@@ -61,12 +67,20 @@ class InMemoryCluster(KubeClient):
         self.created: list[tuple[str, str]] = []
         self.dry_runs: list[Manifest] = []
         self.breaks: dict[tuple[str, str], BaseException] = {}
+        self.before: Callable[[str], None] = lambda method: None
+        self.away = False
+        self.requests: list[tuple[str, str]] = []
         self.logged: dict[str, list[str]] = {}
         self.logs_asked: list[tuple[str, str]] = []
         self._uids = itertools.count(1)
+        self._versions = itertools.count(1)
         self._lock = threading.RLock()
 
-    # ------------------------------------------------------------------ a test's hands
+    def clock(self) -> float:
+        """Seconds, as the server and every process see them."""
+        return self.now
+
+    # ------------------------------------------------------------------ what others do to the cluster
 
     def put(self, manifest: Manifest) -> Manifest:
         """Place an object, as others would have created it."""
@@ -78,8 +92,25 @@ class InMemoryCluster(KubeClient):
             meta.setdefault("creationTimestamp", when(self.now))
             if kind.namespaced:
                 meta.setdefault("namespace", self.namespace)
+            if "resourceVersion" not in meta:
+                self._note_change(thing)
             self.objects[kind.plural, meta.get("namespace", ""), meta["name"]] = thing
             return thing
+
+    def remove(self, kind: ResourceKind, name: str) -> None:
+        """Take an object away, and nothing that it owns."""
+        with self._lock:
+            del self.objects[self._key(kind, name)]
+
+    def has(self, kind: ResourceKind, name: str) -> bool:
+        return self._key(kind, name) in self.objects
+
+    def stored(self, kind: ResourceKind, name: str) -> Manifest:
+        """The object itself, not a copy."""
+        return self.objects[self._key(kind, name)]
+
+    def _key(self, kind: ResourceKind, name: str) -> Key:
+        return kind.plural, self.namespace if kind.namespaced else "", name
 
     def accounts(self) -> None:
         """Those of the installation."""
@@ -98,7 +129,7 @@ class InMemoryCluster(KubeClient):
         spec, kind = {"accessModes": [mode]}, "PersistentVolumeClaim"
         return self.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec})
 
-    def of(self, kind: ResourceKind) -> list[Manifest]:
+    def objects_of_kind(self, kind: ResourceKind) -> list[Manifest]:
         return [thing for (plural, _, _), thing in self.objects.items() if plural == kind.plural]
 
     def labelled(self) -> list[str]:
@@ -125,8 +156,9 @@ class InMemoryCluster(KubeClient):
     ) -> ApiResponse:
         if path.endswith("/selfsubjectaccessreviews"):
             return self._reviewed(body["spec"]["resourceAttributes"])
+        kind, namespace, name = _parsed(path)
+        self._arrive(method, name or (body or {}).get("metadata", {}).get("name", ""))
         with self._lock:
-            kind, namespace, name = _parsed(path)
             if (method, kind.plural) in self.breaks:
                 raise self.breaks[method, kind.plural]
             verb = {"GET": "get" if name else "list", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[method]
@@ -137,8 +169,15 @@ class InMemoryCluster(KubeClient):
             elif not name:
                 found = {"items": self._listed(kind, namespace, query), "metadata": {"resourceVersion": "1"}}
             else:
-                found = self._one(method, kind, namespace, name, body)
+                found = self._one(method, kind, namespace, name, body, content_type)
             return ApiResponse(copy.deepcopy(found), self.now)
+
+    def _arrive(self, method: str, name: str) -> None:
+        """Outside of the lock: what a test does meanwhile may ask the cluster itself."""
+        self.requests.append((method, name))
+        self.before(method)
+        if self.away:
+            raise NoResponseError("the server is away")
 
     def logs(self, pod: str, *, container: str = "", **_: Any) -> ResponseStream:
         self.logs_asked.append((pod, container))
@@ -171,26 +210,50 @@ class InMemoryCluster(KubeClient):
         self.created.append((kind.name, name))
         return made
 
-    def _one(self, method: str, kind: ResourceKind, namespace: str, name: str, body: Any) -> Manifest:
+    def _one(
+        self, method: str, kind: ResourceKind, namespace: str, name: str, body: Any, content_type: str
+    ) -> Manifest:
         thing = self.objects.get((kind.plural, namespace, name))
         if thing is None:
             _refuse(404, f'{kind.plural} "{name}" not found')
         assert thing is not None
         if method == "PATCH":
-            if body.get("metadata", {}).get("uid", thing["metadata"]["uid"]) != thing["metadata"]["uid"]:
-                _refuse(422, "metadata.uid: field is immutable")
-            suspended = thing.get("spec", {}).get("suspend")
-            _merge(thing, body)
-            if suspended and not thing["spec"].get("suspend"):
-                self._run_job(thing)
+            self._patch(thing, body, content_type)
         elif method == "DELETE":
-            if body.get("preconditions", {}).get("uid", thing["metadata"]["uid"]) != thing["metadata"]["uid"]:
+            uid = thing["metadata"]["uid"]
+            if body.get("preconditions", {}).get("uid", uid) != uid:
                 _refuse(409, "Precondition failed: UID in precondition")
             assert body["propagationPolicy"] == "Background"
-            if body.get("dryRun"):
-                return thing
-            self._delete(kind, thing, body.get("gracePeriodSeconds"))
+            if not body.get("dryRun"):
+                self._delete(kind, thing, body.get("gracePeriodSeconds"))
+            if kind is not PODS:  # of a pod, which takes its time, Kubernetes shows the object
+                return {"kind": "Status", "details": {"name": name, "kind": kind.plural, "uid": uid}}
         return thing
+
+    def _patch(self, thing: Manifest, body: Any, content_type: str) -> None:
+        if content_type == "application/json-patch+json":
+            if not all(operation["op"] == "test" and _at(thing, operation) == operation["value"] for operation in body):
+                _refuse(422, "the test failed")
+            return
+        known, wanted = thing["metadata"], body.get("metadata", {})
+        if wanted.get("uid", known["uid"]) != known["uid"]:
+            _refuse(422, "metadata.uid: field is immutable")
+        if wanted.get("resourceVersion", known["resourceVersion"]) != known["resourceVersion"]:
+            _refuse(409, "the object has been modified")
+        if content_type == "application/strategic-merge-patch+json":
+            owners = [*known.get("ownerReferences", ()), *wanted["ownerReferences"]]
+            wanted["ownerReferences"] = list({owner["uid"]: owner for owner in owners}.values())
+        suspended = thing.get("spec", {}).get("suspend")
+        _merge(thing, body)
+        self._note_change(thing)
+        if suspended and not thing["spec"].get("suspend"):
+            self._run_job(thing)
+
+    def _note_change(self, thing: Manifest) -> None:
+        thing["metadata"] |= {
+            "resourceVersion": str(next(self._versions)),
+            "managedFields": [{"time": when(int(self.now))}],
+        }
 
     def _run_job(self, job: Manifest) -> None:
         """The Job controller, scheduler and kubelet."""
@@ -200,7 +263,7 @@ class InMemoryCluster(KubeClient):
             template["metadata"] |= {"name": f"{meta['name']}-abcde", "ownerReferences": owners}
             template["spec"]["nodeName"] = "n1"
             self.put({"apiVersion": "v1", "kind": "Pod", **template, "status": self.master})
-        for page in self.of(KIND_BY_NAME["ConfigMap"]):
+        for page in self.objects_of_kind(KIND_BY_NAME["ConfigMap"]):
             if page["metadata"]["name"].endswith("-status"):
                 page["data"] = self.published
         if self.conditions:
@@ -217,21 +280,25 @@ class InMemoryCluster(KubeClient):
                 self._delete(KIND_BY_NAME[owned["kind"]], owned, None)
 
     def _listed(self, kind: ResourceKind, namespace: str, query: Mapping[str, str]) -> list[Manifest]:
-        wanted = [part.partition("=") for part in (query.get("labelSelector") or "").split(",") if part]
+        selectors = [part for part in (query.get("labelSelector") or "").split(",") if part]
         uid = (query.get("fieldSelector") or "").partition("involvedObject.uid=")[2].partition(",")[0]
         return [
             thing
             for (plural, place, _), thing in self.objects.items()
             if plural == kind.plural
             and namespace in ("", place)
-            and all(_has(thing, name, value, bool(equals)) for name, equals, value in wanted)
+            and all(_matches(thing, selector) for selector in selectors)
             and (kind is not EVENTS or thing["involvedObject"]["uid"] == uid)
         ]
 
 
-def _has(thing: Manifest, name: str, value: str, equals: bool) -> bool:
+def _matches(thing: Manifest, selector: str) -> bool:
+    """Whether the labels have what one part of a selector asks for: ``a``, ``a=b`` or ``a!=b``."""
     labels = thing["metadata"].get("labels") or {}
-    return labels.get(name) == value if equals else name in labels
+    name, equals, value = selector.partition("=")
+    if name.endswith("!"):
+        return bool(labels.get(name[:-1]) != value)
+    return bool(labels.get(name) == value) if equals else name in labels
 
 
 def _parsed(path: str) -> tuple[ResourceKind, str, str]:
@@ -242,6 +309,14 @@ def _parsed(path: str) -> tuple[ResourceKind, str, str]:
         namespace, rest = rest[1], rest[2:]
     kind = next(kind for kind in KIND_BY_NAME.values() if kind.plural == rest[0])
     return kind, namespace, rest[1] if len(rest) > 1 else ""
+
+
+def _at(thing: Manifest, operation: Mapping[str, Any]) -> Any:
+    """What the path of a JSON patch operation names; an empty dict where there is nothing."""
+    found: Any = thing
+    for part in operation["path"].split("/")[1:]:
+        found = found.get(part.replace("~1", "/"), {})
+    return found
 
 
 def _merge(into: Manifest, patch: Manifest) -> None:

@@ -44,7 +44,7 @@ EVENTS = (
     RoleStarted("worker", 0, None, time=NOW - 90),
     RoleEnded("worker", 0, None, "preempted", 143, time=NOW - 40),
 )
-TOLD = PublishedStatus(STATUS, EVENTS, TIMELINE)
+PUBLISHED = PublishedStatus(STATUS, EVENTS, TIMELINE)
 
 
 def conditions(**types: str) -> Manifest:
@@ -60,7 +60,7 @@ def conditions(**types: str) -> Manifest:
 def put_job(
     cluster: InMemoryCluster,
     name: str = "mnist",
-    told: PublishedStatus | dict[str, str] = TOLD,
+    published: PublishedStatus | dict[str, str] = PUBLISHED,
     *,
     status: Manifest | None = None,
     spec: Manifest | None = None,
@@ -76,7 +76,7 @@ def put_job(
             meta["annotations"] = annotations
         cluster.put({"apiVersion": version, "kind": kind, "metadata": meta, **content})
 
-    pages = told if isinstance(told, dict) else told.to_configmap_data()
+    pages = published if isinstance(published, dict) else published.to_configmap_data()
     status = {"active": 1, "ready": 1} if status is None else status
     thing("Job", names.master_name(name), "batch/v1", Role.MASTER, spec=spec or {}, status=status)
     thing("ConfigMap", names.status_configmap(name), "v1", data=pages)
@@ -136,13 +136,13 @@ def put_event(cluster: InMemoryCluster, about: str, reason: str, message: str, *
     )
 
 
-def seen(told: PublishedStatus = TOLD, **more: Any) -> JobView:
+def job_view(published: PublishedStatus = PUBLISHED, **more: Any) -> JobView:
     """The job as `find` gives it."""
     cluster = InMemoryCluster()
-    put_job(cluster, told=told, **more)
+    put_job(cluster, published=published, **more)
     return find_job(cluster, "mnist")
 
 
 def with_status(**changes: Any) -> PublishedStatus:
     """What the master told, with another status."""
-    return replace(TOLD, status=replace(STATUS, **changes))
+    return replace(PUBLISHED, status=replace(STATUS, **changes))

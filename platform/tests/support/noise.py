@@ -16,7 +16,7 @@ _T: Mapping[int, float] = {4: 8.610, 5: 6.869, 6: 5.959, 7: 5.408, 8: 5.041, 9: 
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class RunNoise:
     """Where a run of a job ends when nothing disturbs it.
 
     Attributes:

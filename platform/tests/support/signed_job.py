@@ -9,7 +9,6 @@ of, on every parameter server, and plain Keras can do the same updates again.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -18,35 +17,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
+from support.job_folder import EXAMPLE_FEED, JobFolder, write_example_arrays, write_module
 from support.job_process import JobProcess
 
 from edl.core.partition import initial_placement, slot_of_row
-from edl.data.recordio.writer import Writer
-from edl.data.tf_example import serialize_example
 
 WIDTH, HIDDEN, MINIBATCH = 4, 8, 8
 RATE, BETA_1, BETA_2, EPSILON = 1e-5, 0.9, 0.999, 1e-7
 
-ZOO = f'''
+ZOO = '''
 """A small regression whose records have rows of their own."""
 
 import keras
 import tensorflow as tf
 
-WIDTH, HIDDEN, RATE = {WIDTH}, {HIDDEN}, {RATE}
 
-
-class Rising(keras.optimizers.schedules.LearningRateSchedule):
+class RisingRate(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step):
         return RATE * (tf.cast(step, tf.float32) + 1.0)
 
     def get_config(self):
-        return {{}}
+        return {}
 
 
-def custom_model(rows, parts):
+def custom_model(rows):
     x = keras.Input((WIDTH,), name="x")
-    ids = keras.Input((parts,), dtype="int32", name="ids")
+    ids = keras.Input((IDS,), dtype="int32", name="ids")
     signature = keras.layers.Embedding(rows, 1, embeddings_initializer="zeros", name="signature")(ids)
     hidden = keras.layers.Dense(HIDDEN, activation="tanh", name="hidden")(x)
     out = keras.layers.Dense(1, name="out")(hidden)
@@ -58,31 +54,16 @@ def loss(labels, predictions):
 
 
 def optimizer():
-    return keras.optimizers.Adam(Rising())
+    return keras.optimizers.Adam(RisingRate())
 
 
 def eval_metrics_fn():
-    return {{"error": keras.metrics.MeanAbsoluteError()}}
-
-
-def feed(dataset, mode, metadata):
-    parts = {{parts}}
-    shapes = {{
-        "x": tf.io.FixedLenFeature((WIDTH,), tf.float32),
-        "ids": tf.io.FixedLenFeature((parts,), tf.int64),
-        "y": tf.io.FixedLenFeature((1,), tf.float32),
-    }}
-
-    def parsed(record):
-        found = tf.io.parse_single_example(record, shapes)
-        return (found["x"], tf.cast(found["ids"], tf.int32)), found["y"]
-
-    return dataset.map(parsed)
+    return {"error": keras.metrics.MeanAbsoluteError()}
 '''
 
 
 @dataclass(frozen=True)
-class Signatures:
+class ShardSignatures:
     """What one parameter server's rows say.
 
     Attributes:
@@ -98,9 +79,9 @@ class Signatures:
 
 @dataclass(frozen=True)
 class SignedJob:
-    """The job file in a folder of its own, and its records: ``x`` and ``y``, and ``ids`` by parameter server."""
+    """The job, and its records: ``x`` and ``y``, and ``ids`` by parameter server."""
 
-    file: Path
+    job_folder: JobFolder
     x: NDArray[np.float32]
     y: NDArray[np.float32]
     ids: NDArray[np.int64]
@@ -108,38 +89,30 @@ class SignedJob:
     @classmethod
     def make(cls, folder: Path, *, records: int, ps: int = 1, workers: int = 2, **fields: Any) -> SignedJob:
         """Write model, data and job file; ``fields`` are those of the job."""
-        zoo = folder / "signed_zoo"
-        zoo.mkdir()
-        (zoo / "signed.py").write_text(ZOO.replace("parts = {parts}", f"parts = {ps}"))
+        constants = {"WIDTH": WIDTH, "HIDDEN": HIDDEN, "RATE": RATE, "IDS": ps}
+        zoo = write_module(folder, "signed", ZOO + EXAMPLE_FEED, constants)
         random = np.random.default_rng(5)
         x = random.normal(size=(records, WIDTH)).astype(np.float32)
         y = (3 + x[:, :1] * x[:, 1:2] + random.uniform(-0.5, 0.5, (records, 1))).astype(np.float32)
         ids = np.column_stack([list(islice(owned(part, ps), records)) for part in range(ps)])
-        with Writer(folder / "train.recordio", chunk_limit=1 << 12) as writer:
-            for a, b, c in zip(x.tolist(), ids.tolist(), y.tolist(), strict=True):
-                writer.write(serialize_example({"x": a, "ids": b, "y": c}))
-        params = {"rows": int(ids.max()) + 1, "parts": ps}
-        spec: dict[str, Any] = {
-            "apiVersion": "edl.dev/v1",
-            "name": "signed",
-            "model": {"zoo": str(zoo), "definition": "signed.custom_model", "params": params},
+        write_example_arrays(folder / "train.recordio", x, ids, y, chunk_limit=1 << 12)
+        sections: dict[str, Any] = {
             "data": {"training": str(folder / "train.recordio")},
             "train": {"minibatch_size": MINIBATCH, "minibatches_per_task": 16},
             "strategy": {"mode": "sync", "grads_to_wait": workers},
             "checkpoint": {"every_steps": 10_000, "keep": 100},
-            "export": None,
             "ps": {"count": ps, "embedding_threshold": 64},
             "workers": {"max": workers},
             **fields,
         }
-        job = folder / "job.json"
-        job.write_text(json.dumps(spec, indent=1))
-        return cls(job, x, y, ids)
+        params = {"rows": int(ids.max()) + 1}
+        job_folder = JobFolder.make(folder, "signed", "signed.custom_model", zoo=zoo, params=params, **sections)
+        return cls(job_folder, x, y, ids)
 
     def start(self, *options: str) -> JobProcess:
-        return JobProcess(self.file, *options, cwd=self.file.parent)
+        return self.job_folder.run(*options)
 
-    def signatures(self, cut: Path, part: int) -> Signatures:
+    def signatures(self, cut: Path, part: int) -> ShardSignatures:
         """What the rows of one parameter server's shard say."""
         record = {int(row): index for index, row in enumerate(self.ids[:, part])}
         ids, values, first, second = _rows(cut / f"ps-{part}.safetensors")
@@ -152,14 +125,14 @@ class SignedJob:
             else:
                 odd.append(record[row])
         absent = sorted(record.keys() - set(ids.tolist()))
-        return Signatures(dict(sorted(updates.items())), sorted(odd), [record[row] for row in absent])
+        return ShardSignatures(dict(sorted(updates.items())), sorted(odd), [record[row] for row in absent])
 
     def in_keras(self, start: dict[str, Any], updates: dict[int, list[int]]) -> dict[str, NDArray[np.float32]]:
         """Train plain Keras from the values of ``start``, with the records of each update as one minibatch."""
         import keras
         import tensorflow as tf
 
-        class Rising(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        class RisingRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
             def __call__(self, step: Any) -> Any:
                 return RATE * (tf.cast(step, tf.float32) + 1.0)
 
@@ -171,7 +144,7 @@ class SignedJob:
         model = keras.Model(inputs, keras.layers.Dense(1, name="out")(hidden))
         for weight in model.weights:
             weight.assign(start[weight.path])
-        model.compile(keras.optimizers.Adam(Rising()), loss="mse")
+        model.compile(keras.optimizers.Adam(RisingRate()), loss="mse")
         for records in updates.values():
             model.train_on_batch(self.x[records], self.y[records])
         return {weight.path: np.asarray(weight) for weight in model.weights}

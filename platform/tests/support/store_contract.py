@@ -43,7 +43,7 @@ def ones(ids: list[int]) -> PushGradients:
     return PushGradients(NOTHING, {"emb": rows}, 1.0, 1.0)
 
 
-def drawn(declared: ModelDeclaration, random: np.random.Generator) -> PushGradients:
+def draw_gradients(declared: ModelDeclaration, random: np.random.Generator) -> PushGradients:
     """A push of everything that a model has; the ids of a table do not repeat."""
     rows = {}
     for table in declared.tables:
@@ -102,12 +102,12 @@ class StoreContract:
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(1)
         held = make(declared, np.ones(4, np.float32))
-        held.apply_gradients(drawn(declared, random), 1)
+        held.apply_gradients(draw_gradients(declared, random), 1)
         copy = held.take_snapshot()
         arrays = [copy.flat_values, *copy.slots.values()]
         before = [array.copy() for array in arrays]
         rows = {name: frozen.read_all() for name, frozen in copy.tables.items()}
-        held.apply_gradients(drawn(declared, random), 2)
+        held.apply_gradients(draw_gradients(declared, random), 2)
         for array, old in zip(arrays, before, strict=True):
             np.testing.assert_array_equal(array, old)
         for name, old in rows.items():
@@ -123,7 +123,7 @@ class StoreContract:
         random = np.random.default_rng(3)
         held = make(declared, np.ones(4, np.float32))
         held.preallocate_copy()
-        held.apply_gradients(drawn(declared, random), 1)
+        held.apply_gradients(draw_gradients(declared, random), 1)
         dense = np.empty(4, np.float32)
         held.read_flat(dense)
         first = held.take_snapshot()
@@ -141,16 +141,16 @@ class StoreContract:
         declared = ModelDeclaration(DENSE, (TABLE, WIDE), optimizer, "model")
         random = np.random.default_rng(2)
         one = make(declared, np.ones(4, np.float32))
-        one.apply_gradients(drawn(declared, random), 1)
+        one.apply_gradients(draw_gradients(declared, random), 1)
         other = make(declared, np.zeros(4, np.float32))
         other.load_snapshot(one.take_snapshot())
-        push = drawn(declared, random)
+        push = draw_gradients(declared, random)
         for store in (one, other):
             store.apply_gradients(push, 2)
-        same(one, other)
+        assert_same(one, other)
 
 
-def same(one: ParameterStore, other: ParameterStore) -> None:
+def assert_same(one: ParameterStore, other: ParameterStore) -> None:
     """Both hold the same bits; rows may stand in another order."""
     ours, theirs = one.take_snapshot(), other.take_snapshot()
     np.testing.assert_array_equal(ours.flat_values, theirs.flat_values)

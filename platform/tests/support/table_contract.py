@@ -41,7 +41,7 @@ PATIENT = settings(
 batches = st.lists(st.lists(st.integers(0, ROWS - 1), max_size=60), max_size=10)
 
 
-class Table(Protocol):
+class StoreTable(Protocol):
     """What a store asks of a table."""
 
     def read(self, ids: Ids) -> Floats: ...
@@ -51,7 +51,7 @@ class Table(Protocol):
     def load(self, rows: RowArrays) -> None: ...
 
 
-Make = Callable[..., Table]
+Make = Callable[..., StoreTable]
 """Of a TableSpec and an OptimizerSpec; it takes ``retention``, too."""
 
 

@@ -13,9 +13,10 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from support.core_harness import JournaledJob
+
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.core import events as ev
-from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 
 Words = list[str]
@@ -24,26 +25,23 @@ Fields = dict[str, str]
 
 def rewritten(text: str) -> str:
     """The scenario with what the core does now."""
-    stage, lines = ScenarioRunner(), []
+    runner, lines = ScenarioRunner(), []
     for line in text.splitlines():
         if line.startswith(" "):
             continue
         lines.append(line)
         if line and not line.startswith("#"):
-            lines += [f"    {done}" for done in stage.play(line)]
+            lines += [f"    {done}" for done in runner.play(line)]
     return "\n".join(lines) + "\n"
 
 
-class ScenarioRunner:
+class ScenarioRunner(JournaledJob):
     """One job, and the masters that it has had."""
 
     def __init__(self) -> None:
-        self.settings = JobSettings(1, 1)
+        super().__init__(JobSettings(1, 1))
         self.dataset: Fields = {}
-        self.job = JobStateMachine(self.settings)
-        self.journal: list[str] = []
         self.pods: dict[str, PodStatus] = {}
-        self.masters = 1
 
     def play(self, line: str) -> list[str]:
         """Let happen what a line says; returns what is done about it."""
@@ -53,27 +51,19 @@ class ScenarioRunner:
             self._begin(fields)
             return []
         if words[0] == "started":
-            for event in self._start():
-                self._see(event, 0.0)
+            self.now = 0.0
+            self.see(*self._start())
             return []
-        now, what, who = float(words[0]), words[1], words[2:]
-        if what == "master":
-            return self._restart()
-        return self._see(_EVENTS[what](self, who, fields), now)
+        self.now, what, who = float(words[0]), words[1], words[2:]
+        commands = self.restart() if what == "master" else self.see(_EVENTS[what](self, who, fields))
+        return [command_text(command) for command in commands]
 
     def _begin(self, fields: Fields) -> None:
         self.dataset = {name: fields.pop(name) for name in ("training", "validation") if name in fields}
         values: dict[str, Any] = {"seed": None, **{name: json.loads(value) for name, value in fields.items()}}
         self.settings = JobSettings(**values)
-        self.job = JobStateMachine(self.settings)
-        self._carry_out(self.job.begin_incarnation(1))
-
-    def _restart(self) -> list[str]:
-        """The master is killed; the next one has nothing but the journal."""
-        self.masters += 1
-        self.job = JobStateMachine(self.settings)
-        self.job.replay_journal(None, [json.loads(line) for line in self.journal])
-        return self._carry_out(self.job.begin_incarnation(self.masters))
+        self.number = 0
+        self.begin_anew()
 
     def _start(self) -> Iterator[ev.CoreEvent]:
         servers = [f"ps-{i}" for i in range(self.settings.ps)]
@@ -90,31 +80,22 @@ class ScenarioRunner:
         yield from (ev.SnapshotTaken(name, 1, 0, 0.0) for name in servers)
         yield ev.CheckpointSaveFinished(1)
 
-    def _see(self, event: ev.CoreEvent, now: float) -> list[str]:
-        return self._carry_out(self.job.handle(event, now))
-
-    def _carry_out(self, commands: list[ev.CoreCommand]) -> list[str]:
-        self.journal += [
-            json.dumps(command.entry.to_json()) for command in commands if isinstance(command, ev.RecordEntry)
-        ]
-        return [shown(command) for command in commands]
-
 
 # ------------------------------------------------------------------------------------------------ events
 
 
-def pod(stage: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
+def pod(runner: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
     """``pod worker-0 running``, ``... pending message="no room"``, ``... leaving cause=preempted``, ``... ended 137``,
     ``... gone``; ``leaving`` keeps the phase that it had, and the cause holds."""
     role, _, index = who[0].partition("-")
     phases = {"pending": PodPhase.PENDING, "running": PodPhase.RUNNING, "gone": PodPhase.GONE, "ended": PodPhase.FAILED}
     code = int(who[2]) if len(who) > 2 else None
-    before = stage.pods.get(who[0])
+    before = runner.pods.get(who[0])
     if who[1] == "leaving":
         phase = before.phase if before is not None else PodPhase.RUNNING
     else:
         phase = PodPhase.SUCCEEDED if code == 0 else phases[who[1]]
-    stage.pods[who[0]] = PodStatus(
+    runner.pods[who[0]] = PodStatus(
         uid=fields.get("uid", who[0]),
         role=Role(role),
         index=int(index.rstrip("'")),
@@ -127,12 +108,12 @@ def pod(stage: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
         node=fields.get("node", ""),
         unreachable_since=float(fields.get("unreachable", 0)),
     )
-    return ev.PodChanged(stage.pods[who[0]])
+    return ev.PodChanged(runner.pods[who[0]])
 
 
-def dataset(stage: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
+def dataset(runner: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
     """``dataset``: as the job says."""
-    parts = {name: _sources(value) for name, value in stage.dataset.items()}
+    parts = {name: _sources(value) for name, value in runner.dataset.items()}
     return ev.DatasetDescribed(training=parts.get("training", ()), validation=parts.get("validation", ()))
 
 
@@ -169,41 +150,41 @@ def _report(who: Words, fields: Fields) -> ev.CoreEvent:
 
 _EVENTS: Mapping[str, Callable[[ScenarioRunner, Words, Fields], ev.CoreEvent]] = {
     "pod": pod,
-    "synced": lambda stage, who, fields: ev.PodsSynced(),
+    "synced": lambda runner, who, fields: ev.PodsSynced(),
     "dataset": dataset,
-    "registered": lambda stage, who, fields: ev.PsRegistered(who[0]),
-    "attached": lambda stage, who, fields: ev.PsAttached(
+    "registered": lambda runner, who, fields: ev.PsRegistered(who[0]),
+    "attached": lambda runner, who, fields: ev.PsAttached(
         who[0], "empty" not in who, int(fields.get("version", 0)), tuple(json.loads(fields.get("pins", "[]")))
     ),
-    "declared": lambda stage, who, fields: ev.ModelDeclared(who[0]),
-    "wants": lambda stage, who, fields: ev.LeaseRequested(who[0]),
-    "progress": lambda stage, who, fields: ev.ProgressReported(who[0], _steps(fields)),
-    "report": lambda stage, who, fields: _report(who, fields),
-    "left": lambda stage, who, fields: ev.WorkerLeft(who[0], "told to go", _steps(fields)),
-    "failed": lambda stage, who, fields: ev.WorkerFailed(who[0], who[1], " ".join(who[2:])),
-    "revoked": lambda stage, who, fields: ev.LeasesRevoked(who[0], _applied(fields)),
-    "prepared": lambda stage, who, fields: ev.CutPrepared(who[0], int(fields["cut"])),
-    "held": lambda stage, who, fields: ev.UpdatesHeld(who[0], int(fields["cut"]), _applied(fields)),
-    "snapshot": lambda stage, who, fields: ev.SnapshotTaken(
+    "declared": lambda runner, who, fields: ev.ModelDeclared(who[0]),
+    "wants": lambda runner, who, fields: ev.LeaseRequested(who[0]),
+    "progress": lambda runner, who, fields: ev.ProgressReported(who[0], _steps(fields)),
+    "report": lambda runner, who, fields: _report(who, fields),
+    "left": lambda runner, who, fields: ev.WorkerLeft(who[0], "told to go", _steps(fields)),
+    "failed": lambda runner, who, fields: ev.WorkerFailed(who[0], who[1], " ".join(who[2:])),
+    "revoked": lambda runner, who, fields: ev.LeasesRevoked(who[0], _applied(fields)),
+    "prepared": lambda runner, who, fields: ev.CutPrepared(who[0], int(fields["cut"])),
+    "held": lambda runner, who, fields: ev.UpdatesHeld(who[0], int(fields["cut"]), _applied(fields)),
+    "snapshot": lambda runner, who, fields: ev.SnapshotTaken(
         who[0], int(fields["cut"]), int(fields.get("version", 0)), 0.0
     ),
-    "refuses": lambda stage, who, fields: ev.PsRefused(who[0], "cut", fields["message"], int(fields["cut"])),
-    "saved": lambda stage, who, fields: ev.CheckpointSaveFinished(int(fields["cut"]), fields.get("error", "")),
-    "refused": lambda stage, who, fields: ev.StartRefused(
+    "refuses": lambda runner, who, fields: ev.PsRefused(who[0], "cut", fields["message"], int(fields["cut"])),
+    "saved": lambda runner, who, fields: ev.CheckpointSaveFinished(int(fields["cut"]), fields.get("error", "")),
+    "refused": lambda runner, who, fields: ev.StartRefused(
         Role(who[0].split("-")[0]), int(who[0].split("-")[1]), " ".join(who[1:]), retry=True
     ),
-    "scale": lambda stage, who, fields: ev.ScaleRequested(_whole(fields, "min"), _whole(fields, "max")),
-    "stop": lambda stage, who, fields: ev.StopRequested(" ".join(who), float(fields.get("seconds", "0"))),
-    "heard": lambda stage, who, fields: ev.PsHeartbeat(who[0]),
-    "told-to-go": lambda stage, who, fields: ev.PsLeaving(who[0]),
-    "tick": lambda stage, who, fields: ev.Tick(),
+    "scale": lambda runner, who, fields: ev.ScaleRequested(_whole(fields, "min"), _whole(fields, "max")),
+    "stop": lambda runner, who, fields: ev.StopRequested(" ".join(who), float(fields.get("seconds", "0"))),
+    "heard": lambda runner, who, fields: ev.PsHeartbeat(who[0]),
+    "told-to-go": lambda runner, who, fields: ev.PsLeaving(who[0]),
+    "tick": lambda runner, who, fields: ev.Tick(),
 }
 
 
 # ------------------------------------------------------------------------------------------------ commands
 
 
-def shown(command: ev.CoreCommand) -> str:
+def command_text(command: ev.CoreCommand) -> str:
     """One line for a command."""
     match command:
         case ev.RecordEntry(entry):

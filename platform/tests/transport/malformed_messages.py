@@ -68,10 +68,10 @@ _RAW = (
 _RAW_NAMES = (r'"\ud800"', '"kind"', '"unheard of"', '""', f'"{"x" * 70_000}"')
 
 
-def horrors(field: FieldDescriptor) -> Iterator[Any]:
+def bad_values(field: FieldDescriptor) -> Iterator[Any]:
     """Values of a field that is no message."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        inner = [text for document in DOCUMENTS.get(field.full_name, ()) for text in json_horrors(document)]
+        inner = [text for document in DOCUMENTS.get(field.full_name, ()) for text in bad_json_texts(document)]
         texts = (*_TEXTS, *(data.decode(errors="replace") for data in _JSON), *inner)
         raw = (*(t.encode() for t in _TEXTS), *_JSON, *(t.encode() for t in inner))
         yield from texts if field.type == FieldDescriptor.TYPE_STRING else raw
@@ -96,7 +96,7 @@ def messages_with(kind: type[Message], base: Message | None = None) -> Iterator[
         base: what all else in them is; default: nothing.
     """
     for path in _paths(kind.DESCRIPTOR):
-        for value in horrors(path[-1]):
+        for value in bad_values(path[-1]):
             whole = kind()
             if base is not None:
                 whole.CopyFrom(base)
@@ -123,7 +123,7 @@ def _paths(descriptor: Descriptor) -> Iterator[tuple[FieldDescriptor, ...]]:
 _HERE = "of the place that something else stands in"
 
 
-def json_horrors(document: Any) -> Iterator[str]:
+def bad_json_texts(document: Any) -> Iterator[str]:
     """The text of a document with each of its values, and each of its names, replaced by what should not be there."""
     yield json.dumps(document)
     for whole in _with_a_value_marked(document):

@@ -28,7 +28,7 @@ from edl.transport.peer_errors import PeerRefusedError
 LIMITS = FrameLimits(MAX_META_BYTES, 1 << 26)
 
 
-class Trickle:
+class TricklingSocket:
     """A socket that takes a few bytes at a time."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -43,14 +43,14 @@ class Trickle:
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.lists(st.integers(1, 60), min_size=1))
 def test_partial_sends_lose_and_repeat_nothing(pieces: list[bytes], sizes: list[int]) -> None:
-    sock = Trickle(sizes)
+    sock = TricklingSocket(sizes)
     send_buffers(sock, pieces)  # type: ignore[arg-type]
     assert sock.taken == b"".join(pieces)
 
 
 def test_more_pieces_than_one_system_call_takes() -> None:
     pieces = [bytes([number % 251]) for number in range(3000)]
-    sock = Trickle([700])
+    sock = TricklingSocket([700])
     send_buffers(sock, pieces)  # type: ignore[arg-type]
     assert sock.taken == b"".join(pieces)
 
@@ -65,7 +65,7 @@ def test_what_remains_is_the_rest(pieces: list[bytes], data: st.DataObject) -> N
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
+def connection_pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
     ours, theirs = socket.socketpair()
     connection = BulkConnection(ours, "the peer", LIMITS, 5.0)
     yield connection, theirs
@@ -73,37 +73,37 @@ def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
     theirs.close()
 
 
-def test_arrays_travel_as_raw_bytes(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_arrays_travel_as_raw_bytes(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     slab, ids, nothing = np.arange(6, dtype=np.float32), np.array([[7], [8]]), np.empty((0, 4), np.float32)
     connection.send(FrameKind.PUSH, b"meta", [slab, ids, nothing])
     body = slab.tobytes() + ids.tobytes()
     assert theirs.recv(1000) == encode_frame_head(FrameKind.PUSH, 4, len(body)) + b"meta" + body
 
 
-def test_strided_memory_is_a_mistake_of_the_caller(pair: tuple[BulkConnection, socket.socket]) -> None:
+def test_strided_memory_is_a_mistake_of_the_caller(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
     with pytest.raises(TypeError, match="contiguous"):
-        pair[0].send(FrameKind.PUSH, b"", [np.arange(6)[::2]])
+        connection_pair[0].send(FrameKind.PUSH, b"", [np.arange(6)[::2]])
 
 
-def test_a_frame_that_comes_byte_by_byte(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_frame_that_comes_byte_by_byte(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     data = encode_frame_head(FrameKind.PULL, 3, 20_000) + b"abc" + bytes(range(250)) * 80
 
-    def dribble() -> None:
+    def send_slowly() -> None:
         for byte in data[:60]:
             theirs.send(bytes([byte]))
         theirs.sendall(data[60:])
 
-    sender = threading.Thread(target=dribble)
+    sender = threading.Thread(target=send_slowly)
     sender.start()
     frame = connection.receive()
     sender.join()
     assert (frame.kind, frame.meta, bytes(frame.body)) == (FrameKind.PULL, b"abc", bytes(range(250)) * 80)
 
 
-def test_the_buffer_is_used_again_and_grows(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_the_buffer_is_used_again_and_grows(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     theirs.sendall((encode_frame_head(FrameKind.PULL, 0, 8) + b"12345678") * 2)
     assert connection.receive().body.obj is connection.receive().body.obj
     large = bytes(100_000)
@@ -114,8 +114,10 @@ def test_the_buffer_is_used_again_and_grows(pair: tuple[BulkConnection, socket.s
 
 
 @pytest.mark.parametrize("size", [0, 8, 12, 20])
-def test_a_body_goes_to_the_given_memory_if_it_fits(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_body_goes_to_the_given_memory_if_it_fits(
+    size: int, connection_pair: tuple[BulkConnection, socket.socket]
+) -> None:
+    connection, theirs = connection_pair
     slab = np.zeros(3, np.float32)
     theirs.sendall(encode_frame_head(FrameKind.PULLED, 0, size) + b"\1" * size)
     body = connection.receive(memoryview(slab)).body
@@ -123,16 +125,18 @@ def test_a_body_goes_to_the_given_memory_if_it_fits(size: int, pair: tuple[BulkC
     assert slab.tobytes() == (b"\1" * size).ljust(12, b"\0") if size <= 12 else not slab.any()
 
 
-def test_a_frame_above_the_limits_is_refused_unread(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_frame_above_the_limits_is_refused_unread(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     theirs.sendall(encode_frame_head(FrameKind.PUSH, 0, LIMITS.body + 1))
     with pytest.raises(PeerRefusedError, match="larger than"):
         connection.receive()
 
 
 @pytest.mark.parametrize("size", [0, 1, HEAD_SIZE - 1, HEAD_SIZE, HEAD_SIZE + 7])
-def test_a_peer_that_ends_within_a_frame_is_gone(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_peer_that_ends_within_a_frame_is_gone(
+    size: int, connection_pair: tuple[BulkConnection, socket.socket]
+) -> None:
+    connection, theirs = connection_pair
     theirs.sendall((encode_frame_head(FrameKind.PUSH, 2, 6) + b"abcdefgh")[:size])
     theirs.close()
     with pytest.raises(RetryableError, match="the peer: The peer is gone"):
@@ -140,31 +144,31 @@ def test_a_peer_that_ends_within_a_frame_is_gone(size: int, pair: tuple[BulkConn
 
 
 @pytest.mark.parametrize("size", [0, 5])
-def test_a_silent_peer_is_not_waited_for(size: int, pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_silent_peer_is_not_waited_for(size: int, connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     theirs.send(bytes(size))
     connection.set_timeout(0.05)
     with pytest.raises(RetryableError, match="the peer: The peer is silent"):
         connection.receive()
 
 
-def test_a_peer_that_does_not_read_is_not_waited_for(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, _ = pair
+def test_a_peer_that_does_not_read_is_not_waited_for(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, _ = connection_pair
     connection.set_timeout(0.05)
     with pytest.raises(RetryableError, match="sending took longer"):
         connection.send(FrameKind.PUSH, b"", [bytes(1 << 25)])
 
 
-def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_dribbling_stranger_meets_the_deadline(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     ended = threading.Event()
 
-    def dribble() -> None:
+    def send_slowly() -> None:
         while not ended.wait(0.02):
             theirs.send(b"E")
 
     connection.set_timeout(0.03)
-    sender = threading.Thread(target=dribble)
+    sender = threading.Thread(target=send_slowly)
     sender.start()
     try:
         with pytest.raises(RetryableError, match="silent"):
@@ -174,8 +178,8 @@ def test_a_dribbling_stranger_meets_the_deadline(pair: tuple[BulkConnection, soc
         sender.join()
 
 
-def test_another_thread_can_end_the_wait(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, _ = pair
+def test_another_thread_can_end_the_wait(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, _ = connection_pair
     waker = threading.Timer(0.05, connection.shut_down)
     waker.start()
     with pytest.raises(RetryableError):

@@ -52,7 +52,7 @@ def frames(draw: st.DrawFn) -> bytes:
 
 
 @st.composite
-def conversations(draw: st.DrawFn) -> bytes:
+def byte_streams(draw: st.DrawFn) -> bytes:
     """What somebody sends who may know the token, and who may stop anywhere."""
     parts = draw(st.lists(st.one_of(frames(), heads(), st.binary(max_size=60)), max_size=4))
     said = b"".join([*draw(st.sampled_from([[HELLO], [HELLO], []])), *parts])
@@ -72,14 +72,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BulkServer]:
 
 
 @pytest.fixture(scope="module")
-def bystander(server: BulkServer) -> Iterator[BulkClient]:
+def other_client(server: BulkServer) -> Iterator[BulkClient]:
     """Somebody else's connection."""
     with BulkClient(server.address, TOKEN, timeout=20) as client:
         yield client
 
 
 @MANY
-@given(conversations())
+@given(byte_streams())
 @example(b"")
 @example(HELLO)
 @example(HELLO + HELLO)
@@ -87,21 +87,21 @@ def bystander(server: BulkServer) -> Iterator[BulkClient]:
 @example(encode_frame_head(FrameKind.HELLO, 0, 0))
 @example(encode_frame_head(FrameKind.HELLO, MAX_META_BYTES, 0))
 def test_a_server_answers_whole_frames_or_hangs_up_and_serves_the_others(
-    server: BulkServer, bystander: BulkClient, caplog: pytest.LogCaptureFixture, said: bytes
+    server: BulkServer, other_client: BulkClient, caplog: pytest.LogCaptureFixture, said: bytes
 ) -> None:
     caplog.clear()
     answers = answers_to(server.address, said)
     assert not answers or answers[0] in (FrameKind.WELCOME, FrameKind.REFUSED)
     assert FrameKind.REFUSED not in answers[:-1]
-    assert bystander.request(FrameKind.PULL, b"still here").meta == b"still here"
+    assert other_client.request(FrameKind.PULL, b"still here").meta == b"still here"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_a_server_keeps_nothing_of_those_who_sent_garbage(server: BulkServer, bystander: BulkClient) -> None:
+def test_a_server_keeps_nothing_of_those_who_sent_garbage(server: BulkServer, other_client: BulkClient) -> None:
     before = threading.active_count()
     for _ in range(20):
         answers_to(server.address, HELLO + encode_frame_head(FrameKind.PUSH, 9, 9) + b"short")
-    assert bystander.request(FrameKind.PULL, b"").kind is FrameKind.PULLED
+    assert other_client.request(FrameKind.PULL, b"").kind is FrameKind.PULLED
     assert threading.active_count() <= before + 1  # the last one may be on its way out
 
 
@@ -113,10 +113,10 @@ def answers_to(address: str, said: bytes) -> list[FrameKind]:
         with suppress(OSError):  # it has hung up before we were done: what it said can be read
             sock.sendall(said)
             sock.shutdown(socket.SHUT_WR)
-        return kinds(heard(sock))
+        return kinds(received_bytes(sock))
 
 
-def heard(sock: socket.socket) -> bytes:
+def received_bytes(sock: socket.socket) -> bytes:
     parts = []
     with suppress(ConnectionResetError):
         while part := sock.recv(1 << 16):
@@ -148,7 +148,7 @@ def replies(draw: st.DrawFn) -> bytes:
     return b"".join([*draw(st.sampled_from([[WELCOME], [WELCOME], []])), *parts])
 
 
-class FalseServer:
+class MalformedServer:
     """Listens, lets a client say HELLO, says what it is told to, and hangs up."""
 
     def __init__(self, folder: Path) -> None:
@@ -157,7 +157,7 @@ class FalseServer:
         self._listener.bind(f"{folder}/f")
         self._listener.listen()
 
-    def say(self, reply: bytes) -> threading.Thread:
+    def send(self, reply: bytes) -> threading.Thread:
         thread = threading.Thread(target=self._one, args=(reply,))
         thread.start()
         return thread
@@ -173,8 +173,8 @@ class FalseServer:
 
 
 @pytest.fixture(scope="module")
-def false_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FalseServer]:
-    with closing(FalseServer(tmp_path_factory.mktemp("false"))) as server:
+def false_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MalformedServer]:
+    with closing(MalformedServer(tmp_path_factory.mktemp("false"))) as server:
         yield server
 
 
@@ -185,8 +185,8 @@ def false_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FalseServ
 @example(encode_frame_head(FrameKind.REFUSED, 0, 0))
 @example(WELCOME + encode_frame_head(FrameKind.PULLED, MAX_META_BYTES, 0))
 @example(encode_frame_head(FrameKind.PULLED, 0, 0))
-def test_a_client_gets_frames_or_an_error_that_names_the_server(false_server: FalseServer, reply: bytes) -> None:
-    speaking = false_server.say(reply)
+def test_a_client_gets_frames_or_an_error_that_names_the_server(false_server: MalformedServer, reply: bytes) -> None:
+    speaking = false_server.send(reply)
     with pytest.raises(EdlError) as caught:
         listen(false_server.address)
     speaking.join()
@@ -200,8 +200,8 @@ def listen(address: str) -> NoReturn:
             assert isinstance(client.receive(memoryview(target)), ReceivedFrame)
 
 
-def test_only_a_welcome_is_one(false_server: FalseServer) -> None:
-    speaking = false_server.say(encode_frame_head(FrameKind.PULLED, 0, 0))
+def test_only_a_welcome_is_one(false_server: MalformedServer) -> None:
+    speaking = false_server.send(encode_frame_head(FrameKind.PULLED, 0, 0))
     with pytest.raises(BulkRefusedError, match="PULLED to HELLO, not WELCOME") as caught:
         BulkClient(false_server.address, TOKEN, timeout=20)
     speaking.join()

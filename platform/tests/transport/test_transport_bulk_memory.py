@@ -26,7 +26,7 @@ SLACK = 1 << 20
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
+def connection_pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
     ours, theirs = socket.socketpair()
     connection = BulkConnection(ours, "the peer", LIMITS, 5.0)
     yield connection, theirs
@@ -37,9 +37,9 @@ def pair() -> Iterator[tuple[BulkConnection, socket.socket]]:
 @pytest.mark.parametrize("sent", [0, 1, 100_000])
 @pytest.mark.parametrize("announced", [1 << 27, 1 << 34])
 def test_a_body_that_does_not_come_costs_no_memory(
-    announced: int, sent: int, pair: tuple[BulkConnection, socket.socket]
+    announced: int, sent: int, connection_pair: tuple[BulkConnection, socket.socket]
 ) -> None:
-    connection, theirs = pair
+    connection, theirs = connection_pair
     theirs.sendall(encode_frame_head(FrameKind.PUSH, 0, announced) + bytes(sent))
     theirs.close()
     tracemalloc.start()
@@ -55,9 +55,9 @@ def test_a_body_that_does_not_come_costs_no_memory(
     "size", [READ_AHEAD_BYTES - 1, READ_AHEAD_BYTES, READ_AHEAD_BYTES + 1, 5 * READ_AHEAD_BYTES + 77]
 )
 def test_a_large_body_arrives_whole_and_takes_at_most_twice_its_size(
-    size: int, pair: tuple[BulkConnection, socket.socket]
+    size: int, connection_pair: tuple[BulkConnection, socket.socket]
 ) -> None:
-    connection, theirs = pair
+    connection, theirs = connection_pair
     body = os.urandom(size)
     writer = threading.Thread(
         target=theirs.sendall, args=(encode_frame_head(FrameKind.PUSH, 4, size) + b"meta" + body,)
@@ -73,8 +73,8 @@ def test_a_large_body_arrives_whole_and_takes_at_most_twice_its_size(
     assert (frame.meta, bytes(frame.body) == body) == (b"meta", True)
 
 
-def test_a_large_body_is_followed_by_a_small_one(pair: tuple[BulkConnection, socket.socket]) -> None:
-    connection, theirs = pair
+def test_a_large_body_is_followed_by_a_small_one(connection_pair: tuple[BulkConnection, socket.socket]) -> None:
+    connection, theirs = connection_pair
     large = os.urandom(3 * READ_AHEAD_BYTES)
     frames = (
         encode_frame_head(FrameKind.PUSH, 0, len(large)) + large + encode_frame_head(FrameKind.PULL, 1, 3) + b"mabc"

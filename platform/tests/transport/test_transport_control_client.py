@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import psutil
 import pytest
+from support.sleep_clock import SleepClock
 
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.transport import control_client, control_server
@@ -36,7 +37,7 @@ from edl.transport.retry import RetryTiming
 TOKEN = "0123456789abcdef" * 4
 
 
-class Scripted(MasterServicer):
+class ScriptedService(MasterServicer):
     """A master whose answers a test writes; Progress echoes unless told otherwise."""
 
     def __init__(self, progress: Callable[[pb.ProgressRequest, grpc.ServicerContext], Any] | None = None) -> None:
@@ -48,21 +49,21 @@ class Scripted(MasterServicer):
         return pb.ProgressReply(incarnation=request.member.index)
 
 
-class VirtualTime:
-    """A clock that only sleeping moves."""
+class RetryTime(SleepClock):
+    """Also records how long was slept, and calls ``wake`` after each sleep."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
-        self.now = 0.0
+        super().__init__()
         self.slept: list[float] = []
         self._wake = wake
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        super().sleep(seconds)
         self.slept.append(seconds)
         self._wake()
 
     def timing(self) -> RetryTiming:
-        return RetryTiming(clock=lambda: self.now, sleep=self.sleep, uniform=lambda low, high: high)
+        return RetryTiming(clock=self.clock, sleep=self.sleep, uniform=lambda low, high: high)
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -79,7 +80,7 @@ def start(address: str) -> Iterator[Start]:
 
         def start(servicer: MasterServicer | None = None, at: str = address, **options: Any) -> ControlServer:
             def register(server: grpc.Server) -> None:
-                add_MasterServicer_to_server(servicer or Scripted(), server)
+                add_MasterServicer_to_server(servicer or ScriptedService(), server)
 
             server = start_control_server(register, at, TOKEN, 8, **options)
             stack.callback(server.stop)
@@ -89,7 +90,7 @@ def start(address: str) -> Iterator[Start]:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[..., ControlChannel]]:
+def open_channel() -> Iterator[Callable[..., ControlChannel]]:
     with ExitStack() as stack:
         yield lambda address, token=TOKEN, **options: stack.enter_context(
             open_control_channel(address, token, **options)
@@ -100,16 +101,16 @@ Opened = Callable[..., ControlChannel]
 ASK = pb.ProgressRequest(member=pb.Member(index=7))
 
 
-def test_a_call_and_its_reply(start: Start, opened: Opened) -> None:
-    reply = opened(start().address).call(MasterMethods.Progress, ASK, timeout=5.0)
+def test_a_call_and_its_reply(start: Start, open_channel: Opened) -> None:
+    reply = open_channel(start().address).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert isinstance(reply, pb.ProgressReply)
     assert reply.incarnation == 7
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1]])
-def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, opened: Opened, token: str) -> None:
-    time, server = VirtualTime(), start()
-    channel = opened(server.address, token, timing=time.timing())
+def test_a_wrong_token_is_refused_and_not_tried_again(start: Start, open_channel: Opened, token: str) -> None:
+    time, server = RetryTime(), start()
+    channel = open_channel(server.address, token, timing=time.timing())
     with pytest.raises(PeerRefusedError, match="token") as refused:
         channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy())
     assert (refused.value.kind, refused.value.where, time.slept) == ("token", server.address, [])
@@ -124,32 +125,32 @@ def test_no_proof_at_all_is_refused(start: Start) -> None:
 
 
 def test_another_version_is_refused_with_both_named(
-    start: Start, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    start: Start, open_channel: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
-    channel = opened(start().address)
+    channel = open_channel(start().address)
     with pytest.raises(PeerRefusedError, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
         channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     assert refused.value.kind == "version"
 
 
-def test_a_refusal_of_the_handler_keeps_its_kind(start: Start, opened: Opened) -> None:
+def test_a_refusal_of_the_handler_keeps_its_kind(start: Start, open_channel: Opened) -> None:
     def refuse(*_: object) -> None:
         raise PeerRefusedError("A newer master is known", kind="incarnation")
 
-    channel = opened(start(Scripted(refuse)).address)
+    channel = open_channel(start(ScriptedService(refuse)).address)
     for _ in range(2):
         with pytest.raises(PeerRefusedError, match="A newer master is known") as refused:
             channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         assert refused.value.kind == "incarnation"
 
 
-def test_a_mistake_in_the_handler_is_told(start: Start, opened: Opened, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_in_the_handler_is_told(start: Start, open_channel: Opened, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
     with pytest.raises(PeerRefusedError, match="boom") as refused:
-        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, timeout=5.0)
+        open_channel(start(ScriptedService(fail)).address).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert refused.value.kind == "internal"
     assert any(record.levelno == logging.ERROR for record in caplog.records)
 
@@ -162,7 +163,7 @@ UNSENDABLE = ("a\ud800b", "\udfff" * 5000, "x" * 20_000, "é" * 5000, "%" * 9000
 @pytest.mark.parametrize("text", UNSENDABLE, ids=lambda text: f"{len(text)} of {text[0]!a}")
 def test_whatever_an_error_quotes_the_call_is_answered_with_it(
     start: Start,
-    opened: Opened,
+    open_channel: Opened,
     error: Callable[[str], Exception],
     text: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +174,7 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
         raise error(text)
 
     with pytest.raises(EdlError) as refused:
-        opened(start(Scripted(fail)).address).call(MasterMethods.Progress, ASK, timeout=20.0)
+        open_channel(start(ScriptedService(fail)).address).call(MasterMethods.Progress, ASK, timeout=20.0)
     expected = {PeerRefusedError: "full", ValueError: "internal"}.get(type(error(text)))
     assert getattr(refused.value, "kind", None) == expected
     assert "no answer within" not in refused.value.message
@@ -181,12 +182,12 @@ def test_whatever_an_error_quotes_the_call_is_answered_with_it(
     assert len(refused.value.message.encode()) < 4096
 
 
-def test_a_method_that_the_peer_does_not_serve(start: Start, opened: Opened) -> None:
+def test_a_method_that_the_peer_does_not_serve(start: Start, open_channel: Opened) -> None:
     with pytest.raises(RefusedError):
-        opened(start().address).call(PsControlMethods.Attach, pb.AttachRequest(), timeout=5.0)
+        open_channel(start().address).call(PsControlMethods.Attach, pb.AttachRequest(), timeout=5.0)
 
 
-def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
+def test_a_busy_handler_is_tried_again(start: Start, open_channel: Opened) -> None:
     answers = iter([RetryableError("not yet"), RetryableError("not yet"), pb.ProgressReply(incarnation=3)])
 
     def progress(*_: object) -> pb.ProgressReply:
@@ -195,31 +196,31 @@ def test_a_busy_handler_is_tried_again(start: Start, opened: Opened) -> None:
             raise answer
         return answer
 
-    time, server = VirtualTime(), start(Scripted(progress))
-    channel = opened(server.address, timing=time.timing())
+    time, server = RetryTime(), start(ScriptedService(progress))
+    channel = open_channel(server.address, timing=time.timing())
     reply = channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(first_pause=0.1, max_pause=0.5))
     assert reply.incarnation == 3
     assert time.slept == pytest.approx([0.3, 0.5])
 
 
-def test_an_absent_peer_is_tried_until_time_is_up(opened: Opened, tmp_path: Path) -> None:
-    time, address = VirtualTime(), f"unix:{tmp_path}/nobody"
+def test_an_absent_peer_is_tried_until_time_is_up(open_channel: Opened, tmp_path: Path) -> None:
+    time, address = RetryTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
-        opened(address, timing=time.timing()).call(
+        open_channel(address, timing=time.timing()).call(
             MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0, max_pause=0.5)
         )
     assert error.value.where == address
     assert 1.5 < time.now <= 2.0
 
 
-def test_without_a_retry_there_is_one_try(opened: Opened, tmp_path: Path) -> None:
-    time = VirtualTime()
+def test_without_a_retry_there_is_one_try(open_channel: Opened, tmp_path: Path) -> None:
+    time = RetryTime()
     with pytest.raises(RetryableError):
-        opened(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, timeout=5.0)
+        open_channel(f"unix:{tmp_path}/nobody", timing=time.timing()).call(MasterMethods.Progress, ASK, timeout=5.0)
     assert time.slept == []
 
 
-def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: Start, opened: Opened) -> None:
+def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: Start, open_channel: Opened) -> None:
     release, peers = threading.Event(), set[str]()
 
     def progress(request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
@@ -227,8 +228,8 @@ def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: 
         release.wait(10)
         return pb.ProgressReply()
 
-    server = start(Scripted(progress))
-    channel = opened(server.address)
+    server = start(ScriptedService(progress))
+    channel = open_channel(server.address)
     with pytest.raises(RetryableError, match=r"Progress: no answer within 0\.2 s") as error:
         channel.call(MasterMethods.Progress, ASK, timeout=0.2)
     assert error.value.where == server.address
@@ -238,7 +239,7 @@ def test_a_deadline_names_the_peer_and_the_next_try_has_a_new_connection(start: 
         assert len(peers) == 2
 
 
-def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) -> None:
+def test_a_silent_call_does_not_cut_off_another(start: Start, open_channel: Opened) -> None:
     arrived, release = threading.Semaphore(0), threading.Event()
 
     def progress(request: pb.ProgressRequest, context: grpc.ServicerContext) -> pb.ProgressReply:
@@ -246,7 +247,7 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
         release.wait(10)
         return pb.ProgressReply(incarnation=request.member.index)
 
-    channel, replies = opened(start(Scripted(progress)).address), list[int]()
+    channel, replies = open_channel(start(ScriptedService(progress)).address), list[int]()
 
     def poll() -> None:
         replies.append(channel.call(MasterMethods.Progress, ASK, timeout=10.0).incarnation)
@@ -261,19 +262,19 @@ def test_a_silent_call_does_not_cut_off_another(start: Start, opened: Opened) ->
     assert replies == [7]
 
 
-def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, opened: Opened) -> None:
-    time = VirtualTime()
-    channel = opened(start().address, timing=time.timing())
+def test_a_message_above_the_limit_is_refused_and_not_tried_again(start: Start, open_channel: Opened) -> None:
+    time = RetryTime()
+    channel = open_channel(start().address, timing=time.timing())
     leases = [pb.LeaseProgress(lease=1 << 60, through=1 << 60)] * (MAX_MESSAGE_BYTES // 20)
     with pytest.raises(PeerRefusedError, match="larger than max"):
         channel.call(MasterMethods.Progress, pb.ProgressRequest(leases=leases), timeout=5.0, retry=RetryPolicy())
     assert time.slept == []
 
 
-def test_a_server_is_back_on_its_address(start: Start, opened: Opened) -> None:
+def test_a_server_is_back_on_its_address(start: Start, open_channel: Opened) -> None:
     server = start()
-    time = VirtualTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
-    channel = opened(server.address, timing=time.timing())
+    time = RetryTime(wake=lambda: start(at=server.address) and None if len(time.slept) == 2 else None)
+    channel = open_channel(server.address, timing=time.timing())
     channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     server.stop()
     assert channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy()).incarnation == 7
@@ -288,11 +289,11 @@ signal.pause()
 """
 
 
-def test_a_killed_servers_address_is_used_again(start: Start, opened: Opened, address: str) -> None:
+def test_a_killed_servers_address_is_used_again(start: Start, open_channel: Opened, address: str) -> None:
     with subprocess.Popen([sys.executable, "-c", KILLED, address, TOKEN], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = process.stdout.readline().strip()
-        channel = opened(found)
+        channel = open_channel(found)
         with pytest.raises(RefusedError):
             channel.call(MasterMethods.Progress, ASK, timeout=5.0)
         process.send_signal(signal.SIGKILL)
@@ -315,7 +316,7 @@ def test_a_socket_file_is_private(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
+def test_stop_wakes_those_that_wait(start: Start, open_channel: Opened) -> None:
     waiting, work = threading.Event(), threading.Event()
 
     def wait(*_: object) -> pb.ProgressReply:
@@ -323,8 +324,8 @@ def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
         assert work.wait(30), "nobody woke the handler"
         return pb.ProgressReply(incarnation=1)
 
-    server = start(Scripted(wait), before_stop=work.set)
-    channel, replies = opened(server.address), list[int]()
+    server = start(ScriptedService(wait), before_stop=work.set)
+    channel, replies = open_channel(server.address), list[int]()
 
     def ask() -> None:
         replies.append(channel.call(MasterMethods.Progress, ASK, timeout=30.0).incarnation)
@@ -338,7 +339,7 @@ def test_stop_wakes_those_that_wait(start: Start, opened: Opened) -> None:
     assert replies == [1]
 
 
-def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened: Opened) -> None:
+def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, open_channel: Opened) -> None:
     waiting, cut_off = threading.Event(), threading.Event()
 
     def wait(*_: object) -> pb.ProgressReply:
@@ -346,8 +347,8 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
         assert cut_off.wait(30), "the caller still waits"
         return pb.ProgressReply()
 
-    server = start(Scripted(wait))
-    channel, errors = opened(server.address), list[Exception]()
+    server = start(ScriptedService(wait))
+    channel, errors = open_channel(server.address), list[Exception]()
 
     def ask() -> None:
         try:
@@ -364,9 +365,9 @@ def test_a_call_that_is_cut_off_by_stop_can_be_tried_again(start: Start, opened:
     assert [type(error) for error in errors] == [RetryableError]
 
 
-def test_threads_share_a_channel_through_a_restart(start: Start, opened: Opened) -> None:
+def test_threads_share_a_channel_through_a_restart(start: Start, open_channel: Opened) -> None:
     server = start()
-    channel, replies = opened(server.address), list[int]()
+    channel, replies = open_channel(server.address), list[int]()
 
     def ask(number: int) -> None:
         for _ in range(20):

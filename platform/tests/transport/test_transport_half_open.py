@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from transport import half_open
+from transport.echo_service import EchoService
 from transport.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlServer, open_control_channel, start_control_server
 from edl.transport.control_methods import MasterMethods
-from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 
 TOKEN = "0123456789abcdef" * 4
@@ -28,15 +29,12 @@ CONNECTIONS = 20
 ASK = pb.ProgressRequest(member=pb.Member(uid="worker-0", index=7))
 
 
-class Echo(MasterServicer):
-    def Progress(self, request: pb.ProgressRequest, context: object) -> pb.ProgressReply:
-        return pb.ProgressReply(incarnation=request.member.index)
-
-
 @pytest.fixture(params=["unix", "tcp"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlServer]:
     address = f"unix:{tmp_path}/m" if request.param == "unix" else "127.0.0.1:0"
-    server = start_control_server(lambda server: add_MasterServicer_to_server(Echo(), server), address, TOKEN, THREADS)
+    server = start_control_server(
+        lambda server: add_MasterServicer_to_server(EchoService(), server), address, TOKEN, THREADS
+    )
     yield server
     server.stop()
 

@@ -6,11 +6,13 @@ import resource
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from edl.transport import control_server, open_files
@@ -50,7 +52,7 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def process() -> Iterator[subprocess.Popen[str]]:
+def server_process() -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", SERVER, "127.0.0.1:0", TOKEN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         yield server
@@ -75,11 +77,11 @@ def is_open(peer: socket.socket) -> bool:
 
 @pytest.mark.parametrize("sent", [b"", PREFACE], ids=["silent", "preface"])
 def test_connections_that_are_only_held_leave_files_and_calls_alone(
-    process: subprocess.Popen[str], sent: bytes
+    server_process: subprocess.Popen[str], sent: bytes
 ) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    address = process.stdout.readline().strip()
+    assert server_process.stdin is not None
+    assert server_process.stdout is not None
+    address = server_process.stdout.readline().strip()
     host, port = address.rsplit(":", 1)
     held: list[socket.socket] = []
     try:
@@ -94,45 +96,70 @@ def test_connections_that_are_only_held_leave_files_and_calls_alone(
             for index in range(2, 6):
                 time.sleep(0.2)
                 assert ask(channel, index) == index
-                process.stdin.write("open\n")
-                process.stdin.flush()
-                assert process.stdout.readline() == "opened\n"
+                server_process.stdin.write("open\n")
+                server_process.stdin.flush()
+                assert server_process.stdout.readline() == "opened\n"
         assert sum(map(is_open, held)) <= LIMIT // 2
     finally:
         for peer in held:
             peer.close()
 
 
-class Waiting(MasterServicer):
-    """Answers at once, or after as many seconds as it is asked for."""
+IDLE_MS = 200
+"""For which a connection without calls is kept."""
+
+
+class DelayedService(MasterServicer):
+    """Answers at once, or after as many milliseconds as it is asked for."""
 
     def Progress(self, request: pb.ProgressRequest, context: object) -> pb.ProgressReply:
-        time.sleep(request.member.index)
+        time.sleep(request.member.index / 1000)
         return pb.ProgressReply(incarnation=request.member.index)
+
+
+def wait_disconnected(channel: ControlChannel) -> None:
+    """Block until the server has closed the connection of a client that has made a call."""
+    disconnected = threading.Event()
+
+    def changed(state: grpc.ChannelConnectivity) -> None:
+        if state is grpc.ChannelConnectivity.IDLE:
+            disconnected.set()
+
+    connection = channel._connection._channel
+    connection.subscribe(changed)
+    assert disconnected.wait(30)
+    connection.unsubscribe(changed)
+
+
+def wait_closed(peer: socket.socket) -> None:
+    """Block until the server has closed the connection."""
+    peer.settimeout(30)
+    with suppress(ConnectionError):
+        while peer.recv(4096):
+            pass
 
 
 def test_connections_without_calls_are_closed_and_clients_connect_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    shorter = {"grpc.server_handshake_timeout_ms": 500, "grpc.max_connection_idle_ms": 500}
+    shorter = {"grpc.server_handshake_timeout_ms": 500, "grpc.max_connection_idle_ms": IDLE_MS}
     options = tuple((name, shorter.pop(name, value)) for name, value in control_server.SERVER_OPTIONS)
     assert not shorter
     monkeypatch.setattr(control_server, "SERVER_OPTIONS", options)
     address = f"unix:{tmp_path}/s"
-    server = start_control_server(lambda s: add_MasterServicer_to_server(Waiting(), s), address, TOKEN, 2)
+    server = start_control_server(lambda s: add_MasterServicer_to_server(DelayedService(), s), address, TOKEN, 2)
     silent, preface = (socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2))
     try:
         for peer, sent in ((silent, b""), (preface, PREFACE)):
             peer.connect(f"{tmp_path}/s")
             peer.sendall(sent)
-            peer.setblocking(False)
         with open_control_channel(address, TOKEN) as channel:
             for _ in range(2):
                 assert ask(channel, 0) == 0
-                time.sleep(1.5)  # three times as long as a connection may be idle
-            assert ask(channel, 2) == 2, "a call that waits is no idle connection"
-        assert not is_open(silent)
-        assert not is_open(preface)
+                wait_disconnected(channel)
+            assert ask(channel, 3 * IDLE_MS) == 3 * IDLE_MS, "a call that waits is no idle connection"
+        wait_closed(silent)
+        wait_closed(preface)
     finally:
         silent.close()
         preface.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from transport.malformed_messages import DOCUMENTS, MESSAGES, horrors, messages_with
+from transport.malformed_messages import DOCUMENTS, MESSAGES, bad_values, messages_with
 
 from edl.transport import edl_pb2 as pb
 from edl.transport.message_validation import check_message, parse_message
@@ -53,7 +53,7 @@ def test_text_that_is_no_utf8_is_refused() -> None:
 def test_every_kind_of_field_has_a_rule_and_horrors() -> None:
     fields = [field for message in MESSAGES for field in message.DESCRIPTOR.fields if field.message_type is None]
     assert len(fields) > 100
-    assert all(list(horrors(field)) for field in fields)
+    assert all(list(bad_values(field)) for field in fields)
 
 
 def test_every_field_of_bytes_has_a_document_to_take_apart() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
+from transport.echo_service import EchoService
 
 from edl.api.cluster_port import Role
 from edl.ps.server_process import listen_addresses
@@ -14,7 +14,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
 from edl.transport.control_client import open_control_channel, start_control_server
 from edl.transport.control_methods import MasterMethods
-from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
+from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.process_identity import ProcessIdentity
 
 TOKEN = "a-token-of-these-tests"
@@ -31,11 +31,6 @@ def has_ipv6() -> bool:
 HOSTS = ["127.0.0.1", pytest.param("::1", marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here"))]
 
 
-class Echo(MasterServicer):
-    def Progress(self, request: pb.ProgressRequest, context: Any) -> pb.ProgressReply:
-        return pb.ProgressReply(incarnation=request.member.index)
-
-
 @pytest.mark.parametrize(("host", "written"), [("10.0.0.7", "10.0.0.7"), ("fd00::7", "[fd00::7]")])
 def test_a_parameter_server_listens_on_its_pods_address(host: str, written: str) -> None:
     identity = ProcessIdentity(Path("/r"), Role.PS, 0, "uid", TOKEN, Path("/run/edl"), "edl-j-master.team:7070", host)
@@ -45,7 +40,7 @@ def test_a_parameter_server_listens_on_its_pods_address(host: str, written: str)
 @pytest.mark.parametrize("host", HOSTS)
 def test_both_planes_on_a_pods_address(host: str) -> None:
     written = f"[{host}]" if ":" in host else host
-    control = start_control_server(lambda s: add_MasterServicer_to_server(Echo(), s), f"{written}:0", TOKEN, 2)
+    control = start_control_server(lambda s: add_MasterServicer_to_server(EchoService(), s), f"{written}:0", TOKEN, 2)
     bulk = BulkServer(
         f"{written}:0", TOKEN, lambda frame: OutgoingFrame(frame.kind, frame.meta), max_body_bytes=1 << 20
     )

@@ -43,7 +43,7 @@ threading.Event().wait()
 """
 
 
-class Peer:
+class SilentPeer:
     def __init__(self) -> None:
         command = [sys.executable, "-c", SERVER, TOKEN]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -62,8 +62,8 @@ class Peer:
 
 
 @pytest.fixture
-def peer() -> Iterator[Peer]:
-    found = Peer()
+def peer() -> Iterator[SilentPeer]:
+    found = SilentPeer()
     yield found
     found.close()
 
@@ -73,7 +73,7 @@ def ask(channel: object, cut: int, deadline: float) -> int:
     return int(reply.incarnation)
 
 
-def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: Peer) -> None:
+def test_a_call_on_its_way_is_ended_by_keepalive_long_before_its_deadline(peer: SilentPeer) -> None:
     with open_control_channel(peer.control, TOKEN) as channel:
         assert ask(channel, 7, FOREVER) == 7
         peer.fall_silent()
@@ -97,7 +97,7 @@ def test_a_new_connection_to_a_peer_that_is_silent_meets_the_deadline() -> None:
 
 
 @pytest.mark.parametrize("body", [0, 1 << 25])
-def test_a_bulk_request_is_not_waited_for_whether_it_was_taken_or_not(peer: Peer, body: int) -> None:
+def test_a_bulk_request_is_not_waited_for_whether_it_was_taken_or_not(peer: SilentPeer, body: int) -> None:
     with BulkClient(peer.bulk, TOKEN, timeout=0.5) as client:
         peer.fall_silent()
         with pytest.raises(RetryableError, match=r"silent|gone"):
@@ -105,7 +105,7 @@ def test_a_bulk_request_is_not_waited_for_whether_it_was_taken_or_not(peer: Peer
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux only")
-def test_bytes_that_nobody_acknowledges_end_a_bulk_connection(peer: Peer) -> None:
+def test_bytes_that_nobody_acknowledges_end_a_bulk_connection(peer: SilentPeer) -> None:
     with BulkClient(peer.bulk, TOKEN, timeout=FOREVER) as client:
         sock = client._connection._sock
         assert 0 < sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 10_000

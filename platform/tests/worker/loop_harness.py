@@ -1,4 +1,4 @@
-"""What the loop's tests stand on: a scripted master, parameter servers in this process, a linear model in NumPy."""
+"""What tests of the loop share: a scripted master, parameter servers in this process, a linear model in NumPy."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class ScriptedMaster:
         return pb.LeaveReply()
 
 
-class Servers:
+class PsServers:
     """Parameter servers behind real sockets, each replaceable."""
 
     def __init__(self, count: int, strategy: Strategy | None = None) -> None:
@@ -225,19 +225,19 @@ class LinearNetwork:
         return {"mae": total / count}
 
 
-class Minibatch(NamedTuple):
+class LinearMinibatch(NamedTuple):
     tag: int
     features: np.ndarray
     labels: np.ndarray
     weights: Any = None
 
 
-def pipeline(windows: Iterator[tuple[int, RecordWindow]]) -> Iterator[Minibatch]:
+def pipeline(windows: Iterator[tuple[int, RecordWindow]]) -> Iterator[LinearMinibatch]:
     """As the real one, without reading ahead: one minibatch a window, of no records if none are left."""
     for tag, window in windows:
         rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
         rows = rows.reshape(-1, FEATURES + 1)
-        yield Minibatch(tag, rows[:, :-1], rows[:, -1])
+        yield LinearMinibatch(tag, rows[:, :-1], rows[:, -1])
 
 
 def record(index: int) -> np.ndarray:
@@ -297,7 +297,7 @@ class LoopHarness:
         self._closing = ExitStack()
         self._rounds = strategy is not None and strategy.mode == "sync"
         self.master = ScriptedMaster()
-        self.servers = Servers(ps, strategy)
+        self.servers = PsServers(ps, strategy)
         self._closing.callback(self.servers.close)
         self.master.placement = self.servers.placement()
         self.gate = ShutdownGate()

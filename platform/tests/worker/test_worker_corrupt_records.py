@@ -21,7 +21,7 @@ RECORD = 40
 
 
 @pytest.fixture(scope="module")
-def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("records") / "intact"
     with Writer(path, chunk_limit=CHUNK * RECORD) as writer:
         for index in range(RECORDS):
@@ -29,12 +29,12 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def damaged(intact: Path, chunks: Sequence[int]) -> RecordIOReader:
+def damaged(intact_file: Path, chunks: Sequence[int]) -> RecordIOReader:
     """A copy with a flipped byte in each of these chunks."""
-    data = bytearray(intact.read_bytes())
+    data = bytearray(intact_file.read_bytes())
     for chunk in chunks:
         data[data.index(bytes([chunk * CHUNK + 1]) * RECORD)] ^= 0xFF
-    path = intact.with_name("damaged")
+    path = intact_file.with_name("damaged")
     path.write_bytes(data)
     return RecordIOReader([path])
 
@@ -48,8 +48,8 @@ def read_all(reader: RecordIOReader, allowed: int) -> int:
 
 
 @given(chunks=st.sets(st.integers(0, CHUNKS - 1), min_size=1))
-def test_following_the_hint_leads_past_a_chunk_at_a_time(intact: Path, chunks: set[int]) -> None:
-    reader, allowed = damaged(intact, sorted(chunks)), 0
+def test_following_the_hint_leads_past_a_chunk_at_a_time(intact_file: Path, chunks: set[int]) -> None:
+    reader, allowed = damaged(intact_file, sorted(chunks)), 0
     for found in range(1, len(chunks) + 1):
         with pytest.raises(CorruptRecordError) as caught:
             read_all(reader, allowed)

@@ -60,7 +60,7 @@ def test_a_custom_reader_has_random_access_only_if_it_says_so() -> None:
 # ------------------------------------------------------------------------------------------------ what a user returns
 
 
-class Rows:
+class RowReader:
     """A reader as the documentation says; tests break one part of it."""
 
     metadata = None
@@ -73,7 +73,7 @@ class Rows:
 
 
 def guarded(**parts: Any) -> GuardedReader:
-    return GuardedReader(type("Mine", (Rows,), {name: staticmethod(part) for name, part in parts.items()})(), ZOO)
+    return GuardedReader(type("Mine", (RowReader,), {name: staticmethod(part) for name, part in parts.items()})(), ZOO)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_feed_that_cannot_be_used_is_told_what_was_expected(feed: Any, said: s
     assert caught.value.tag == 0
 
 
-def priced(dataset: Any, mode: str, metadata: Any) -> Any:
+def parse_cells(dataset: Any, mode: str, metadata: Any) -> Any:
     return dataset.map(lambda cells: (tf.strings.to_number(cells[0]), tf.strings.to_number(cells[1])))
 
 
@@ -107,7 +107,9 @@ def priced(dataset: Any, mode: str, metadata: Any) -> Any:
 def test_records_that_feed_cannot_take_are_named(skipped: int, place: str) -> None:
     rows = [["1", "2"]] * 4
     bad = RecordWindow([*rows[:2], ["cheap", "2"], rows[3]], skipped, "prices.csv", 4)
-    found = feed_minibatches(priced, "training", None, iter([(0, RecordWindow(rows, 0, "prices.csv", 0)), (1, bad)]))
+    found = feed_minibatches(
+        parse_cells, "training", None, iter([(0, RecordWindow(rows, 0, "prices.csv", 0)), (1, bad)])
+    )
     next(found)
     with pytest.raises(FeedError, match=r"feed\(\) raised .*cheap.*, " + place) as caught:
         next(found)

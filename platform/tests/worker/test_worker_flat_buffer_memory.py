@@ -58,7 +58,7 @@ def test_what_a_tensor_holds_is_not_overwritten(views: int) -> None:
         np.testing.assert_array_equal(as_array(tensor), at // views)
 
 
-class Keeper(keras.layers.Layer):
+class WeightKeeper(keras.layers.Layer):
     """Keeps its weights as they were in the last step, in a variable of TensorFlow's."""
 
     def build(self, shape: Any) -> None:
@@ -71,9 +71,9 @@ class Keeper(keras.layers.Layer):
         return inputs * tf.reduce_sum(tf.square(kernel)) / 2
 
 
-def network() -> tuple[KerasNetwork, Keeper]:
+def network() -> tuple[KerasNetwork, WeightKeeper]:
     inputs = keras.Input((1,))
-    layer = Keeper()
+    layer = WeightKeeper()
     model = keras.Model(inputs, layer(inputs))
     module = ModelModule(
         zoo=Path(__file__).parent,

@@ -14,7 +14,7 @@ from edl.worker.trainer import Trainer
 STEPS = 4
 
 
-class Callback(NoCallbacks):
+class RateCallback(NoCallbacks):
     """Sets a rate, as a user's callback would: before a step, or after it."""
 
     def __init__(self, *, before: Callable[[int, float], float] | None = None, after: float | None = None) -> None:
@@ -31,14 +31,14 @@ class Callback(NoCallbacks):
 
 
 @pytest.fixture
-def stage() -> Iterator[LoopHarness]:
-    stage = LoopHarness()
-    yield stage
-    stage.close()
+def harness() -> Iterator[LoopHarness]:
+    harness = LoopHarness()
+    yield harness
+    harness.close()
 
 
 def rates(
-    stage: LoopHarness, monkeypatch: pytest.MonkeyPatch, rate: Callable[[int], float], watcher: NoCallbacks
+    harness: LoopHarness, monkeypatch: pytest.MonkeyPatch, rate: Callable[[int], float], watcher: NoCallbacks
 ) -> list[float]:
     """What the pushes of a few steps carry."""
     pushed: list[float] = []
@@ -54,29 +54,33 @@ def rates(
     trainer = Trainer(
         network,
         rate,
-        stage.parameters(network),
-        stage.streams["training"],
-        stage.leases,
-        stage.progress,
-        stage.gate,
+        harness.parameters(network),
+        harness.streams["training"],
+        harness.leases,
+        harness.progress,
+        harness.gate,
         skip_nan=False,
         training_callbacks=watcher,
     )
-    for leased in stage.take(task(1, 0, STEPS * MINIBATCH)):
+    for leased in harness.take(task(1, 0, STEPS * MINIBATCH)):
         trainer.run(leased)
     return pushed
 
 
-def test_a_schedule_is_evaluated_at_the_global_step(stage, monkeypatch):
-    assert rates(stage, monkeypatch, lambda step: 1e-3 * (step + 1), NoCallbacks()) == [1e-3, 2e-3, 3e-3, 4e-3]
+def test_a_schedule_is_evaluated_at_the_global_step(harness, monkeypatch):
+    assert rates(harness, monkeypatch, lambda step: 1e-3 * (step + 1), NoCallbacks()) == [1e-3, 2e-3, 3e-3, 4e-3]
 
 
-def test_what_a_callback_sets_before_a_step_is_the_rate_of_that_step(stage, monkeypatch):
-    callback = Callback(before=lambda step, rate: 1e-3 / 2**step)
-    assert rates(stage, monkeypatch, lambda step: callback.rate, callback) == [1e-3 / 2**step for step in range(STEPS)]
+def test_what_a_callback_sets_before_a_step_is_the_rate_of_that_step(harness, monkeypatch):
+    callback = RateCallback(before=lambda step, rate: 1e-3 / 2**step)
+    assert rates(harness, monkeypatch, lambda step: callback.rate, callback) == [
+        1e-3 / 2**step for step in range(STEPS)
+    ]
 
 
-def test_what_a_callback_sets_after_a_step_is_the_rate_of_the_next(stage, monkeypatch):
-    callback = Callback(after=0.5)
+def test_what_a_callback_sets_after_a_step_is_the_rate_of_the_next(harness, monkeypatch):
+    callback = RateCallback(after=0.5)
     callback.rate = 1e-3
-    assert rates(stage, monkeypatch, lambda step: callback.rate, callback) == [1e-3 / 2**step for step in range(STEPS)]
+    assert rates(harness, monkeypatch, lambda step: callback.rate, callback) == [
+        1e-3 / 2**step for step in range(STEPS)
+    ]

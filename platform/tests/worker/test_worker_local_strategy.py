@@ -52,7 +52,7 @@ def feed(dataset, mode, metadata):
 """
 
 
-class Local:
+class LocalTraining:
     def __init__(self, folder: Path, model: str = MODEL, bad_rows: tuple[int, ...] = ()) -> None:
         self.folder = folder
         self.validation: str | None = str(folder / "data.csv")
@@ -93,11 +93,11 @@ class Local:
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
+def train_locally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalTraining]:
     from edl.worker import worker_process
 
     monkeypatch.setattr(worker_process, "set_thread_counts", lambda workers: None)  # once a process only
-    return lambda *arguments, **more: Local(tmp_path, *arguments, **more)
+    return lambda *arguments, **more: LocalTraining(tmp_path, *arguments, **more)
 
 
 def arrays(run: RunDirectory) -> dict[str, Any]:
@@ -112,9 +112,9 @@ def events(run: RunDirectory) -> Iterator[Any]:
 
 
 def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, code = local().run(export={})
+    run, code = train_locally().run(export={})
 
     out = capsys.readouterr()
     assert code == 0, out.err
@@ -129,9 +129,9 @@ def test_a_run_trains_evaluates_keeps_checkpoints_and_exports(
 
 
 def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, code = local().run(minibatch_size=51)
+    run, code = train_locally().run(minibatch_size=51)
     assert code == 2
     assert not missing_keys(capsys.readouterr().err, "train.minibatch_size", "51", "data.training", "50 records")
     assert not newest_intact_checkpoint(run.checkpoints)
@@ -139,17 +139,17 @@ def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
 
 @pytest.mark.parametrize(("condition", "code"), [("tf.math.is_nan(x[0])", 2), ("x[0] > 0.0", 0)])
 def test_a_feed_that_drops_every_record_is_refused(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str], condition: str, code: int
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str], condition: str, code: int
 ) -> None:
     filtered = f"(row[:2], row[2:])).filter(lambda x, y: {condition})"
-    _, found = local(MODEL.replace("(row[:2], row[2:]))", filtered)).run()
+    _, found = train_locally(MODEL.replace("(row[:2], row[2:]))", filtered)).run()
     assert found == code
     assert bool(missing_keys(capsys.readouterr().err, "feed", "50 records")) == (not code)
 
 
-def test_a_job_that_evaluates_nothing_needs_no_metrics(local: Callable[..., Local]) -> None:
+def test_a_job_that_evaluates_nothing_needs_no_metrics(train_locally: Callable[..., LocalTraining]) -> None:
     silent = MODEL.replace("def eval_metrics_fn", "def not_needed")
-    job = local(silent)
+    job = train_locally(silent)
     _, code = job.run()
     assert code == 2, "it evaluates"
     job.validation = None
@@ -157,8 +157,8 @@ def test_a_job_that_evaluates_nothing_needs_no_metrics(local: Callable[..., Loca
     assert code == 0
 
 
-def test_the_process_is_the_runs_only_worker(local: Callable[..., Local]) -> None:
-    run, _ = local().run(max_steps=2)
+def test_the_process_is_the_runs_only_worker(train_locally: Callable[..., LocalTraining]) -> None:
+    run, _ = train_locally().run(max_steps=2)
     first, *_, ended, last = events(run)
     assert (first.kind, first.role, first.index, first.pid) == ("role_started", "worker", 0, os.getpid())
     assert (ended.kind, ended.role, ended.pid, ended.reason) == ("role_ended", "worker", os.getpid(), "Completed")
@@ -166,9 +166,9 @@ def test_the_process_is_the_runs_only_worker(local: Callable[..., Local]) -> Non
 
 
 def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, code = local().run(max_steps=13)
+    run, code = train_locally().run(max_steps=13)
     assert code == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert not missing_keys(summary["reason"], "13 steps", "max_steps")
@@ -176,15 +176,15 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     assert summary["logs"] is None, "it prints to its terminal"
     kept = json.loads((run.path / "summary.json").read_text())
     assert kept == {name: summary[name] for name in kept}
-    run, _ = local().run(max_steps=1000)
+    run, _ = train_locally().run(max_steps=1000)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (summary["reason"], summary["records_total"]) == ("all records are done", 100)
 
 
 def test_people_read_the_same_end_as_of_a_distributed_run(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    local().run(plain=True)
+    train_locally().run(plain=True)
     told = capsys.readouterr().out.splitlines()
     assert not [line for line in told if "epoch 0" in line]
     heading, records, metrics = told[-3:]
@@ -193,8 +193,8 @@ def test_people_read_the_same_end_as_of_a_distributed_run(
     assert re.match(r"  evaluated .*mae [0-9.]+", metrics)
 
 
-def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., Local]) -> None:
-    job = local()
+def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(train_locally: Callable[..., LocalTraining]) -> None:
+    job = train_locally()
     whole, _ = job.run()
     parted, code = job.run(max_steps=11)
     assert code == 0
@@ -208,7 +208,7 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(local: Callable[..., 
 
 
 def test_a_run_from_before_there_were_windows_goes_on_without_one(
-    local: Callable[..., Local], monkeypatch: pytest.MonkeyPatch
+    train_locally: Callable[..., LocalTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from edl.worker.local_strategy import local_training
 
@@ -218,7 +218,7 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
         assert found.ledger["window"] == 0
         return replace(found, ledger={name: value for name, value in found.ledger.items() if name != "window"})
 
-    job = local()
+    job = train_locally()
     whole, _ = job.run(shuffle={"window": 0})
     parted, _ = job.run(max_steps=11, shuffle={"window": 0})
     monkeypatch.setattr(local_training.checkpoint_shards, "newest_intact_checkpoint", older)
@@ -229,10 +229,10 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[..., Local]) -> None:
+def test_steps_come_in_the_order_in_which_shards_are_planned(train_locally: Callable[..., LocalTraining]) -> None:
     from edl.worker.local_strategy.local_training import steps
 
-    job = local()
+    job = train_locally()
     run, _ = job.run(max_steps=1)
     spec = load_job_file(run.spec)
     sources = [shuffle.RecordSource("a", 30), shuffle.RecordSource("b", 7)]
@@ -245,9 +245,11 @@ def test_steps_come_in_the_order_in_which_shards_are_planned(local: Callable[...
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
 
 
-def test_nan_stops_and_names_the_records(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nan_stops_and_names_the_records(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
-    _, code = local(model).run()
+    _, code = train_locally(model).run()
     assert code == 1
     out = capsys.readouterr()
     assert "loss nan from records" in out.err
@@ -255,22 +257,22 @@ def test_nan_stops_and_names_the_records(local: Callable[..., Local], capsys: py
 
 
 def test_an_id_that_no_embedding_has_is_told_with_its_records(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = MODEL.replace(
         "keras.layers.Dense(8,",
         """keras.layers.Lambda(lambda x: tf.cast(x * 0, "int32") + 7), keras.layers.Embedding(5, 3, name="emb"),
         keras.layers.Flatten(), keras.layers.Dense(8,""",
     )
-    _, code = local(model).run()
+    _, code = train_locally(model).run()
     assert code == 2
     told = r"records [\d, to]+ of \S+data\.csv: id 7 is outside of the embedding 'sequential/emb/embeddings' \(5 x 3\)"
     assert re.search(told, capsys.readouterr().err)
 
 
-def test_nan_may_be_skipped_without_a_trace(local: Callable[..., Local]) -> None:
+def test_nan_may_be_skipped_without_a_trace(train_locally: Callable[..., LocalTraining]) -> None:
     model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
-    run, code = local(model).run(on_nan="skip", max_steps=3)
+    run, code = train_locally(model).run(on_nan="skip", max_steps=3)
     assert code == 0
     for name, array in arrays(run).items():
         assert np.isfinite(array).all(), name
@@ -280,10 +282,10 @@ def test_nan_may_be_skipped_without_a_trace(local: Callable[..., Local]) -> None
 
 
 def test_the_users_error_is_shown_with_the_users_lines(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = MODEL.partition("def feed")[0] + 'def feed(dataset, mode, metadata):\n    raise KeyError("lable")\n'
-    _, code = local(broken).run()
+    _, code = train_locally(broken).run()
     assert code == 2
     shown = capsys.readouterr().err
     assert "small.py" in shown
@@ -292,27 +294,32 @@ def test_the_users_error_is_shown_with_the_users_lines(
 
 
 def test_a_loss_of_each_label_with_every_prediction_trains_nothing(
-    local: Callable[..., Local], capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, code = local(MODEL.replace("row[2:]", "row[2]")).run()
+    _, code = train_locally(MODEL.replace("row[2:]", "row[2]")).run()
     assert code == 2
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["records_done"] == 0
     assert re.search(r"small\.py: loss\(\) gives the shape \(n, n\) for n records", err)
 
 
-def test_an_interrupt_ends_with_130(local: Callable[..., Local], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_ends_with_130(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = MODEL.replace(
         "def loss(labels, predictions):", "def loss(labels, predictions):\n    raise KeyboardInterrupt"
     )
-    run, code = local(model).run()
+    run, code = train_locally(model).run()
     assert code == 130
     assert [e.phase for e in events(run) if e.kind == "job_ended"] == ["Interrupted"]
     assert [e.reason for e in events(run) if e.kind == "role_ended"] == ["Completed"], "as a stopped distributed run"
 
 
 def test_callbacks_see_the_trained_model_and_may_stop_the_run(
-    local: Callable[..., Local], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    train_locally: Callable[..., LocalTraining],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     import keras
 
@@ -325,7 +332,7 @@ class Stop(keras.callbacks.Callback):
 def callbacks():
     return [Stop(), keras.callbacks.ModelCheckpoint({str(kept)!r}, save_weights_only=True)]
 """
-    run, code = local(MODEL + callbacks).run(export={})
+    run, code = train_locally(MODEL + callbacks).run(export={})
     assert code == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["reason"] == "a callback stopped training"
@@ -368,13 +375,13 @@ def callbacks():
 
 
 def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
-    local: Callable[..., Local], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_locally: Callable[..., LocalTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An epoch is one minibatch of all records, and evaluated: the order of records plays no part."""
     import keras
 
     mine, theirs = tmp_path / "mine.keras", tmp_path / "theirs.keras"
-    job = local(PLAIN.replace("{best!r}", repr(str(mine))))
+    job = train_locally(PLAIN.replace("{best!r}", repr(str(mine))))
     whole = {"minibatch_size": 50, "minibatches_per_task": 1, "epochs": 30, "evaluation_steps": 1}
     run, code = job.run(export={}, **whole)
     out = capsys.readouterr()
@@ -410,11 +417,13 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert rates[-1] == f"the learning rate is now {float(model.optimizer.learning_rate):.6g}"
 
 
-def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(local: Callable[..., Local]) -> None:
+def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(
+    train_locally: Callable[..., LocalTraining],
+) -> None:
     import keras
 
     source = PLAIN.split("class Mine")[0].replace("Adam(0.3)", "Adam(0.3, use_ema=True, ema_momentum=0.8)")
-    job = local(source)
+    job = train_locally(source)
     run, code = job.run(export={}, minibatch_size=50, minibatches_per_task=1, epochs=10)
     assert code == 0
     rows = np.loadtxt(job.folder / "data.csv", delimiter=",", dtype=np.float32)
@@ -473,10 +482,10 @@ def assert_same(parted: RunDirectory, whole: RunDirectory) -> None:
 
 
 def test_what_callbacks_have_seen_survives_a_stop_in_between(
-    local: Callable[..., Local], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_locally: Callable[..., LocalTraining], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stops before an evaluation that is due, between two of them, and before the evaluation that ends training."""
-    job = local(deciding(tmp_path, restore=True))
+    job = train_locally(deciding(tmp_path, restore=True))
     whole, _ = job.run(**SEVERAL)
     parted = None
     for step in ("6", "7", "14", "16"):
@@ -492,9 +501,11 @@ def test_what_callbacks_have_seen_survives_a_stop_in_between(
 
 
 @pytest.mark.repetition
-def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_what_callbacks_have_seen_survives_an_end_in_between(
+    train_locally: Callable[..., LocalTraining], tmp_path: Path
+) -> None:
     """Ends at evaluations; with ``restore_best_weights`` a run that ended goes on from the best weights instead."""
-    job = local(deciding(tmp_path, restore=False))
+    job = train_locally(deciding(tmp_path, restore=False))
     whole, _ = job.run(**SEVERAL)
     parted = None
     for steps in (6, 8, 14, None):
@@ -504,9 +515,11 @@ def test_what_callbacks_have_seen_survives_an_end_in_between(local: Callable[...
     assert_same(parted, whole)
 
 
-def test_a_run_that_ended_goes_on_from_the_best_weights(local: Callable[..., Local], tmp_path: Path) -> None:
+def test_a_run_that_ended_goes_on_from_the_best_weights(
+    train_locally: Callable[..., LocalTraining], tmp_path: Path
+) -> None:
     """As a second ``fit`` would; the evaluation at step 4 is better than that at step 6."""
-    job = local(deciding(tmp_path, restore=True))
+    job = train_locally(deciding(tmp_path, restore=True))
     four, _ = job.run(max_steps=4, **SEVERAL)
     six, _ = job.run(max_steps=6, **SEVERAL)
     losses = {event.step: event.metrics["loss"] for event in events(six) if event.kind == "evaluation_ended"}

@@ -21,10 +21,10 @@ STEPS = 3
 
 
 @pytest.fixture(params=[1, 2])
-def stage(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
-    stage = LoopHarness(ps=request.param)
-    yield stage
-    stage.close()
+def harness(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    harness = LoopHarness(ps=request.param)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
@@ -34,8 +34,8 @@ def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
     executor.close()
 
 
-def network(stage: LoopHarness) -> LinearNetwork:
-    return LinearNetwork(len(stage.servers.servers))
+def network(harness: LoopHarness) -> LinearNetwork:
+    return LinearNetwork(len(harness.servers.servers))
 
 
 def push(step: int, gradient: float = 1.0, **fields: Any) -> StepPush:
@@ -43,7 +43,7 @@ def push(step: int, gradient: float = 1.0, **fields: Any) -> StepPush:
     return gradient_push(LEASE, step, learning_rate=0.5, weight=1, slab=slab, **fields)
 
 
-def test_values_come_with_every_third_push(stage: LoopHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_come_with_every_third_push(harness: LoopHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     send = BulkClient.send
 
@@ -53,19 +53,19 @@ def test_values_come_with_every_third_push(stage: LoopHarness, monkeypatch: pyte
         send(self, kind, meta, buffers)
 
     monkeypatch.setattr(BulkClient, "send", watched)
-    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+    parameters = harness.parameters(network(harness), get_model_steps=STEPS)
     for step in range(7):
         parameters.latest_values()
         parameters.push(push(step))
-    assert asked[:: len(stage.servers.servers)] == [False, False, True, False, False, True, False]
+    assert asked[:: len(harness.servers.servers)] == [False, False, True, False, False, True, False]
 
 
 @pytest.mark.parametrize("optimizer", [SGD, OptimizerSpec("adagrad"), OptimizerSpec("adam")])
 def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(
-    stage: LoopHarness, optimizer: OptimizerSpec
+    harness: LoopHarness, optimizer: OptimizerSpec
 ) -> None:
-    parameters = stage.parameters(network(stage), optimizer=optimizer, get_model_steps=STEPS)
-    onlooker = stage.parameters(network(stage), optimizer=optimizer)
+    parameters = harness.parameters(network(harness), optimizer=optimizer, get_model_steps=STEPS)
+    onlooker = harness.parameters(network(harness), optimizer=optimizer)
     parameters.latest_values()
     for step in range(7):
         parameters.push(push(step, gradient=step - 2.5))
@@ -73,25 +73,25 @@ def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFINITIONS.keys() - {"ftrl"}))
-def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(stage: LoopHarness, name: str) -> None:
+def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(harness: LoopHarness, name: str) -> None:
     """Its slot variables have seen nothing, and the values of others stay in its copy all the same."""
-    early = stage.parameters(network(stage), optimizer=OptimizerSpec(name))
+    early = harness.parameters(network(harness), optimizer=OptimizerSpec(name))
     for step in range(200):
         early.push(gradient_push(LEASE + 1, step, 0.1, 1, slab=np.full(FEATURES, -1, np.float32)))
-    late = stage.parameters(network(stage), optimizer=OptimizerSpec(name), get_model_steps=STEPS)
+    late = harness.parameters(network(harness), optimizer=OptimizerSpec(name), get_model_steps=STEPS)
     pulled = late.latest_values().copy()
     late.push(push(0, gradient=1e-6))
     steps = np.abs(late.latest_values() - pulled) / np.maximum(1, np.abs(pulled))
     assert steps.max() <= 0.6, "no further than one step: LAMB's goes with the norm of the values"
 
 
-def test_values_that_follow_from_slot_variables_alone_are_refused(stage: LoopHarness) -> None:
+def test_values_that_follow_from_slot_variables_alone_are_refused(harness: LoopHarness) -> None:
     with pytest.raises(BadInputError, match=r"strategy\.get_model_steps.*Ftrl"):
-        stage.parameters(network(stage), optimizer=OptimizerSpec("ftrl"), get_model_steps=STEPS)
+        harness.parameters(network(harness), optimizer=OptimizerSpec("ftrl"), get_model_steps=STEPS)
 
 
-def test_the_steps_of_others_are_seen_with_the_next_pull(stage: LoopHarness) -> None:
-    one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
+def test_the_steps_of_others_are_seen_with_the_next_pull(harness: LoopHarness) -> None:
+    one, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
     one.latest_values()
     other.push(gradient_push(LEASE + 1, 0, learning_rate=0.5, weight=1, slab=np.full(FEATURES, 8, np.float32)))
     seen = []
@@ -101,9 +101,9 @@ def test_the_steps_of_others_are_seen_with_the_next_pull(stage: LoopHarness) -> 
     assert seen == [-0.5, -1.0, -5.5]
 
 
-def test_own_steps_do_not_make_a_push_stale(stage: LoopHarness) -> None:
+def test_own_steps_do_not_make_a_push_stale(harness: LoopHarness) -> None:
     """The copy knows of them: what it lacks are the steps of others."""
-    one, other = stage.parameters(network(stage), get_model_steps=STEPS), stage.parameters(network(stage))
+    one, other = harness.parameters(network(harness), get_model_steps=STEPS), harness.parameters(network(harness))
     one.latest_values()
     one.push(push(0))
     other.push(gradient_push(LEASE + 1, 0, slab=np.zeros(FEATURES, np.float32)))
@@ -113,41 +113,41 @@ def test_own_steps_do_not_make_a_push_stale(stage: LoopHarness) -> None:
     assert (set(one.value_versions), one.global_step) == ({4}, 4)
 
 
-def test_after_a_refused_push_the_values_are_pulled(stage: LoopHarness) -> None:
-    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+def test_after_a_refused_push_the_values_are_pulled(harness: LoopHarness) -> None:
+    parameters = harness.parameters(network(harness), get_model_steps=STEPS)
     parameters.latest_values()
-    for server in stage.servers.servers.values():
+    for server in harness.servers.servers.values():
         server.revoke_leases(1, [LEASE], 0)
     assert parameters.push(push(0)).revoked
     np.testing.assert_array_equal(parameters.latest_values(), np.zeros(FEATURES))
 
 
-def test_a_step_that_applies_nothing_moves_nothing(stage: LoopHarness) -> None:
-    parameters = stage.parameters(network(stage), get_model_steps=STEPS)
+def test_a_step_that_applies_nothing_moves_nothing(harness: LoopHarness) -> None:
+    parameters = harness.parameters(network(harness), get_model_steps=STEPS)
     parameters.latest_values()
     parameters.push(gradient_push(LEASE, 0))
     np.testing.assert_array_equal(parameters.latest_values(), np.zeros(FEATURES))
 
 
 def test_statistics_move_by_their_weighed_deltas() -> None:
-    stage = LoopHarness()
+    harness = LoopHarness()
     model = LinearNetwork()
     model.variables = (*model.variables[:2], VariableSpec("mean", (1,), statistic=True))
-    parameters = stage.parameters(model, get_model_steps=STEPS)
+    parameters = harness.parameters(model, get_model_steps=STEPS)
     parameters.latest_values()
     parameters.push(gradient_push(LEASE, 0, learning_rate=0.5, weight=0.25, slab=np.full(FEATURES, 8, np.float32)))
     assert parameters.latest_values().tolist() == [-4, -4, 2]
-    stage.close()
+    harness.close()
 
 
 @pytest.mark.parametrize("ps", [1, 2])
 def test_training_with_local_steps_is_the_same_for_a_lone_worker(ps: int, executor: SerialExecutor | None) -> None:
     ends = []
     for steps in (1, STEPS):
-        stage = LoopHarness(ps=ps)
-        parameters = stage.parameters(network(stage), get_model_steps=steps)
-        for leased in stage.take(task(1, 0, 30), task(2, 30, 44)):
-            stage.trainer(network(stage), parameters, executor=executor).run(leased)
+        harness = LoopHarness(ps=ps)
+        parameters = harness.parameters(network(harness), get_model_steps=steps)
+        for leased in harness.take(task(1, 0, 30), task(2, 30, 44)):
+            harness.trainer(network(harness), parameters, executor=executor).run(leased)
         ends.append(parameters.pull_pinned(0))
-        stage.close()
+        harness.close()
     np.testing.assert_array_equal(*ends)

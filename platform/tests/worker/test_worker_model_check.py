@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.text_keys import missing_keys
-from worker.loop_harness import LEASE, TOKEN, ScriptedMaster, Servers
+from worker.loop_harness import LEASE, TOKEN, PsServers, ScriptedMaster
 
 from edl.api.cluster_port import Role
 from edl.core.events import DatasetDescribed, EndJob, PodsSynced, Tick
@@ -63,7 +63,7 @@ Result = dict[str, Any]
 
 
 @pytest.fixture
-def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def check_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Checks a job of MODEL with ``source`` behind it, which defines again what is to be another."""
     monkeypatch.chdir(tmp_path)
 
@@ -100,7 +100,7 @@ Refusal = tuple[str, int]
 """Why a job ended, and its exit code."""
 
 
-class Wire:
+class ScriptedChannel:
     """A channel to a master that is a script in this process."""
 
     def __init__(self, master: ScriptedMaster) -> None:
@@ -110,7 +110,7 @@ class Wire:
         return self._master(method.path.rpartition("/")[2], request, deadline=timeout)
 
 
-class Deciding(ScriptedMaster):
+class DecidingMaster(ScriptedMaster):
     """Lets the worker describe the data set and train its first minibatch, unless the core ends the job before."""
 
     def __init__(self, spec: Any) -> None:
@@ -164,10 +164,10 @@ def by_servers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
     from edl.worker.worker_process import ImportSlot, _run_tasks
 
     spec = load_job_file(folder / "spec.json")
-    servers, master = Servers(spec.ps.count), Deciding(spec)
+    servers, master = PsServers(spec.ps.count), DecidingMaster(spec)
     master.placement = servers.placement()
     identity = ProcessIdentity(folder, Role.WORKER, 0, "uid-0", TOKEN, folder, "unix:none")
-    coordination = WorkerRuntime(identity, spec, ShutdownGate(), Wire(master))  # type: ignore[arg-type]
+    coordination = WorkerRuntime(identity, spec, ShutdownGate(), ScriptedChannel(master))  # type: ignore[arg-type]
     coordination.start()
     with ExitStack() as closing:
         closing.callback(servers.close)
@@ -196,11 +196,11 @@ def by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Refusal:
 
 
 @pytest.fixture
-def refused(checked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def refuse_job(check_job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Checks a job, then runs it: both refuse it in the same words and with the same exit code."""
 
     def refuse(source: str = "", **spec: Any) -> Result:
-        result: Result = checked(source, **spec)
+        result: Result = check_job(source, **spec)
         ran = by_itself if spec.get("strategy") == LOCAL["strategy"] else by_servers
         assert (result["failure"], result["exit_code"]) == ran(tmp_path, monkeypatch)
         return result
@@ -212,8 +212,8 @@ def refused(checked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 @pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
-def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: Path, spec: Any) -> None:
-    result = checked(**spec)
+def test_a_good_job_is_described_by_its_first_minibatch(check_job: Any, tmp_path: Path, spec: Any) -> None:
+    result = check_job(**spec)
     assert (result["failure"], result["exit_code"]) == ("", 0)
     model, training, evaluation = result["lines"]
     assert model.startswith("model: Functional, ")
@@ -231,8 +231,8 @@ def test_a_good_job_is_described_by_its_first_minibatch(checked: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["dense", "Local"])
-def test_what_a_workers_log_would_warn_of_is_told_once(checked: Any, spec: Any) -> None:
-    result = checked(
+def test_what_a_workers_log_would_warn_of_is_told_once(check_job: Any, spec: Any) -> None:
+    result = check_job(
         """
 class Mine(keras.callbacks.Callback):
     def on_test_batch_end(self, batch, logs=None):
@@ -248,13 +248,13 @@ def callbacks():
     assert "on_test_batch_end()" in warning
 
 
-def test_both_strategies_have_the_same_first_loss(checked: Any) -> None:
-    served, local = (checked(**spec)["lines"][1] for spec in ({}, LOCAL))
+def test_both_strategies_have_the_same_first_loss(check_job: Any) -> None:
+    served, local = (check_job(**spec)["lines"][1] for spec in ({}, LOCAL))
     assert served == local
 
 
-def test_a_job_that_only_predicts_is_tried_as_well(checked: Any) -> None:
-    result = checked(data={"prediction": "data.csv", "reader": {"header": False}})
+def test_a_job_that_only_predicts_is_tried_as_well(check_job: Any) -> None:
+    result = check_job(data={"prediction": "data.csv", "reader": {"header": False}})
     assert result["failure"] == ""
     assert not missing_keys(result["lines"][-1], "prediction", "records 0 to 7", "data.csv", "ok")
 
@@ -278,16 +278,16 @@ def test_a_job_that_only_predicts_is_tried_as_well(checked: Any) -> None:
         ),
     ],
 )
-def test_what_ends_a_run_is_found(refused: Any, spec: Any, source: str, said: str) -> None:
-    result = refused(source, **spec)
+def test_what_ends_a_run_is_found(refuse_job: Any, spec: Any, source: str, said: str) -> None:
+    result = refuse_job(source, **spec)
     assert said in result["failure"]
     assert result["exit_code"] == 2
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize("method", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
-def test_what_a_callback_raises_before_the_first_update_is_found(refused: Any, spec: Any, method: str) -> None:
-    result = refused(
+def test_what_a_callback_raises_before_the_first_update_is_found(refuse_job: Any, spec: Any, method: str) -> None:
+    result = refuse_job(
         f"class Mine(keras.callbacks.Callback):\n"
         f"    def {method}(self, *arguments, **logs):\n"
         f"        raise RuntimeError('mine')\n"
@@ -300,9 +300,9 @@ def test_what_a_callback_raises_before_the_first_update_is_found(refused: Any, s
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
-def test_the_log_files_of_a_run_are_left_alone(checked: Any, tmp_path: Path, spec: Any) -> None:
+def test_the_log_files_of_a_run_are_left_alone(check_job: Any, tmp_path: Path, spec: Any) -> None:
     (tmp_path / "log.csv").write_text("epoch,loss\n")
-    result = checked(
+    result = check_job(
         "def callbacks():\n    return [keras.callbacks.CSVLogger('log.csv')]",
         **spec,
     )
@@ -310,8 +310,8 @@ def test_the_log_files_of_a_run_are_left_alone(checked: Any, tmp_path: Path, spe
     assert (tmp_path / "log.csv").read_text() == "epoch,loss\n"
 
 
-def test_what_only_an_evaluation_would_end_with_is_found_too(checked: Any) -> None:
-    result = checked("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}")
+def test_what_only_an_evaluation_would_end_with_is_found_too(check_job: Any) -> None:
+    result = check_job("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}")
     assert "metric 'k'" in result["failure"]
     assert result["exit_code"] == 2
 
@@ -333,25 +333,25 @@ def test_what_only_an_evaluation_would_end_with_is_found_too(checked: Any) -> No
     ids=["a loss of no output", "each label with every prediction"],
 )
 def test_what_the_first_minibatch_shows_is_found_under_every_strategy(
-    refused: Any, spec: Any, source: str, said: str
+    refuse_job: Any, spec: Any, source: str, said: str
 ) -> None:
-    result = refused(source, **spec)
+    result = refuse_job(source, **spec)
     assert said in result["failure"]
     assert result["exit_code"] == 2
 
 
 @pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
-def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(checked: Any, spec: Any) -> None:
+def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(check_job: Any, spec: Any) -> None:
     """A run of shuffled records meets others first."""
-    result = checked("def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)", **spec)
+    result = check_job("def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)", **spec)
     assert not missing_keys(result["failure"], "loss nan", "records 0 to 7")
     assert result["exit_code"] == 1
 
 
 @pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
 @pytest.mark.parametrize("wrong", [50, -1])
-def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, spec: Any, wrong: int) -> None:
-    result = checked(ids=[wrong, *range(39)], **spec)
+def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(check_job: Any, spec: Any, wrong: int) -> None:
+    result = check_job(ids=[wrong, *range(39)], **spec)
     assert not missing_keys(result["failure"].splitlines()[0], "data.csv", "records 0 to 7", f"id {wrong}", "embedding")
     assert result["exit_code"] == 2
 
@@ -379,14 +379,14 @@ def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(checked: Any, s
     ],
     ids=["local steps", "optimizer", "several PS", "hidden use"],
 )
-def test_what_parameter_servers_refuse_is_found_without_one(refused: Any, source: str, spec: Any, said: str) -> None:
-    result = refused(source, **spec)
+def test_what_parameter_servers_refuse_is_found_without_one(refuse_job: Any, source: str, spec: Any, said: str) -> None:
+    result = refuse_job(source, **spec)
     assert said in result["failure"]
     assert result["exit_code"] == 2
 
 
-def test_a_model_that_an_export_could_not_make_again_is_found(checked: Any) -> None:
-    result = checked(
+def test_a_model_that_an_export_could_not_make_again_is_found(check_job: Any) -> None:
+    result = check_job(
         "made, count = custom_model, iter(range(99))\n"
         "def custom_model():\n"
         "    made_so = made()\n"
@@ -456,8 +456,8 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
     ],
 )
 def test_what_a_job_asks_and_its_model_cannot_is_found(
-    refused: Any, strategy: Any, source: str, spec: Any, said: str
+    refuse_job: Any, strategy: Any, source: str, spec: Any, said: str
 ) -> None:
-    result = refused(source, **spec, **strategy)
+    result = refuse_job(source, **spec, **strategy)
     assert said in result["failure"]
     assert result["exit_code"] == 2

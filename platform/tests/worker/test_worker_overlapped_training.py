@@ -38,10 +38,10 @@ RATE = 0.01
 
 
 @pytest.fixture(params=[1, 2])
-def stage(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
-    stage = LoopHarness(ps=request.param)
-    yield stage
-    stage.close()
+def harness(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    harness = LoopHarness(ps=request.param)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ def computed_from(network: LinearNetwork) -> list[np.ndarray]:
     ("optimizer", "missed"), [(SGD, 0), (OptimizerSpec("momentum"), 1), (OptimizerSpec("adam"), 1)], ids=str
 )
 def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
-    stage: LoopHarness, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
+    harness: LoopHarness, executor: SerialExecutor, optimizer: OptimizerSpec, missed: int
 ) -> None:
-    network = LinearNetwork(len(stage.servers.servers))
+    network = LinearNetwork(len(harness.servers.servers))
     seen = computed_from(network)
-    parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
-    onlooker = stage.parameters(network, optimizer=optimizer)
+    parameters = harness.parameters(network, optimizer=optimizer, overlap=True)
+    onlooker = harness.parameters(network, optimizer=optimizer)
     push, after = parameters.push, [onlooker.pull_pinned(0)]
 
     def watched(step: StepPush) -> Any:
@@ -93,24 +93,24 @@ def test_values_miss_the_newest_step_of_their_own_worker_unless_it_is_foreseen(
         return result
 
     parameters.push = watched  # type: ignore[method-assign]
-    for leased in stage.take(task(1, 0, 24), task(2, 24, 34)):
-        stage.trainer(network, parameters, rate=RATE, executor=executor).run(leased)
-    stage.progress.send_all()
+    for leased in harness.take(task(1, 0, 24), task(2, 24, 34)):
+        harness.trainer(network, parameters, rate=RATE, executor=executor).run(leased)
+    harness.progress.send_all()
 
     first, second = range(6), range(6, 9)  # a range begins with nothing under way
     known = [max(steps.start, step - missed) for steps in (first, second) for step in steps]
     computed = [slab for at, slab in enumerate(seen) if at not in (0, 7)]
     np.testing.assert_array_equal(computed, [after[number] for number in known])
-    reports = stage.master.requests("Report")
+    reports = harness.master.requests("Report")
     assert [(r.lease - LEASE, r.last.through, r.last.loss_steps) for r in reports] == [(1, 6, 6), (2, 3, 3)]
 
 
 def test_values_have_what_others_pushed_while_the_step_before_was_computed(
-    stage: LoopHarness, executor: SerialExecutor
+    harness: LoopHarness, executor: SerialExecutor
 ) -> None:
     """Values that came as early as the rows would lack it: twice as many pushes of others as without overlap."""
-    network = LinearNetwork(len(stage.servers.servers))
-    parameters, other = stage.parameters(network, overlap=True), stage.parameters(network)
+    network = LinearNetwork(len(harness.servers.servers))
+    parameters, other = harness.parameters(network, overlap=True), harness.parameters(network)
     seen: list[float] = []
 
     def train(slab: np.ndarray, *_: Any) -> LinearStep:
@@ -119,8 +119,8 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
         return LinearStep(0.0, np.zeros(3, np.float32))
 
     network.train = train  # type: ignore[method-assign]
-    for leased in stage.take(task(1, 0, 24)):
-        stage.trainer(network, parameters, executor=executor).run(leased)
+    for leased in harness.take(task(1, 0, 24)):
+        harness.trainer(network, parameters, executor=executor).run(leased)
 
     traced, *computed = seen
     assert traced == 0
@@ -128,28 +128,28 @@ def test_values_have_what_others_pushed_while_the_step_before_was_computed(
 
 
 def test_each_step_pulls_once_and_its_push_brings_nothing_back(executor: SerialExecutor) -> None:
-    stage, asked = LoopHarness(), []
+    harness, asked = LoopHarness(), []
 
-    class Watched(BulkClient):
+    class WatchedClient(BulkClient):
         def send(self, kind: FrameKind, meta: bytes, buffers: Any = ()) -> None:
             asked.append((kind, kind is FrameKind.PUSH and pb.Push.FromString(meta).pull))
             super().send(kind, meta, buffers)
 
     network, now = LinearNetwork(), [0.0]
-    parameters = stage.parameters(
-        network, overlap=True, connect=lambda address: Watched(address, TOKEN, timeout=10), clock=lambda: now[0]
+    parameters = harness.parameters(
+        network, overlap=True, connect=lambda address: WatchedClient(address, TOKEN, timeout=10), clock=lambda: now[0]
     )
-    for leased in stage.take(task(1, 0, 16)):
-        stage.trainer(network, parameters, executor=executor).run(leased)
-    stage.close()
+    for leased in harness.take(task(1, 0, 16)):
+        harness.trainer(network, parameters, executor=executor).run(leased)
+    harness.close()
 
     assert asked.count((FrameKind.PUSH, False)) == asked.count((FrameKind.PULL, False)) == 4
     assert (FrameKind.PUSH, True) not in asked
 
 
-def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: LoopHarness) -> None:
-    network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network, overlap=True)
+def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(harness: LoopHarness) -> None:
+    network = LinearNetwork(len(harness.servers.servers))
+    parameters = harness.parameters(network, overlap=True)
     foreseen = parameters.latest_values(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     np.testing.assert_array_equal(foreseen, np.full(3, -1))
     np.testing.assert_array_equal(parameters.latest_values(), np.zeros(3))
@@ -157,11 +157,11 @@ def test_a_foreseen_push_that_is_never_sent_leaves_nothing_behind(stage: LoopHar
 
 @pytest.mark.parametrize(("optimizer", "staleness"), [(SGD, 1), (OptimizerSpec("adam"), 2)], ids=str)
 def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
-    stage: LoopHarness, optimizer: OptimizerSpec, staleness: int
+    harness: LoopHarness, optimizer: OptimizerSpec, staleness: int
 ) -> None:
-    network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network, optimizer=optimizer, overlap=True)
-    other = stage.parameters(network, optimizer=optimizer)
+    network = LinearNetwork(len(harness.servers.servers))
+    parameters = harness.parameters(network, optimizer=optimizer, overlap=True)
+    other = harness.parameters(network, optimizer=optimizer)
     mine, theirs = (gradient_push(LEASE + i, 0, slab=np.ones(3, np.float32), learning_rate=1) for i in (1, 2))
     parameters.latest_values(mine)
     parameters_of_next = parameters.value_versions
@@ -171,11 +171,11 @@ def test_own_pushes_make_a_push_stale_unless_they_are_foreseen(
 
 
 def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
-    stage: LoopHarness, executor: SerialExecutor
+    harness: LoopHarness, executor: SerialExecutor
 ) -> None:
     """Every minibatch needs rows that the one before it has just moved."""
-    network = LinearNetwork(len(stage.servers.servers), table=True)
-    parameters = stage.parameters(network, overlap=True)
+    network = LinearNetwork(len(harness.servers.servers), table=True)
+    parameters = harness.parameters(network, overlap=True)
     seen: list[np.ndarray] = []
     train = network.train
 
@@ -186,24 +186,24 @@ def test_rows_miss_the_newest_step_of_their_own_worker_and_no_other(
         return result
 
     network.train = watched  # type: ignore[method-assign]
-    stage.reader.read = lambda *_: [record(7).tobytes()] * MINIBATCH  # type: ignore[method-assign]  # always row 0
-    for leased in stage.take(task(1, 0, 20)):
-        stage.trainer(network, parameters, rate=0.25, executor=executor).run(leased)
+    harness.reader.read = lambda *_: [record(7).tobytes()] * MINIBATCH  # type: ignore[method-assign]  # always row 0
+    for leased in harness.take(task(1, 0, 20)):
+        harness.trainer(network, parameters, rate=0.25, executor=executor).run(leased)
 
     _traced, *computed = (float(values[0, 0]) for values in seen)
     assert computed == [0.5, 0.5, 0.25, 0.0, -0.25]
 
 
-def test_a_range_begins_with_the_newest_values(stage: LoopHarness, executor: SerialExecutor) -> None:
+def test_a_range_begins_with_the_newest_values(harness: LoopHarness, executor: SerialExecutor) -> None:
     """What was fetched ahead goes with its range: another worker trained while this one did something else."""
     now = [0.0]
-    network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network, clock=lambda: now[0], overlap=True)
-    trainer = stage.trainer(network, parameters, executor=executor)
-    first, second = stage.take(task(1, 0, 8), task(2, 8, 12))
+    network = LinearNetwork(len(harness.servers.servers))
+    parameters = harness.parameters(network, clock=lambda: now[0], overlap=True)
+    trainer = harness.trainer(network, parameters, executor=executor)
+    first, second = harness.take(task(1, 0, 8), task(2, 8, 12))
     trainer.run(first)
 
-    other = stage.parameters(network)
+    other = harness.parameters(network)
     other.push(gradient_push(LEASE, 0, learning_rate=1, weight=1, slab=np.ones(3, np.float32)))
     expected = other.latest_values().copy()
     now[0] += 2 * MAX_VALUE_AGE_SECONDS
@@ -216,26 +216,26 @@ def test_a_range_begins_with_the_newest_values(stage: LoopHarness, executor: Ser
 
 
 def test_nan_stops_after_the_step_before_it_is_in(executor: SerialExecutor) -> None:
-    stage = LoopHarness()
+    harness = LoopHarness()
     network = LinearNetwork(poison=9.0)
-    trainer = stage.trainer(network, stage.parameters(network, overlap=True), executor=executor)
-    (leased,) = stage.take(task(1, 0, 16))
+    trainer = harness.trainer(network, harness.parameters(network, overlap=True), executor=executor)
+    (leased,) = harness.take(task(1, 0, 16))
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
         trainer.run(leased)
-    assert stage.servers.state(0).applied_steps == {LEASE + 1: 2}
-    stage.close()
+    assert harness.servers.state(0).applied_steps == {LEASE + 1: 2}
+    harness.close()
 
 
 def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
-    stage: LoopHarness, executor: SerialExecutor
+    harness: LoopHarness, executor: SerialExecutor
 ) -> None:
     """The one that is on its way counts, though no PS has answered it."""
-    network = LinearNetwork(len(stage.servers.servers))
-    parameters = stage.parameters(network, overlap=True)
+    network = LinearNetwork(len(harness.servers.servers))
+    parameters = harness.parameters(network, overlap=True)
     seen: list[str] = []
 
-    class Watcher(NoCallbacks):
+    class StepWatcher(NoCallbacks):
         def begin_step(self, step: int) -> None:
             seen.append(f"begin {step}")
 
@@ -246,9 +246,9 @@ def test_callbacks_and_schedules_see_the_global_step_that_a_push_becomes(
         seen.append(f"rate {step}")
         return RATE
 
-    trainer = stage.trainer(network, parameters, executor=executor)
-    trainer._learning_rate, trainer._training_callbacks = rate, Watcher()
-    for leased in stage.take(task(1, 0, 12), task(2, 12, 20)):
+    trainer = harness.trainer(network, parameters, executor=executor)
+    trainer._learning_rate, trainer._training_callbacks = rate, StepWatcher()
+    for leased in harness.take(task(1, 0, 12), task(2, 12, 20)):
         trainer.run(leased)
 
     assert seen == [f"{what} {step}" for step in range(5) for what in ("begin", "rate", "end")]
@@ -267,7 +267,7 @@ class DataNetwork(LinearNetwork):
 
 
 @dataclass
-class Script:
+class FaultScript:
     """What happens at the n-th request of training to a PS, by number: see ``FAULTS``."""
 
     faults: Mapping[int, str]
@@ -284,7 +284,7 @@ class Script:
 class FaultyClient(BulkClient):
     """Loses requests and answers as a script says."""
 
-    def __init__(self, address: str, script: Script) -> None:
+    def __init__(self, address: str, script: FaultScript) -> None:
         super().__init__(address, TOKEN, timeout=10)
         self._script = script
         self._lost_answer = False
@@ -313,9 +313,9 @@ FAULTS = st.sampled_from(["request lost", "answer lost", "revoked", "first lost"
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
 @given(faults=st.dictionaries(st.integers(0, 30), FAULTS, max_size=6), ps=st.integers(1, 2))
 def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults: dict[int, str], ps: int) -> None:
-    stage = LoopHarness(ps=ps)
+    harness = LoopHarness(ps=ps)
     cuts = iter(range(1, 100))
-    servers = list(stage.servers.servers.values())
+    servers = list(harness.servers.servers.values())
 
     def cut() -> None:
         """As a master does, but that it gives up at once where a step is on its way."""
@@ -332,24 +332,24 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
             server.revoke_leases(1, [LEASE + 1], 0)
 
     network = DataNetwork(ps)
-    script = Script(faults)
+    script = FaultScript(faults)
     script.act = {
         "revoked": revoke,
-        "first lost": lambda: stage.leases.mark_lost([LEASE + 1]),
-        "second lost": lambda: stage.leases.mark_lost([LEASE + 2]),
+        "first lost": lambda: harness.leases.mark_lost([LEASE + 1]),
+        "second lost": lambda: harness.leases.mark_lost([LEASE + 2]),
         "cut": cut,
-        "told to go": lambda: stage.gate._closed.set(),  # ``close`` would wait
+        "told to go": lambda: harness.gate._closed.set(),  # ``close`` would wait
     }
-    parameters = stage.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
-    tasks = stage.take(task(1, 0, 22), task(2, 22, 44))
+    parameters = harness.parameters(network, connect=lambda address: FaultyClient(address, script), overlap=True)
+    tasks = harness.take(task(1, 0, 22), task(2, 22, 44))
 
     with new_executor() as made, suppress(LeavingError):
         for leased in tasks:
-            stage.trainer(network, parameters, rate=1.0, executor=made).run(leased)
-    stage.progress.send_all()
+            harness.trainer(network, parameters, rate=1.0, executor=made).run(leased)
+    harness.progress.send_all()
 
-    told_in = reported(stage)
-    values = stage.parameters(LinearNetwork(ps)).latest_values()
+    told_in = reported(harness)
+    values = harness.parameters(LinearNetwork(ps)).latest_values()
     for part, server in enumerate(servers):
         applied = server._applied_steps._steps  # also of revoked leases
         steps = [leased.step_range(step) for leased in tasks for step in range(applied.get(leased.lease_id, 0))]
@@ -358,14 +358,14 @@ def test_every_step_that_is_reported_is_in_exactly_once_whatever_happens(faults:
         assert all(through <= applied.get(lease, 0) for lease, through in told_in.items()), "in, but not here"
         if not faults:
             assert applied == told_in == {leased.lease_id: leased.step_count for leased in tasks}
-    stage.close()
+    harness.close()
 
 
-def reported(stage: LoopHarness) -> dict[int, int]:
+def reported(harness: LoopHarness) -> dict[int, int]:
     """How many steps of each lease the master heard, or would hear now, to be in."""
-    told = [lease for request in stage.master.requests("Progress") for lease in request.leases]
-    told += [request.last for request in stage.master.requests("Report")]
-    return {lease.lease: lease.through for lease in (*told, *stage.progress.unreported_progress())}
+    told = [lease for request in harness.master.requests("Progress") for lease in request.leases]
+    told += [request.last for request in harness.master.requests("Report")]
+    return {lease.lease: lease.through for lease in (*told, *harness.progress.unreported_progress())}
 
 
 def moves(window: tuple[int, int]) -> np.ndarray:

@@ -18,25 +18,25 @@ from edl.worker.stored_weights import PredictionRun, StoredWeights
 
 
 @pytest.fixture
-def stage() -> Iterator[LoopHarness]:
-    stage = LoopHarness()
-    yield stage
-    stage.close()
+def harness() -> Iterator[LoopHarness]:
+    harness = LoopHarness()
+    yield harness
+    harness.close()
 
 
 SLAB = np.array([1, 10, 100], np.float32)
 
 
-def predictor(stage: LoopHarness, output: PredictionOutput) -> Predictor:
+def predictor(harness: LoopHarness, output: PredictionOutput) -> Predictor:
     return Predictor(
         LinearNetwork(),
         SLAB,
         StoredWeights.empty(),
         output,
-        stage.streams["prediction"],
-        stage.leases,
-        stage.progress,
-        stage.gate,
+        harness.streams["prediction"],
+        harness.leases,
+        harness.progress,
+        harness.gate,
     )
 
 
@@ -44,44 +44,44 @@ def expected(start: int, end: int) -> np.ndarray:
     return np.array([record(i)[:-1] @ SLAB for i in range(start, end)])
 
 
-def test_each_range_gives_one_file_with_its_outputs(stage: LoopHarness, tmp_path: Path) -> None:
+def test_each_range_gives_one_file_with_its_outputs(harness: LoopHarness, tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    predict = predictor(stage, NpzOutput(out, ["s"]))
-    for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
+    predict = predictor(harness, NpzOutput(out, ["s"]))
+    for leased in harness.take(task(1, 0, 10, "prediction"), task(2, 10, 12, "prediction")):
         predict.run(leased)
-    stage.progress.send_all()
+    harness.progress.send_all()
 
     assert sorted(path.name for path in out.iterdir()) == ["s-0-10.npz", "s-10-12.npz"]
     with np.load(out / "s-0-10.npz") as found:
         assert (found["start"], found["end"], found["source"]) == (0, 10, "s")
         np.testing.assert_array_equal(found["outputs"], expected(0, 10))
-    assert len(stage.master.requests("Report")) == 2
+    assert len(harness.master.requests("Report")) == 2
 
 
-def test_a_task_that_is_done_twice_leaves_one_file(stage: LoopHarness, tmp_path: Path) -> None:
-    predict = predictor(stage, NpzOutput(tmp_path, ["s"]))
-    for leased in stage.take(task(1, 0, 10, "prediction"), task(2, 0, 10, "prediction")):
+def test_a_task_that_is_done_twice_leaves_one_file(harness: LoopHarness, tmp_path: Path) -> None:
+    predict = predictor(harness, NpzOutput(tmp_path, ["s"]))
+    for leased in harness.take(task(1, 0, 10, "prediction"), task(2, 0, 10, "prediction")):
         predict.run(leased)
     assert [path.name for path in tmp_path.iterdir()] == ["s-0-10.npz"]
 
 
-def test_files_say_nothing_before_the_range_is_complete(stage: LoopHarness, tmp_path: Path) -> None:
+def test_files_say_nothing_before_the_range_is_complete(harness: LoopHarness, tmp_path: Path) -> None:
     """What was computed is in this process only: a range that is given back must be predicted as a whole."""
     files = NpzOutput(tmp_path, ["s"])
-    (leased,) = stage.take(task(1, 0, 12, "prediction"))
+    (leased,) = harness.take(task(1, 0, 12, "prediction"))
     end = files.end_range
 
     def ended(leased: LeasedTask) -> None:
-        stage.progress.send_all()
-        assert stage.master.requests("Progress")[-1].leases[0].through == 0
+        harness.progress.send_all()
+        assert harness.master.requests("Progress")[-1].leases[0].through == 0
         end(leased)
 
     files.end_range = ended  # type: ignore[method-assign]
-    predictor(stage, files).run(leased)
-    assert len(stage.master.requests("Progress")) == 1
+    predictor(harness, files).run(leased)
+    assert len(harness.master.requests("Progress")) == 1
 
 
-class Recording:
+class RecordingProcessor:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
@@ -89,23 +89,23 @@ class Recording:
         self.calls.append((len(predictions), worker_id))
 
 
-def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(stage: LoopHarness) -> None:
-    processor = Recording()
-    for leased in stage.take(task(1, 0, 10, "prediction")):
-        predictor(stage, ProcessorOutput(processor, 3, Path(__file__).parent)).run(leased)
+def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(harness: LoopHarness) -> None:
+    processor = RecordingProcessor()
+    for leased in harness.take(task(1, 0, 10, "prediction")):
+        predictor(harness, ProcessorOutput(processor, 3, Path(__file__).parent)).run(leased)
     assert processor.calls == [(4, 3), (4, 3), (2, 3)]
-    told = [r.leases[0].through for r in stage.master.requests("Progress")]
+    told = [r.leases[0].through for r in harness.master.requests("Progress")]
     assert told == [1, 2, 3]
 
 
-class Raising:
+class RaisingProcessor:
     def process(self, predictions: Any, worker_id: int) -> None:
         raise KeyError("table")
 
 
 def test_a_processor_that_raises_is_the_users_error() -> None:
     with pytest.raises(UserCodeError) as error:
-        ProcessorOutput(Raising(), 0, Path(__file__).parent).add_minibatch(np.zeros(3))
+        ProcessorOutput(RaisingProcessor(), 0, Path(__file__).parent).add_minibatch(np.zeros(3))
     assert "PredictionOutputsProcessor.process() raised KeyError: 'table'" in str(error.value)
     assert 'raise KeyError("table")' in error.value.detail
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worker.loop_harness import LEASE, TOKEN, Servers
+from worker.loop_harness import LEASE, TOKEN, PsServers
 
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.transport import edl_pb2 as pb
@@ -56,10 +56,10 @@ def rows(count: int) -> np.ndarray:
     return np.column_stack([x, x @ [1, -1]]).astype(np.float32)
 
 
-class Master(MasterServicer):
+class TaskMaster(MasterServicer):
     """Hands out what it was given, in order; the rest is remembered."""
 
-    def __init__(self, servers: Servers) -> None:
+    def __init__(self, servers: PsServers) -> None:
         self.servers = servers
         self.tasks: list[pb.Task] = []
         self.log: list[tuple[str, Any]] = []
@@ -108,7 +108,7 @@ class Master(MasterServicer):
         return pb.LeaveReply()
 
 
-class Job:
+class WorkerJob:
     """A run directory, a master and parameter servers."""
 
     def __init__(self, folder: Path, model: str = MODEL, records: int = 40) -> None:
@@ -122,8 +122,8 @@ class Job:
         (folder / "zoo" / "linear.py").write_text(model)
         (folder / "token").write_text(TOKEN)
         (folder / "run").mkdir()
-        self.servers = Servers(2)
-        self.master = Master(self.servers)
+        self.servers = PsServers(2)
+        self.master = TaskMaster(self.servers)
         self.address = f"unix:{self._sockets.name}/m"
         self.server = start_control_server(partial(add_MasterServicer_to_server, self.master), self.address, TOKEN, 8)
 
@@ -179,8 +179,8 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path)
+def job(tmp_path: Path) -> Iterator[WorkerJob]:
+    job = WorkerJob(tmp_path)
     job.write()
     yield job
     job.close()
@@ -191,7 +191,7 @@ def finish(process: subprocess.Popen[str]) -> str:
     return errors
 
 
-def test_a_job_is_trained_evaluated_and_exported(job: Job) -> None:
+def test_a_job_is_trained_evaluated_and_exported(job: WorkerJob) -> None:
     def pin(report: pb.ReportRequest) -> None:
         if report.lease == LEASE + 2:
             for server in job.servers.servers.values():
@@ -217,7 +217,7 @@ def test_a_job_is_trained_evaluated_and_exported(job: Job) -> None:
     assert Path(directory, "model.keras").exists()
 
 
-def test_the_users_error_is_told_with_the_users_lines_first(job: Job) -> None:
+def test_the_users_error_is_told_with_the_users_lines_first(job: WorkerJob) -> None:
     broken = MODEL.partition("def feed")[0] + 'def feed(dataset, mode, metadata):\n    raise KeyError("lable")\n'
     (job.folder / "zoo" / "linear.py").write_text(broken)
     process = job.start()
@@ -231,7 +231,7 @@ def test_the_users_error_is_told_with_the_users_lines_first(job: Job) -> None:
 
 
 @pytest.mark.parametrize("moment", ["import", "idle"])
-def test_sigterm_is_a_goodbye(job: Job, moment: str) -> None:
+def test_sigterm_is_a_goodbye(job: WorkerJob, moment: str) -> None:
     """During TensorFlow's import the main thread runs no Python signal handler; the worker leaves all the same."""
     job.master.hold = True
     process = job.start()

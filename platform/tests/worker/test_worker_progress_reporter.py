@@ -13,7 +13,7 @@ from edl.worker.lease_client import LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterLostError, MasterSession
 
 
-class Talk:
+class ProgressHarness:
     """A Progress on a scripted master and a clock that stands still."""
 
     def __init__(self) -> None:
@@ -28,39 +28,39 @@ class Talk:
 
 
 def test_sums_are_of_the_steps_since_the_last_message() -> None:
-    talk = Talk()
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    talk.progress.record_step(1, 1, loss=2.0)
-    talk.progress.record_step(1, 2, loss=4.0, skipped_records=3)
-    talk.progress.send_all()
-    talk.progress.record_step(1, 3, loss=5.0)
-    talk.progress.finish_task(1)
-    talk.progress.send_all()
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.record_step(1, 1, loss=2.0)
+    harness.progress.record_step(1, 2, loss=4.0, skipped_records=3)
+    harness.progress.send_all()
+    harness.progress.record_step(1, 3, loss=5.0)
+    harness.progress.finish_task(1)
+    harness.progress.send_all()
 
-    (first,) = talk.master.requests("Progress")[0].leases
+    (first,) = harness.master.requests("Progress")[0].leases
     assert (first.through, first.loss_sum, first.loss_steps, first.skipped_records) == (2, 6.0, 2, 3)
-    (report,) = talk.master.requests("Report")
+    (report,) = harness.master.requests("Report")
     assert (report.last.through, report.last.loss_sum, report.last.skipped_records) == (3, 5.0, 0)
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
 def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:
-    talk = Talk()
-    talk.progress.track_lease(LeasedTask(1, "training"))
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
     steps = skipped = 0
     for action in actions:
         if action == "send":
-            talk.progress.send_all()
+            harness.progress.send_all()
         else:
             steps += 1
             skipped += action == "skip"
-            talk.progress.record_step(1, steps, loss=1.0, skipped_records=int(action == "skip"))
-    talk.progress.finish_task(1)
-    talk.progress.send_all()
+            harness.progress.record_step(1, steps, loss=1.0, skipped_records=int(action == "skip"))
+    harness.progress.finish_task(1)
+    harness.progress.send_all()
 
-    told = [m for r in talk.master.requests("Progress") for m in r.leases]
-    told.append(talk.master.requests("Report")[0].last)
+    told = [m for r in harness.master.requests("Progress") for m in r.leases]
+    told.append(harness.master.requests("Report")[0].last)
     assert sum(m.loss_steps for m in told) == steps
     assert sum(m.skipped_records for m in told) == skipped
     assert [m.through for m in told] == sorted(m.through for m in told)
@@ -70,108 +70,108 @@ def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]
 def test_a_lease_wakes_the_sending_thread_which_may_have_had_nothing_to_wait_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    talk, calls = Talk(), list[str]()
-    monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
-    talk.progress.track_lease(LeasedTask(1, "training"))
+    harness, calls = ProgressHarness(), list[str]()
+    monkeypatch.setattr(harness.progress._changed, "notify_all", lambda: calls.append("woken"))
+    harness.progress.track_lease(LeasedTask(1, "training"))
     assert calls == ["woken"], "its heartbeat would be due long before the thread looks again"
 
 
 def test_only_the_first_step_since_a_message_wakes_the_sending_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk, calls = Talk(), list[str]()
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    monkeypatch.setattr(talk.progress._changed, "notify_all", lambda: calls.append("woken"))
+    harness, calls = ProgressHarness(), list[str]()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    monkeypatch.setattr(harness.progress._changed, "notify_all", lambda: calls.append("woken"))
     for step in range(1, 7):
         calls.append(f"step {step}")
-        talk.progress.record_step(1, step, loss=1.0)
+        harness.progress.record_step(1, step, loss=1.0)
         if step == 4:
-            talk.progress.send_all()
+            harness.progress.send_all()
     assert calls == ["step 1", "woken", "step 2", "step 3", "step 4", "step 5", "woken", "step 6"]
 
 
 def test_a_held_lease_is_in_every_message_also_without_a_step() -> None:
-    talk = Talk()
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    talk.progress.track_lease(LeasedTask(2, "training"))
-    talk.progress.send_all()
-    assert [m.lease for m in talk.master.requests("Progress")[0].leases] == [1, 2]
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.track_lease(LeasedTask(2, "training"))
+    harness.progress.send_all()
+    assert [m.lease for m in harness.master.requests("Progress")[0].leases] == [1, 2]
 
 
 def test_a_heartbeat_is_due_after_a_quarter_of_the_expiry() -> None:
-    talk = Talk()
-    assert talk.progress._heartbeat_seconds() == float("inf")
-    talk.progress.track_lease(LeasedTask(1, "training", expires_seconds=8))
-    talk.progress.track_lease(LeasedTask(2, "training", expires_seconds=60))
-    assert talk.progress._heartbeat_seconds() == 2
+    harness = ProgressHarness()
+    assert harness.progress._heartbeat_seconds() == float("inf")
+    harness.progress.track_lease(LeasedTask(1, "training", expires_seconds=8))
+    harness.progress.track_lease(LeasedTask(2, "training", expires_seconds=60))
+    assert harness.progress._heartbeat_seconds() == 2
 
 
 def test_lost_leases_are_forgotten_and_passed_on() -> None:
-    talk = Talk()
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    talk.progress.track_lease(LeasedTask(2, "training"))
-    talk.master.lost = [1]
-    talk.progress.send_all()
-    talk.progress.finish_task(1)
-    talk.progress.send_all()
-    assert talk.lost == [1, 1] or talk.lost == [1]
-    assert talk.master.requests("Report") == []
-    assert [m.lease for m in talk.master.requests("Progress")[-1].leases] == [2]
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.track_lease(LeasedTask(2, "training"))
+    harness.master.lost = [1]
+    harness.progress.send_all()
+    harness.progress.finish_task(1)
+    harness.progress.send_all()
+    assert harness.lost == [1, 1] or harness.lost == [1]
+    assert harness.master.requests("Report") == []
+    assert [m.lease for m in harness.master.requests("Progress")[-1].leases] == [2]
 
 
 def test_the_goodbye_names_everything_that_is_in() -> None:
-    talk = Talk()
+    harness = ProgressHarness()
     for lease in (1, 2):
-        talk.progress.track_lease(LeasedTask(lease, "training"))
-    talk.progress.record_step(1, 4, loss=1.0)
-    talk.progress.finish_task(1)
-    talk.progress.record_step(2, 1, loss=1.0)
-    assert {m.lease: m.through for m in talk.progress.unreported_progress()} == {1: 4, 2: 1}
+        harness.progress.track_lease(LeasedTask(lease, "training"))
+    harness.progress.record_step(1, 4, loss=1.0)
+    harness.progress.finish_task(1)
+    harness.progress.record_step(2, 1, loss=1.0)
+    assert {m.lease: m.through for m in harness.progress.unreported_progress()} == {1: 4, 2: 1}
 
 
 # ------------------------------------------------------------------------------------------------ the session
 
 
 def test_a_master_that_was_away_is_told_who_this_is_before_anything_else() -> None:
-    talk = Talk()
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    talk.master.away = 3
-    talk.progress.send_all()
-    assert [method for method, _ in talk.master.log] == ["Register", "Progress"]
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.master.away = 3
+    harness.progress.send_all()
+    assert [method for method, _ in harness.master.log] == ["Register", "Progress"]
 
 
 def test_a_new_master_is_followed_and_an_old_one_is_not_believed() -> None:
-    talk = Talk()
-    talk.session.register()
-    talk.master.incarnation = 2
-    talk.progress.track_lease(LeasedTask(1, "training"))
-    talk.progress.send_all()
-    assert talk.session.incarnation == 2
-    talk.master.incarnation = 1
-    talk.master.lost = [1]
+    harness = ProgressHarness()
+    harness.session.register()
+    harness.master.incarnation = 2
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.send_all()
+    assert harness.session.incarnation == 2
+    harness.master.incarnation = 1
+    harness.master.lost = [1]
     with pytest.raises(MasterLostError, match="incarnation 1 answered"):
-        talk.progress.send_all()
-    assert talk.lost == []
+        harness.progress.send_all()
+    assert harness.lost == []
 
 
 def test_a_master_that_stays_away_ends_the_worker() -> None:
-    talk = Talk()
-    talk.master.away = 1000
+    harness = ProgressHarness()
+    harness.master.away = 1000
     with pytest.raises(MasterLostError, match="lost_timeout"):
-        talk.session.register()
-    assert 10 <= talk.now < 11
+        harness.session.register()
+    assert 10 <= harness.now < 11
 
 
 def test_leaving_is_tried_once() -> None:
-    talk = Talk()
-    talk.master.away = 1
+    harness = ProgressHarness()
+    harness.master.away = 1
     with pytest.raises(RetryableError):
-        talk.session.leave("told to go", [], deadline=0.1)
-    talk.session.leave("told to go", [pb.LeaseProgress(lease=LEASE, through=2)], deadline=0.1)
-    (left,) = talk.master.requests("Leave")
+        harness.session.leave("told to go", [], deadline=0.1)
+    harness.session.leave("told to go", [pb.LeaseProgress(lease=LEASE, through=2)], deadline=0.1)
+    (left,) = harness.master.requests("Leave")
     assert left.leases[0].through == 2
 
 
 def test_the_declared_model_is_repeated_to_every_new_master() -> None:
-    talk = Talk()
-    talk.session.register(ready=True)
-    talk.session.register()
-    assert [r.ready for r in talk.master.requests("Register")] == [True, True]
+    harness = ProgressHarness()
+    harness.session.register(ready=True)
+    harness.session.register()
+    assert [r.ready for r in harness.master.requests("Register")] == [True, True]

@@ -170,7 +170,7 @@ def test_caller_and_executor_share_no_part_of_a_step() -> None:
 def test_a_step_is_sent_and_the_next_prepared_while_another_is_computed() -> None:
     computing, passed = threading.Event(), threading.Event()
 
-    class Watched(ScriptedSteps):
+    class WatchedSteps(ScriptedSteps):
         def compute_step(self, leased_range: Any, step: Any) -> None:
             if step.number == 2:
                 computing.set()
@@ -188,7 +188,7 @@ def test_a_step_is_sent_and_the_next_prepared_while_another_is_computed() -> Non
                 passed.set()
             return step
 
-    steps = Watched(4)
+    steps = WatchedSteps(4)
     run_overlapped(steps)
     assert steps.sent == [0, 1, 2, 3]
 

@@ -16,23 +16,23 @@ SECOND = LEASE + 9
 
 
 @pytest.fixture(params=[1, 2, 3])
-def count(request: pytest.FixtureRequest) -> int:
+def ps_count(request: pytest.FixtureRequest) -> int:
     """Parameter servers."""
     return int(request.param)
 
 
 @pytest.fixture
-def make(count: int) -> Iterator[Callable[[int], LoopHarness]]:
-    """A stage whose updates wait for so many pushes."""
-    stages: list[LoopHarness] = []
+def make_harness(ps_count: int) -> Iterator[Callable[[int], LoopHarness]]:
+    """A harness whose updates wait for so many pushes."""
+    harnesses: list[LoopHarness] = []
 
     def one(wanted: int) -> LoopHarness:
-        stages.append(LoopHarness(ps=count, strategy=Strategy(mode="sync", grads_to_wait=wanted)))
-        return stages[-1]
+        harnesses.append(LoopHarness(ps=ps_count, strategy=Strategy(mode="sync", grads_to_wait=wanted)))
+        return harnesses[-1]
 
     yield one
-    for stage in stages:
-        stage.close()
+    for harness in harnesses:
+        harness.close()
 
 
 def gradient(network: LinearNetwork, factor: float) -> np.ndarray:
@@ -58,14 +58,16 @@ def pushes(parameters: ParameterClient, lease: int, gradients: list[np.ndarray])
     return found
 
 
-def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[int], LoopHarness], count: int) -> None:
-    stage, network, steps = make(2), LinearNetwork(count), 30
-    workers = [stage.parameters(network, worker=index) for index in range(2)]
+def test_pushes_of_two_workers_are_one_update_on_every_server(
+    make_harness: Callable[[int], LoopHarness], ps_count: int
+) -> None:
+    harness, network, steps = make_harness(2), LinearNetwork(ps_count), 30
+    workers = [harness.parameters(network, worker=index) for index in range(2)]
     gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
     with ThreadPoolExecutor(2) as threads:
         tried = list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
-    states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * count
+    states = [harness.servers.state(part) for part in range(ps_count)]
+    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * ps_count
     assert len({state.version for state in states}) == 1, "all servers make the same updates"
     # Whoever is alone, before the other has joined or after it has ended, is a round of one.
     alone = 2 * (states[0].version - steps)
@@ -75,9 +77,11 @@ def test_pushes_of_two_workers_are_one_update_on_every_server(make: Callable[[in
     assert len(set(values.tolist())) == 1, "every part of the slab moved by the same rounds"
 
 
-def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int], LoopHarness], count: int) -> None:
-    stage, network = make(1), LinearNetwork(count)
-    parameters, rival = (stage.parameters(network, worker=index) for index in range(2))
+def test_a_stale_minibatch_is_computed_again_and_enters_once(
+    make_harness: Callable[[int], LoopHarness], ps_count: int
+) -> None:
+    harness, network = make_harness(1), LinearNetwork(ps_count)
+    parameters, rival = (harness.parameters(network, worker=index) for index in range(2))
     train, calls = network.train, []
 
     def interrupted(slab, *minibatch):
@@ -85,18 +89,18 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
         calls.append(slab.copy())
         if len(calls) == 3:  # the second minibatch: the first is computed twice, since it is traced
             push = gradient_push(
-                SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), value_versions=(99,) * count
+                SECOND, 0, learning_rate=1, weight=1, slab=gradient(network, 8.0), value_versions=(99,) * ps_count
             )
             assert rival.push(push).is_applied
         return result
 
     network.train = interrupted  # type: ignore[method-assign]
-    (leased,) = stage.take(task(1, 0, 16))
-    stage.trainer(network, parameters).run(leased)
-    stage.progress.send_all()
+    (leased,) = harness.take(task(1, 0, 16))
+    harness.trainer(network, parameters).run(leased)
+    harness.progress.send_all()
 
-    states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied_steps for state in states] == [{LEASE + 1: 4, SECOND: 1}] * count
+    states = [harness.servers.state(part) for part in range(ps_count)]
+    assert [state.applied_steps for state in states] == [{LEASE + 1: 4, SECOND: 1}] * ps_count
     assert len(calls) == 6
     slab, between = network.initial_values(), gradient(network, 8.0)
     for start in range(0, 16, MINIBATCH):
@@ -105,13 +109,13 @@ def test_a_stale_minibatch_is_computed_again_and_enters_once(make: Callable[[int
             slab = slab - between
         slab = slab - np.float32(0.01) * train(slab, {}, rows[:, :-1], rows[:, -1]).flat_gradients
     np.testing.assert_array_equal(parameters.latest_values(), slab)
-    (report,) = stage.master.requests("Report")
+    (report,) = harness.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 4)
 
 
 def test_pushes_say_what_follows() -> None:
-    stage, network = LoopHarness(strategy=Strategy(mode="sync")), LinearNetwork()
-    parameters = stage.parameters(network)
+    harness, network = LoopHarness(strategy=Strategy(mode="sync")), LinearNetwork()
+    parameters = harness.parameters(network)
     said, push = [], parameters.push
 
     def observed(step: StepPush) -> object:
@@ -119,34 +123,36 @@ def test_pushes_say_what_follows() -> None:
         return push(step)
 
     parameters.push = observed  # type: ignore[method-assign,assignment]
-    first, second, third = stage.take(task(1, 0, 8), task(2, 8, 16), task(3, 16, 20, kind="evaluation"))
-    trainer = stage.trainer(network, parameters)
-    stage.leases._queued_tasks.extend([second])  # as the loop has it: the next one is there, and not taken yet
+    first, second, third = harness.take(task(1, 0, 8), task(2, 8, 16), task(3, 16, 20, kind="evaluation"))
+    trainer = harness.trainer(network, parameters)
+    harness.leases._queued_tasks.extend([second])  # as the loop has it: the next one is there, and not taken yet
     trainer.run(first)
-    stage.leases._queued_tasks.clear()
-    stage.leases._queued_tasks.extend([third])
+    harness.leases._queued_tasks.clear()
+    harness.leases._queued_tasks.extend([third])
     trainer.run(second)
     assert said == [1, 2, 2, 0]
-    stage.close()
+    harness.close()
 
 
-def test_a_lost_follower_is_followed_to_its_successor(make: Callable[[int], LoopHarness], count: int) -> None:
+def test_a_lost_follower_is_followed_to_its_successor(
+    make_harness: Callable[[int], LoopHarness], ps_count: int
+) -> None:
     """Its pushes are sent again; those of the same round wait for nobody there, and every step is in once."""
-    if count == 1:
+    if ps_count == 1:
         pytest.skip("nobody follows")
-    stage, network, steps = make(2), LinearNetwork(count), 20
+    harness, network, steps = make_harness(2), LinearNetwork(ps_count), 20
     replaced: list[float] = []
 
     def replace(seconds: float) -> None:
         if not replaced:
             replaced.append(seconds)
-            stage.servers.start(count - 1)
-            stage.master.placement = stage.servers.placement()
+            harness.servers.start(ps_count - 1)
+            harness.master.placement = harness.servers.placement()
 
-    workers = [stage.parameters(network, worker=index, pause=replace) for index in range(2)]
-    stage.servers.kill(count - 1)
+    workers = [harness.parameters(network, worker=index, pause=replace) for index in range(2)]
+    harness.servers.kill(ps_count - 1)
     with ThreadPoolExecutor(2) as threads:
         gradients = [[gradient(network, factor)] * steps for factor in (2.0, 4.0)]
         list(threads.map(pushes, workers, (LEASE, SECOND), gradients))
-    states = [stage.servers.state(part) for part in range(count)]
-    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * count
+    states = [harness.servers.state(part) for part in range(ps_count)]
+    assert [state.applied_steps for state in states] == [{LEASE: steps, SECOND: steps}] * ps_count

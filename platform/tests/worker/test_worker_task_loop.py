@@ -23,10 +23,10 @@ from edl.worker.training_setup import Evaluator, watch_placement
 
 
 @pytest.fixture
-def stage() -> Iterator[LoopHarness]:
-    stage = LoopHarness()
-    yield stage
-    stage.close()
+def harness() -> Iterator[LoopHarness]:
+    harness = LoopHarness()
+    yield harness
+    harness.close()
 
 
 def plain_sgd(network: LinearNetwork, ranges: list[tuple[int, int]], rate: float = 0.01) -> np.ndarray:
@@ -39,86 +39,86 @@ def plain_sgd(network: LinearNetwork, ranges: list[tuple[int, int]], rate: float
     return slab
 
 
-def test_every_minibatch_is_pushed_once_and_the_range_reported(stage: LoopHarness) -> None:
+def test_every_minibatch_is_pushed_once_and_the_range_reported(harness: LoopHarness) -> None:
     network = LinearNetwork()
-    parameters = stage.parameters(network)
-    trainer = stage.trainer(network, parameters)
+    parameters = harness.parameters(network)
+    trainer = harness.trainer(network, parameters)
 
-    for leased in stage.take(task(1, 0, 16), task(2, 16, 26)):
+    for leased in harness.take(task(1, 0, 16), task(2, 16, 26)):
         trainer.run(leased)
-    stage.progress.send_all()
+    harness.progress.send_all()
 
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(0, 16), (16, 26)]))
-    reports = stage.master.requests("Report")
+    reports = harness.master.requests("Report")
     assert [(r.lease - LEASE, r.last.through) for r in reports] == [(1, 4), (2, 3)]
-    assert stage.servers.state(0).applied_steps == {LEASE + 1: 4, LEASE + 2: 3}
+    assert harness.servers.state(0).applied_steps == {LEASE + 1: 4, LEASE + 2: 3}
     assert sum(r.last.loss_steps for r in reports) == 7
 
 
-def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(stage: LoopHarness) -> None:
+def test_a_revoked_lease_is_dropped_with_its_prefetched_minibatches(harness: LoopHarness) -> None:
     network = LinearNetwork()
-    parameters = stage.parameters(network)
-    trainer = stage.trainer(network, parameters)
-    first, second = stage.take(task(1, 0, 16), task(2, 16, 32))
-    stage.servers.servers[0].revoke_leases(1, [LEASE + 1], 0)
+    parameters = harness.parameters(network)
+    trainer = harness.trainer(network, parameters)
+    first, second = harness.take(task(1, 0, 16), task(2, 16, 32))
+    harness.servers.servers[0].revoke_leases(1, [LEASE + 1], 0)
 
     trainer.run(first)
     trainer.run(second)
-    stage.progress.send_all()
+    harness.progress.send_all()
 
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(16, 32)]))
-    assert [r.lease for r in stage.master.requests("Report")] == [LEASE + 2]
+    assert [r.lease for r in harness.master.requests("Report")] == [LEASE + 2]
 
 
-def test_a_lease_that_the_master_calls_lost_makes_no_further_step(stage: LoopHarness) -> None:
+def test_a_lease_that_the_master_calls_lost_makes_no_further_step(harness: LoopHarness) -> None:
     network = LinearNetwork()
-    trainer = stage.trainer(network, stage.parameters(network))
-    (leased,) = stage.take(task(1, 0, 16))
-    stage.master.lost = [LEASE + 1]
-    stage.progress.send_all()
+    trainer = harness.trainer(network, harness.parameters(network))
+    (leased,) = harness.take(task(1, 0, 16))
+    harness.master.lost = [LEASE + 1]
+    harness.progress.send_all()
 
     trainer.run(leased)
 
-    assert stage.servers.state(0).version == 0
-    assert stage.reader.reads == []
+    assert harness.servers.state(0).version == 0
+    assert harness.reader.reads == []
 
 
-def test_no_push_begins_once_the_worker_was_told_to_go(stage: LoopHarness) -> None:
+def test_no_push_begins_once_the_worker_was_told_to_go(harness: LoopHarness) -> None:
     network = LinearNetwork()
-    trainer = stage.trainer(network, stage.parameters(network))
-    (leased,) = stage.take(task(1, 0, 16))
-    assert stage.gate.close(0.0)
+    trainer = harness.trainer(network, harness.parameters(network))
+    (leased,) = harness.take(task(1, 0, 16))
+    assert harness.gate.close(0.0)
 
     with pytest.raises(LeavingError):
         trainer.run(leased)
-    assert stage.servers.state(0).version == 0
+    assert harness.servers.state(0).version == 0
 
 
-def test_nan_stops_with_source_and_records(stage: LoopHarness) -> None:
+def test_nan_stops_with_source_and_records(harness: LoopHarness) -> None:
     network = LinearNetwork(poison=9.0)
-    trainer = stage.trainer(network, stage.parameters(network))
-    (leased,) = stage.take(task(1, 0, 16))
+    trainer = harness.trainer(network, harness.parameters(network))
+    (leased,) = harness.take(task(1, 0, 16))
 
     with pytest.raises(NotFiniteError, match="s: loss nan from records 8 to 11"):
         trainer.run(leased)
-    assert stage.servers.state(0).applied_steps == {LEASE + 1: 2}
+    assert harness.servers.state(0).applied_steps == {LEASE + 1: 2}
 
 
-def test_nan_may_be_skipped_and_the_step_is_still_in(stage: LoopHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_nan_may_be_skipped_and_the_step_is_still_in(harness: LoopHarness, caplog: pytest.LogCaptureFixture) -> None:
     network = LinearNetwork(poison=9.0)
-    parameters = stage.parameters(network)
-    (leased,) = stage.take(task(1, 0, 16))
+    parameters = harness.parameters(network)
+    (leased,) = harness.take(task(1, 0, 16))
 
-    stage.trainer(network, parameters, skip_nan=True).run(leased)
-    stage.progress.send_all()
+    harness.trainer(network, parameters, skip_nan=True).run(leased)
+    harness.progress.send_all()
 
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
-    (report,) = stage.master.requests("Report")
+    (report,) = harness.master.requests("Report")
     assert (report.last.through, report.last.loss_steps) == (4, 3)
     assert any(message.startswith("s: records 8 to 11: loss nan") for message in caplog.messages)
 
 
-def test_a_gradient_that_is_infinite_counts_as_nan(stage: LoopHarness) -> None:
+def test_a_gradient_that_is_infinite_counts_as_nan(harness: LoopHarness) -> None:
     network = LinearNetwork()
     plain = network.train
 
@@ -128,102 +128,108 @@ def test_a_gradient_that_is_infinite_counts_as_nan(stage: LoopHarness) -> None:
         return result
 
     network.train = train  # type: ignore[method-assign]
-    (leased,) = stage.take(task(1, 0, 4))
+    (leased,) = harness.take(task(1, 0, 4))
     with pytest.raises(NotFiniteError, match="gradient"):
-        stage.trainer(network, stage.parameters(network)).run(leased)
+        harness.trainer(network, harness.parameters(network)).run(leased)
 
 
 def test_corrupt_records_are_skipped_and_counted_up_to_the_limit() -> None:
-    stage = LoopHarness(corrupt=[1, 4, 5, 6, 7], allowed=5)
+    harness = LoopHarness(corrupt=[1, 4, 5, 6, 7], allowed=5)
     network = LinearNetwork()
-    parameters = stage.parameters(network)
-    (leased,) = stage.take(task(1, 0, 12))
-    stage.trainer(network, parameters).run(leased)
-    stage.progress.send_all()
+    parameters = harness.parameters(network)
+    (leased,) = harness.take(task(1, 0, 12))
+    harness.trainer(network, parameters).run(leased)
+    harness.progress.send_all()
 
-    (report,) = stage.master.requests("Report")
+    (report,) = harness.master.requests("Report")
     assert (report.last.through, report.last.skipped_records, report.last.loss_steps) == (3, 5, 2)
-    assert stage.servers.state(0).version == 3
-    stage.close()
+    assert harness.servers.state(0).version == 3
+    harness.close()
 
 
 @pytest.mark.parametrize(("corrupt", "allowed"), [([5], 0), ([1, 5], 1)])
 def test_one_corrupt_record_too_many_fails_naming_it(corrupt: list[int], allowed: int) -> None:
-    stage = LoopHarness(corrupt=corrupt, allowed=allowed)
+    harness = LoopHarness(corrupt=corrupt, allowed=allowed)
     network = LinearNetwork()
-    (leased,) = stage.take(task(1, 0, 12))
+    (leased,) = harness.take(task(1, 0, 12))
     with pytest.raises(BadInputError, match="record 5 cannot be read"):
-        stage.trainer(network, stage.parameters(network)).run(leased)
-    stage.close()
+        harness.trainer(network, harness.parameters(network)).run(leased)
+    harness.close()
 
 
 def test_a_corrupt_record_counts_once_however_often_it_is_read() -> None:
-    stage = LoopHarness(corrupt=[2], allowed=1)
+    harness = LoopHarness(corrupt=[2], allowed=1)
     network = LinearNetwork()
-    trainer = stage.trainer(network, stage.parameters(network))
-    for leased in stage.take(task(1, 0, 4), task(2, 0, 4, epoch=1)):
+    trainer = harness.trainer(network, harness.parameters(network))
+    for leased in harness.take(task(1, 0, 4), task(2, 0, 4, epoch=1)):
         trainer.run(leased)
-    stage.progress.send_all()
-    assert [r.last.skipped_records for r in stage.master.requests("Report")] == [1, 1]
-    stage.close()
+    harness.progress.send_all()
+    assert [r.last.skipped_records for r in harness.master.requests("Report")] == [1, 1]
+    harness.close()
 
 
-def evaluator(stage: LoopHarness, network: LinearNetwork, parameters: Any) -> Evaluator:
+def evaluator(harness: LoopHarness, network: LinearNetwork, parameters: Any) -> Evaluator:
     return Evaluator(
-        network, parameters, stage.streams["evaluation"], stage.leases, stage.progress, stage.gate, NoCallbacks()
+        network,
+        parameters,
+        harness.streams["evaluation"],
+        harness.leases,
+        harness.progress,
+        harness.gate,
+        NoCallbacks(),
     )
 
 
-def test_evaluation_uses_the_pinned_values_and_pulls_them_once(stage: LoopHarness) -> None:
+def test_evaluation_uses_the_pinned_values_and_pulls_them_once(harness: LoopHarness) -> None:
     network = LinearNetwork()
-    parameters = stage.parameters(network)
-    for leased in stage.take(task(1, 0, 8)):
-        stage.trainer(network, parameters).run(leased)
-    stage.servers.servers[0].take_snapshot(1, 1, None, pin=True)
+    parameters = harness.parameters(network)
+    for leased in harness.take(task(1, 0, 8)):
+        harness.trainer(network, parameters).run(leased)
+    harness.servers.servers[0].take_snapshot(1, 1, None, pin=True)
     pinned = parameters.latest_values().copy()
-    for leased in stage.take(task(2, 8, 32)):
-        stage.trainer(network, parameters).run(leased)
+    for leased in harness.take(task(2, 8, 32)):
+        harness.trainer(network, parameters).run(leased)
     pulls: list[int] = []
     pull = parameters.pull_pinned
     parameters.pull_pinned = lambda pin: pulls.append(pin) or pull(pin)  # type: ignore[method-assign,func-returns-value]
 
-    evaluate = evaluator(stage, network, parameters)
-    for leased in stage.take(task(3, 0, 20, "evaluation", pin=1), task(4, 20, 30, "evaluation", pin=1)):
+    evaluate = evaluator(harness, network, parameters)
+    for leased in harness.take(task(3, 0, 20, "evaluation", pin=1), task(4, 20, 30, "evaluation", pin=1)):
         evaluate.run(leased)
-    stage.progress.send_all()
+    harness.progress.send_all()
 
     assert pulls == [1]
     for seen in network.evaluated:
         np.testing.assert_array_equal(seen, pinned)
-    states = [json.loads(r.result)["mae"]["states"] for r in stage.master.requests("Report")[-2:]]
+    states = [json.loads(r.result)["mae"]["states"] for r in harness.master.requests("Report")[-2:]]
     assert [count for _, count in states] == [20, 10]
 
 
-def test_an_evaluation_says_nothing_before_it_is_complete(stage: LoopHarness) -> None:
+def test_an_evaluation_says_nothing_before_it_is_complete(harness: LoopHarness) -> None:
     """A range that is given back must be evaluated as a whole: its states exist in one worker only."""
     network = LinearNetwork()
-    parameters = stage.parameters(network)
-    stage.servers.servers[0].take_snapshot(1, 1, None, pin=True)
+    parameters = harness.parameters(network)
+    harness.servers.servers[0].take_snapshot(1, 1, None, pin=True)
     told: list[int] = []
     evaluate = network.evaluate
 
     def watched(*arguments: Any) -> None:
         evaluate(*arguments)
-        stage.progress.send_all()
-        told.append(stage.master.requests("Progress")[-1].leases[0].through)
+        harness.progress.send_all()
+        told.append(harness.master.requests("Progress")[-1].leases[0].through)
 
     network.evaluate = watched  # type: ignore[method-assign]
-    for leased in stage.take(task(1, 0, 12, "evaluation", pin=1)):
-        evaluator(stage, network, parameters).run(leased)
+    for leased in harness.take(task(1, 0, 12, "evaluation", pin=1)):
+        evaluator(harness, network, parameters).run(leased)
     assert told == [0, 0, 0]
 
 
-def test_metrics_turns_sums_into_values(stage: LoopHarness) -> None:
+def test_metrics_turns_sums_into_values(harness: LoopHarness) -> None:
     payload = json.dumps({"mae": {"additive": True, "states": [6.0, 4]}}).encode()
-    (leased,) = stage.take(task(1, 0, 0, "metrics", payload=payload))
-    evaluator(stage, LinearNetwork(), None).compute_metrics(leased)
-    stage.progress.send_all()
-    assert json.loads(stage.master.requests("Report")[0].result) == {"mae": 1.5}
+    (leased,) = harness.take(task(1, 0, 0, "metrics", payload=payload))
+    evaluator(harness, LinearNetwork(), None).compute_metrics(leased)
+    harness.progress.send_all()
+    assert json.loads(harness.master.requests("Report")[0].result) == {"mae": 1.5}
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", rb'{"a": "\ud800"}', b"[" * 100_000, b"9" * 400], ids=len)
@@ -235,29 +241,29 @@ def test_what_a_master_cannot_mean_is_refused(payload: bytes) -> None:
 # ------------------------------------------------------------------------------------------------ the loop itself
 
 
-def loop(stage: LoopHarness, **handlers: Any) -> TaskLoop:
-    return TaskLoop(stage.session, stage.leases, stage.progress, stage.gate, handlers)
+def loop(harness: LoopHarness, **handlers: Any) -> TaskLoop:
+    return TaskLoop(harness.session, harness.leases, harness.progress, harness.gate, handlers)
 
 
-def start(stage: LoopHarness, *tasks: pb.Task) -> None:
-    stage.master.grant(*tasks)
-    stage.master.stop()
-    for target in (stage.leases.run, stage.progress.run):
+def start(harness: LoopHarness, *tasks: pb.Task) -> None:
+    harness.master.grant(*tasks)
+    harness.master.stop()
+    for target in (harness.leases.run, harness.progress.run):
         threading.Thread(target=target, daemon=True).start()
 
 
-def test_the_loop_does_every_kind_and_ends_with_the_work(stage: LoopHarness) -> None:
+def test_the_loop_does_every_kind_and_ends_with_the_work(harness: LoopHarness) -> None:
     done: list[str] = []
 
     def do(leased: LeasedTask) -> None:
         done.append(leased.kind)
-        stage.progress.finish_task(leased.lease_id)
+        harness.progress.finish_task(leased.lease_id)
 
-    start(stage, task(1, 0, 4), task(2, 0, 4, "evaluation"), task(3, 0, 0, "export"))
-    assert loop(stage, training=do, evaluation=do, export=do).run() == 0
+    start(harness, task(1, 0, 4), task(2, 0, 4, "evaluation"), task(3, 0, 0, "export"))
+    assert loop(harness, training=do, evaluation=do, export=do).run() == 0
     assert done == ["training", "evaluation", "export"]
-    assert len(stage.master.requests("Report")) == 3
-    stage.progress.stop()
+    assert len(harness.master.requests("Report")) == 3
+    harness.progress.stop()
 
 
 @pytest.mark.parametrize(
@@ -269,22 +275,22 @@ def test_the_loop_does_every_kind_and_ends_with_the_work(stage: LoopHarness) -> 
     ],
 )
 def test_a_failure_is_told_to_the_master(
-    stage: LoopHarness, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
+    harness: LoopHarness, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(leased: LeasedTask) -> None:
         raise error
 
-    start(stage, task(1, 0, 4))
+    start(harness, task(1, 0, 4))
     with caplog.at_level(logging.CRITICAL):
-        assert loop(stage, training=fail).run() == code
-    (told,) = stage.master.requests("Fail")
+        assert loop(harness, training=fail).run() == code
+    (told,) = harness.master.requests("Fail")
     assert (told.kind, told.lease) == (kind, LEASE + 1)
     assert str(error) in told.message
     assert bool(told.detail) is (kind == "crash"), "what EDL foresaw needs no traceback"
-    stage.progress.stop()
+    harness.progress.stop()
 
 
-def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: LoopHarness) -> None:
+def test_a_failure_that_is_not_fatal_drops_the_task_only(harness: LoopHarness) -> None:
     done: list[int] = []
 
     def do(leased: LeasedTask) -> None:
@@ -292,89 +298,93 @@ def test_a_failure_that_is_not_fatal_drops_the_task_only(stage: LoopHarness) -> 
             raise BadInputError("this one")
         done.append(leased.lease_id)
 
-    stage.master.fatal = False
-    start(stage, task(1, 0, 4), task(2, 4, 8))
-    assert loop(stage, training=do).run() == 0
+    harness.master.fatal = False
+    start(harness, task(1, 0, 4), task(2, 4, 8))
+    assert loop(harness, training=do).run() == 0
     assert done == [LEASE + 2]
-    stage.progress.stop()
+    harness.progress.stop()
 
 
 # ------------------------------------------------------------------------------------------------ PS that are replaced
 
 
 @pytest.fixture(params=[1, 2])
-def replaced(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
-    """The stage of a worker that has declared its model, and then waits for work while one PS is replaced."""
-    stage = LoopHarness(ps=request.param)
-    yield stage
-    stage.progress.stop()
-    stage.close()
+def replacing_harness(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
+    """The harness of a worker that has declared its model, and then waits for work while one PS is replaced."""
+    harness = LoopHarness(ps=request.param)
+    yield harness
+    harness.progress.stop()
+    harness.close()
 
 
-def replace(stage: LoopHarness) -> None:
-    stage.servers.kill(0)
-    stage.servers.start(0)
-    stage.master.placement = stage.servers.placement()
+def replace(harness: LoopHarness) -> None:
+    harness.servers.kill(0)
+    harness.servers.start(0)
+    harness.master.placement = harness.servers.placement()
 
 
-def no_work_until_declared(stage: LoopHarness) -> threading.Event:
+def no_work_until_declared(harness: LoopHarness) -> threading.Event:
     """The master has no work until a worker says that all PS hold the model, which sets the event."""
     declared = threading.Event()
 
     def on_call(method: str, request: Any) -> None:
-        asked = len(stage.master.requests("Lease"))
+        asked = len(harness.master.requests("Lease"))
         if (
             method == "Register"
             and request.ready
-            and all(stage.servers.state(i).initialized for i in stage.servers.servers)
+            and all(harness.servers.state(i).initialized for i in harness.servers.servers)
         ):
             declared.set()
         if method == "Lease" and asked == 2:
             declared.wait(10)
 
     wait = pb.LeaseReply(
-        incarnation=1, placement_version=stage.servers.version, wait=pb.Wait(reason="waiting for the parameter servers")
+        incarnation=1,
+        placement_version=harness.servers.version,
+        wait=pb.Wait(reason="waiting for the parameter servers"),
     )
-    stage.master.answers.append(wait)
-    stage.master.on_call = on_call
+    harness.master.answers.append(wait)
+    harness.master.on_call = on_call
     return declared
 
 
-def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replaced: LoopHarness) -> None:
+def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replacing_harness: LoopHarness) -> None:
     """What was trained is lost with the only PS: all begins with the initial values, and each step is in once."""
-    network = LinearNetwork(len(replaced.servers.servers))
-    parameters = replaced.parameters(network)
-    trainer = replaced.trainer(network, parameters)
-    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replaced.session, replaced.leases, parameters)}
-    replace(replaced)
-    declared = no_work_until_declared(replaced)
-    start(replaced, task(1, 0, 16))
+    network = LinearNetwork(len(replacing_harness.servers.servers))
+    parameters = replacing_harness.parameters(network)
+    trainer = replacing_harness.trainer(network, parameters)
+    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replacing_harness.session, replacing_harness.leases, parameters)}
+    replace(replacing_harness)
+    declared = no_work_until_declared(replacing_harness)
+    start(replacing_harness, task(1, 0, 16))
 
-    assert loop(replaced, training=trainer.run, **handlers).run() == 0
+    assert loop(replacing_harness, training=trainer.run, **handlers).run() == 0
 
     assert declared.is_set()
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(network, [(0, 16)]))
-    assert all(replaced.servers.state(i).applied_steps == {LEASE + 1: 4} for i in replaced.servers.servers)
+    assert all(
+        replacing_harness.servers.state(i).applied_steps == {LEASE + 1: 4} for i in replacing_harness.servers.servers
+    )
 
 
-def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replaced: LoopHarness) -> None:
+def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(replacing_harness: LoopHarness) -> None:
     """The answer to `ready` brings the new placement already: no later one says that there is anything new."""
-    network = LinearNetwork(len(replaced.servers.servers))
-    parameters = replaced.parameters(network)
-    replace(replaced)
-    replaced.session.register(ready=True)
-    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replaced.session, replaced.leases, parameters)}
-    declared = no_work_until_declared(replaced)
-    start(replaced)
+    network = LinearNetwork(len(replacing_harness.servers.servers))
+    parameters = replacing_harness.parameters(network)
+    replace(replacing_harness)
+    replacing_harness.session.register(ready=True)
+    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replacing_harness.session, replacing_harness.leases, parameters)}
+    declared = no_work_until_declared(replacing_harness)
+    start(replacing_harness)
 
-    assert loop(replaced, **handlers).run() == 0
+    assert loop(replacing_harness, **handlers).run() == 0
     assert declared.is_set()
 
 
-def test_a_ps_that_this_worker_knows_is_told_nothing(stage: LoopHarness) -> None:
-    parameters = stage.parameters(LinearNetwork())
-    look = watch_placement(stage.session, stage.leases, parameters)
-    before = len(stage.master.requests("Register"))
+def test_a_ps_that_this_worker_knows_is_told_nothing(harness: LoopHarness) -> None:
+    parameters = harness.parameters(LinearNetwork())
+    look = watch_placement(harness.session, harness.leases, parameters)
+    before = len(harness.master.requests("Register"))
     look(LeasedTask(0, PLACEMENT_CHECK_KIND))
     assert not parameters.declare_to_replaced_ps()
-    assert len(stage.master.requests("Register")) == before
+    assert len(harness.master.requests("Register")) == before

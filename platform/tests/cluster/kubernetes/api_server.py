@@ -27,7 +27,7 @@ LONGEST_WAIT = 20.0
 
 
 @dataclass(frozen=True)
-class Request:
+class ApiRequest:
     method: str
     path: str
     query: dict[str, str]
@@ -46,7 +46,7 @@ class Request:
 
 
 @dataclass
-class Refusal:
+class ScriptedRefusal:
     """Answers requests with a verb (any: ``*``) with an error, ``times`` times; None: until it is taken back."""
 
     code: int
@@ -58,12 +58,12 @@ class Refusal:
     carried_out: bool = False
     """The request is carried out all the same, and only then answered like that."""
 
-    def matches(self, request: Request) -> bool:
+    def matches(self, request: ApiRequest) -> bool:
         return self.times != 0 and self.verb in ("*", request.verb)
 
 
 @dataclass
-class Store:
+class PodStore:
     """Pods, and every change since the beginning."""
 
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -78,9 +78,9 @@ class ApiServer:
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
-        self.store = Store()
-        self.requests: list[Request] = []
-        self.refusals: list[Refusal] = []
+        self.store = PodStore()
+        self.requests: list[ApiRequest] = []
+        self.refusals: list[ScriptedRefusal] = []
         self.run_pods = True
         self._uids = itertools.count(1)
         self._terms: dict[str, int | None] = {}
@@ -119,12 +119,14 @@ class ApiServer:
             self.store.changes.clear()
 
     def too_many_429(self, retry_after: int, verb: str = "*", times: int | None = 1) -> None:
-        self.refuse(Refusal(429, verb, times, "TooManyRequests", "too many requests", retry_after))
+        self.refuse(ScriptedRefusal(429, verb, times, "TooManyRequests", "too many requests", retry_after))
 
     def error_500(self, verb: str = "*", times: int | None = 1, *, carried_out: bool = False) -> None:
-        self.refuse(Refusal(500, verb, times, "InternalError", "etcdserver: request timed out", None, carried_out))
+        self.refuse(
+            ScriptedRefusal(500, verb, times, "InternalError", "etcdserver: request timed out", None, carried_out)
+        )
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: ScriptedRefusal) -> None:
         with self.changed:
             self.refusals.append(refusal)
 
@@ -150,7 +152,7 @@ class ApiServer:
         with self.changed:
             self._lost.add(name)
 
-    # ------------------------------------------------------------------ the kubelet's hands
+    # ------------------------------------------------------------------ what a kubelet does
 
     def await_running(self, uid: str) -> None:
         with self.changed:
@@ -233,7 +235,7 @@ class ApiServer:
         with self.changed:
             self._connections.discard(connection)
 
-    def answer(self, request: Request) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def answer(self, request: ApiRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
         """Code, body and headers."""
         with self.changed:
             self.requests.append(request)
@@ -247,7 +249,7 @@ class ApiServer:
             headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
             return refusal.code, _status(refusal.code, refusal.reason, refusal.message), headers
 
-    def stream(self, request: Request, send: Callable[[dict[str, Any]], None]) -> None:
+    def stream(self, request: ApiRequest, send: Callable[[dict[str, Any]], None]) -> None:
         """One watch, until its time is over or a fault ends it."""
         at, chosen = int(request.query["resourceVersion"]), _selector(request.query.get("labelSelector", ""))
         ends = time.monotonic() + float(request.query["timeoutSeconds"])
@@ -274,7 +276,7 @@ class ApiServer:
                 if chosen(pod) and pod["metadata"]["name"] not in self._lost:
                     send({"type": kind, "object": pod})
 
-    def _carry_out(self, request: Request) -> tuple[int, dict[str, Any], dict[str, str]]:
+    def _carry_out(self, request: ApiRequest) -> tuple[int, dict[str, Any], dict[str, str]]:
         if "/pods" not in request.path:
             return 404, _status(404, "NotFound", "there is none"), {}
         pod = self.store.pods.get(request.name)
@@ -371,7 +373,7 @@ def _selector(text: str) -> Callable[[Pod], bool]:
 
 
 def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class ApiHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         wbufsize = 1 << 16
         """Headers and body leave together: two small packets would wait for each other."""
@@ -403,7 +405,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
         def _serve(self, body: dict[str, Any]) -> None:
             address = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(address.query).items()}
-            request = Request(self.command, address.path, query, body)
+            request = ApiRequest(self.command, address.path, query, body)
             code, value, headers = api.answer(request)
             if request.verb == "watch" and code == 200:
                 self._watch(request)
@@ -416,7 +418,7 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
             self.wfile.flush()
 
-        def _watch(self, request: Request) -> None:
+        def _watch(self, request: ApiRequest) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -433,4 +435,4 @@ def _handler(api: ApiServer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *_: object) -> None:
             """Tests print what they need."""
 
-    return Handler
+    return ApiHandler

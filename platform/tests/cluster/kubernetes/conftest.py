@@ -7,8 +7,8 @@ from cluster.kubernetes.kube_cluster_harness import KubeClusterHarness
 
 
 @pytest.fixture
-def stand() -> Iterator[KubeClusterHarness]:
+def harness() -> Iterator[KubeClusterHarness]:
     """A cluster at a scripted API server."""
-    stand = KubeClusterHarness()
-    yield stand
-    stand.close()
+    harness = KubeClusterHarness()
+    yield harness
+    harness.close()

@@ -16,13 +16,13 @@ from edl.cluster.kubernetes.api_client import KubeConnection
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
-class Channel:
+class ExecChannel:
     """The server's side of an open connection: messages with a channel's number in front."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def say(self, channel: int, data: bytes) -> None:
+    def send(self, channel: int, data: bytes) -> None:
         body = bytes([channel]) + data
         head = struct.pack(">BB", 0x82, len(body)) if len(body) < 126 else struct.pack(">BBH", 0x82, 126, len(body))
         self._connection.sendall(head + body)
@@ -31,7 +31,7 @@ class Channel:
         """A frame of the connection itself: 8 closes it, 9 is a ping."""
         self._connection.sendall(bytes([0x80 | opcode, len(data)]) + data)
 
-    def hear(self) -> tuple[int, bytes]:
+    def receive(self) -> tuple[int, bytes]:
         """The next message: its channel and content."""
         first, size = self._take(2)
         size &= 0x7F
@@ -40,7 +40,7 @@ class Channel:
         mask, body = self._take(4), self._take(size)
         plain = bytes(byte ^ mask[at % 4] for at, byte in enumerate(body))
         if first & 0x0F == 0x0A:  # the answer to a ping
-            return self.hear()
+            return self.receive()
         return plain[0], plain[1:]
 
     def _take(self, size: int) -> bytes:
@@ -55,7 +55,7 @@ class Channel:
 class ExecServer:
     """Listens on loopback; ``talk`` is called with the channel of the one connection, then that is closed."""
 
-    def __init__(self, talk: Callable[[Channel], None], refusal: bytes = b"") -> None:
+    def __init__(self, talk: Callable[[ExecChannel], None], refusal: bytes = b"") -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._talk, self._refusal = talk, refusal
         self.request = ""
@@ -87,4 +87,4 @@ class ExecServer:
                 "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                 f"Sec-WebSocket-Accept: {proof}\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n".encode()
             )
-            self._talk(Channel(connection))
+            self._talk(ExecChannel(connection))

@@ -1,4 +1,4 @@
-"""A `KubeCluster` at the scripted API server, and the hands of a test on it."""
+"""A `KubeCluster` at the scripted API server, and what a test does to its pods."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def render(role: Role, index: int, wish: PodOptions) -> Manifest:
 
 
 class KubeClusterHarness:
-    def __init__(self, manners: WatchSettings = BRISK) -> None:
+    def __init__(self, watch_settings: WatchSettings = BRISK) -> None:
         self.server = ApiServer()
-        self._manners = manners
+        self._watch_settings = watch_settings
         self._pools: list[urllib3.PoolManager] = []
         self._clusters: list[KubeCluster] = []
         self.cluster = self.connect()
@@ -49,7 +49,7 @@ class KubeClusterHarness:
 
     def connect(self, pace: RateLimiter | None = None) -> KubeCluster:
         cluster = KubeCluster(
-            self.api(pace), JOB, JOB_UID, NAMESPACE, render, watch_settings=self._manners, gc_interval=0.05
+            self.api(pace), JOB, JOB_UID, NAMESPACE, render, watch_settings=self._watch_settings, gc_interval=0.05
         )
         self._clusters.append(cluster)
         return cluster
@@ -66,19 +66,19 @@ class KubeClusterHarness:
     def terminate(self, uid: str) -> None:
         self.server.exit(uid, SIGTERM)
 
-    def polite(self, uid: str, code: int) -> None:
+    def exit_on_sigterm(self, uid: str, code: int) -> None:
         self.server.behave(uid, code)
 
-    def stubborn(self, uid: str) -> None:
+    def ignore_sigterm(self, uid: str) -> None:
         self.server.behave(uid, None)
 
     def lose_node(self, uid: str) -> None:
         self.server.set_ready(uid, False)
 
-    def find_node(self, uid: str) -> None:
+    def restore_node(self, uid: str) -> None:
         self.server.set_ready(uid, True)
 
-    def let_pass(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         self.server.grace_over()
 
     def close(self) -> None:

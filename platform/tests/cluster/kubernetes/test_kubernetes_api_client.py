@@ -46,7 +46,7 @@ QUICK = connection.COMMAND_RETRIES.new(backoff_factor=0, backoff_jitter=0)
 Serve = Callable[..., KubeClient]
 
 
-class Place:
+class ReplyServers:
     """The servers and pools of one test."""
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place()
-    yield place
-    for pool in place.pools:
+def servers() -> Iterator[ReplyServers]:
+    servers = ReplyServers()
+    yield servers
+    for pool in servers.pools:
         pool.clear()
-    for server in place.servers:
+    for server in servers.servers:
         server.close()
 
 
@@ -135,9 +135,11 @@ def refusal(code: int, message: str = "words", reason: str = "", *headers: str) 
         (504, "timeout", ServerBusyError, 2),
     ],
 )
-def test_refusals_are_told_apart(place: Place, code: int, message: str, kind: type[ApiError], exit_code: int) -> None:
+def test_refusals_are_told_apart(
+    servers: ReplyServers, code: int, message: str, kind: type[ApiError], exit_code: int
+) -> None:
     with pytest.raises(ApiError) as refused:
-        place.serve(refusal(code, message, "Why")).get(PODS, "w")
+        servers.serve(refusal(code, message, "Why")).get(PODS, "w")
     assert type(refused.value) is kind
     assert (refused.value.code, refused.value.reason, refused.value.message) == (code, "Why", message)
     assert refused.value.exit_code == exit_code
@@ -188,56 +190,56 @@ def test_retryable_and_final_refusals_are_told_apart() -> None:
     ],
 )
 def test_seconds_that_a_busy_server_asks_for(
-    place: Place, headers: list[str], body: dict[str, object], seconds: float | None
+    servers: ReplyServers, headers: list[str], body: dict[str, object], seconds: float | None
 ) -> None:
     with pytest.raises(ServerBusyError) as busy:
-        place.serve(reply(json.dumps(body).encode(), "429 Too Many Requests", *headers)).get(PODS, "w")
+        servers.serve(reply(json.dumps(body).encode(), "429 Too Many Requests", *headers)).get(PODS, "w")
     assert busy.value.retry_after == seconds
 
 
-def test_busy_server_holds_the_pace_of_all_requests(place: Place) -> None:
+def test_busy_server_holds_the_pace_of_all_requests(servers: ReplyServers) -> None:
     held: list[float] = []
 
-    class Recording:
+    class RecordingRateLimiter:
         def __call__(self) -> None:
             return
 
         def pause_requests(self, seconds: float) -> None:
             held.append(seconds)
 
-    plain = place.serve(refusal(429, "", "", "Retry-After: 4"))
+    plain = servers.serve(refusal(429, "", "", "Retry-After: 4"))
     with pytest.raises(ServerBusyError):
-        KubeClient(plain.connection, rate_limiter=Recording()).get(PODS, "w")
+        KubeClient(plain.connection, rate_limiter=RecordingRateLimiter()).get(PODS, "w")
     assert held == [4.0]
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[1]", b'{"message": null}'])
-def test_refusal_that_is_no_status_object(place: Place, body: bytes) -> None:
+def test_refusal_that_is_no_status_object(servers: ReplyServers, body: bytes) -> None:
     with pytest.raises(ServerBusyError):
-        place.serve(reply(body, "502 Bad Gateway")).get(PODS, "w")
+        servers.serve(reply(body, "502 Bad Gateway")).get(PODS, "w")
 
 
 @pytest.mark.parametrize("length", [10, 10_000])
-def test_refusal_that_breaks_off_is_no_end(place: Place, length: int) -> None:
+def test_refusal_that_breaks_off_is_no_end(servers: ReplyServers, length: int) -> None:
     answer = reply(b'{"me', "500 Oh", length=length)
     with pytest.raises(RetryableError):
-        place.serve(answer).get(PODS, "w")
+        servers.serve(answer).get(PODS, "w")
     with pytest.raises(ServerBusyError):
-        place.serve(answer).watch(PODS, resource_version="1")
+        servers.serve(answer).watch(PODS, resource_version="1")
 
 
-def test_redirection_is_no_answer(place: Place) -> None:
+def test_redirection_is_no_answer(servers: ReplyServers) -> None:
     with pytest.raises(ApiError):
-        place.serve(reply(b"", "302 Found", "Location: http://127.0.0.1:1/login")).get(PODS, "w")
+        servers.serve(reply(b"", "302 Found", "Location: http://127.0.0.1:1/login")).get(PODS, "w")
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"", b"HTTP/1.1 200 OK\r\n", reply(b'{"a": 1', length=50), b"SSH-2.0-OpenSSH\r\n\r\n", reply(b"<html>hello")],
 )
-def test_answer_that_is_none_is_a_server_that_is_away(place: Place, answer: bytes) -> None:
+def test_answer_that_is_none_is_a_server_that_is_away(servers: ReplyServers, answer: bytes) -> None:
     with pytest.raises(NoResponseError):
-        place.serve(answer).get(PODS, "w")
+        servers.serve(answer).get(PODS, "w")
 
 
 def test_nobody_listens() -> None:
@@ -253,20 +255,20 @@ def test_nobody_listens() -> None:
 
 
 @pytest.mark.parametrize("trouble", [b"", refusal(500), refusal(503), refusal(429, "", "", "Retry-After: 0")])
-def test_command_line_asks_again(place: Place, trouble: bytes) -> None:
-    api = place.serve(trouble, trouble, reply(json.dumps(POD).encode()), retries=QUICK)
+def test_command_line_asks_again(servers: ReplyServers, trouble: bytes) -> None:
+    api = servers.serve(trouble, trouble, reply(json.dumps(POD).encode()), retries=QUICK)
     assert api.get(PODS, "w") == POD
-    assert place.asked == 3
+    assert servers.asked == 3
 
 
-def test_silent_server_is_asked_twice(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_asked_twice(servers: ReplyServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl.cluster.kubernetes.api_client.REQUEST_TIMEOUT_SECONDS", 0.1)
     with pytest.raises(NoResponseError, match="does not answer"):
-        place.serve(*[STAY] * 9, retries=QUICK).get(PODS, "w")
-    assert place.asked == 2
+        servers.serve(*[STAY] * 9, retries=QUICK).get(PODS, "w")
+    assert servers.asked == 2
 
 
-def test_who_waits_hears_of_each_request_and_of_its_answer(place: Place) -> None:
+def test_who_waits_hears_of_each_request_and_of_its_answer(servers: ReplyServers) -> None:
     heard: list[str] = []
 
     @contextmanager
@@ -275,62 +277,64 @@ def test_who_waits_hears_of_each_request_and_of_its_answer(place: Place) -> None
         yield
         heard.append("answered")
 
-    way = place.serve(reply(b"{}"), b"").connection
+    way = servers.serve(reply(b"{}"), b"").connection
     KubeClient(way, request_hook=meanwhile).get(PODS, "w")
     with pytest.raises(NoResponseError):
         KubeClient(way, request_hook=meanwhile).with_fence(lambda: True).get(PODS, "w")
     assert heard == [way.host, "answered", way.host]
 
 
-def test_answer_that_breaks_off_is_asked_for_again(place: Place) -> None:
-    api = place.serve(reply(b'{"a', length=99), reply(json.dumps(POD).encode()), retries=QUICK)
+def test_answer_that_breaks_off_is_asked_for_again(servers: ReplyServers) -> None:
+    api = servers.serve(reply(b'{"a', length=99), reply(json.dumps(POD).encode()), retries=QUICK)
     assert api.get(PODS, "w") == POD
 
 
-def test_last_refusal_is_told_when_asking_again_does_not_help(place: Place) -> None:
+def test_last_refusal_is_told_when_asking_again_does_not_help(servers: ReplyServers) -> None:
     with pytest.raises(ServerBusyError, match="no leader"):
-        place.serve(*[refusal(500, "etcdserver: no leader")] * 9, retries=QUICK).get(PODS, "w")
-    assert place.asked == 1 + 4
+        servers.serve(*[refusal(500, "etcdserver: no leader")] * 9, retries=QUICK).get(PODS, "w")
+    assert servers.asked == 1 + 4
 
 
-def test_creation_is_repeated_only_if_it_was_surely_not_carried_out(place: Place) -> None:
-    api = place.serve(refusal(429), refusal(503), reply(json.dumps(POD).encode(), "201 Created"), retries=QUICK)
+def test_creation_is_repeated_only_if_it_was_surely_not_carried_out(servers: ReplyServers) -> None:
+    api = servers.serve(refusal(429), refusal(503), reply(json.dumps(POD).encode(), "201 Created"), retries=QUICK)
     assert api.create(POD) == POD
     for unsure, kind in ((b"", NoResponseError), (refusal(500), ServerBusyError)):
         with pytest.raises(kind):
-            place.serve(unsure, refusal(409, "w already exists", "AlreadyExists"), retries=QUICK).create(POD)
-        assert place.asked == 1
+            servers.serve(unsure, refusal(409, "w already exists", "AlreadyExists"), retries=QUICK).create(POD)
+        assert servers.asked == 1
 
 
-def test_master_asks_once(place: Place) -> None:
+def test_master_asks_once(servers: ReplyServers) -> None:
     with pytest.raises(ServerBusyError):
-        place.serve(refusal(500), reply(b"{}")).get(PODS, "w")
-    assert place.asked == 1
+        servers.serve(refusal(500), reply(b"{}")).get(PODS, "w")
+    assert servers.asked == 1
 
 
 # ---------------------------------------------------------------------- answers
 
 
-def test_answer_has_the_servers_clock(place: Place) -> None:
-    api = place.serve(reply(b"{}", "200 OK", "Date: Thu, 01 Jan 2026 00:00:00 GMT"))
+def test_answer_has_the_servers_clock(servers: ReplyServers) -> None:
+    api = servers.serve(reply(b"{}", "200 OK", "Date: Thu, 01 Jan 2026 00:00:00 GMT"))
     assert api.request("GET", "/version").server_time == 1767225600
-    assert place.serve(reply(b"{}", "200 OK", "Date: soon")).request("GET", "/version").server_time is None
+    assert servers.serve(reply(b"{}", "200 OK", "Date: soon")).request("GET", "/version").server_time is None
 
 
-def test_proof_of_identity_is_asked_for_each_time(place: Place) -> None:
+def test_proof_of_identity_is_asked_for_each_time(servers: ReplyServers) -> None:
     tokens = iter(["Bearer old", "Bearer new"])
-    plain = place.serve(reply(b"{}"), reply(b"{}")).connection
+    plain = servers.serve(reply(b"{}"), reply(b"{}")).connection
     api = KubeClient(KubeConnection(plain.host, plain.http_pool, lambda: {"authorization": next(tokens)}, "team"))
     api.get(PODS, "w")
     api.get(PODS, "w")
-    assert [b"Bearer old" in place.servers[0].requests[0], b"Bearer new" in place.servers[0].requests[1]] == [True] * 2
+    assert [b"Bearer old" in servers.servers[0].requests[0], b"Bearer new" in servers.servers[0].requests[1]] == [
+        True
+    ] * 2
 
 
-def test_list_completes_its_items(place: Place) -> None:
+def test_list_completes_its_items(servers: ReplyServers) -> None:
     body = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "w"}}]}
-    listing = place.serve(reply(json.dumps(body).encode())).list(PODS)
+    listing = servers.serve(reply(json.dumps(body).encode())).list(PODS)
     assert (listing.items, listing.resource_version) == ((POD,), "7")
-    assert place.serve(reply(b'{"items": null}')).list(PODS).items == ()
+    assert servers.serve(reply(b'{"items": null}')).list(PODS).items == ()
 
 
 # ---------------------------------------------------------------------- streams
@@ -345,37 +349,37 @@ def follow(api: KubeClient, silence: float = 20) -> list[tuple[str, object]]:
         return list(stream.events())
 
 
-def test_lines_are_whole_wherever_they_were_cut(place: Place) -> None:
+def test_lines_are_whole_wherever_they_were_cut(servers: ReplyServers) -> None:
     text = line("ADDED", POD) + b"\n" + line("BOOKMARK", {})
     for at in (1, 10, len(text) - 1):
-        assert follow(place.serve(chunked(text[:at], text[at:]))) == [("ADDED", POD), ("BOOKMARK", {})]
+        assert follow(servers.serve(chunked(text[:at], text[at:]))) == [("ADDED", POD), ("BOOKMARK", {})]
 
 
-def test_stream_that_breaks_off_is_a_server_that_is_away(place: Place) -> None:
+def test_stream_that_breaks_off_is_a_server_that_is_away(servers: ReplyServers) -> None:
     got: list[str] = []
-    api = place.serve(chunked(line("ADDED", POD), end=False))
+    api = servers.serve(chunked(line("ADDED", POD), end=False))
     with api.watch(PODS, resource_version="1") as stream, pytest.raises(NoResponseError):
         got.extend(kind for kind, _ in stream.events())
     assert got == ["ADDED"], "what arrived before is not lost"
 
 
 @pytest.mark.parametrize("text", [b'{"type": "ADD', b"[]\n", b'{"object": {}}\n', b'{"type": "ADDED"}\n'])
-def test_line_that_is_no_event(place: Place, text: bytes) -> None:
+def test_line_that_is_no_event(servers: ReplyServers, text: bytes) -> None:
     with pytest.raises(NoResponseError, match="not a watch event"):
-        follow(place.serve(chunked(text)))
+        follow(servers.serve(chunked(text)))
 
 
 @pytest.mark.parametrize(
     ("code", "kind"), [(410, ResourceExpiredError), (500, ServerBusyError), (None, ServerBusyError)]
 )
-def test_error_within_a_watch(place: Place, code: int | None, kind: type[ApiError]) -> None:
+def test_error_within_a_watch(servers: ReplyServers, code: int | None, kind: type[ApiError]) -> None:
     with pytest.raises(kind):
-        follow(place.serve(chunked(line("ERROR", {"code": code, "message": "too old"}))))
+        follow(servers.serve(chunked(line("ERROR", {"code": code, "message": "too old"}))))
 
 
-def test_silent_stream_is_given_up(place: Place) -> None:
+def test_silent_stream_is_given_up(servers: ReplyServers) -> None:
     with pytest.raises(NoResponseError):
-        follow(place.serve(chunked(line("ADDED", POD), end=False) + STAY), silence=0.05)
+        follow(servers.serve(chunked(line("ADDED", POD), end=False) + STAY), silence=0.05)
 
 
 def close_while_waiting(api: KubeClient) -> None:
@@ -396,12 +400,12 @@ def close_while_waiting(api: KubeClient) -> None:
     reader.join()
 
 
-def test_close_from_another_thread_ends_the_iteration(place: Place) -> None:
-    close_while_waiting(place.serve(chunked(line("ADDED", POD), end=False) + STAY))
+def test_close_from_another_thread_ends_the_iteration(servers: ReplyServers) -> None:
+    close_while_waiting(servers.serve(chunked(line("ADDED", POD), end=False) + STAY))
 
 
-def test_stream_that_nobody_reads_can_be_closed(place: Place) -> None:
-    with place.serve(chunked(line("ADDED", POD), end=False) + STAY).watch(PODS, resource_version="1"):
+def test_stream_that_nobody_reads_can_be_closed(servers: ReplyServers) -> None:
+    with servers.serve(chunked(line("ADDED", POD), end=False) + STAY).watch(PODS, resource_version="1"):
         pass
 
 
@@ -502,11 +506,11 @@ def test_a_context_of_another_file_of_the_kubeconfig(kubeconfig: Path, monkeypat
     assert connection.list_contexts() == ["one", "two", "three"]
 
 
-def test_command_line_is_patient_with_a_busy_server(place: Place, kubeconfig: Path) -> None:
-    host = place.serve(refusal(503), reply(json.dumps(POD).encode())).host
+def test_command_line_is_patient_with_a_busy_server(servers: ReplyServers, kubeconfig: Path) -> None:
+    host = servers.serve(refusal(503), reply(json.dumps(POD).encode())).host
     kubeconfig.write_text(KUBECONFIG.replace("http://127.0.0.1:1", host))
     api = connection.make_client()
-    place.pools.append(api.connection.http_pool)
+    servers.pools.append(api.connection.http_pool)
     assert api.get(PODS, "w") == POD
 
 
@@ -554,14 +558,14 @@ def test_a_kubeconfig_that_is_not_there_is_told_from_one_that_is_wrong(
 # ---------------------------------------------------------------------- the right to decide
 
 
-def test_without_the_right_nothing_is_changed_and_all_may_be_read(place: Place) -> None:
+def test_without_the_right_nothing_is_changed_and_all_may_be_read(servers: ReplyServers) -> None:
     right = [True]
-    api = place.serve(reply(b"{}"), reply(b"{}")).with_fence(lambda: right[0])
+    api = servers.serve(reply(b"{}"), reply(b"{}")).with_fence(lambda: right[0])
     api.delete(PODS, "w", uid="1", grace=0)
     right[0] = False
     for change in (lambda: api.delete(PODS, "w"), lambda: api.create(POD), lambda: api.patch(PODS, "w", {})):
         with pytest.raises(NoResponseError, match="Not sent"):
             change()
-    assert place.asked == 1
+    assert servers.asked == 1
     api.get(PODS, "w")
-    assert place.asked == 2
+    assert servers.asked == 2

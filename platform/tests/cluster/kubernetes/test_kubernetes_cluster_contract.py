@@ -6,4 +6,4 @@ from support.cluster_contract import PodContract
 
 
 class TestKubeCluster(PodContract):
-    """The fixture ``stand`` is the folder's."""
+    """The fixture ``harness`` is the folder's."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cluster.kubernetes.api_server import LONGEST_WAIT, Refusal
+from cluster.kubernetes.api_server import LONGEST_WAIT, ScriptedRefusal
 from cluster.kubernetes.kube_cluster_harness import JOB, JOB_UID, NAMESPACE, KubeClusterHarness, owner, render
-from support.cluster_contract import Watching
+from support.cluster_contract import WatchThread, running
+from support.sleep_clock import SleepClock
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import BadInputError, RetryableError
@@ -21,177 +22,173 @@ from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.core.backoff import ExponentialBackoff
 
 
-def running(stand: KubeClusterHarness, index: int = 0, role: Role = Role.WORKER) -> str:
-    uid = stand.cluster.start(role, index)
-    stand.await_running(uid)
-    return uid
-
-
-def ends(watching: Watching) -> list[str]:
-    return sorted(pod.uid for pod in watching.seen if pod.has_ended)
+def ends(watch: WatchThread) -> list[str]:
+    return sorted(pod.uid for pod in watch.seen if pod.has_ended)
 
 
 # ---------------------------------------------------------------------- watches
 
 
-def test_what_happens_while_a_watch_has_ended_is_told_once(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    killed, removed, alive = (running(stand, index) for index in range(3))
-    watching.synced()
-    watching.running(alive)
-    stand.server.connection_refused()
-    stand.kill(killed)
-    stand.server.vanish(removed)
-    stand.server.open()
-    assert watching.ended(killed).exit_code == 137
-    last = watching.ended(removed)
+def test_what_happens_while_a_watch_has_ended_is_told_once(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    killed, removed, alive = (running(harness, index) for index in range(3))
+    watch.synced()
+    watch.running(alive)
+    harness.server.connection_refused()
+    harness.kill(killed)
+    harness.server.vanish(removed)
+    harness.server.open()
+    assert watch.ended(killed).exit_code == 137
+    last = watch.ended(removed)
     assert (last.phase, last.cause, last.exit_code) == (PodPhase.GONE, TerminationCause.DELETED, None)
-    stand.server.watch_ends()
-    stand.kill(alive)
-    watching.ended(alive)
-    assert ends(watching) == sorted([killed, removed, alive])
+    harness.server.watch_ends()
+    harness.kill(alive)
+    watch.ended(alive)
+    assert ends(watch) == sorted([killed, removed, alive])
 
 
-def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    watching.synced()
-    stand.server.refuse(Refusal(500, "list", None))
-    stand.server.watch_ends()
-    uid = running(stand)
-    stand.server.vanish(uid)
-    stand.server.accept_all()
-    assert watching.ended(uid).cause == TerminationCause.DELETED
-    assert ends(watching) == [uid]
+def test_pod_that_lived_only_while_the_watch_was_away_is_told_to_have_ended(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    harness.server.refuse(ScriptedRefusal(500, "list", None))
+    harness.server.watch_ends()
+    uid = running(harness)
+    harness.server.vanish(uid)
+    harness.server.accept_all()
+    assert watch.ended(uid).cause == TerminationCause.DELETED
+    assert ends(watch) == [uid]
 
 
-def test_watch_that_ends_is_followed_by_a_list(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
+def test_watch_that_ends_is_followed_by_a_list(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
     for _ in range(3):
-        stand.server.watch_ends()
-    stand.kill(uid)
-    assert watching.ended(uid).exit_code == 137
+        harness.server.watch_ends()
+    harness.kill(uid)
+    assert watch.ended(uid).exit_code == 137
 
 
-def test_silent_watch_is_given_up(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    watching.running(uid)
-    stand.server.watch_silent()
-    stand.kill(uid)
-    assert watching.ended(uid).exit_code == 137
+def test_silent_watch_is_given_up(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    watch.running(uid)
+    harness.server.watch_silent()
+    harness.kill(uid)
+    assert watch.ended(uid).exit_code == 137
 
 
-def test_watch_is_begun_again_after_410(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    watching.running(uid)
-    stand.server.watch_silent()
-    stand.kill(uid)
-    stand.server.gone_410()
-    stand.server.watch_silent(False)
-    assert watching.ended(uid).exit_code == 137
+def test_watch_is_begun_again_after_410(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    watch.running(uid)
+    harness.server.watch_silent()
+    harness.kill(uid)
+    harness.server.gone_410()
+    harness.server.watch_silent(False)
+    assert watch.ended(uid).exit_code == 137
 
 
 def test_event_that_was_lost_without_a_sign_is_found_by_the_next_list() -> None:
-    stand = KubeClusterHarness(
+    harness = KubeClusterHarness(
         WatchSettings(timeout_seconds=1, idle_timeout=5, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
     )
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    watching.running(uid)
-    stand.server.event_lost(names.pod_name(JOB, Role.WORKER, 0))
-    stand.server.vanish(uid)
-    assert watching.ended(uid).phase == PodPhase.GONE
-    stand.close()
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    watch.running(uid)
+    harness.server.event_lost(names.pod_name(JOB, Role.WORKER, 0))
+    harness.server.vanish(uid)
+    assert watch.ended(uid).phase == PodPhase.GONE
+    harness.close()
 
 
-def test_bookmarks_say_nothing_but_that_the_watch_lives(stand: KubeClusterHarness) -> None:
-    stand.server.bookmark_every = 0.01
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    watching.running(uid)
-    stand.server.bookmark_every = 0.001
-    other = Watching(stand.connect())
+def test_bookmarks_say_nothing_but_that_the_watch_lives(harness: KubeClusterHarness) -> None:
+    harness.server.bookmark_every = 0.01
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    watch.running(uid)
+    harness.server.bookmark_every = 0.001
+    other = WatchThread(harness.connect())
     other.synced()
-    stand.kill(uid)
-    watching.ended(uid)
+    harness.kill(uid)
+    watch.ended(uid)
     other.ended(uid)
-    assert sum(request.verb == "list" for request in stand.server.requests) == 2, "one for each watch"
+    assert sum(request.verb == "list" for request in harness.server.requests) == 2, "one for each watch"
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-def test_busy_server_is_asked_again(stand: KubeClusterHarness, verb: str) -> None:
-    stand.server.error_500(verb, times=3)
-    stand.server.too_many_429(0, verb)
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    assert watching.running(uid).uid == uid
+def test_busy_server_is_asked_again(harness: KubeClusterHarness, verb: str) -> None:
+    harness.server.error_500(verb, times=3)
+    harness.server.too_many_429(0, verb)
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    assert watch.running(uid).uid == uid
 
 
-def test_server_that_is_starting_refuses_everybody_for_a_while(stand: KubeClusterHarness) -> None:
-    stand.server.refuse(Refusal(403, "list", 3, "Forbidden", 'pods is forbidden: User "x" cannot list resource "pods"'))
-    stand.server.refuse(Refusal(401, "list", 2, "Unauthorized", "Unauthorized"))
-    uid = running(stand)
-    assert [pod.uid for pod in Watching(stand.cluster).synced()] == [uid]
+def test_server_that_is_starting_refuses_everybody_for_a_while(harness: KubeClusterHarness) -> None:
+    harness.server.refuse(
+        ScriptedRefusal(403, "list", 3, "Forbidden", 'pods is forbidden: User "x" cannot list resource "pods"')
+    )
+    harness.server.refuse(ScriptedRefusal(401, "list", 2, "Unauthorized", "Unauthorized"))
+    uid = running(harness)
+    assert [pod.uid for pod in WatchThread(harness.cluster).synced()] == [uid]
 
 
 def test_watch_without_the_right_to_list_ends_with_the_reason() -> None:
-    stand = KubeClusterHarness(
+    harness = KubeClusterHarness(
         WatchSettings(forbidden_timeout=0.0, backoff=ExponentialBackoff(0.01, 0.05), jitter=lambda: 0.5)
     )
-    stand.server.refuse(Refusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
+    harness.server.refuse(ScriptedRefusal(403, "list", None, "Forbidden", 'User "x" cannot list resource "pods"'))
     with pytest.raises(ForbiddenError, match="cannot list"):
-        next(stand.cluster.watch())
-    stand.close()
+        next(harness.cluster.watch())
+    harness.close()
 
 
-def test_close_ends_a_watch_that_waits_for_the_server(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    watching.synced()
-    stand.server.connection_refused()
-    stand.cluster.close()
-    watching.wait_over()
+def test_close_ends_a_watch_that_waits_for_the_server(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    harness.server.connection_refused()
+    harness.cluster.close()
+    watch.wait_over()
 
 
 # ---------------------------------------------------------------------- whose pods
 
 
-def test_name_reused_with_another_uid_while_nobody_watched(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    watching.running(uid)
-    stand.server.connection_refused()
-    stand.server.vanish(uid)
-    again = stand.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
-    stand.server.open()
-    assert watching.ended(uid).phase == PodPhase.GONE
-    assert watching.running(again).index == 0
-    stand.cluster.delete(uid, grace=0)
-    assert stand.server.pod(again)["status"]["phase"] == "Running", "another pod of that name was deleted"
+def test_name_reused_with_another_uid_while_nobody_watched(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    watch.running(uid)
+    harness.server.connection_refused()
+    harness.server.vanish(uid)
+    again = harness.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
+    harness.server.open()
+    assert watch.ended(uid).phase == PodPhase.GONE
+    assert watch.running(again).index == 0
+    harness.cluster.delete(uid, grace=0)
+    assert harness.server.pod(again)["status"]["phase"] == "Running", "another pod of that name was deleted"
 
 
-def test_deletion_names_the_uid(stand: KubeClusterHarness) -> None:
-    uid = running(stand)
-    stand.server.vanish(uid)
-    again = stand.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
-    stand.cluster.delete(uid, grace=0)
-    assert stand.server.pod(again)["metadata"]["uid"] == again
-    assert any(request.verb == "delete" for request in stand.server.requests)
+def test_deletion_names_the_uid(harness: KubeClusterHarness) -> None:
+    uid = running(harness)
+    harness.server.vanish(uid)
+    again = harness.server.create_foreign(render(Role.WORKER, 0, DEFAULT_OPTIONS))["metadata"]["uid"]
+    harness.cluster.delete(uid, grace=0)
+    assert harness.server.pod(again)["metadata"]["uid"] == again
+    assert any(request.verb == "delete" for request in harness.server.requests)
 
 
 def foreign(index: int) -> str:
     return names.pod_name(JOB, Role.WORKER, index)
 
 
-def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeClusterHarness) -> None:
+def test_pods_with_our_labels_and_another_owner_are_none_of_ours(harness: KubeClusterHarness) -> None:
     stranger = render(Role.WORKER, 0, DEFAULT_OPTIONS)
     stranger["metadata"]["ownerReferences"] = [owner("uid-of-an-older-job")]
     orphan = render(Role.WORKER, 1, DEFAULT_OPTIONS)
@@ -201,25 +198,25 @@ def test_pods_with_our_labels_and_another_owner_are_none_of_ours(stand: KubeClus
     unlabelled = render(Role.WORKER, 3, DEFAULT_OPTIONS)
     unlabelled["metadata"]["labels"] = {names.JOB_LABEL: JOB}
     for pod in (stranger, orphan, masters, unlabelled):
-        stand.server.create_foreign(pod)
-    watching = Watching(stand.cluster)
-    assert watching.synced() == []
+        harness.server.create_foreign(pod)
+    watch = WatchThread(harness.cluster)
+    assert watch.synced() == []
     for index in (0, 1):
         with pytest.raises(RetryableError, match="does not belong to this job"):
-            stand.cluster.start(Role.WORKER, index)
-    stand.cluster.delete("uid-000001", grace=0)
-    assert len(stand.server.store.pods) == 4
+            harness.cluster.start(Role.WORKER, index)
+    harness.cluster.delete("uid-000001", grace=0)
+    assert len(harness.server.store.pods) == 4
 
 
 # ---------------------------------------------------------------------- starts
 
 
-def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: KubeClusterHarness) -> None:
-    stand.server.error_500("create", carried_out=True)
+def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(harness: KubeClusterHarness) -> None:
+    harness.server.error_500("create", carried_out=True)
     with pytest.raises(RetryableError):
-        stand.cluster.start(Role.WORKER, 0)
-    uid = stand.cluster.start(Role.WORKER, 0)
-    assert [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()] == [uid]
+        harness.cluster.start(Role.WORKER, 0)
+    uid = harness.cluster.start(Role.WORKER, 0)
+    assert [pod["metadata"]["uid"] for pod in harness.server.store.pods.values()] == [uid]
 
 
 @pytest.mark.parametrize(
@@ -231,34 +228,34 @@ def test_pod_whose_creation_was_carried_out_but_not_answered_is_found(stand: Kub
         "admission webhook denied the request: no",
     ],
 )
-def test_403_is_for_now_and_in_the_servers_words(stand: KubeClusterHarness, message: str) -> None:
-    stand.server.refuse(Refusal(403, "create", 1, "Forbidden", message))
+def test_403_is_for_now_and_in_the_servers_words(harness: KubeClusterHarness, message: str) -> None:
+    harness.server.refuse(ScriptedRefusal(403, "create", 1, "Forbidden", message))
     with pytest.raises(RetryableError) as refused:
-        stand.cluster.start(Role.WORKER, 0)
+        harness.cluster.start(Role.WORKER, 0)
     assert message in str(refused.value)
-    stand.cluster.start(Role.WORKER, 0)
+    harness.cluster.start(Role.WORKER, 0)
 
 
 @pytest.mark.parametrize("code", [400, 422])
-def test_pod_that_is_not_valid_is_never_accepted(stand: KubeClusterHarness, code: int) -> None:
-    stand.server.refuse(Refusal(code, "create", 1, "Invalid", "spec.containers[0].image: Required value"))
+def test_pod_that_is_not_valid_is_never_accepted(harness: KubeClusterHarness, code: int) -> None:
+    harness.server.refuse(ScriptedRefusal(code, "create", 1, "Invalid", "spec.containers[0].image: Required value"))
     with pytest.raises(BadInputError, match="Required value"):
-        stand.cluster.start(Role.WORKER, 0)
+        harness.cluster.start(Role.WORKER, 0)
 
 
-def test_quota_that_changed_meanwhile_is_no_taken_name(stand: KubeClusterHarness) -> None:
+def test_quota_that_changed_meanwhile_is_no_taken_name(harness: KubeClusterHarness) -> None:
     words = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
-    stand.server.refuse(Refusal(409, "create", 1, "Conflict", words))
+    harness.server.refuse(ScriptedRefusal(409, "create", 1, "Conflict", words))
     with pytest.raises(RetryableError, match="has been modified"):
-        stand.cluster.start(Role.WORKER, 0)
+        harness.cluster.start(Role.WORKER, 0)
 
 
-def test_name_of_an_ended_pod_is_made_free(stand: KubeClusterHarness) -> None:
-    uid = running(stand, role=Role.PS)
-    stand.kill(uid)
-    again = stand.cluster.start(Role.PS, 0)
+def test_name_of_an_ended_pod_is_made_free(harness: KubeClusterHarness) -> None:
+    uid = running(harness, role=Role.PS)
+    harness.kill(uid)
+    again = harness.cluster.start(Role.PS, 0)
     assert again != uid
-    deletion = next(request for request in stand.server.requests if request.verb == "delete")
+    deletion = next(request for request in harness.server.requests if request.verb == "delete")
     assert deletion.body["preconditions"] == {"uid": uid}
     assert deletion.body["gracePeriodSeconds"] == 0
     assert deletion.body["propagationPolicy"] == "Background"
@@ -267,92 +264,82 @@ def test_name_of_an_ended_pod_is_made_free(stand: KubeClusterHarness) -> None:
 # ---------------------------------------------------------------------- deletions
 
 
-def test_deletion_that_the_server_could_not_do_is_done_later(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    uid = running(stand)
-    watching.synced()
-    stand.server.error_500("delete", times=2)
-    stand.cluster.delete(uid, grace=5)
-    last = watching.ended(uid)
+def test_deletion_that_the_server_could_not_do_is_done_later(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    uid = running(harness)
+    watch.synced()
+    harness.server.error_500("delete", times=2)
+    harness.cluster.delete(uid, grace=5)
+    last = watch.ended(uid)
     assert (last.phase, last.exit_code, last.cause) == (PodPhase.GONE, 143, TerminationCause.NONE)
 
 
-def test_deletion_before_any_watch_finds_the_pod(stand: KubeClusterHarness) -> None:
-    uid = running(stand)
-    stand.connect().delete(uid, grace=0)
-    assert stand.server.store.pods == {}
+def test_deletion_before_any_watch_finds_the_pod(harness: KubeClusterHarness) -> None:
+    uid = running(harness)
+    harness.connect().delete(uid, grace=0)
+    assert harness.server.store.pods == {}
 
 
-def leaving_cause(stand: KubeClusterHarness, watching: Watching, uid: str) -> TerminationCause:
-    last: PodStatus = watching.ended(uid)
-    causes = {pod.cause for pod in watching.seen if pod.uid == uid and pod.leaving}
+def leaving_cause(harness: KubeClusterHarness, watch: WatchThread, uid: str) -> TerminationCause:
+    last: PodStatus = watch.ended(uid)
+    causes = {pod.cause for pod in watch.seen if pod.uid == uid and pod.leaving}
     assert causes == {last.cause}
     assert last.phase == PodPhase.GONE
     return last.cause
 
 
-def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    watching.synced()
-    done = [running(stand, index) for index in range(KEPT_ENDED_PODS + 2)]
+def test_objects_of_ended_pods_are_cleared_though_no_deletion_was_ever_put_off(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    watch.synced()
+    done = [running(harness, index) for index in range(KEPT_ENDED_PODS + 2)]
     for uid in done:
-        stand.exit(uid, 0)
-        watching.ended(uid)
-    pods, changed = stand.server.store.pods, stand.server.changed
+        harness.exit(uid, 0)
+        watch.ended(uid)
+    pods, changed = harness.server.store.pods, harness.server.changed
     with changed:
         assert changed.wait_for(lambda: len(pods) <= KEPT_ENDED_PODS, LONGEST_WAIT)
         assert {pod["metadata"]["uid"] for pod in pods.values()} == set(done[2:])
 
 
-def test_who_asked_for_a_deletion_is_told_apart(stand: KubeClusterHarness) -> None:
-    watching = Watching(stand.cluster)
-    ours, theirs, preempted, both = (running(stand, index) for index in range(4))
-    watching.synced()
-    watching.running(both)
-    stand.stubborn(both)
-    other = stand.connect()
-    stand.cluster.delete(ours, grace=5)
+def test_who_asked_for_a_deletion_is_told_apart(harness: KubeClusterHarness) -> None:
+    watch = WatchThread(harness.cluster)
+    ours, theirs, preempted, both = (running(harness, index) for index in range(4))
+    watch.synced()
+    watch.running(both)
+    harness.ignore_sigterm(both)
+    other = harness.connect()
+    harness.cluster.delete(ours, grace=5)
     other.delete(theirs, grace=5)
-    stand.server.preempt(preempted)
+    harness.server.preempt(preempted)
     other.delete(both, grace=5)
-    watching.leaving(both)
-    stand.cluster.delete(both, grace=5)
-    stand.server.grace_over()
+    watch.leaving(both)
+    harness.cluster.delete(both, grace=5)
+    harness.server.grace_over()
     expected = {
         ours: TerminationCause.NONE,
         theirs: TerminationCause.DELETED,
         preempted: TerminationCause.PREEMPTED,
         both: TerminationCause.DELETED,
     }
-    assert {uid: leaving_cause(stand, watching, uid) for uid in expected} == expected
+    assert {uid: leaving_cause(harness, watch, uid) for uid in expected} == expected
 
 
-def test_restarted_master_does_not_know_its_predecessors_deletions(stand: KubeClusterHarness) -> None:
-    uid = running(stand)
-    stand.stubborn(uid)
-    stand.cluster.delete(uid, grace=5)
-    stand.cluster.close()
-    watching = Watching(stand.connect())
-    assert [(pod.leaving, pod.cause) for pod in watching.synced()] == [(True, TerminationCause.DELETED)]
+def test_restarted_master_does_not_know_its_predecessors_deletions(harness: KubeClusterHarness) -> None:
+    uid = running(harness)
+    harness.ignore_sigterm(uid)
+    harness.cluster.delete(uid, grace=5)
+    harness.cluster.close()
+    watch = WatchThread(harness.connect())
+    assert [(pod.leaving, pod.cause) for pod in watch.synced()] == [(True, TerminationCause.DELETED)]
 
 
 # ---------------------------------------------------------------------- many at once
 
 
-class _Clock:
-    """Moves when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class _Counted:
+class _CountingRateLimiter:
     """A pace whose requests are written down with their moments; None: requests that nothing holds back."""
 
-    def __init__(self, pace: RateLimiter | None, clock: _Clock, moments: list[float]) -> None:
+    def __init__(self, pace: RateLimiter | None, clock: SleepClock, moments: list[float]) -> None:
         self._pace, self._clock, self._moments = pace or NoRateLimiter(), clock, moments
 
     def __call__(self) -> None:
@@ -365,19 +352,19 @@ class _Counted:
 
 @pytest.mark.repetition
 def test_a_thousand_lost_pods_do_not_flood_the_server(
-    stand: KubeClusterHarness, monkeypatch: pytest.MonkeyPatch
+    harness: KubeClusterHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a master in a pod has it, with the pace that it gives itself."""
-    clock, moments = _Clock(), list[float]()
+    clock, moments = SleepClock(), list[float]()
     monkeypatch.setattr(TokenBucketLimiter.__init__, "__kwdefaults__", {"now": lambda: clock.now, "sleep": clock.sleep})
     monkeypatch.setattr(LeaseFence, "holds", lambda _: True)
-    place = MasterPodInfo(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", "the-users-own")
+    pod_info = MasterPodInfo(JOB, JOB_UID, NAMESPACE, "edl-mnist-master-x", "pod-uid", "/runs/1", "the-users-own")
     spec = JobSpec(name=JOB, model=ModelSpec("m.custom_model"), image="edl:1")
-    master = KubeMasterBackend(spec, place, lambda pace: stand.api(_Counted(pace, clock, moments)))
+    master = KubeMasterBackend(spec, pod_info, lambda pace: harness.api(_CountingRateLimiter(pace, clock, moments)))
     try:
         lost = [master.cluster.start(Role.WORKER, index) for index in range(1000)]
         for uid in lost:
-            stand.kill(uid)
+            harness.kill(uid)
         moments.clear()
         again = [master.cluster.start(Role.WORKER, 1000 + index) for index in range(1000)]
     finally:
@@ -393,28 +380,28 @@ def test_a_thousand_lost_pods_do_not_flood_the_server(
 # ---------------------------------------------------------------------- the end of a job
 
 
-def test_at_the_end_of_a_job_no_object_of_its_pods_stays(stand: KubeClusterHarness) -> None:
-    done, crashed, leaving, alive = (running(stand, index) for index in range(4))
-    stand.exit(done, 0)
-    stand.kill(crashed)
-    stand.stubborn(leaving)
-    stand.cluster.delete(leaving, grace=30)
+def test_at_the_end_of_a_job_no_object_of_its_pods_stays(harness: KubeClusterHarness) -> None:
+    done, crashed, leaving, alive = (running(harness, index) for index in range(4))
+    harness.exit(done, 0)
+    harness.kill(crashed)
+    harness.ignore_sigterm(leaving)
+    harness.cluster.delete(leaving, grace=30)
     labels = names.object_labels(JOB, Role.WORKER, 7)
     other = {"name": "of-another", "labels": labels, "ownerReferences": [owner("uid-of-an-older-job")]}
-    stand.server.create_foreign({"metadata": other, "spec": {}})
-    stand.cluster.close()
-    assert not stand.cluster.delete_all_pods()
-    assert list(stand.server.store.pods) == ["of-another"]
-    assert stand.cluster.delete_all_pods()
-    assert alive not in [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()]
+    harness.server.create_foreign({"metadata": other, "spec": {}})
+    harness.cluster.close()
+    assert not harness.cluster.delete_all_pods()
+    assert list(harness.server.store.pods) == ["of-another"]
+    assert harness.cluster.delete_all_pods()
+    assert alive not in [pod["metadata"]["uid"] for pod in harness.server.store.pods.values()]
 
 
-def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(stand: KubeClusterHarness) -> None:
-    workers = [running(stand, index) for index in range(3)]
-    (ps,) = [running(stand, 0, Role.PS)]
+def test_where_no_volume_has_the_logs_the_newest_pod_that_crashed_stays(harness: KubeClusterHarness) -> None:
+    workers = [running(harness, index) for index in range(3)]
+    (ps,) = [running(harness, 0, Role.PS)]
     for uid in workers[:2]:
-        stand.exit(uid, 1)
-    stand.exit(ps, 0)
-    stand.cluster.delete_all_pods(keep_crashed=True)
-    assert [pod["metadata"]["uid"] for pod in stand.server.store.pods.values()] == [workers[1]]
-    assert stand.cluster.delete_all_pods(keep_crashed=True)
+        harness.exit(uid, 1)
+    harness.exit(ps, 0)
+    harness.cluster.delete_all_pods(keep_crashed=True)
+    assert [pod["metadata"]["uid"] for pod in harness.server.store.pods.values()] == [workers[1]]
+    assert harness.cluster.delete_all_pods(keep_crashed=True)

@@ -6,12 +6,12 @@ import threading
 from typing import Any
 
 import pytest
-from cluster.kubernetes.lease_server import LeaseServer
+from support.in_memory_cluster import InMemoryCluster
 
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.api_errors import RbacDeniedError
+from edl.cluster.kubernetes.api_errors import NoResponseError, RbacDeniedError
 from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence, has_pod_ended
-from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES
 from edl.core.leader_election import LEASE_SECONDS, RENEW_DEADLINE_SECONDS
 
 JOB = "digits"
@@ -19,9 +19,9 @@ OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "edl-digits-master", "
 
 
 @pytest.fixture
-def server() -> LeaseServer:
-    found = LeaseServer()
-    found.put(JOBS, job())
+def server() -> InMemoryCluster:
+    found = InMemoryCluster()
+    found.put(job())
     return found
 
 
@@ -29,17 +29,17 @@ def job(**meta: Any) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": OWNER["name"], "uid": OWNER["uid"], **meta}}
 
 
-def fence(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
-    return LeaseFence(server, LeaseCandidate(JOB, pod, uid or f"uid-{pod}", (OWNER,)), clock=server.clock)  # type: ignore[arg-type]
+def fence(server: InMemoryCluster, pod: str, uid: str = "") -> LeaseFence:
+    return LeaseFence(server, LeaseCandidate(JOB, pod, uid or f"uid-{pod}", (OWNER,)), clock=server.clock)
 
 
-def taken(server: LeaseServer, pod: str, uid: str = "") -> LeaseFence:
+def acquired_fence(server: InMemoryCluster, pod: str, uid: str = "") -> LeaseFence:
     found = fence(server, pod, uid)
     assert found.try_acquire().value
     return found
 
 
-def lease(server: LeaseServer) -> dict[str, Any]:
+def lease(server: InMemoryCluster) -> dict[str, Any]:
     return server.stored(LEASES, names.master_name(JOB))
 
 
@@ -49,8 +49,8 @@ def pod(name: str, uid: str, phase: str, *states: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "uid": uid}, "status": status}
 
 
-def test_a_fresh_lease_is_taken_owned_by_the_job_and_found_by_its_label(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_a_fresh_lease_is_taken_owned_by_the_job_and_found_by_its_label(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     assert (first.incarnation, first.holds(), first.lost()) == (1, True, False)
     assert lease(server)["metadata"]["ownerReferences"] == [OWNER]
     assert lease(server)["metadata"]["labels"][names.JOB_LABEL] == JOB
@@ -58,21 +58,21 @@ def test_a_fresh_lease_is_taken_owned_by_the_job_and_found_by_its_label(server: 
     assert lease(server)["spec"]["holderIdentity"] == "a_uid-a"
 
 
-def test_a_lease_that_was_given_back_is_taken_at_once(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_a_lease_that_was_given_back_is_taken_at_once(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     first.release()
     assert not first.holds()
-    assert taken(server, "b").incarnation == 2
+    assert acquired_fence(server, "b").incarnation == 2
 
 
-def test_the_same_pod_goes_on_after_its_container_restarted(server: LeaseServer) -> None:
-    taken(server, "a")
-    again = taken(server, "a")
+def test_the_same_pod_goes_on_after_its_container_restarted(server: InMemoryCluster) -> None:
+    acquired_fence(server, "a")
+    again = acquired_fence(server, "a")
     assert again.incarnation == 2
 
 
-def test_a_pod_of_the_same_name_is_another(server: LeaseServer) -> None:
-    taken(server, "a", "uid-1")
+def test_a_pod_of_the_same_name_is_another(server: InMemoryCluster) -> None:
+    acquired_fence(server, "a", "uid-1")
     assert not fence(server, "a", "uid-2").try_acquire().value
 
 
@@ -89,16 +89,16 @@ def test_a_pod_of_the_same_name_is_another(server: LeaseServer) -> None:
     ],
 )
 def test_a_holder_that_a_kubelet_saw_end_holds_no_more(
-    server: LeaseServer, holder: dict[str, Any] | None, *, free: bool
+    server: InMemoryCluster, holder: dict[str, Any] | None, *, free: bool
 ) -> None:
-    taken(server, "a")
+    acquired_fence(server, "a")
     if holder is not None:
-        server.put(PODS, holder)
+        server.put(holder)
     assert fence(server, "b").try_acquire().value is free
 
 
-def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     second = fence(server, "b")
     server.now += LEASE_SECONDS
     assert not second.try_acquire().value
@@ -112,8 +112,8 @@ def test_a_lease_that_expired_by_the_servers_clock_is_taken(server: LeaseServer)
     assert lease(server)["spec"]["holderIdentity"] == "b_uid-b"
 
 
-def test_a_server_that_tells_no_times_is_watched(server: LeaseServer) -> None:
-    taken(server, "a")
+def test_a_server_that_tells_no_times_is_watched(server: InMemoryCluster) -> None:
+    acquired_fence(server, "a")
     server.stored(LEASES, names.master_name(JOB))["metadata"]["managedFields"] = []
     second = fence(server, "b")
     assert not second.try_acquire().value
@@ -123,8 +123,8 @@ def test_a_server_that_tells_no_times_is_watched(server: LeaseServer) -> None:
     assert second.try_acquire().value
 
 
-def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
-    first, second = taken(server, "a"), fence(server, "b")
+def test_a_holder_that_renews_keeps_it(server: InMemoryCluster) -> None:
+    first, second = acquired_fence(server, "a"), fence(server, "b")
     for _ in range(100):
         server.now += 2
         first.renew_lease()
@@ -132,8 +132,8 @@ def test_a_holder_that_renews_keeps_it(server: LeaseServer) -> None:
         assert first.holds()
 
 
-def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     server.away = True
     server.now += RENEW_DEADLINE_SECONDS - 1
     first.renew_lease()
@@ -146,8 +146,8 @@ def test_while_the_server_is_away_it_freezes_and_goes_on_when_it_is_back(server:
     assert first.holds()
 
 
-def test_a_renewal_counts_from_when_it_was_begun(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_a_renewal_counts_from_when_it_was_begun(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
 
     def slow(method: str) -> None:
         server.now += RENEW_DEADLINE_SECONDS
@@ -157,8 +157,8 @@ def test_a_renewal_counts_from_when_it_was_begun(server: LeaseServer) -> None:
     assert not first.holds()
 
 
-def test_two_that_try_at_once_get_one_lease(server: LeaseServer) -> None:
-    taken(server, "a").release()
+def test_two_that_try_at_once_get_one_lease(server: InMemoryCluster) -> None:
+    acquired_fence(server, "a").release()
     second, third = fence(server, "b"), fence(server, "c")
     faster: list[bool] = []
 
@@ -173,8 +173,8 @@ def test_two_that_try_at_once_get_one_lease(server: LeaseServer) -> None:
     assert (second.holds(), third.holds()) == (False, True)
 
 
-def test_somebody_elses_change_of_the_object_costs_nothing(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_somebody_elses_change_of_the_object_costs_nothing(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     server.patch(LEASES, names.master_name(JOB), {"metadata": {"annotations": {"seen": "by a person"}}})
     server.now += 2
     first.renew_lease()
@@ -182,9 +182,9 @@ def test_somebody_elses_change_of_the_object_costs_nothing(server: LeaseServer) 
     assert first.holds()
 
 
-def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> None:
-    first = taken(server, "a")
-    taken(server, "a")
+def test_a_lease_that_somebody_deleted_is_made_again(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
+    acquired_fence(server, "a")
     server.remove(LEASES, names.master_name(JOB))
     first.renew_lease()
     assert first.holds()
@@ -192,11 +192,13 @@ def test_a_lease_that_somebody_deleted_is_made_again(server: LeaseServer) -> Non
 
 
 @pytest.mark.parametrize("there", [None, job(uid="of-a-later-job"), job(deletionTimestamp="2026-01-01T00:00:00Z")])
-def test_a_lease_that_went_with_its_job_is_not_made_again(server: LeaseServer, there: dict[str, Any] | None) -> None:
-    first = taken(server, "a")
+def test_a_lease_that_went_with_its_job_is_not_made_again(
+    server: InMemoryCluster, there: dict[str, Any] | None
+) -> None:
+    first = acquired_fence(server, "a")
     server.remove(JOBS, OWNER["name"])
     if there is not None:
-        server.put(JOBS, there)
+        server.put(there)
     server.remove(LEASES, OWNER["name"])
     server.now += 2
     first.renew_lease()
@@ -207,17 +209,17 @@ def test_a_lease_that_went_with_its_job_is_not_made_again(server: LeaseServer, t
 
 
 def test_a_lease_that_is_missing_when_it_is_given_back_is_no_news(
-    server: LeaseServer, caplog: pytest.LogCaptureFixture
+    server: InMemoryCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = taken(server, "a")
+    first = acquired_fence(server, "a")
     server.remove(LEASES, OWNER["name"])
     first.release()
     assert ("POST", OWNER["name"]) not in server.requests[2:]
     assert caplog.text == ""
 
 
-def test_a_renewal_on_its_way_while_it_is_given_back_makes_no_new_lease(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_a_renewal_on_its_way_while_it_is_given_back_makes_no_new_lease(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     server.remove(LEASES, OWNER["name"])
     releasing: list[threading.Thread] = []
 
@@ -233,14 +235,14 @@ def test_a_renewal_on_its_way_while_it_is_given_back_makes_no_new_lease(server: 
     assert ("POST", OWNER["name"]) not in server.requests[2:]
 
 
-def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: LeaseServer) -> None:
-    first = taken(server, "a")
+def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: InMemoryCluster) -> None:
+    first = acquired_fence(server, "a")
     real = server.patch
 
     def unheard(*arguments: Any, **options: Any) -> Any:
         real(*arguments, **options)
         server.away = True
-        server._enter("PATCH", "")
+        raise NoResponseError("the answer is lost")
 
     server.patch = unheard  # type: ignore[method-assign]
     first.renew_lease()
@@ -249,8 +251,8 @@ def test_an_answer_that_got_lost_on_its_way_is_not_a_lost_lease(server: LeaseSer
     assert first.holds()
 
 
-def test_taking_waits_and_can_be_stopped(server: LeaseServer) -> None:
-    taken(server, "a")
+def test_taking_waits_and_can_be_stopped(server: InMemoryCluster) -> None:
+    acquired_fence(server, "a")
     waits: list[float] = []
     assert not fence(server, "b").acquire(lambda: len(waits) == 3, waits.append)
 
@@ -263,7 +265,7 @@ def test_taking_waits_and_can_be_stopped(server: LeaseServer) -> None:
     assert "holderIdentity" not in lease(server)["spec"]
 
 
-def test_a_right_that_is_missing_ends_the_wait(server: LeaseServer) -> None:
+def test_a_right_that_is_missing_ends_the_wait(server: InMemoryCluster) -> None:
     def refuse(method: str) -> None:
         raise RbacDeniedError("leases is forbidden: User cannot get")
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster.kubernetes.lease_server import LeaseServer
+from support.in_memory_cluster import InMemoryCluster
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec, ModelSpec
 from edl.api.pod_spec import StorageSpec
 from edl.cluster.kubernetes import master_backend, names
-from edl.cluster.kubernetes.api_client import ResourceList
+from edl.cluster.kubernetes.api_client import JSON_PATCH, ResourceList
 from edl.cluster.kubernetes.api_errors import ForbiddenError, InvalidObjectError, NoResponseError
 from edl.cluster.kubernetes.master_backend import KubeMasterBackend, MasterPodInfo
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, ResourceKind
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, LEASES, PODS, SECRETS, Manifest, ResourceKind
 
 SPEC = JobSpec(name="digits", model=ModelSpec("m.custom_model"), image="edl:1")
 ON_A_VOLUME = replace(SPEC, storage=StorageSpec(claim="runs"))
@@ -34,45 +34,48 @@ VARIABLES = {
 }
 
 
-class Server(LeaseServer):
-    """Also takes pods and patches of the Job."""
+class MasterApiServer(InMemoryCluster):
+    """Records what a master creates and patches, and refuses lists and patches of its Job as told."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[dict[str, Any]] = []
+        self.made: list[Manifest] = []
         self.answers: list[Exception | None] = []
         self.patches: list[Any] = []
-        self.pods: dict[str, dict[str, Any]] = {}
         self.bad_lists: list[Exception] = []
         self.fences: list[Callable[[], bool]] = []
 
-    def with_fence(self, may: Callable[[], bool]) -> Server:
-        self.fences.append(may)
+    @property
+    def pods(self) -> Sequence[str]:
+        return [pod["metadata"]["name"] for pod in self.objects_of_kind(PODS)]
+
+    def with_fence(self, may_write: Callable[[], bool]) -> MasterApiServer:
+        self.fences.append(may_write)
         return self
 
-    def list(self, kind: Any, **_: Any) -> ResourceList:
+    def list(self, kind: ResourceKind, **selectors: Any) -> ResourceList:
         if self.bad_lists:
             raise self.bad_lists.pop(0)
-        return ResourceList(tuple(self.pods.values()), "7")
+        return super().list(kind, **selectors)
 
-    def delete(self, kind: ResourceKind, name: str, *, uid: str | None = None, grace: int = 30, **options: Any) -> Any:
-        if kind is not PODS:
-            return super().delete(kind, name, uid=uid, **options)
-        assert (self.pods.pop(name)["metadata"]["uid"], grace) == (uid, 0)
-        return None
+    def delete(self, kind: ResourceKind, name: str, **options: Any) -> Manifest:
+        if kind is PODS:
+            assert (options["uid"], options["grace"]) == (self.stored(PODS, name)["metadata"]["uid"], 0)
+        return super().delete(kind, name, **options)
 
     def add_pod(self, role: Role, index: int, phase: str) -> None:
         name = names.pod_name("digits", role, index)
         meta = {"name": name, "uid": name, "labels": names.object_labels("digits", role, index)}
-        self.pods[name] = {"metadata": meta | {"ownerReferences": [{"uid": "job-uid"}]}, "status": {"phase": phase}}
+        owned = meta | {"ownerReferences": [{"uid": "job-uid"}]}
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": owned, "status": {"phase": phase}})
 
-    def create(self, manifest: dict[str, Any], *, namespace: str | None = None) -> dict[str, Any]:
+    def create(self, manifest: Manifest, **options: Any) -> Manifest:
         self.made.append(manifest)
-        return super().create(manifest)
+        return super().create(manifest, **options)
 
-    def patch(self, kind: Any, name: str, body: Any, *, namespace: str | None = None, style: str = "") -> Any:
-        if style != "json":
-            return super().patch(kind, name, body)
+    def patch(self, kind: ResourceKind, name: str, body: Any, **options: Any) -> Manifest:
+        if options.get("style") != JSON_PATCH:
+            return super().patch(kind, name, body, **options)
         self.patches.append((name, body))
         answer = self.answers.pop(0) if self.answers else None
         if answer is not None:
@@ -81,45 +84,47 @@ class Server(LeaseServer):
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server() -> MasterApiServer:
+    return MasterApiServer()
 
 
 @pytest.fixture
-def there(server: Server) -> Any:
-    found = KubeMasterBackend(SPEC, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
+def backend(server: MasterApiServer) -> Any:
+    found = KubeMasterBackend(SPEC, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
     yield found
     found.close()
     found.cluster.close()
 
 
-def test_it_has_the_lease_before_anything_is_asked(server: Server, there: KubeMasterBackend) -> None:
+def test_it_has_the_lease_before_anything_is_asked(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     assert server.requests == []
-    assert there.acquire(threading.Event())
+    assert backend.acquire(threading.Event())
     assert server.requests[:2] == [("GET", "edl-digits-master"), ("POST", "edl-digits-master")]
     assert server.stored(LEASES, names.master_name("digits"))["spec"]["holderIdentity"] == "edl-digits-master-x_pod-uid"
-    there.close()
+    backend.close()
     assert "holderIdentity" not in server.stored(LEASES, names.master_name("digits"))["spec"]
 
 
-def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(server: Server, there: KubeMasterBackend) -> None:
+def test_what_it_decides_is_carried_out_only_while_it_has_the_lease(
+    server: MasterApiServer, backend: KubeMasterBackend
+) -> None:
     """Pods and pages: each has a fence, which opens with the Lease and closes with it."""
     assert [may() for may in server.fences] == [False, False]
-    assert there.acquire(threading.Event())
+    assert backend.acquire(threading.Event())
     assert [may() for may in server.fences] == [True, True]
-    there.close()
+    backend.close()
     assert [may() for may in server.fences] == [False, False]
 
 
-def test_a_master_that_is_told_to_go_does_not_take_it(server: Server, there: KubeMasterBackend) -> None:
+def test_a_master_that_is_told_to_go_does_not_take_it(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     stopping = threading.Event()
     stopping.set()
-    assert not there.acquire(stopping)
+    assert not backend.acquire(stopping)
     assert server.requests == []
 
 
-def test_pods_are_those_of_this_job_and_run(server: Server, there: KubeMasterBackend) -> None:
-    there.cluster.start(Role.WORKER, 3, PodOptions())
+def test_pods_are_those_of_this_job_and_run(server: MasterApiServer, backend: KubeMasterBackend) -> None:
+    backend.cluster.start(Role.WORKER, 3, PodOptions())
     (pod,) = server.made
     assert pod["metadata"]["name"] == "edl-digits-worker-3"
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
@@ -129,11 +134,11 @@ def test_pods_are_those_of_this_job_and_run(server: Server, there: KubeMasterBac
     assert "mine" in str(pod["spec"]["volumes"])
 
 
-def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: KubeMasterBackend) -> None:
+def test_pods_have_a_controller_so_that_drain_takes_them(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     """The ConfigMap of the job, which the Job owns; it is asked for once."""
-    server.put(CONFIGMAPS, {"metadata": {"name": names.spec_configmap("digits")}})
+    server.put({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": names.spec_configmap("digits")}})
     for index in (0, 1):
-        there.cluster.start(Role.PS, index, PodOptions())
+        backend.cluster.start(Role.PS, index, PodOptions())
     wanted = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -149,52 +154,56 @@ def test_pods_have_a_controller_so_that_drain_takes_them(server: Server, there: 
 
 
 def test_pods_start_also_where_their_controller_is_gone_which_is_asked_once(
-    server: Server, there: KubeMasterBackend
+    server: MasterApiServer, backend: KubeMasterBackend
 ) -> None:
     for index in (0, 1):
-        there.cluster.start(Role.PS, index, PodOptions())
+        backend.cluster.start(Role.PS, index, PodOptions())
     assert [[each["kind"] for each in pod["metadata"]["ownerReferences"]] for pod in server.made] == [["Job"]] * 2
     assert server.requests.count(("GET", "edl-digits-spec")) == 1
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(master_backend.time, "sleep", lambda seconds: None)
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(server: Server, there: KubeMasterBackend) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(
+    server: MasterApiServer, backend: KubeMasterBackend
+) -> None:
     server.add_pod(Role.WORKER, 0, "Succeeded")
     server.add_pod(Role.PS, 0, "Running")
     server.bad_lists = [NoResponseError("away"), NoResponseError("away")]
-    there.conclude(failed=False)
-    assert server.pods == {}
+    backend.conclude(failed=False)
+    assert server.pods == []
     assert server.patches == []
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize(("spec", "left"), [(SPEC, ["edl-digits-worker-1"]), (ON_A_VOLUME, [])])
-def test_a_crashed_pod_stays_where_no_volume_has_its_log(server: Server, spec: JobSpec, left: list[str]) -> None:
-    there = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)  # type: ignore[arg-type,return-value]
+def test_a_crashed_pod_stays_where_no_volume_has_its_log(
+    server: MasterApiServer, spec: JobSpec, left: list[str]
+) -> None:
+    backend = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
     for index, phase in enumerate(("Failed", "Failed", "Succeeded")):
         server.add_pod(Role.WORKER, index, phase)
-    there.conclude(failed=True)
-    assert list(server.pods) == left
+    backend.conclude(failed=True)
+    assert server.pods == left
     assert len(server.patches) == 1
-    there.close()
+    backend.close()
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_master_that_may_not_list_pods_ends_all_the_same(server: Server, there: KubeMasterBackend) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_master_that_may_not_list_pods_ends_all_the_same(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     server.bad_lists = [ForbiddenError("no")]
-    there.conclude(failed=False)
+    backend.conclude(failed=False)
     assert server.bad_lists == []
 
 
-@pytest.mark.usefixtures("hasty")
-def test_a_job_that_has_failed_gets_no_other_master(server: Server, there: KubeMasterBackend) -> None:
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_job_that_has_failed_gets_no_other_master(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     server.answers = [NoResponseError("away"), NoResponseError("away")]
-    there.conclude(failed=True)
+    backend.conclude(failed=True)
     assert len(server.patches) == 3
     name, operations = server.patches[-1]
     assert name == "edl-digits-master"
@@ -208,58 +217,60 @@ TOKEN = names.token_secret("digits")
 
 
 @pytest.fixture
-def rendered(server: Server) -> KubeMasterBackend:
+def rendered_backend(server: MasterApiServer) -> KubeMasterBackend:
     """A job that came from ``edl render``."""
     meta = {"name": names.master_name("digits"), "uid": "job-uid"}
-    server.put(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta})
-    server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
-    place = MasterPodInfo.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
-    found = KubeMasterBackend(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+    server.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta})
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
+    pod_info = MasterPodInfo.from_environment("digits", {k: v for k, v in VARIABLES.items() if k != "EDL_TOKEN_SECRET"})
+    found = KubeMasterBackend(SPEC, pod_info, lambda pace: server)
     assert found.acquire(threading.Event())
     return found
 
 
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("short_timeouts")
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_job_that_is_over_leaves_no_token(server: Server, rendered: KubeMasterBackend, failed: bool) -> None:
-    rendered.conclude(failed=failed)
+def test_a_job_that_is_over_leaves_no_token(
+    server: MasterApiServer, rendered_backend: KubeMasterBackend, failed: bool
+) -> None:
+    rendered_backend.conclude(failed=failed)
     assert not server.has(SECRETS, TOKEN)
-    rendered.close()
+    rendered_backend.close()
     assert server.requests[-1][0] != "DELETE"
 
 
 def test_the_token_is_there_for_the_master_that_tells_the_job_of_its_failure(
-    server: Server, rendered: KubeMasterBackend, monkeypatch: pytest.MonkeyPatch
+    server: MasterApiServer, rendered_backend: KubeMasterBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(master_backend, "CONCLUDE_SECONDS", 0.0)
     server.answers = [NoResponseError("away")]
-    rendered.conclude(failed=True)
+    rendered_backend.conclude(failed=True)
     assert server.has(SECRETS, TOKEN)
-    rendered.close()
+    rendered_backend.close()
     assert server.has(SECRETS, TOKEN)
 
 
 def test_a_master_whose_job_is_gone_takes_the_token_along_and_one_that_is_moved_does_not(
-    server: Server, rendered: KubeMasterBackend
+    server: MasterApiServer, rendered_backend: KubeMasterBackend
 ) -> None:
-    rendered.close()
+    rendered_backend.close()
     assert server.has(SECRETS, TOKEN)
     server.remove(JOBS, names.master_name("digits"))
-    rendered.close()
+    rendered_backend.close()
     assert not server.has(SECRETS, TOKEN)
 
 
-def test_a_master_that_may_not_decide_yet_takes_the_token_of_a_deleted_job_along(server: Server) -> None:
-    server.put(SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
-    place = replace(MasterPodInfo.from_environment("digits", VARIABLES), token_secret=TOKEN)
-    waiting = KubeMasterBackend(SPEC, place, lambda pace: server)  # type: ignore[arg-type,return-value]
+def test_a_master_that_may_not_decide_yet_takes_the_token_of_a_deleted_job_along(server: MasterApiServer) -> None:
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": TOKEN}})
+    pod_info = replace(MasterPodInfo.from_environment("digits", VARIABLES), token_secret=TOKEN)
+    waiting = KubeMasterBackend(SPEC, pod_info, lambda pace: server)
     waiting.close()
     assert not server.has(SECRETS, TOKEN)
 
 
-def test_a_later_job_of_the_same_name_is_left_alone(server: Server, there: KubeMasterBackend) -> None:
+def test_a_later_job_of_the_same_name_is_left_alone(server: MasterApiServer, backend: KubeMasterBackend) -> None:
     server.answers = [InvalidObjectError("the test failed")]
-    there.conclude(failed=True)
+    backend.conclude(failed=True)
     assert len(server.patches) == 1
 
 

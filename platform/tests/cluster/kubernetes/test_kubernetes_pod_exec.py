@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import urllib3
-from cluster.kubernetes.exec_server import Channel, ExecServer
+from cluster.kubernetes.exec_server import ExecChannel, ExecServer
 
 from edl.cluster.kubernetes.api_client import KubeConnection
 from edl.cluster.kubernetes.api_errors import NoResponseError, RbacDeniedError
@@ -19,7 +19,7 @@ SUCCESS = b'{"status": "Success"}'
 
 
 @contextmanager
-def executed(talk: Callable[[Channel], None], refusal: bytes = b"") -> Iterator[tuple[PodExec, ExecServer]]:
+def executed(talk: Callable[[ExecChannel], None], refusal: bytes = b"") -> Iterator[tuple[PodExec, ExecServer]]:
     server, pool = ExecServer(talk, refusal), urllib3.PoolManager()
     try:
         with PodExec(server.connection(pool), "pod-1", ["python", "-m", "x y"]) as execution:
@@ -30,13 +30,13 @@ def executed(talk: Callable[[Channel], None], refusal: bytes = b"") -> Iterator[
 
 
 def test_bytes_travel_both_ways_in_whatever_pieces() -> None:
-    def echo(channel: Channel) -> None:
-        number, data = channel.hear()
+    def echo(channel: ExecChannel) -> None:
+        number, data = channel.receive()
         assert number == INPUT
         for byte in data:
-            channel.say(OUTPUT, bytes([byte]))
-        channel.say(OUTPUT, b"and more")
-        channel.say(END, SUCCESS)
+            channel.send(OUTPUT, bytes([byte]))
+        channel.send(OUTPUT, b"and more")
+        channel.send(END, SUCCESS)
 
     with executed(echo) as (execution, _):
         execution.write(b"hello")
@@ -48,7 +48,7 @@ def test_bytes_travel_both_ways_in_whatever_pieces() -> None:
 
 
 def test_the_request_is_that_of_an_exec() -> None:
-    with executed(lambda channel: channel.say(END, SUCCESS)) as (execution, server):
+    with executed(lambda channel: channel.send(END, SUCCESS)) as (execution, server):
         assert execution.read(1) == b""
     path = server.request.splitlines()[0]
     assert path.startswith("GET /api/v1/namespaces/team/pods/pod-1/exec?container=edl&stdin=true&stdout=true")
@@ -58,9 +58,9 @@ def test_the_request_is_that_of_an_exec() -> None:
 
 
 def test_the_programs_last_words_are_kept() -> None:
-    def fail(channel: Channel) -> None:
-        channel.say(ERRORS, b"No module named edl\n")
-        channel.say(END, b'{"status": "Failure", "message": "command terminated with exit code 1"}')
+    def fail(channel: ExecChannel) -> None:
+        channel.send(ERRORS, b"No module named edl\n")
+        channel.send(END, b'{"status": "Failure", "message": "command terminated with exit code 1"}')
 
     with executed(fail) as (execution, _):
         assert execution.read(1) == b""
@@ -68,13 +68,13 @@ def test_the_programs_last_words_are_kept() -> None:
 
 
 def test_an_end_without_words_has_those_of_the_server() -> None:
-    with executed(lambda channel: channel.say(END, b'{"status": "Failure", "message": "exit code 137"}')) as (one, _):
+    with executed(lambda channel: channel.send(END, b'{"status": "Failure", "message": "exit code 137"}')) as (one, _):
         assert one.read(1) == b""
         assert one.stderr_tail == "exit code 137"
 
 
 def test_a_connection_that_breaks_is_no_end() -> None:
-    with executed(lambda channel: channel.say(OUTPUT, b"ab")) as (execution, _):
+    with executed(lambda channel: channel.send(OUTPUT, b"ab")) as (execution, _):
         assert execution.read(2) == b"ab"
         with pytest.raises(NoResponseError, match="The connection was lost"):
             execution.read(1)
@@ -98,20 +98,20 @@ def test_nobody_answers() -> None:
     "noise",
     [
         lambda channel: channel.control(9, b"are you there?"),
-        lambda channel: channel.say(ERRORS, b"a warning"),
-        lambda channel: channel.say(OUTPUT, b""),
+        lambda channel: channel.send(ERRORS, b"a warning"),
+        lambda channel: channel.send(OUTPUT, b""),
     ],
     ids=["ping", "standard error", "empty message"],
 )
-def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callable[[Channel], None]) -> None:
+def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callable[[ExecChannel], None]) -> None:
     """Both ends would wait for each other: this one for an answer, the program for the rest of its input."""
 
-    def talk(channel: Channel) -> None:
+    def talk(channel: ExecChannel) -> None:
         noise(channel)
-        assert channel.hear() == (INPUT, b"first")
-        assert channel.hear() == (INPUT, b"rest")
-        channel.say(OUTPUT, b"done")
-        channel.say(END, SUCCESS)
+        assert channel.receive() == (INPUT, b"first")
+        assert channel.receive() == (INPUT, b"rest")
+        channel.send(OUTPUT, b"done")
+        channel.send(END, SUCCESS)
 
     with executed(talk) as (execution, _):
         execution.write(b"first")
@@ -123,10 +123,10 @@ def test_what_is_no_output_does_not_make_a_writer_wait_for_output(noise: Callabl
 
 
 def test_pings_are_no_words_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def talk(channel: Channel) -> None:
+    def talk(channel: ExecChannel) -> None:
         for _ in range(3):
             channel.control(9)
-        channel.hear()
+        channel.receive()
 
     with executed(talk) as (execution, _):
         monkeypatch.setattr("edl.cluster.kubernetes.pod_exec.EXEC_IDLE_SECONDS", 0.0)

@@ -63,9 +63,9 @@ def test_deletion_that_was_put_off_is_tried_until_it_is_answered() -> None:
         if answer is not None:
             raise answer
 
-    undertaker = PodGarbageCollector(PodCache("job"), remove, interval=3600)
-    undertaker.retry_later("uid-1", 7)
+    collector = PodGarbageCollector(PodCache("job"), remove, interval=3600)
+    collector.retry_later("uid-1", 7)
     for _ in range(5):
-        undertaker.collect_once()
+        collector.collect_once()
     assert asked == [("uid-1", 7)] * 3
-    undertaker.close()
+    collector.close()

@@ -30,7 +30,7 @@ FAULTS: dict[str, type[EdlError] | None] = {
 
 
 @dataclass
-class World:
+class ChangingPods:
     """Pods that change step by step; each step is one event."""
 
     pods: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class ScriptedApi:
     """Plays a script of stretches; closes the watch after the last one."""
 
     def __init__(self, script: list[Stretch]) -> None:
-        self.world = World()
+        self.changing_pods = ChangingPods()
         self._script = list(script)
         self.watching: PodWatch | None = None
 
@@ -84,22 +84,22 @@ class ScriptedApi:
         if not self._script:
             assert self.watching is not None
             self.watching.close()
-        return ResourceList(tuple(deepcopy(list(self.world.pods.values()))), "1")
+        return ResourceList(tuple(deepcopy(list(self.changing_pods.pods.values()))), "1")
 
     def watch(self, *_: object, **__: object) -> ScriptedStream:
-        return ScriptedStream(self.world, self._script.pop(0) if self._script else ([], "ends", []))
+        return ScriptedStream(self.changing_pods, self._script.pop(0) if self._script else ([], "ends", []))
 
 
 class ScriptedStream:
-    def __init__(self, world: World, stretch: Stretch) -> None:
-        self._world, (self._seen, self._fault, self._unseen) = world, stretch
+    def __init__(self, changing_pods: ChangingPods, stretch: Stretch) -> None:
+        self._pods, (self._seen, self._fault, self._unseen) = changing_pods, stretch
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, what in self._seen:
-            event = self._world.step(index, what)
+            event = self._pods.step(index, what)
             yield event or ("BOOKMARK", {})
         for index, what in self._unseen:
-            self._world.step(index, what)
+            self._pods.step(index, what)
         if (error := FAULTS[self._fault]) is not None:
             raise error("scripted")
 
@@ -119,11 +119,11 @@ scripts = st.lists(st.tuples(steps, st.sampled_from(sorted(FAULTS)), steps), max
 @given(scripts)
 def test_every_pod_that_was_seen_ends_once_and_stays_ended(script: list[Stretch]) -> None:
     api = ScriptedApi(script)
-    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=lambda: 0.0)
-    watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
+    settings = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=lambda: 0.0)
+    watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), settings)
     api.watching = watching
     told = [each for each in watching.watch_pods() if isinstance(each, PodStatus)]
-    living = {pod["metadata"]["uid"] for pod in api.world.pods.values() if pod["status"]["phase"] != "Failed"}
+    living = {pod["metadata"]["uid"] for pod in api.changing_pods.pods.values() if pod["status"]["phase"] != "Failed"}
     for uid in {pod.uid for pod in told}:
         states = [pod.has_ended for pod in told if pod.uid == uid]
         assert states == sorted(states), "alive again after its end"
@@ -142,8 +142,8 @@ def pauses(script: list[Stretch], lasts: float) -> int:
 
     clock = itertools.count()  # every look at it is one watch later
     api = ScriptedApi(script)
-    manners = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, clock=lambda: next(clock) * lasts)
-    api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), manners)
+    settings = WatchSettings(backoff=ExponentialBackoff(0, 0), jitter=chance, clock=lambda: next(clock) * lasts)
+    api.watching = PodWatch(cast(KubeClient, api), "team", "", PodCache(JOB_UID), settings)
     assert list(api.watching.watch_pods())
     return made
 

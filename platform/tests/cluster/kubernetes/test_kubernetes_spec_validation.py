@@ -25,7 +25,7 @@ from edl.jobfile.loader import load_job_file
 CLAIM = VolumeSpec(mount="/data", claim="datasets")
 
 
-def told(spec: JobSpec) -> list[tuple[str, str]]:
+def problems_of(spec: JobSpec) -> list[tuple[str, str]]:
     return [(each.field_path, each.message) for each in find_spec_problems(spec)]
 
 
@@ -106,14 +106,14 @@ def told(spec: JobSpec) -> list[tuple[str, str]]:
     ],
 )
 def test_problems(changed: dict[str, Any], path: str, keys: tuple[str, ...]) -> None:
-    ((where, message),) = told(replace(MNIST, **changed))
+    ((where, message),) = problems_of(replace(MNIST, **changed))
     assert (where, missing_keys(message, *keys)) == (path, [])
 
 
 @pytest.mark.parametrize("path", ["/model_zoo/data/train", "/database/x", "/data/../etc"])
 def test_data_that_the_image_may_hold_is_no_mistake_and_is_worth_a_word(path: str) -> None:
     spec = replace(MNIST, data=DataSpec(training=("/data/x",), validation=(path,)))
-    assert told(spec) == []
+    assert problems_of(spec) == []
     (note,) = find_spec_warnings(spec)
     assert not missing_keys(note, "data.validation", path, "volume", "image", "pod.overrides")
 
@@ -158,7 +158,7 @@ def test_data_that_the_image_may_hold_is_no_mistake_and_is_worth_a_word(path: st
     ],
 )
 def test_additions(pod: PodSpec, path: str) -> None:
-    assert [each for each, _ in told(replace(MNIST, pod=pod))] == [path]
+    assert [each for each, _ in problems_of(replace(MNIST, pod=pod))] == [path]
 
 
 def test_what_a_user_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ from cluster.local.supervisor_harness import SupervisorHarness
 
 
 @pytest.fixture
-def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorHarness]:
-    stage = SupervisorHarness(tmp_path)
-    monkeypatch.setenv("EDL_TEST_STAGE", stage.address)
-    yield stage
-    stage.close()
+def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SupervisorHarness]:
+    harness = SupervisorHarness(tmp_path)
+    monkeypatch.setenv("EDL_TEST_HARNESS", harness.address)
+    yield harness
+    harness.close()

@@ -1,6 +1,6 @@
 """Where a test meets the processes of a supervisor with fake roles, without polling and without sleeping.
 
-Every fake role connects to the stage. A connection that ends is a process that is gone, whoever killed it.
+Every fake role connects to the harness. A connection that ends is a process that is gone, whoever killed it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.local.supervisor_launch import start_supervisor
 from edl.transport.process_identity import ProcessIdentity
 
-PATIENCE = 20.0
+WAIT_SECONDS = 20.0
 """Seconds; a bound for a loaded machine, never an expectation."""
 PROGRAM = (str(Path(__file__).with_name("fake_supervisor.py")),)
 
@@ -28,7 +28,7 @@ class FakeRole:
     """One fake role process."""
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(PATIENCE)
+        connection.settimeout(WAIT_SECONDS)
         self._connection = connection
         self._lines = connection.makefile("rb")
         report: dict[str, Any] = json.loads(self._lines.readline())
@@ -55,9 +55,9 @@ class FakeRole:
         self._connection.sendall(line.encode() + b"\n")
         assert self._lines.readline() == b"ok\n"
 
-    def wait_told(self) -> None:
+    def wait_for_sigusr1(self) -> None:
         """Block until it says that it was told to end its job."""
-        assert self._lines.readline() == b"told\n"
+        assert self._lines.readline() == b"got-sigusr1\n"
 
     def exit(self, code: int) -> None:
         self._connection.sendall(f"exit {code}\n".encode())
@@ -65,7 +65,7 @@ class FakeRole:
     def signal(self, signum: int) -> None:
         os.kill(self.pid, signum)
 
-    def wait_gone(self, seconds: float = PATIENCE) -> None:
+    def wait_gone(self, seconds: float = WAIT_SECONDS) -> None:
         """Block until the process, and all that it forked, is gone; TimeoutError when it takes longer."""
         self._connection.settimeout(seconds)
         try:
@@ -83,43 +83,43 @@ class SupervisorHarness:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._folder = Path(tempfile.mkdtemp(prefix="edl-stage-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="edl-test-"))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._folder / "stage.sock"))
+        self._listener.bind(str(self._folder / "harness.sock"))
         self._listener.listen()
-        self._listener.settimeout(PATIENCE)
-        self._actors: dict[str, FakeRole] = {}
+        self._listener.settimeout(WAIT_SECONDS)
+        self._roles: dict[str, FakeRole] = {}
         self._clusters: list[LocalCluster] = []
         self.supervisor: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
-        return str(self._folder / "stage.sock")
+        return str(self._folder / "harness.sock")
 
     def open(self) -> FakeRole:
         """Start the supervisor and return the master."""
         self.supervisor = start_supervisor(self.run_dir, PROGRAM)
-        return self.next_actor()
+        return self.next_role()
 
-    def next_actor(self) -> FakeRole:
+    def next_role(self) -> FakeRole:
         """Wait for the next role that reports."""
-        actor = FakeRole(self._listener.accept()[0])
-        self._actors[actor.uid] = actor
-        return actor
+        role = FakeRole(self._listener.accept()[0])
+        self._roles[role.uid] = role
+        return role
 
-    def actor(self, uid: str) -> FakeRole:
+    def role(self, uid: str) -> FakeRole:
         """Wait for the role of that uid."""
-        while uid not in self._actors:
-            self.next_actor()
-        return self._actors[uid]
+        while uid not in self._roles:
+            self.next_role()
+        return self._roles[uid]
 
-    def connect(self, actor: FakeRole) -> LocalCluster:
+    def connect(self, role: FakeRole) -> LocalCluster:
         """Return the cluster port, as that role has it."""
-        cluster = LocalCluster.from_environment(actor.identity.token, actor.variables)
+        cluster = LocalCluster.from_environment(role.identity.token, role.variables)
         self._clusters.append(cluster)
         return cluster
 
-    def wait_closed(self, seconds: float = PATIENCE) -> int:
+    def wait_closed(self, seconds: float = WAIT_SECONDS) -> int:
         assert self.supervisor is not None
         return self.supervisor.wait(seconds)
 
@@ -133,8 +133,8 @@ class SupervisorHarness:
         for cluster in self._clusters:
             cluster.close()
         self.close_supervisor()
-        for actor in self._actors.values():
-            actor.close()
-            shutil.rmtree(actor.identity.runtime_dir, ignore_errors=True)  # left by a supervisor that was killed
+        for role in self._roles.values():
+            role.close()
+            shutil.rmtree(role.identity.runtime_dir, ignore_errors=True)  # left by a supervisor that was killed
         self._listener.close()
         shutil.rmtree(self._folder)

@@ -11,38 +11,38 @@ from support.cluster_contract import ClusterContract
 from edl.api.cluster_port import JobCluster
 
 
-class LocalStand:
-    def __init__(self, stage: SupervisorHarness) -> None:
-        self._stage = stage
-        self._master = stage.open()
+class LocalClusterHarness:
+    def __init__(self, harness: SupervisorHarness) -> None:
+        self._harness = harness
+        self._master = harness.open()
         self.cluster: JobCluster = self.connect()
 
     def connect(self) -> JobCluster:
-        return self._stage.connect(self._master)
+        return self._harness.connect(self._master)
 
     def await_running(self, uid: str) -> None:
-        self._stage.actor(uid)
+        self._harness.role(uid)
 
     def exit(self, uid: str, code: int) -> None:
-        self._stage.actor(uid).exit(code)
+        self._harness.role(uid).exit(code)
 
     def kill(self, uid: str) -> None:
-        self._stage.actor(uid).signal(signal.SIGKILL)
+        self._harness.role(uid).signal(signal.SIGKILL)
 
     def terminate(self, uid: str) -> None:
-        self._stage.actor(uid).signal(signal.SIGTERM)
+        self._harness.role(uid).signal(signal.SIGTERM)
 
-    def polite(self, uid: str, code: int) -> None:
-        self._stage.actor(uid).obey(f"polite {code}")
+    def exit_on_sigterm(self, uid: str, code: int) -> None:
+        self._harness.role(uid).obey(f"on-sigterm {code}")
 
-    def stubborn(self, uid: str) -> None:
-        self._stage.actor(uid).obey("stubborn")
+    def ignore_sigterm(self, uid: str) -> None:
+        self._harness.role(uid).obey("ignore-sigterm")
 
-    def let_pass(self, seconds: float) -> None:
+    def advance_time(self, seconds: float) -> None:
         """Real time passes by itself."""
 
 
 class TestLocalCluster(ClusterContract):
     @pytest.fixture
-    def stand(self, stage: SupervisorHarness) -> LocalStand:
-        return LocalStand(stage)
+    def harness(self, harness: SupervisorHarness) -> LocalClusterHarness:
+        return LocalClusterHarness(harness)

@@ -32,7 +32,7 @@ class OnePod:
         return [POD]
 
 
-class Desk:
+class ServerHarness:
     """A server and its loop, turned by the test, with clients that the test speaks for byte by byte."""
 
     def __init__(self, folder: Path) -> None:
@@ -71,11 +71,11 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def harness() -> Iterator[ServerHarness]:
     with tempfile.TemporaryDirectory(prefix="edl-") as folder:
-        desk = Desk(Path(folder))
-        yield desk
-        desk.close()
+        harness = ServerHarness(Path(folder))
+        yield harness
+        harness.close()
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def desk() -> Iterator[Desk]:
         (b"x" * (supervisor_protocol.MAX_LINE_BYTES + 2), "longer"),
     ],
 )
-def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> None:
-    client = desk.connect()
+def test_stranger_is_refused_and_left(harness: ServerHarness, said: bytes, answer: str) -> None:
+    client = harness.connect()
     client.sendall(said)
-    reply = json.loads(desk.drain(client))
+    reply = json.loads(harness.drain(client))
     assert reply["error"] == "refused"
     assert re.search(answer, reply["message"])
 
@@ -114,45 +114,47 @@ def test_stranger_is_refused_and_left(desk: Desk, said: bytes, answer: str) -> N
     ],
 )
 def test_wrong_request_is_answered_and_the_connection_goes_on(
-    desk: Desk, request_message: supervisor_protocol.Message
+    harness: ServerHarness, request_message: supervisor_protocol.Message
 ) -> None:
-    client = desk.connect()
+    client = harness.connect()
     client.sendall(supervisor_protocol.encode_message(supervisor_protocol.hello_message("secret")))
-    assert json.loads(desk.read(client)) == {"edl": 1}
+    assert json.loads(harness.read(client)) == {"edl": 1}
     client.sendall(supervisor_protocol.encode_message(request_message))
-    assert json.loads(desk.read(client))["error"] == "bad_input"
+    assert json.loads(harness.read(client))["error"] == "bad_input"
     client.sendall(supervisor_protocol.encode_message({"op": "start", "role": "worker", "index": 0}))
-    assert json.loads(desk.read(client)) == {"uid": POD.uid}
+    assert json.loads(harness.read(client)) == {"uid": POD.uid}
 
 
-def test_silent_stranger_is_left_after_a_while(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_stranger_is_left_after_a_while(harness: ServerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "AUTHENTICATION_SECONDS", 0.0)
-    assert desk.drain(desk.connect()) == b""
+    assert harness.drain(harness.connect()) == b""
 
 
-def test_slow_reader_is_left_and_never_blocks_the_server(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reader_is_left_and_never_blocks_the_server(
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module, "MAX_BACKLOG_BYTES", 10_000)
-    client = desk.connect()
+    client = harness.connect()
     client.sendall(
         supervisor_protocol.encode_message(supervisor_protocol.hello_message("secret"))
         + supervisor_protocol.encode_message({"op": "watch"})
     )
-    desk.loop.run_once()
+    harness.loop.run_once()
     for _ in range(10_000):
-        desk.server.publish(POD)
-    lines = desk.drain(client).splitlines()
+        harness.server.publish(POD)
+    lines = harness.drain(client).splitlines()
     assert json.loads(lines[2]) == {"synced": True}
     assert 3 < len(lines) < 10_000
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED])
 def test_a_connection_that_cannot_be_accepted_does_not_end_the_supervisor(
-    desk: Desk, number: int, monkeypatch: pytest.MonkeyPatch
+    harness: ServerHarness, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "EXHAUSTED_PAUSE_SECONDS", 0.05)
-    listener, failures = desk.server._listener, iter([OSError(number, "no"), OSError(number, "no")])
+    listener, failures = harness.server._listener, iter([OSError(number, "no"), OSError(number, "no")])
 
-    class Exhausted:
+    class ExhaustedListener:
         """The listener, whose first connections fail."""
 
         def accept(self) -> tuple[socket.socket, object]:
@@ -166,24 +168,24 @@ def test_a_connection_that_cannot_be_accepted_does_not_end_the_supervisor(
         def close(self) -> None:
             listener.close()
 
-    monkeypatch.setattr(desk.server, "_listener", Exhausted())
-    client = desk.connect()
+    monkeypatch.setattr(harness.server, "_listener", ExhaustedListener())
+    client = harness.connect()
     client.sendall(b'{"edl": 1, "token": "secret"}\n')
-    assert json.loads(desk.read(client)) == {"edl": 1}
+    assert json.loads(harness.read(client)) == {"edl": 1}
 
 
 def test_a_server_that_pauses_for_lack_of_descriptors_can_be_closed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    harness: ServerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "EXHAUSTED_PAUSE_SECONDS", 0.05)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    desk.clients.append(client)
+    harness.clients.append(client)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     try:
-        client.connect(str(desk.path))
-        desk.loop.run_once()
+        client.connect(str(harness.path))
+        harness.loop.run_once()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    desk.server.close()
-    desk.loop.run_once()
+    harness.server.close()
+    harness.loop.run_once()

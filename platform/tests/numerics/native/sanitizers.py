@@ -30,7 +30,7 @@ SHORT, FULL = 1, 10
 
 
 @dataclass(frozen=True)
-class Sanitizer:
+class SanitizerBuild:
     """One way to compile.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sanitizer:
 
 
 SANITIZERS = (
-    Sanitizer(
+    SanitizerBuild(
         "address,undefined",
         "libasan.so",
         {
@@ -66,7 +66,7 @@ SANITIZERS = (
             "UBSAN_OPTIONS": "print_stacktrace=1",
         },
     ),
-    Sanitizer(
+    SanitizerBuild(
         "thread",
         "libtsan.so",
         {"TSAN_OPTIONS": "halt_on_error=1 ignore_noninstrumented_modules=1"},
@@ -76,7 +76,7 @@ SANITIZERS = (
 
 
 @dataclass(frozen=True)
-class Run:
+class SanitizerRun:
     """One run without a report: of what, with how many seeds or tests, and how long it took."""
 
     sanitizer: str
@@ -86,7 +86,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Result:
+class SanitizerReport:
     """What the last full run was made of.
 
     Attributes:
@@ -99,10 +99,10 @@ class Result:
     sources: str
     compiler: str
     processor: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[SanitizerRun] = field(default_factory=list)
 
 
-def compiled(sanitizer: Sanitizer, *, extension: bool) -> bool:
+def compiled(sanitizer: SanitizerBuild, *, extension: bool) -> bool:
     """Configure and build, which costs a second if all is up to date; False where there is no compiler for it."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     options = [f"-DEDL_SANITIZE={sanitizer.flags}", f"-DEDL_EXTENSION={'ON' if extension else 'OFF'}"]
@@ -117,14 +117,14 @@ def compiled(sanitizer: Sanitizer, *, extension: bool) -> bool:
     return sanitizer.program.exists()
 
 
-def program(sanitizer: Sanitizer, seeds: int) -> Run:
+def program(sanitizer: SanitizerBuild, seeds: int) -> SanitizerRun:
     """The table without Python."""
     began = time.monotonic()
     _run(sanitizer.program, seeds, environment={**os.environ, **sanitizer.options})
-    return Run(sanitizer.flags, "the table without Python, seeds", seeds, round(time.monotonic() - began, 1))
+    return SanitizerRun(sanitizer.flags, "the table without Python, seeds", seeds, round(time.monotonic() - began, 1))
 
 
-def tests(sanitizer: Sanitizer) -> Run:
+def tests(sanitizer: SanitizerBuild) -> SanitizerRun:
     """The tests of Python that are marked ``native``."""
     compiler = _compiler(sanitizer)
     preload = [_printed(compiler, f"-print-file-name={name}") for name in (sanitizer.library, "libstdc++.so.6")]
@@ -153,10 +153,10 @@ def tests(sanitizer: Sanitizer) -> Run:
     passed = re.search(r"(\d+) passed", said)
     if passed is None:
         raise SystemExit(f"no test ran under {sanitizer.flags}:\n{said}")
-    return Run(sanitizer.flags, "tests of Python", int(passed[1]), round(time.monotonic() - began, 1))
+    return SanitizerRun(sanitizer.flags, "tests of Python", int(passed[1]), round(time.monotonic() - began, 1))
 
 
-def runs(*, full: bool) -> Iterator[Run]:
+def runs(*, full: bool) -> Iterator[SanitizerRun]:
     """All of them, one after the other."""
     for sanitizer in SANITIZERS:
         if not compiled(sanitizer, extension=full):
@@ -185,11 +185,11 @@ def main() -> None:
         print("SKIPPED: nothing was run under the sanitizers")
     elif full:
         compiler = _printed(_compiler(SANITIZERS[0]), "--version").partition("\n")[0]
-        result = Result(sources, compiler, platform.machine(), done)
+        result = SanitizerReport(sources, compiler, platform.machine(), done)
         RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n", encoding="utf-8")
 
 
-def _compiler(sanitizer: Sanitizer) -> str:
+def _compiler(sanitizer: SanitizerBuild) -> str:
     cache = (sanitizer.build / "CMakeCache.txt").read_text(encoding="utf-8")
     found = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache, re.MULTILINE)
     assert found

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness, CoreJob, alive
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import WarningRaised
 from edl.cluster.status_port import DesiredState
-from edl.core.events import CoreEvent, DeletePod, EmitEvent, PodChanged, PodsSynced, ScaleRequested, StartPod, Tick
+from edl.core.events import DeletePod, EmitEvent, PodChanged, PodsSynced, ScaleRequested, StartPod, Tick
 from edl.core.job import JobStateMachine
 from edl.core.job_pods import REQUEST_TIMEOUT
 from edl.core.scaling import DELETE_AGAIN_SECONDS, is_starved
@@ -22,16 +22,11 @@ from edl.master.master_process import desired_state_events
 SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, workers_min=2)
 
 
-class Job:
+class NewJob(CoreJob):
     """A job that has just begun, at a time that the test says."""
 
     def __init__(self, **changes: Any) -> None:
-        self.state = JobStateMachine(replace(SETTINGS, **changes))
-        self.now = 0.0
-
-    def see(self, *events: CoreEvent, after: float = 0.0) -> list[Any]:
-        self.now += after
-        return [command for event in events for command in self.state.handle(event, self.now)]
+        super().__init__(replace(SETTINGS, **changes))
 
     def begin(self, workers: int) -> None:
         self.see(PodsSynced())
@@ -51,7 +46,7 @@ def pending(index: int) -> PodChanged:
 
 
 def test_half_of_the_workers_are_elevated_and_their_replacements_are_too() -> None:
-    job = Job(elevated_share=0.5)
+    job = NewJob(elevated_share=0.5)
     assert [wish.elevated for _, wish in started(job.see(PodsSynced()))] == [True, True, False, False]
     for index in range(4):
         job.see(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, PodPhase.RUNNING, elevated=index < 2)))
@@ -60,7 +55,7 @@ def test_half_of_the_workers_are_elevated_and_their_replacements_are_too() -> No
 
 
 def test_an_order_to_go_that_nobody_followed_is_repeated() -> None:
-    job = Job(grace=5.0)
+    job = NewJob(grace=5.0)
     job.begin(4)
     assert deleted(job.see(ScaleRequested(max=3))) == [("worker-3", 5.0)]
     assert deleted(job.see(Tick(), after=DELETE_AGAIN_SECONDS)) == []
@@ -69,19 +64,19 @@ def test_an_order_to_go_that_nobody_followed_is_repeated() -> None:
 
 
 def test_a_new_master_tells_again_who_was_told_to_go_and_counts_nobody_as_lost() -> None:
-    masters = CoreHarness()
-    masters.train()
-    assert deleted(masters.see(ScaleRequested(max=1))) == [("worker-1", 5.0)]
-    masters.restart()
-    masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1))
-    assert deleted(masters.see(PodsSynced())) == [("worker-1", 5.0)]
-    masters.see(PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.GONE, 143)))
-    assert masters.state.counters.workers_lost == 0
-    assert masters.state.workers_max == 1
+    harness = CoreHarness()
+    harness.train()
+    assert deleted(harness.see(ScaleRequested(max=1))) == [("worker-1", 5.0)]
+    harness.restart()
+    harness.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1))
+    assert deleted(harness.see(PodsSynced())) == [("worker-1", 5.0)]
+    harness.see(PodChanged(PodStatus("worker-1", Role.WORKER, 1, PodPhase.GONE, 143)))
+    assert harness.state.counters.workers_lost == 0
+    assert harness.state.workers_max == 1
 
 
 def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
-    job = Job(oom_memory_factor=2.0)
+    job = NewJob(oom_memory_factor=2.0)
     job.begin(4)
     job.see(ScaleRequested(min=1, max=3))
     job.see(
@@ -95,7 +90,7 @@ def test_what_was_scaled_and_raised_survives_a_compaction() -> None:
 
 
 def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_wanted() -> None:
-    job = Job(elevated_share=0.25)
+    job = NewJob(elevated_share=0.25)
     job.see(PodsSynced())
     job.see(*(alive(Role.WORKER, index) for index in (1, 2)), ScaleRequested(max=3))
     again = job.see(Tick(), after=REQUEST_TIMEOUT)
@@ -104,7 +99,7 @@ def test_what_was_asked_for_and_never_shown_is_asked_for_again_unless_it_is_not_
 
 
 def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None:
-    job = Job()
+    job = NewJob()
     job.begin(1)
     job.see(pending(1))
     assert is_starved(job.state)
@@ -113,7 +108,7 @@ def test_a_job_is_starved_while_fewer_run_than_it_should_have_at_least() -> None
 
 
 def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
-    job = Job()
+    job = NewJob()
     job.begin(4)
     job.see(ScaleRequested(max=3))
     (told,) = job.see(*desired_state_events([DesiredState(unreadable="it is ignored")]))
@@ -122,7 +117,7 @@ def test_a_wish_that_cannot_be_read_is_told_and_changes_nothing() -> None:
 
 
 def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:
-    job = Job()
+    job = NewJob()
     job.begin(4)
     job.see(ScaleRequested(max=0))
     assert (job.state.workers_max, len(job.state.pods.staying_pods(Role.WORKER))) == (1, 1)
@@ -131,12 +126,12 @@ def test_a_job_keeps_one_worker_and_says_what_is_wanted_once() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["scale", "pending", "running", "leaving", "gone"]), st.integers(0, 12))))
 def test_never_more_workers_than_are_wanted(happened: list[tuple[str, int]]) -> None:
-    job = Job()
+    job = NewJob()
     job.begin(2)
     for what, number in happened:
         phase = {"pending": PodPhase.PENDING, "gone": PodPhase.GONE}.get(what, PodPhase.RUNNING)
         pod = PodStatus(f"worker-{number}", Role.WORKER, number, phase, leaving=what == "leaving")
         commands = job.see(ScaleRequested(max=number) if what == "scale" else PodChanged(pod))
-        fleet = job.state.pods
-        assert len(fleet.staying_pods(Role.WORKER)) <= job.state.workers_max
-        assert not started(commands) or fleet.count_expected_workers() <= job.state.workers_max
+        job_pods = job.state.pods
+        assert len(job_pods.staying_pods(Role.WORKER)) <= job.state.workers_max
+        assert not started(commands) or job_pods.count_expected_workers() <= job.state.workers_max

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from master.in_process_job import RECORDS, InProcessJob, in_process_job
-from master.master_parts import LONG, Parts
+from master.master_stubs import LONG, ShellHarness
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
@@ -33,7 +33,7 @@ LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}
 """Long enough that a master which is told to go has gone before the end."""
 
 
-class PlayedFence:
+class ScriptedFence:
     def __init__(self, incarnation: int = 1) -> None:
         self.incarnation = incarnation
         self.held, self.gone = True, False
@@ -50,7 +50,7 @@ class PlayedFence:
         self.held = False
 
 
-class PlayedBoard:
+class ScriptedPublisher:
     def __init__(self) -> None:
         self.pages: list[Mapping[str, str]] = []
         self.more = threading.Semaphore(0)
@@ -71,7 +71,7 @@ class PlayedBoard:
         return PublishedStatus.from_configmap_data(self.pages[-1])
 
 
-class Pod:
+class PodBackend:
     """Surroundings as on Kubernetes, without one."""
 
     gone_seconds = 1.5
@@ -79,8 +79,8 @@ class Pod:
     def __init__(self, job: InProcessJob, incarnation: int = 1, *, durable: bool = True) -> None:
         self.durable = durable
         self.cluster = job.cluster.connect()
-        self.fence, self.status_publisher = PlayedFence(incarnation), PlayedBoard()
-        self.told: list[str] = []
+        self.fence, self.status_publisher = ScriptedFence(incarnation), ScriptedPublisher()
+        self.calls: list[str] = []
         self.admitted = True
 
     def acquire(self, stopping: threading.Event) -> bool:
@@ -88,20 +88,20 @@ class Pod:
 
     def conclude(self, *, failed: bool) -> int:
         assert self.fence.held
-        self.told.append("failed" if failed else "done")
+        self.calls.append("failed" if failed else "done")
         return 1 if failed else 0
 
     def close(self) -> None:
         self.status_publisher.close()
         self.fence.release()
-        self.told.append("released")
+        self.calls.append("released")
 
 
 def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         assert job.run_master(pod) == 0
-        assert pod.told == ["done", "released"]
+        assert pod.calls == ["done", "released"]
         told = pod.status_publisher.read()
         assert told.status is not None
         assert told.status.phase == "Done"
@@ -116,7 +116,7 @@ def test_a_job_that_is_done_says_so_on_the_board_and_by_its_exit_code() -> None:
 def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_publication, "PERIOD_SECONDS", 0.001)
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         assert job.run_master(pod) == 0
     pages = [PublishedStatus.from_configmap_data(page) for page in pod.status_publisher.pages]
     told = [page for page in pages if page.status is not None and page.status.phase == "Done"]
@@ -137,11 +137,11 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
     results = {"export": lambda task: at_end.extend(versions()) or ["x"]}
     with in_process_job(results, export={}, ps={"count": count}, train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
-        assert job.run_master(Pod(job, durable=False)) == 143
+        assert job.run_master(PodBackend(job, durable=False)) == 143
         assert all(versions())
         shutil.rmtree(job.run.path)  # it was in the pod of that master
         job.run.journal.mkdir(parents=True)
-        after = Pod(job, 2, durable=False)
+        after = PodBackend(job, 2, durable=False)
         assert job.run_master(after) == 0
         assert (job.summary()["records_done"], job.summary()["records_lost"]) == (EPOCHS * RECORDS, 0)
         assert set(at_end) == {EPOCHS * RECORDS // 2}, "every step once, none of them on top of earlier ones"
@@ -154,19 +154,19 @@ def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_l
 def test_a_first_master_and_one_that_finds_its_journal_do_not_begin_anew() -> None:
     with in_process_job(train=LONGER) as job:
         job.at_step[7] = lambda worker: job.stopping.set()
-        assert job.run_master(Pod(job, durable=False)) == 143
-        assert job.run_master(Pod(job, 2, durable=False)) == 0
+        assert job.run_master(PodBackend(job, durable=False)) == 143
+        assert job.run_master(PodBackend(job, 2, durable=False)) == 0
         assert not [event for event in job.events("warning") if event["message"] == BEGINS_ANEW_MESSAGE]
         assert [event["index"] for event in job.events("role_asked") if event["role"] == "ps"] == [0], "once"
 
 
 def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         job.at_step[4] = lambda worker: pod.status_publisher.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
         for incarnation in (2, 3):
-            again = Pod(job, incarnation)
+            again = PodBackend(job, incarnation)
             assert job.run_master(again) == 1
             assert again.status_publisher.read().events[-1].kind == "job_ended"
         assert [event["phase"] for event in job.events("job_ended")] == ["Interrupted"]
@@ -174,9 +174,9 @@ def test_the_end_is_told_once_though_a_container_restarts_after_it() -> None:
 
 def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
     with in_process_job(data={"training": "empty.csv"}) as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         assert job.run_master(pod) == 1
-        assert pod.told == ["failed", "released"]
+        assert pod.calls == ["failed", "released"]
         told = pod.status_publisher.read()
         assert told.failure is not None
         assert "no records" in told.failure.reason
@@ -185,11 +185,11 @@ def test_a_job_that_fails_tells_why_before_nobody_restarts_its_master() -> None:
 def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_replaced() -> None:
     with in_process_job() as job:
         job.at_step[6] = lambda worker: job.stopping.set()
-        pod = Pod(job)
+        pod = PodBackend(job)
         assert job.run_master(pod) == 143
-        assert pod.told == ["released"]
+        assert pod.calls == ["released"]
         assert all(not each.has_ended for each in job.cluster.pods())
-        following = Pod(job, incarnation=7)
+        following = PodBackend(job, incarnation=7)
         assert job.run_master(following) == 0
         assert following.status_publisher.read().status.incarnation == 7  # type: ignore[union-attr]
         assert job.summary()["records_lost"] == 0
@@ -197,27 +197,27 @@ def test_a_master_that_is_told_to_go_leaves_pods_gives_the_lease_back_and_is_rep
 
 def test_one_that_never_had_its_turn_touches_nothing() -> None:
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         pod.admitted = False
         assert job.run_master(pod) == 143
-        assert pod.told == ["released"]
+        assert pod.calls == ["released"]
         assert list(job.run.journal.iterdir()) == []
 
 
 def test_a_stop_that_is_pinned_to_the_job_ends_it_as_interrupted() -> None:
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         pod.status_publisher.wishes.put(DesiredState())
         job.at_step[4] = lambda worker: pod.status_publisher.wishes.put(DesiredState(stop=True))
         assert job.run_master(pod) == 1
-        assert pod.told == ["failed", "released"]
+        assert pod.calls == ["failed", "released"]
         assert read_json(job.run.status)["phase"] == "Interrupted"
         assert [each for each in job.cluster.pods() if not each.has_ended] == []
 
 
 def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
         for _ in range(2):
             pod.status_publisher.wishes.put(DesiredState(max=3))
         assert job.run_master(pod) == 0
@@ -226,7 +226,7 @@ def test_a_scale_that_is_pinned_to_the_job_is_in_the_journal_once() -> None:
 
 def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 500}) as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
 
         def lose(worker: Any) -> None:
             pod.fence.held, pod.fence.gone = False, True
@@ -234,14 +234,14 @@ def test_a_master_that_lost_its_lease_ends_and_says_nothing_more() -> None:
         job.at_step[6] = lose
         before = job.run_master
         assert before(pod) == 1
-        assert pod.told == ["released"]
+        assert pod.calls == ["released"]
         assert not (job.run.path / "summary.json").exists()
         assert all(not each.has_ended for each in job.cluster.pods())
 
 
 def test_a_master_that_freezes_for_a_while_loses_nothing() -> None:
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
 
         def freeze(worker: Any) -> None:
             pod.fence.held = False
@@ -282,7 +282,7 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
     ):
         monkeypatch.setattr(module, name, patient(getattr(module, name)))
     with in_process_job() as job:
-        pod = Pod(job)
+        pod = PodBackend(job)
 
         def see_more(worker: Any) -> None:
             assert hangs.wait(LONG)
@@ -301,18 +301,18 @@ def test_a_volume_that_hangs_does_not_keep_people_from_seeing_how_it_is_going(
 
 
 @pytest.fixture
-def fence() -> PlayedFence:
-    return PlayedFence()
+def fence() -> ScriptedFence:
+    return ScriptedFence()
 
 
-def parts(fence: PlayedFence, clock: Callable[[], float] = lambda: 0.0) -> Parts:
-    found = Parts(clock=clock)
+def parts(fence: ScriptedFence, clock: Callable[[], float] = lambda: 0.0) -> ShellHarness:
+    found = ShellHarness(clock=clock)
     found.populate()
     found.shell.core_clock = FencedClock(clock, fence)
     return found
 
 
-def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedFence) -> None:
+def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: ScriptedFence) -> None:
     shell = parts(fence).shell
     fence.held = False
     with pytest.raises(MasterFrozenError) as told:
@@ -330,7 +330,7 @@ def test_while_it_is_frozen_requests_are_for_later_and_facts_wait(fence: PlayedF
     assert "worker-9" in shell.state.pods.by_uid
 
 
-def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> None:
+def test_facts_of_a_master_that_was_replaced_end_with_it(fence: ScriptedFence) -> None:
     shell = parts(fence).shell
     fence.held, fence.gone = False, True
     with pytest.raises(MasterEndsError):
@@ -339,7 +339,7 @@ def test_facts_of_a_master_that_was_replaced_end_with_it(fence: PlayedFence) -> 
     shell.run(lambda: False)
 
 
-def test_the_cores_time_stands_still_while_it_is_frozen(fence: PlayedFence) -> None:
+def test_the_cores_time_stands_still_while_it_is_frozen(fence: ScriptedFence) -> None:
     clock = [10.0]
     time = FencedClock(lambda: clock[0], fence)
     assert (time.may_decide(), time.now()) == (True, 10.0)
@@ -367,8 +367,8 @@ def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch)
 def test_a_timeline_goes_on_after_a_restart() -> None:
     with in_process_job() as job:
         job.at_step[6] = lambda worker: job.stopping.set()
-        assert job.run_master(Pod(job)) == 143
+        assert job.run_master(PodBackend(job)) == 143
         kept = json.loads((job.run.path / "timeline.json").read_text())
-        following = Pod(job)
+        following = PodBackend(job)
         assert serve_job(job.identity, job.spec, following, threading.Event()) == 0
         assert following.status_publisher.read().timeline[0].time == kept[0]["time"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.master_parts import TOKEN
-from master.test_master_servicer import WORKER, Stage
+from master.master_stubs import TOKEN
+from master.test_master_servicer import WORKER, ServiceHarness
 from transport.malformed_messages import messages_with
 
 from edl.api.errors import EdlError
@@ -27,16 +27,16 @@ THREADS = 4
 
 
 @pytest.fixture
-def stage() -> Stage:
-    return Stage().train()
+def harness() -> ServiceHarness:
+    return ServiceHarness().train()
 
 
 @pytest.fixture
-def channel(stage: Stage, tmp_path: Path) -> Iterator[ControlChannel]:
+def channel(harness: ServiceHarness, tmp_path: Path) -> Iterator[ControlChannel]:
     with ExitStack() as stack:
-        register = partial(add_MasterServicer_to_server, stage.service)
+        register = partial(add_MasterServicer_to_server, harness.service)
         server = start_control_server(
-            register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=stage.shell.stop_waiting
+            register, f"unix:{tmp_path}/m", TOKEN, THREADS, before_stop=harness.shell.stop_waiting
         )
         stack.callback(server.stop)
         yield stack.enter_context(open_control_channel(server.address, TOKEN))
@@ -59,9 +59,9 @@ METHODS = [getattr(MasterMethods, name) for name in vars(MasterMethods) if not n
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: ControlChannel, method: Any) -> None:
+def test_no_field_of_a_message_ends_the_master(harness: ServiceHarness, channel: ControlChannel, method: Any) -> None:
     assert set(BASES) == {each.name for each in METHODS}, "a new method is walked as well"
-    own = stage.lease().task.lease
+    own = harness.lease().task.lease
     for base in BASES[method.name]:
         if hasattr(base, "lease") and method.name == "Report":
             base.lease = base.last.lease = own
@@ -70,8 +70,8 @@ def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: ControlCha
                 continue  # it is answered after LONGEST_WAIT
             refused = refusal_of(lambda request=request: channel.call(method, request, timeout=20.0))
             assert refused in (None, "bad", "retryable"), f"{path} = {value!r:.60}"
-            assert stage.shell.failure is None, f"{path} = {value!r:.60}"
-    for entry in stage.parts.journal.entries:
+            assert harness.shell.failure is None, f"{path} = {value!r:.60}"
+    for entry in harness.stubs.journal.entries:
         repr(entry).encode()
 
 
@@ -85,10 +85,10 @@ def test_no_field_of_a_message_ends_the_master(stage: Stage, channel: ControlCha
         rb'["\ud800"]',
     ],
 )
-def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: bytes) -> None:
+def test_a_result_that_no_journal_can_hold_is_refused(harness: ServiceHarness, result: bytes) -> None:
     with pytest.raises(PeerRefusedError, match="not JSON"):
-        stage.report(stage.lease().task.lease, result=result)
-    assert stage.shell.failure is None
+        harness.report(harness.lease().task.lease, result=result)
+    assert harness.shell.failure is None
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_a_result_that_no_journal_can_hold_is_refused(stage: Stage, result: byte
     ids=len,
 )
 def test_callbacks_that_no_journal_can_hold_are_refused(
-    stage: Stage, channel: ControlChannel, callbacks: bytes
+    harness: ServiceHarness, channel: ControlChannel, callbacks: bytes
 ) -> None:
     request = pb.RegisterRequest(member=WORKER, ready=True, callbacks=callbacks)
     with pytest.raises(PeerRefusedError, match="callbacks cannot be read"):
         channel.call(MasterMethods.Register, request, timeout=20.0)
-    assert stage.shell.failure is None
+    assert harness.shell.failure is None
     assert channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=20.0).placement.ps
 
 
 def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_place(
-    stage: Stage, channel: ControlChannel
+    harness: ServiceHarness, channel: ControlChannel
 ) -> None:
     """Each is told to try again, at once; workers are answered meanwhile, and nothing is kept of what it said."""
-    state = stage.shell.state
-    pods, entries = set(state.pods.by_uid), len(stage.parts.journal.entries)
+    state = harness.shell.state
+    pods, entries = set(state.pods.by_uid), len(harness.stubs.journal.entries)
 
     def stranger(number: int) -> str | None:
         member = pb.Member(role="ps", index=number % 3, uid=f"nobody-{number}")
@@ -143,11 +143,11 @@ def test_a_flood_of_parameter_servers_that_nobody_knows_holds_no_thread_and_no_p
         channel.call(MasterMethods.Register, pb.RegisterRequest(member=WORKER), timeout=1.0).placement.ps[0].uid
         == "ps-0"
     )
-    assert set(stage.servers.links) == {"ps-0"}
-    assert not stage.told, "of its figures"
+    assert set(harness.servers.links) == {"ps-0"}
+    assert not harness.figures, "of its figures"
     assert not state.leaving_ps
     assert set(state.pods.by_uid) == pods
-    assert len(stage.parts.journal.entries) == entries
+    assert len(harness.stubs.journal.entries) == entries
 
 
 def test_servicers_are_walked_whole() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ps.test_ps_border import refusal_of
+from ps.test_ps_message_fields import refusal_of
 from transport.malformed_messages import messages_with
 
 from edl.storage.checkpoint_manifest import cut_directory
@@ -29,7 +29,7 @@ AT_ONCE = 15
 """Commands between two masters."""
 
 
-class Target:
+class HostileTarget:
     """A parameter server, and the masters that come and go."""
 
     def __init__(self, start: Callable[..., Any], folder: Path) -> None:
@@ -87,7 +87,7 @@ class Target:
 def test_whatever_a_parameter_server_is_told_it_is_there_for_the_next_master(
     start: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
-    target = Target(start, tmp_path)
+    target = HostileTarget(start, tmp_path)
     chance = random.Random(seed)
     numbers = [
         (at, n)
@@ -96,11 +96,11 @@ def test_whatever_a_parameter_server_is_told_it_is_there_for_the_next_master(
     ]
     chance.shuffle(numbers)
     while numbers:
-        horrors = [list(messages_with(method.request, base)) for method, base in target.bases()]
+        bad_values = [list(messages_with(method.request, base)) for method, base in target.bases()]
         methods = [method for method, _ in target.bases()]
         said = []
         for at, n in numbers[:AT_ONCE]:
-            path, _, value, request = horrors[at][n]
+            path, _, value, request = bad_values[at][n]
             said.append(f"{methods[at].name}.{path} = {value!r:.40}")
             call = partial(target.ps.channel.call, methods[at], request, timeout=20)
             assert refusal_of(call) in PERMITTED, said

@@ -95,7 +95,7 @@ class StubJournal:
         return [entry["kind"] for entry in self.entries]
 
 
-class Effects:
+class CommandRecorder:
     """Remembers commands, and lets a test wait for them."""
 
     def __init__(self) -> None:
@@ -115,19 +115,19 @@ class Effects:
             return next(filter(wanted, self.done))
 
 
-class Parts:
+class ShellHarness:
     """A shell on stubs, with one PS and some workers where ``populate`` was called."""
 
     def __init__(self, *, at_once: bool = True, clock: Callable[[], float] = lambda: 0.0, **settings: Any) -> None:
         self.journal = StubJournal(at_once=at_once)
-        self.pods, self.ps, self.told = Effects(), Effects(), Effects()
+        self.pods, self.ps, self.emitted = CommandRecorder(), CommandRecorder(), CommandRecorder()
         state = JobStateMachine(JobSettings(**{"minibatch": 2, "task_records": 4, "seed": None, **settings}))
         self.shell = MasterShell(
             state,
             self.journal,  # type: ignore[arg-type]
             pods=self.pods,
             ps_client=self.ps,
-            emit_event=self.told,
+            emit_event=self.emitted,
             clock=clock,
         )
 

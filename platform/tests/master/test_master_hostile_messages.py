@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from master.master_parts import TOKEN
-from master.test_master_border import METHODS, refusal_of
-from master.test_master_servicer import CONTEXT, WORKER, Stage
+from master.master_stubs import TOKEN
+from master.test_master_message_fields import METHODS, refusal_of
+from master.test_master_servicer import CONTEXT, WORKER, ServiceHarness
 from transport.malformed_messages import messages_with
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -46,7 +46,7 @@ CALLBACKS = (
 DATASET = {"training": [["digits", 16]], "validation": [["more", 6]]}
 
 
-class Job(Stage):
+class HonestJob(ServiceHarness):
     """A job with one PS that does what it is told, and honest workers: pods come and go as the master wants."""
 
     def __init__(self, point: str, tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ class Job(Stage):
         raise AssertionError("the master wants more and more")
 
     def _obey(self) -> bool:
-        pods = self.parts.pods.done[self._carried_out["pods"] :]
-        wanted = self.parts.ps.done[self._carried_out["ps"] :]
-        self._carried_out = {"pods": len(self.parts.pods.done), "ps": len(self.parts.ps.done)}
+        pods = self.stubs.pods.done[self._carried_out["pods"] :]
+        wanted = self.stubs.ps.done[self._carried_out["ps"] :]
+        self._carried_out = {"pods": len(self.stubs.pods.done), "ps": len(self.stubs.ps.done)}
         for command in pods:
             self._change(command)
         for command in wanted:
@@ -188,7 +188,7 @@ class Job(Stage):
 
     def check(self) -> None:
         assert self.shell.failure is None
-        journal = [json.loads(json.dumps(entry)) for entry in self.parts.journal.entries]
+        journal = [json.loads(json.dumps(entry)) for entry in self.stubs.journal.entries]
         replayed, compacted = JobStateMachine(self.state.settings), JobStateMachine(self.state.settings)
         replayed.replay_journal(None, journal)
         compacted.replay_journal(json.loads(json.dumps(self.state.to_snapshot(), allow_nan=False)), [])
@@ -206,10 +206,10 @@ class Job(Stage):
         self.reporter.close()
 
 
-class Relay(MasterServicer):
+class MasterRelay(MasterServicer):
     """Answers for whichever job there is now."""
 
-    job: Job
+    job: HonestJob
 
     def Register(self, request: Any, context: Any) -> Any:
         return self.job.service.Register(request, context)
@@ -231,12 +231,12 @@ class Relay(MasterServicer):
 
 
 @pytest.fixture
-def relay() -> Relay:
-    return Relay()
+def relay() -> MasterRelay:
+    return MasterRelay()
 
 
 @pytest.fixture
-def channel(relay: Relay, tmp_path: Path) -> Iterator[ControlChannel]:
+def channel(relay: MasterRelay, tmp_path: Path) -> Iterator[ControlChannel]:
     with ExitStack() as stack:
         server = start_control_server(partial(add_MasterServicer_to_server, relay), f"unix:{tmp_path}/m", TOKEN, 4)
         stack.callback(server.stop)
@@ -275,9 +275,9 @@ def bases(task: pb.Task) -> list[tuple[Any, Any]]:
 POINTS = ("describe", "training", "evaluation", "metrics", "best model", "export", "prediction")
 
 
-def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed: int, count: int | None) -> None:
+def walk(relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str, seed: int, count: int | None) -> None:
     chance = random.Random(seed)
-    relay.job = Job(point, tmp_path)
+    relay.job = HonestJob(point, tmp_path)
     task = relay.job.reach()
     whole = [
         (method, path, value, request)
@@ -301,7 +301,7 @@ def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed
             relay.job.finish(said)
             relay.job.check()
             relay.job.close()
-            relay.job = Job(point, tmp_path)
+            relay.job = HonestJob(point, tmp_path)
             assert relay.job.reach() == task
             said.clear()
     relay.job.check()
@@ -310,7 +310,7 @@ def walk(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str, seed
 
 @pytest.mark.parametrize("point", POINTS)
 def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
-    relay: Relay, channel: ControlChannel, tmp_path: Path, point: str
+    relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str
 ) -> None:
     walk(relay, channel, tmp_path, point, seed=1, count=300)
 
@@ -318,5 +318,5 @@ def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
 @pytest.mark.thorough
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("point", POINTS)
-def test_all_that_can_be_said(relay: Relay, channel: ControlChannel, tmp_path: Path, point: str) -> None:
+def test_all_that_can_be_said(relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str) -> None:
     walk(relay, channel, tmp_path, point, seed=2, count=None)

@@ -1,10 +1,15 @@
-"""Where a job under test lives: its zoo, its data and its job file, in a folder of its own."""
+"""A job for ``edl run`` in a folder of its own: its zoo, its data and its job file.
+
+Whole jobs of tests begin here. Those whose result can be recomputed add their records:
+`faults.linear_job`, `support.signed_job`, `chaos.counting_job`. `support.job_process` runs them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,7 @@ MODEL_ZOO = Path(__file__).parents[3] / "model_zoo"
 
 
 @dataclass(frozen=True)
-class Place:
+class JobFolder:
     """A folder with a job.
 
     Attributes:
@@ -31,24 +36,34 @@ class Place:
 
     folder: Path
     name: str
-    spec: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any]
 
     @classmethod
-    def make(cls, folder: Path, name: str, definition: str, *, zoo: Path | None = None, **fields: Any) -> Place:
+    def make(
+        cls,
+        folder: Path,
+        name: str,
+        definition: str,
+        *,
+        zoo: Path | None = None,
+        params: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> JobFolder:
         """Write the job file; one worker and one PS, no export, where ``fields`` do not say otherwise."""
         folder.mkdir(parents=True, exist_ok=True)
-        spec = {
+        model: dict[str, Any] = {"zoo": str(zoo or folder / "zoo"), "definition": definition}
+        spec: dict[str, Any] = {
             "apiVersion": "edl.dev/v1",
             "name": name,
-            "model": {"zoo": str(zoo or folder / "zoo"), "definition": definition},
+            "model": model if params is None else {**model, "params": dict(params)},
             "export": None,
             "ps": {"count": 1},
             "workers": {"max": 1},
             **fields,
         }
-        place = cls(folder, name, spec)
-        place.file.write_text(json.dumps(spec, indent=1))
-        return place
+        job_folder = cls(folder, name, spec)
+        job_folder.file.write_text(json.dumps(spec, indent=1))
+        return job_folder
 
     @property
     def file(self) -> Path:
@@ -61,12 +76,33 @@ class Place:
         return JobProcess(self.file, "--output", str(output), *options, cwd=self.folder, command="predict")
 
 
-def write_module(folder: Path, name: str, text: str) -> Path:
-    """A module of a zoo in ``folder``; returns the zoo."""
+def write_module(folder: Path, name: str, text: str, constants: Mapping[str, Any] | None = None) -> Path:
+    """A module of a zoo in ``folder``; returns the zoo. ``constants`` come before its functions and classes."""
     zoo = folder / "zoo"
     zoo.mkdir(parents=True, exist_ok=True)
+    if constants:
+        lines = "\n".join(f"{constant} = {value!r}" for constant, value in constants.items())
+        text = re.sub(r"\n\n\n(?=def |class )", lambda _: f"\n\n{lines}\n\n\n", text, count=1)
     (zoo / f"{name}.py").write_text(text)
     return zoo
+
+
+EXAMPLE_FEED = """
+
+def feed(dataset, mode, metadata):
+    shapes = {
+        "x": tf.io.FixedLenFeature((WIDTH,), tf.float32),
+        "ids": tf.io.FixedLenFeature((IDS,), tf.int64),
+        "y": tf.io.FixedLenFeature((1,), tf.float32),
+    }
+
+    def parsed(record):
+        found = tf.io.parse_single_example(record, shapes)
+        return (found["x"], tf.cast(found["ids"], tf.int32)), found["y"]
+
+    return dataset.map(parsed)
+"""
+"""Of a zoo module with the constants WIDTH and IDS, for records that `write_example_arrays` wrote."""
 
 
 def write_examples(file: Path, records: Iterable[dict[str, Any]], *, chunk_limit: int = 1 << 20) -> Path:
@@ -78,8 +114,16 @@ def write_examples(file: Path, records: Iterable[dict[str, Any]], *, chunk_limit
     return file
 
 
+def write_example_arrays(
+    file: Path, x: NDArray[np.float32], ids: NDArray[np.int64], y: NDArray[np.float32], *, chunk_limit: int
+) -> Path:
+    """Records with float features ``x`` and ``y`` and integer ``ids``, one a row."""
+    rows = zip(x.tolist(), ids.tolist(), y.tolist(), strict=True)
+    return write_examples(file, ({"x": a, "ids": b, "y": c} for a, b, c in rows), chunk_limit=chunk_limit)
+
+
 @dataclass(frozen=True)
-class Digits:
+class DigitsData:
     """Images and labels that a model can learn, and the RecordIO file with them."""
 
     images: NDArray[np.float32]
@@ -87,7 +131,7 @@ class Digits:
     file: Path
 
     @classmethod
-    def write(cls, file: Path, count: int, seed: int) -> Digits:
+    def write(cls, file: Path, count: int, seed: int) -> DigitsData:
         """Each class has its own bright rows; the rest is noise."""
         random = np.random.default_rng(seed)
         labels = random.integers(0, 10, count)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.local.test_local_server import Desk
+from cluster.local.test_local_server import ServerHarness
 
 LINES = [
     rb'{"edl": 1, "token": "\ud800"}',
@@ -34,31 +34,31 @@ HELLO = b'{"edl": 1, "token": "secret"}'
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    desk.close()
+def harness(tmp_path: Path) -> Iterator[ServerHarness]:
+    harness = ServerHarness(tmp_path)
+    yield harness
+    harness.close()
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: repr(line[:40]))
-def test_a_line_from_a_stranger_is_refused(desk: Desk, line: bytes) -> None:
-    client = desk.connect()
+def test_a_line_from_a_stranger_is_refused(harness: ServerHarness, line: bytes) -> None:
+    client = harness.connect()
     client.sendall(line + b"\n")
-    assert b'"error": "refused"' in desk.drain(client).replace(b'":"', b'": "')
-    assert _is_welcome(desk)
+    assert b'"error": "refused"' in harness.drain(client).replace(b'":"', b'": "')
+    assert _is_welcome(harness)
 
 
 @pytest.mark.parametrize("line", REQUESTS, ids=lambda line: repr(line[:60]))
-def test_a_request_that_cannot_be_is_refused(desk: Desk, line: bytes) -> None:
-    client = desk.connect()
+def test_a_request_that_cannot_be_is_refused(harness: ServerHarness, line: bytes) -> None:
+    client = harness.connect()
     client.sendall(HELLO + b"\n")
-    assert json.loads(desk.read(client)) == {"edl": 1}
+    assert json.loads(harness.read(client)) == {"edl": 1}
     client.sendall(line + b"\n")
-    assert json.loads(desk.read(client))["error"] in ("bad_input", "refused")
-    assert _is_welcome(desk)
+    assert json.loads(harness.read(client))["error"] in ("bad_input", "refused")
+    assert _is_welcome(harness)
 
 
-def _is_welcome(desk: Desk) -> bool:
-    client = desk.connect()
+def _is_welcome(harness: ServerHarness) -> bool:
+    client = harness.connect()
     client.sendall(HELLO + b"\n")
-    return json.loads(desk.read(client)) == {"edl": 1}
+    return json.loads(harness.read(client)) == {"edl": 1}

@@ -13,11 +13,11 @@ from worker.loop_harness import (
     FEATURES,
     LEASE,
     MINIBATCH,
+    LinearMinibatch,
     LinearNetwork,
     LinearStep,
     LoopHarness,
     MemoryReader,
-    Minibatch,
     task,
 )
 
@@ -32,20 +32,20 @@ pytestmark = pytest.mark.tensorflow
 RECORDS = 80
 
 
-class Fed:
+class FedRecords:
     """What a worker has read, fed and put in so far, by the first record of the minibatch."""
 
     def __init__(self) -> None:
         self.windows: list[int] = []
         self.changed = threading.Condition()
 
-    def make_minibatch(self, tag: int, window: RecordWindow) -> Minibatch:
+    def make_minibatch(self, tag: int, window: RecordWindow) -> LinearMinibatch:
         rows = np.array([np.frombuffer(record, np.float32) for record in window.records], np.float32)
         rows = rows.reshape(-1, FEATURES + 1)
         with self.changed:
             self.windows.append(int(rows[0, -1]) if len(rows) else -1)
             self.changed.notify_all()
-        return Minibatch(tag, rows[:, :-1], rows[:, -1])
+        return LinearMinibatch(tag, rows[:, :-1], rows[:, -1])
 
     def last(self) -> int:
         """The last one, when none has come for a moment."""
@@ -56,10 +56,10 @@ class Fed:
 
 
 @pytest.fixture
-def stage() -> Iterator[LoopHarness]:
-    stage = LoopHarness(records=RECORDS)
-    yield stage
-    stage.close()
+def harness() -> Iterator[LoopHarness]:
+    harness = LoopHarness(records=RECORDS)
+    yield harness
+    harness.close()
 
 
 @pytest.fixture(params=["in turn", "overlapped"])
@@ -69,71 +69,71 @@ def executor(request: pytest.FixtureRequest) -> Iterator[SerialExecutor | None]:
     executor.close()
 
 
-def with_pipeline(stage: LoopHarness) -> Fed:
-    """Have the stage's training records go through the real pipeline."""
-    fed = Fed()
+def with_pipeline(harness: LoopHarness) -> FedRecords:
+    """Have the harness's training records go through the real pipeline."""
+    fed = FedRecords()
     corrupt = CorruptRecordSkipper(0)
     feed: Callable[[Any], Any] = lambda windows: feed_pipeline.feed_in_background(fed, windows)  # type: ignore[arg-type] # noqa: E731
-    stage.streams["training"] = RecordStream(lambda: stage.reader, corrupt, feed, stage.leases.is_held)
+    harness.streams["training"] = RecordStream(lambda: harness.reader, corrupt, feed, harness.leases.is_held)
     return fed
 
 
-def train(stage: LoopHarness, fed: Fed, executor: SerialExecutor | None, *tasks: Any) -> list[tuple[int, int]]:
+def train(harness: LoopHarness, fed: FedRecords, executor: SerialExecutor | None, *tasks: Any) -> list[tuple[int, int]]:
     """Train ranges; at each step the first record of the minibatch that is not in, and of the last that is fed."""
     network = LinearNetwork()
-    parameters = stage.parameters(network, overlap=executor is not None)
+    parameters = harness.parameters(network, overlap=executor is not None)
     seen: list[tuple[int, int]] = []
     plain = network.train
 
     def watched(slab: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> LinearStep:
-        seen.append((stage.servers.servers[0].collect_statistics().version * MINIBATCH, fed.last()))
+        seen.append((harness.servers.servers[0].collect_statistics().version * MINIBATCH, fed.last()))
         return plain(slab, rows, features, labels, weights)
 
     network.train = watched  # type: ignore[method-assign]
-    trainer = stage.trainer(network, parameters, executor=executor)
-    for leased in stage.take(*tasks):
+    trainer = harness.trainer(network, parameters, executor=executor)
+    for leased in harness.take(*tasks):
         trainer.run(leased)
     return seen
 
 
 def test_nothing_is_read_or_fed_before_the_minibatch_at_work_is_in(
-    stage: LoopHarness, executor: SerialExecutor | None
+    harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
-    fed = with_pipeline(stage)
-    seen = train(stage, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
+    fed = with_pipeline(harness)
+    seen = train(harness, fed, executor, task(1, 0, 20, one_by_one=True), task(2, 20, 28, one_by_one=True))
     assert seen == [(first, first) for first in range(0, 28, MINIBATCH)]
-    assert isinstance(stage.reader, MemoryReader)
-    assert stage.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
+    assert isinstance(harness.reader, MemoryReader)
+    assert harness.reader.reads == [(first, first + MINIBATCH) for first in range(0, 28, MINIBATCH)]
 
 
 def test_a_worker_feeds_no_further_ahead_than_the_core_believes(
-    stage: LoopHarness, executor: SerialExecutor | None
+    harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
-    fed = with_pipeline(stage)
-    seen = train(stage, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
+    fed = with_pipeline(harness)
+    seen = train(harness, fed, executor, task(1, 0, 40), task(2, 40, RECORDS))
     ahead = [(last - first) // MINIBATCH for first, last in seen]
     assert max(ahead) > 1
     assert max(ahead) <= MAX_FED_AHEAD
 
 
 def test_a_range_after_one_that_others_fed_ahead_is_not_read_before_it_is_taken(
-    stage: LoopHarness, executor: SerialExecutor | None
+    harness: LoopHarness, executor: SerialExecutor | None
 ) -> None:
-    fed = with_pipeline(stage)
-    seen = train(stage, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
+    fed = with_pipeline(harness)
+    seen = train(harness, fed, executor, task(1, 0, 8), task(2, 8, 24, one_by_one=True), task(3, 24, 32))
     assert all(last <= 4 for first, last in seen if first < 8)
     assert [each for each in seen if 8 <= each[0] < 20] == [(first, first) for first in range(8, 20, MINIBATCH)]
 
 
-def test_a_lease_that_is_lost_holds_up_nobody(stage: LoopHarness) -> None:
+def test_a_lease_that_is_lost_holds_up_nobody(harness: LoopHarness) -> None:
     """Whoever waits to be asked for its next minibatch goes on with the range after it."""
-    fed = with_pipeline(stage)
-    stream = stage.streams["training"]
+    fed = with_pipeline(harness)
+    stream = harness.streams["training"]
     first, second = (LeasedTask.from_message(each) for each in (task(1, 0, 8, one_by_one=True), task(2, 8, 16)))
     stream.add_task(first)
     stream.add_task(second)
     assert next(iter(stream.load_steps(first))).step == 0
-    stage.leases.mark_lost([LEASE + 1])
+    harness.leases.mark_lost([LEASE + 1])
     until = time.monotonic() + 5
     found = list(stream.load_steps(second))
     assert [loaded.record_count for loaded in found] == [MINIBATCH, MINIBATCH]

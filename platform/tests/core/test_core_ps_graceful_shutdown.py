@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from random import Random
 
 import pytest
-from core.core_harness import CoreHarness, alive, killed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness, alive, killed
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
@@ -45,7 +45,7 @@ class Planned:
     which: int
     grace: float = GRACE
 
-    def strike(self, world: World) -> None:
+    def apply(self, world: World) -> None:
         servers = world.alive_servers()
         if servers:
             world.cluster.delete(servers[self.which % len(servers)].uid, self.grace)
@@ -54,7 +54,7 @@ class Planned:
 def played(job: JobSettings, ends: Sequence[Planned], seed: int = 0, network: Network | None = None) -> World:
     world = World(job, SOURCES, seed=seed, network=network or Network())
     for end in ends:
-        world.clock.at(end.at, lambda end=end: end.strike(world))
+        world.clock.at(end.at, lambda end=end: end.apply(world))
     world.run(DAYS)
     world.check_end()
     return world
@@ -115,7 +115,7 @@ def test_lost_workers_and_masters_meanwhile_cost_no_update_either(
 ) -> None:
     world = World(job(ps=ps, epochs=2, checkpoint_steps=15), SOURCES, seed=seed, alone=GRACE)
 
-    def strike(what: str) -> None:
+    def apply(what: str) -> None:
         workers = world.alive_workers()
         if what == "master" and world.master is not None:
             world.kill_master(1.0)
@@ -123,9 +123,9 @@ def test_lost_workers_and_masters_meanwhile_cost_no_update_either(
             world.end(workers[seed % len(workers)].uid, 137)
 
     for end in ends:
-        world.clock.at(end.at, lambda end=end: end.strike(world))
+        world.clock.at(end.at, lambda end=end: end.apply(world))
     for at, what in lost:
-        world.clock.at(at, lambda what=what: strike(what))
+        world.clock.at(at, lambda what=what: apply(what))
     world.run(DAYS)
     world.check_end()
     assert costs(world)[:2] == (0, 0)
@@ -141,7 +141,7 @@ def test_a_grace_that_is_too_short_falls_back_and_is_counted() -> None:
 def test_without_a_master_a_parameter_server_goes_as_ever() -> None:
     world = World(job(epochs=2), SOURCES)
     world.clock.at(3.0, lambda: world.kill_master(20.0))
-    world.clock.at(4.0, lambda: Planned(4.0, 0).strike(world))
+    world.clock.at(4.0, lambda: Planned(4.0, 0).apply(world))
     world.run(6.0)
     assert not world.alive_servers()
     world.run(DAYS)
@@ -161,7 +161,7 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
         forgets=chance.random() < 0.5,
     )
 
-    def strike(kind: str) -> None:
+    def apply(kind: str) -> None:
         servers, workers = world.alive_servers(), world.alive_workers()
         if kind == "master" and world.master is not None:
             world.kill_master(chance.uniform(0.1, 4.0))
@@ -178,7 +178,7 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
 
     for _ in range(40):
         kind = chance.choice(["planned", "planned", "planned", "killed", "worker", "master", "torn", "compact"])
-        world.clock.at(chance.uniform(0.5, 40.0), lambda kind=kind: strike(kind))
+        world.clock.at(chance.uniform(0.5, 40.0), lambda kind=kind: apply(kind))
     world.run(DAYS)
     world.check_end()
 
@@ -188,36 +188,36 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
 
 def handed_over() -> CoreHarness:
     """Somebody says of ps-0 that it was told to go, and what it holds is in checkpoint 2."""
-    masters = CoreHarness()
-    masters.train()
-    masters.see(PsLeaving("ps-0"), Tick())
-    masters.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
-    masters.see(CheckpointSaveFinished(2))
-    assert masters.state.pods.handed_over_ps == {"ps-0": 0}
-    return masters
+    harness = CoreHarness()
+    harness.train()
+    harness.see(PsLeaving("ps-0"), Tick())
+    harness.see(CutPrepared("ps-0", 2), UpdatesHeld("ps-0", 2, {}), SnapshotTaken("ps-0", 2, 0, 0.0))
+    harness.see(CheckpointSaveFinished(2))
+    assert harness.state.pods.handed_over_ps == {"ps-0": 0}
+    return harness
 
 
 def test_a_parameter_server_that_was_not_told_to_go_is_when_it_was_handed_over() -> None:
     """Its successor waits for its end, and training for its successor: that was for ever."""
-    masters = handed_over()
-    assert [c for _ in range(3) for c in masters.see(PsHeartbeat("ps-0")) if isinstance(c, DeletePod)] == [
+    harness = handed_over()
+    assert [c for _ in range(3) for c in harness.see(PsHeartbeat("ps-0")) if isinstance(c, DeletePod)] == [
         DeletePod("ps-0", 0.0)
     ]
-    masters.see(killed(Role.PS, 0), alive(Role.PS, 0, "next"), PsRegistered("next"), PsAttached("next", False, 0))
-    masters.see(PsAttached("next", True, 0), Tick())
-    assert any(isinstance(c, LeaseReply) for c in masters.see(LeaseRequested("worker-1")))
-    assert costs_nothing(masters)
+    harness.see(killed(Role.PS, 0), alive(Role.PS, 0, "next"), PsRegistered("next"), PsAttached("next", False, 0))
+    harness.see(PsAttached("next", True, 0), Tick())
+    assert any(isinstance(c, LeaseReply) for c in harness.see(LeaseRequested("worker-1")))
+    assert costs_nothing(harness)
 
 
 def test_so_it_is_by_the_next_master_once_that_has_seen_who_is_there() -> None:
-    masters = handed_over()
-    masters.restart()
-    early = masters.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PsRegistered("ps-0"))
+    harness = handed_over()
+    harness.restart()
+    early = harness.see(alive(Role.PS, 0), alive(Role.WORKER, 0), alive(Role.WORKER, 1), PsRegistered("ps-0"))
     assert not [c for c in early if isinstance(c, DeletePod)]
-    later = masters.see(PodsSynced(), PsRegistered("ps-0"), PsHeartbeat("ps-0"))
+    later = harness.see(PodsSynced(), PsRegistered("ps-0"), PsHeartbeat("ps-0"))
     assert [c for c in later if isinstance(c, DeletePod)] == [DeletePod("ps-0", 0.0)]
 
 
-def costs_nothing(masters: CoreHarness) -> bool:
-    counters = masters.state.counters
+def costs_nothing(harness: CoreHarness) -> bool:
+    counters = harness.state.counters
     return not (counters.rolled_back or counters.updates_rolled_back or counters.repeated or counters.partial)

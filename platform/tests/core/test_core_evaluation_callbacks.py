@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.core_harness import CoreHarness, alive
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import CoreHarness, alive
 
 from edl.api.cluster_port import Role
 from edl.core.evaluation import (
@@ -54,7 +54,7 @@ def evaluations(values: list[tuple[float | None, float | None]]) -> list[Evaluat
     return [EvaluationResult(10 * n, n, {"loss": a, "auc": b}) for n, (a, b) in enumerate(values, 1)]
 
 
-def after(values: list[tuple[float | None, float | None]], begin: CallbackState | None = None) -> CallbackState:
+def decide_after(values: list[tuple[float | None, float | None]], begin: CallbackState | None = None) -> CallbackState:
     callbacks = begin or CallbackState().declare_callbacks(DECLARED)
     for evaluation in evaluations(values):
         callbacks = callbacks.apply_evaluation(evaluation)
@@ -63,7 +63,7 @@ def after(values: list[tuple[float | None, float | None]], begin: CallbackState 
 
 @given(SEQUENCES)
 def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> None:
-    callbacks = after(values)
+    callbacks = decide_after(values)
     text = json.dumps(callbacks.to_snapshot(), allow_nan=False)
     assert CallbackState.from_snapshot(json.loads(text)) == callbacks
 
@@ -72,16 +72,18 @@ def test_json_keeps_them(values: list[tuple[float | None, float | None]]) -> Non
 def test_a_job_that_goes_back_decides_as_if_it_had_not_gone_on(
     values: list[tuple[float | None, float | None]], kept: int
 ) -> None:
-    assert after(values).roll_back_to(10 * kept) == after(values[:kept])
+    assert decide_after(values).roll_back_to(10 * kept) == decide_after(values[:kept])
 
 
 @given(SEQUENCES, st.integers(0, 20))
 def test_what_is_forgotten_is_what_no_job_goes_back_to(
     values: list[tuple[float | None, float | None]], saved: int
 ) -> None:
-    callbacks = after(values).trim_history(10 * saved)
+    callbacks = decide_after(values).trim_history(10 * saved)
     for step in range(10 * min(saved, len(values)), 10 * len(values) + 1):
-        assert callbacks.roll_back_to(step).evaluated_state() == after(values).roll_back_to(step).evaluated_state()
+        assert (
+            callbacks.roll_back_to(step).evaluated_state() == decide_after(values).roll_back_to(step).evaluated_state()
+        )
     assert len(callbacks.history) <= max(1, len(values) - saved + 1)
 
 
@@ -107,13 +109,13 @@ def test_later_weights_are_kept_where_the_best_evaluation_is_not_on_disk() -> No
 
 
 def test_the_best_of_before_stays_until_the_job_cannot_go_back_to_it() -> None:
-    callbacks = after([(2.0, 0.5), (1.0, 0.9)])
+    callbacks = decide_after([(2.0, 0.5), (1.0, 0.9)])
     assert callbacks.best_cuts == {1, 2}
     assert callbacks.trim_history(20).best_cuts == {2}
 
 
 def test_each_best_is_written_once() -> None:
-    callbacks = after([(2.0, 0.5)])
+    callbacks = decide_after([(2.0, 0.5)])
     assert callbacks.best_to_write is not None
     place, callback, best = callbacks.best_to_write
     assert (callback.filepath, best.best_metrics) == ("best.keras", {"loss": 2.0, "auc": 0.5})
@@ -124,7 +126,7 @@ def test_each_best_is_written_once() -> None:
 
 
 def test_callbacks_that_are_taken_out_take_their_decisions_with_them() -> None:
-    callbacks = after([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5)])
+    callbacks = decide_after([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5)])
     assert (callbacks.learning_rate, bool(callbacks.stop_reason)) == (0.03125, True)
     assert callbacks.declare_callbacks(DECLARED) is callbacks
     without = callbacks.declare_callbacks(DECLARED[2:])
@@ -163,7 +165,7 @@ def test_what_cannot_be_meant_is_refused(rows: object) -> None:
 # ---------------------------------------------------------------- what they mean for a job
 
 
-class Job(CoreHarness):
+class EvaluatedJob(CoreHarness):
     """One PS, two workers, 640 records of which a step takes 8; evaluated every 10 steps."""
 
     def __init__(self, declared: tuple[Any, ...], **settings: Any) -> None:
@@ -211,7 +213,7 @@ STOP = EarlyStopping("loss", "min", patience=1, restore_best_weights=True)
 LOWER = ReduceLROnPlateau("loss", "min", patience=1, rate=0.5, factor=0.5)
 
 
-def trained(job: Job) -> None:
+def trained(job: EvaluatedJob) -> None:
     """The next ten steps or more; the evaluation of them is begun."""
     job.leases()
     assert job.state.training_ledger is not None
@@ -221,14 +223,14 @@ def trained(job: Job) -> None:
 
 def test_an_evaluated_version_is_a_checkpoint_where_the_best_is_to_be_kept() -> None:
     for declared, expected in (((STOP,), True), ((LOWER,), False)):
-        job = Job(declared)
+        job = EvaluatedJob(declared)
         job.cut()
         trained(job)
         assert saves(job.cut()) == expected
 
 
 def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
-    job = Job((STOP, LOWER))
+    job = EvaluatedJob((STOP, LOWER))
     job.cut()
     for loss in (1.0, 2.0):
         trained(job)
@@ -247,7 +249,7 @@ def test_an_evaluation_decides_and_the_next_master_knows_it() -> None:
 
 
 def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:
-    job = Job((STOP,))
+    job = EvaluatedJob((STOP,))
     job.cut()
     for loss in (1.0, 2.0):
         trained(job)
@@ -267,11 +269,11 @@ def test_the_best_weights_become_the_newest_checkpoint_at_the_end() -> None:
 
 
 def test_a_job_that_keeps_nothing_on_disk_cannot_keep_the_best() -> None:
-    assert "storage" in Job((STOP,), durable=False).state.reason
-    assert Job((LOWER,), durable=False).state.phase != "Failed"
+    assert "storage" in EvaluatedJob((STOP,), durable=False).state.reason
+    assert EvaluatedJob((LOWER,), durable=False).state.phase != "Failed"
 
 
 def test_workers_that_declare_different_callbacks_end_the_job() -> None:
-    job = Job((LOWER,))
+    job = EvaluatedJob((LOWER,))
     job.see(ModelDeclared("worker-1", ()))
     assert (job.state.phase, "different callbacks" in job.state.reason) == ("Failed", True)

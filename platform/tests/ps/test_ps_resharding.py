@@ -25,7 +25,7 @@ STEPS = 5
 START = Callable[..., object]
 
 
-class Fleet:
+class PsFleet:
     """Parameter servers and one worker that talks to all of them, as a job's does."""
 
     def __init__(self, start: START, count: int, optimizer: str, *, restore: Path | None = None) -> None:
@@ -68,20 +68,20 @@ class Fleet:
 def test_values_slots_step_and_leases_are_the_same(
     start: START, tmp_path: Path, optimizer: str, before: int, after: int
 ) -> None:
-    old = Fleet(start, before, optimizer)
+    old = PsFleet(start, before, optimizer)
     for step in range(STEPS):
         old.step(step)
     saved = old.exported(1, tmp_path / "old")
     assert any("/slot/" in name for name in saved) == (optimizer != "sgd")
 
-    new = Fleet(start, after, optimizer, restore=tmp_path / "old/cut-00000001")
+    new = PsFleet(start, after, optimizer, restore=tmp_path / "old/cut-00000001")
     for reply in new.attached:
         assert (reply.initialized, reply.version) == (True, STEPS)
         assert [(each.lease, each.through) for each in reply.applied] == [(LEASE, STEPS)]
     assert new.exported(2, tmp_path / "new") == saved
 
-    for fleet in (old, new):  # a step that is retried enters neither; Adam's correction goes on from the same step
-        fleet.step(STEPS - 1)
+    for ps_fleet in (old, new):  # a step that is retried enters neither; Adam's correction goes on from the same step
+        ps_fleet.step(STEPS - 1)
         for step in range(STEPS, 2 * STEPS):
-            fleet.step(step)
+            ps_fleet.step(step)
     assert new.exported(3, tmp_path / "new") == old.exported(3, tmp_path / "old") != saved

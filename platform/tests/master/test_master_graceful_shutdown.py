@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from master.in_process_job import RECORDS, in_process_job
-from master.master_parts import LONG
+from master.master_stubs import LONG
 from support.fake_cluster import FakeCluster
 
 from edl.api.cluster_port import Role
