@@ -99,7 +99,7 @@ def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> I
     strategy = parameters_status.strategy
     text = (
         f"{format_percent(share)} of pushes were rejected as too old and computed again (sync, {strategy.grads_to_wait}"
-        f" gradients an update, tolerance {strategy.version_tolerance})"
+        f" gradients per update, tolerance {strategy.version_tolerance})"
     )
     remedy = (
         "Lower workers.max or raise strategy.version_tolerance; or raise strategy.grads_to_wait, so that an update "

@@ -1,4 +1,4 @@
-"""A face whose reader may leave, as ``head`` does: from then on nothing is shown, and nothing fails."""
+"""A renderer whose reader may leave, as ``head`` does: from then on it shows nothing, and nothing fails."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edl.reporting.run_renderer import RunRenderer
 
 
 class PipeSafeRenderer:
-    """Shows what ``face`` shows as long as somebody reads it.
+    """Passes everything to another renderer until the reader of the output has left.
 
     Attributes:
-        reader_left: whether the reader has left; whoever follows the run decides what that means.
+        reader_left: whether the reader has left. The caller decides what that means for the run.
     """
 
     def __init__(self, renderer: RunRenderer) -> None:
@@ -32,32 +32,33 @@ class PipeSafeRenderer:
         self._call_renderer(lambda: self._renderer.__exit__(*given))
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """What will run."""
+        """Show the plan of the run."""
         self._call_renderer(lambda: self._renderer.show_plan(run_info))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """An event, and the progress with it."""
+        """Show an event."""
         self._call_renderer(lambda: self._renderer.show_event(event, progress))
 
     def refresh(self, progress: RunProgress, now: float) -> None:
-        """The progress at ``now``."""
+        """Show the progress at the time ``now``."""
         self._call_renderer(lambda: self._renderer.refresh(progress, now))
 
     def show_notice(self, text: str) -> None:
-        """Something about the command itself."""
+        """Show a message about the command itself."""
         self._call_renderer(lambda: self._renderer.show_notice(text))
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
-        """The end; without a reader a line on standard error, when there is something to go on with."""
+        """Show the outcome. Without a reader, print the next steps of an unfinished run to standard error."""
         self._call_renderer(lambda: self._renderer.show_outcome(run_info, outcome))
         if self.reader_left and outcome.phase != "Done":
             with _survive_broken_pipe(sys.stderr):
-                told = ["Nobody reads the output any more: the job was stopped.", *run_info.next_steps(outcome)]
-                print(" ".join(told), file=sys.stderr, flush=True)
+                lines = ["The output was closed, so the job was stopped.", *run_info.next_steps(outcome)]
+                print(" ".join(lines), file=sys.stderr, flush=True)
 
     def _call_renderer(self, what: Callable[[], object]) -> None:
         if self.reader_left:
             return
+        # set before the call and reset after it: an exception of any kind leaves it set
         self.reader_left = True
         with _survive_broken_pipe(sys.stdout):
             what()
@@ -69,7 +70,8 @@ def _survive_broken_pipe(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        with suppress(OSError):  # no file at all: nothing of it is written at the end
+        with suppress(OSError):  # the stream has no file descriptor
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())  # what is left in the buffer must not fail when Python ends
+            # Python flushes the stream at exit, which must not fail again
+            os.dup2(nowhere, stream.fileno())
             os.close(nowhere)

@@ -1,4 +1,4 @@
-"""What events and statuses are called when people read them."""
+"""The words for events and statuses, as people read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from edl.reporting.terminal_text import to_single_line
 from edl.reporting.unit_formats import format_duration
 
 # --------------------------------------------------------------------------------------------------
-# A summary for people: what ``edl run`` and strategy Local say at the end of a run.
+# The summary of a run, as ``edl run`` and strategy Local print it at the end.
 
 
 _WIDTH = 10
@@ -43,14 +43,14 @@ _TABLES = 4
 
 
 def summary_heading(phase: str, summary: Summary) -> str:
-    """How it ended, in a line."""
+    """How the run ended, in one line."""
     pace = f", {summary.samples_per_second:,.0f} samples/s" if summary.samples_per_second else ""
     done = f"{summary.records_done:,} of {summary.records_total:,} records"
     return f"{phase} after {format_duration(summary.seconds)}: {done}{pace}"
 
 
 def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[str, str]]:
-    """The summary as names and values; ``output`` is where predictions are."""
+    """The summary as names and values; ``output`` is the directory of predictions."""
     lines = [("records", _format_record_counts(summary))]
     if summary.updates_rolled_back:
         lines.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
@@ -74,17 +74,17 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
 
 
 def format_block(title: str, values: Iterable[tuple[str, str]]) -> list[str]:
-    """A title, and below it names and values; each is a line."""
+    """A title, and below it names and values, one per line."""
     return [title, *(to_single_line(f"  {name:<{_WIDTH}}{value}") for name, value in values)]
 
 
 def format_metrics(values: Mapping[str, float | None]) -> str:
-    """Metrics by name."""
+    """Metrics and their values, in one line."""
     return ", ".join(f"{to_single_line(name)} {format_metric(value)}" for name, value in values.items())
 
 
 def format_metric(value: float | None) -> str:
-    """A metric's value; None is one that is not finite."""
+    """The value of a metric; None is NaN or infinite."""
     return "not finite" if value is None else f"{value:.4g}"
 
 
@@ -97,19 +97,19 @@ def _format_record_counts(summary: Summary) -> str:
 
 
 EXPORT_SOURCE = "export"
-"""The source of a lease that is no range of the user's records."""
+"""Source of the lease of an export, which is not a range of records."""
 _LARGEST_OWN_EXIT_CODE = 128
-"""Exit codes above it stand for signals, which the reason names."""
+"""Larger exit codes stand for signals, which the reason names."""
 _NOT_READY_STATES = ("pending", "starting", "leaving")
-"""What workers are doing that cannot work yet, or not any more."""
+"""States of workers that cannot work yet, or not any more."""
 _MAX_TABLES = 8
-"""Names of tables that are told in a line."""
+"""Number of tables whose names are listed."""
 _WORKING_PHASES = ("Training", "Predicting")
-"""Phases in which records are done, so that pace and time left mean something."""
+"""Phases in which rate and remaining time make sense."""
 
 
 def describe_event(event: JobEvent) -> str:
-    """What happened, in one line without time."""
+    """An event in one line, without its time."""
     return to_single_line(_describe_event(event))
 
 
@@ -117,9 +117,9 @@ def _describe_event(event: JobEvent) -> str:
     match event:
         case RunStarted():
             changed = f", changed: {'; '.join(event.changes)}" if event.changes else ""
-            return f"run {event.run} {'goes on' if event.resumed else 'starts'} in {event.run_dir}{changed}"
+            return f"run {event.run} {'continues' if event.resumed else 'starts'} in {event.run_dir}{changed}"
         case RoleRequested():
-            return f"{format_role(event.role, event.index)} asked for{_reason_suffix(event.reason)}"
+            return f"{format_role(event.role, event.index)} requested{_reason_suffix(event.reason)}"
         case RoleStarted():
             return f"{format_role(event.role, event.index)} started{_pid_suffix(event.pid)}"
         case RoleLeaving():
@@ -132,7 +132,7 @@ def _describe_event(event: JobEvent) -> str:
         case StallBegan():
             return f"stalled{_reason_suffix(event.reason)}"
         case StallEnded():
-            return f"goes on after {format_duration(event.seconds)}{_reason_suffix(event.reason)}"
+            return f"continues after {format_duration(event.seconds)}{_reason_suffix(event.reason)}"
         case JobEnded():
             return f"job {event.phase.lower()}{_reason_suffix(event.reason.partition(chr(10))[0])}"
         case WarningRaised():
@@ -153,12 +153,12 @@ def _describe_record_event(event: JobEvent) -> str | None:
             )
         case RecordsRequeued():
             what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
-            return f"{what} of {_worker_or_nobody(event.worker)} back in the queue{_reason_suffix(event.reason)}"
+            return f"{what} of {_worker_or_nobody(event.worker)} returned to the queue{_reason_suffix(event.reason)}"
         case RequeuedRecordsLeased():
             what = "the export" if event.source == EXPORT_SOURCE else _describe_range(event)
             return f"{what} leased again by {_worker_or_nobody(event.worker)}"
         case RangeQuarantined():
-            return f"{_describe_range(event)} left out{_reason_suffix(event.reason)}"
+            return f"{_describe_range(event)} skipped{_reason_suffix(event.reason)}"
     return None
 
 
@@ -169,17 +169,17 @@ def _describe_parameter_event(event: JobEvent) -> str | None:
         case EvaluationEnded():
             return f"evaluation of step {event.step:,}: {format_metrics(event.metrics) or 'done'}"
         case CheckpointSaved():
-            waited = f"updates waited at most {event.pause_seconds:.3f} s"
+            waited = f"updates paused for at most {event.pause_seconds:.3f} s"
             return f"checkpoint {event.cut} at step {event.step:,} saved, {waited}"
         case RollbackDone():
             to = "the start" if event.to_cut is None else f"checkpoint {event.to_cut}"
             lost = f", {event.updates:,} updates lost" if event.updates else ""
-            return f"rolled back to {to}: {event.records:,} records again{lost}{_reason_suffix(event.reason)}"
+            return f"rolled back to {to}: {event.records:,} records to repeat{lost}{_reason_suffix(event.reason)}"
     return None
 
 
 def status_headline(status: Status) -> str:
-    """Where the job is, in one line."""
+    """The progress of the job, in one line."""
     share = 100 * status.records_done // status.records_total if status.records_total else 0
     parts = [f"{status.phase.lower()}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
     if status.epochs > 1 and status.epoch:
@@ -193,7 +193,7 @@ def status_headline(status: Status) -> str:
 
 
 def format_measurements(status: Status) -> list[str]:
-    """Training loss, metrics of the newest evaluation, pace and time left, as far as known."""
+    """Training loss, metrics of the newest evaluation, rate and remaining time, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
     parts += [
         f"evaluated {to_single_line(name)} {format_metric(value)}"
@@ -208,7 +208,7 @@ def format_measurements(status: Status) -> list[str]:
 
 
 def format_earlier_evaluations(evaluations: Sequence[EvaluationEnded]) -> str:
-    """The evaluations before the newest, newest first, in a line; empty where there are none."""
+    """The evaluations before the newest one, newest first, in one line; empty if there are none."""
     parts = []
     for each in reversed(evaluations[:-1]):
         shown = {name: value for name, value in each.metrics.items() if name != "loss"} or each.metrics
@@ -218,7 +218,7 @@ def format_earlier_evaluations(evaluations: Sequence[EvaluationEnded]) -> str:
 
 
 def describe_served_tables(ps_status: ParametersStatus | None) -> str:
-    """Which embedding tables the parameter servers have; empty when there are none, or none is known yet."""
+    """The embedding tables on the parameter servers, in one line; empty if there are none, or none is known yet."""
     if ps_status is None or not ps_status.tables:
         return ""
     names = ", ".join(to_single_line(table.name) for table in ps_status.tables[:_MAX_TABLES])
@@ -227,22 +227,22 @@ def describe_served_tables(ps_status: ParametersStatus | None) -> str:
 
 
 def format_table_count(count: int) -> str:
-    """So many tables."""
+    """A number of tables."""
     return "1 table" if count == 1 else f"{count} tables"
 
 
 def format_local_time(unix_seconds: float) -> str:
-    """The local time of day of unix seconds."""
+    """The local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(unix_seconds))
 
 
 def format_role(name: str, index: int) -> str:
-    """A process by its role; there is one master and one supervisor, they have no number."""
+    """A role and its index; master and supervisor have none."""
     return f"{name} {index}" if name in ("worker", "ps") else name
 
 
 def format_worker_count(count: int) -> str:
-    """So many workers."""
+    """A number of workers."""
     return "1 worker" if count == 1 else f"{count} workers"
 
 
@@ -257,7 +257,7 @@ def _describe_exit(event: RoleEnded) -> str:
 
 
 def _loading_suffix(loading: str) -> str:
-    """How the export is loaded; a comment says why its .keras file cannot be."""
+    """How to load the export. If its .keras file cannot be loaded, the text is a comment with the reason."""
     if loading.startswith("#"):
         return f"; {loading.removeprefix('#').strip()}"
     return f"; load it with {loading}" if loading else ""

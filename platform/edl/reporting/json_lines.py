@@ -1,4 +1,4 @@
-"""The face for programs: one JSON object a line on standard output, the summary last; all else on standard error."""
+"""The renderer for programs: JSON lines on standard output, the summary last; errors on standard error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text
 
 STATUS_SECONDS = 0.5
-"""Between two status lines, unless the phase or the roles change."""
+"""Time between two status lines, unless phase or roles change."""
 
 
 class JsonLinesRenderer:
-    """Each event as ``edl.jobfile.event_json`` writes it, ``{"event": "status", …}`` now and then, and the summary."""
+    """Prints each event as ``edl.jobfile.event_json`` does, ``{"event": "status", …}`` repeatedly, and the summary."""
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
@@ -30,25 +30,25 @@ class JsonLinesRenderer:
         pass
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """Nothing: the first event names the run."""
+        """Print nothing: the first event names the run."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """A line."""
+        """Print the event."""
         self._write_object(to_json(event))
 
     def refresh(self, progress: RunProgress, now: float) -> None:
-        """A line when there is something new to say."""
+        """Print the status if it has changed enough."""
         status = progress.status
         if status is not None and is_status_due(self._last_status, status):
             self._last_status = status
             self._write_object({"event": "status", **to_json(status)})
 
     def show_notice(self, text: str) -> None:
-        """For people, who look at standard error."""
+        """Print to standard error, because it is for people."""
         print(text, file=self._errors, flush=True)
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
-        """The summary; the user's traceback and the reason on standard error."""
+        """Print the summary; a failure with its details goes to standard error."""
         if outcome.phase == "Failed":
             self.show_notice(failure_text(outcome))
         end = {"phase": outcome.phase, "reason": outcome.reason, "exit_code": outcome.exit_code}
@@ -62,7 +62,7 @@ class JsonLinesRenderer:
 
 
 def is_status_due(last: Status | None, status: Status) -> bool:
-    """Whether ``status`` says enough that ``last`` did not."""
+    """Whether ``status`` differs enough from ``last`` to be printed."""
     if last is None or last.phase != status.phase or (last.workers, last.ps) != (status.workers, status.ps):
         return True
     moved = (last.step, last.records_done, last.metrics) != (status.step, status.records_done, status.metrics)

@@ -1,4 +1,4 @@
-"""The face for a terminal: a view that is redrawn in place."""
+"""The renderer for a terminal: a view that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from edl.reporting.text_table import wrap_text
 from edl.reporting.unit_formats import format_duration
 
 # --------------------------------------------------------------------------------------------------
-# The picture that the live view draws: progress, measurements, roles and the newest events, within the terminal.
+# The screen of the live view: progress, measurements, roles and the newest events, fitted to the terminal.
 
 
 FRAME_LINES = 8
-"""Lines that are neither a role nor an event: title, bar, measurements, two blanks, a head, a notice, the cursor's."""
+"""Lines other than roles and events: title, bar, measurements, two blanks, a table head, a notice, the cursor."""
 _BAR_TEXT = 42
-"""Characters beside the bar."""
+"""Characters of the text beside the bar."""
 
 _STATE_STYLES = {
     "training": "green",
@@ -49,8 +49,9 @@ _PHASE_STYLES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bol
 
 
 def render_screen(progress: RunProgress, width: int, height: int, now: float, notice: str = "") -> RenderableType:
-    """The picture of ``progress`` at ``now`` for a terminal of ``width`` by ``height`` characters."""
+    """The screen of ``progress`` at ``now``, for a terminal of ``width`` by ``height`` characters."""
     earlier = format_earlier_evaluations(progress.evaluations)
+    # at least four lines, even if the terminal is too small: rich crops the rest
     room = max(4, height - FRAME_LINES - bool(earlier))
     roles = list(_role_rows(progress))
     shown = roles if len(roles) <= room - 3 else roles[: room - 4]
@@ -97,7 +98,7 @@ def _measurements_text(progress: RunProgress) -> Text:
     if status is None:
         again = any(isinstance(event, RoleEnded) and event.role == "master" for event in progress.recent_events)
         return _text_line(
-            "the master starts once more; logs/master-0.log says why" if again else "the master starts", "dim"
+            "the master starts again; logs/master-0.log says why" if again else "the master starts", "dim"
         )
     if status.phase == "Starting" and progress.end_event is None:
         return _text_line("workers import the model", "dim")
@@ -105,7 +106,7 @@ def _measurements_text(progress: RunProgress) -> Text:
 
 
 def _role_rows(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
-    """Each process with its pid, what it does, and the pace of a worker that has one."""
+    """Name, pid, state and rate of each process."""
     if progress.master_pid is not None:
         yield "master", str(progress.master_pid), "coordinating", ""
     status = progress.status
@@ -116,7 +117,7 @@ def _role_rows(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _state_text(state: str, status: Status | None) -> str:
-    """A state, and how many tables those serve that serve any."""
+    """The state of a role; for a parameter server that serves tables, with their number."""
     told = status.parameters if status else None
     return (
         f"{state} {format_table_count(told.tables_total)}"
@@ -150,7 +151,7 @@ REDRAW_SECONDS = 0.25
 
 
 class LiveRenderer:
-    """Redraws at most a few times a second, and leaves its last picture on the screen."""
+    """Redraws at most a few times per second, and leaves the last screen in the terminal."""
 
     def __init__(self, on: Console | None = None) -> None:
         self._console = on or make_console()
@@ -166,7 +167,7 @@ class LiveRenderer:
         self._live.stop()
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """The plan stays above the view."""
+        """Print the plan above the view."""
         self._run_info = run_info
         for line in run_info.plan_lines():
             for part in wrap_text(line, self._console.width, next_indent="    "):
@@ -174,22 +175,22 @@ class LiveRenderer:
         self._live.start()
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """Part of the next picture."""
+        """Redraw soon: the event is part of the next screen."""
         self._last_drawn = 0.0
 
     def refresh(self, progress: RunProgress, now: float) -> None:
-        """A new picture when it is time for one."""
+        """Redraw if enough time has passed."""
         if now - self._last_drawn >= REDRAW_SECONDS:
             self._last_drawn = now
             picture = render_screen(progress, self._console.width, self._console.height, now, self._notice)
             self._live.update(picture, refresh=True)
 
     def show_notice(self, text: str) -> None:
-        """Shown in the view from now on."""
+        """Show a notice in the view from now on."""
         self._notice, self._last_drawn = text, 0.0
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
-        """What was wrong, then the summary, below the last picture."""
+        """Print the failure and the summary below the last screen."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=sys.stderr, flush=True)
         for line in summary_lines(run_info, outcome):

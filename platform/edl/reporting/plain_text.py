@@ -1,4 +1,4 @@
-"""The face for files and pipes: a line for each event, and now and then one that says how far the job is."""
+"""The renderer for files and pipes: a line for each event, and repeatedly one about the progress."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edl.reporting.run_summary import failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 
 STATUS_SECONDS = 5.0
-"""Between two status lines, unless much was done."""
+"""Time between two status lines, unless much was done."""
 PROGRESS_SHARE = 0.1
-"""Share of all records that is worth a line."""
+"""Share of all records after which a line is printed in any case."""
 
 
 class PlainTextRenderer:
-    """Plain text: nothing is ever rewritten."""
+    """Prints plain lines, and never rewrites one."""
 
     def __init__(self, out: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
@@ -33,16 +33,16 @@ class PlainTextRenderer:
         pass
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """The plan."""
+        """Print the plan."""
         for line in run_info.plan_lines():
             self._print_line(to_single_line(line))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """A line with the time."""
+        """Print the event with its time."""
         self._print_line(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def refresh(self, progress: RunProgress, now: float) -> None:
-        """A line when there is something new to say."""
+        """Print the status if it has changed enough."""
         status = progress.status
         if status is not None and is_status_due(self._last_status, status):
             self._last_status = status
@@ -52,11 +52,11 @@ class PlainTextRenderer:
                 self._print_line(f"{format_local_time(status.updated)}  {tables_text}")
 
     def show_notice(self, text: str) -> None:
-        """A line."""
+        """Print a line."""
         self._print_line(text)
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
-        """What was wrong, then the summary."""
+        """Print the failure, then the summary."""
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=self._errors, flush=True)
         self._print_line("\n".join(summary_lines(run_info, outcome)))
@@ -66,7 +66,7 @@ class PlainTextRenderer:
 
 
 def is_status_due(last: Status | None, status: Status) -> bool:
-    """Whether ``status`` says enough that ``last`` did not."""
+    """Whether ``status`` differs enough from ``last`` to be printed."""
     if last is None or last.phase != status.phase:
         return True
     done = status.records_done - last.records_done

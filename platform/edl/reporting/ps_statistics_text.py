@@ -1,4 +1,4 @@
-"""What parameter servers did, in words: for the status of a job and for its end."""
+"""Statistics of the parameter servers in words, for the status of a job and its summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edl.reporting.unit_formats import format_bytes, format_percent
 
 
 def push_rows(ps_status: ParametersStatus) -> list[tuple[str, str]]:
-    """How pushes became updates and what became of them, as names and values."""
+    """Statistics of pushes and updates, as names and values."""
     found = [("mode", f"{describe_strategy(ps_status.strategy)}{_describe_staleness(ps_status)}")]
     if ps_status.strategy.mode == "sync" and ps_status.pushes + ps_status.refused:
         found.append(("pushes", _describe_pushes(ps_status)))
@@ -18,7 +18,7 @@ def push_rows(ps_status: ParametersStatus) -> list[tuple[str, str]]:
 
 
 def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, str]]:
-    """The tables, the first of them under a name."""
+    """Statistics of tables, one per row; only the first row has a name."""
     texts = [f"{table.name}: {_describe_table(table)}" for table in ps_status.tables[:max_tables]]
     if (more := ps_status.tables_total - len(texts)) > 0 and texts:
         texts.append(f"and {more} more")
@@ -26,14 +26,14 @@ def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, 
 
 
 def describe_strategy(strategy: Strategy) -> str:
-    """``sync, 2 gradients an update, tolerance 0``."""
+    """The strategy in words: ``sync, 2 gradients per update, tolerance 0``."""
     return ", ".join([strategy.mode, *_strategy_details(strategy)])
 
 
 def _strategy_details(strategy: Strategy) -> Iterator[str]:
     if strategy.mode == "sync":
         wanted = strategy.grads_to_wait
-        yield f"{wanted} gradient{'s' if wanted > 1 else ''} an update"
+        yield f"{wanted} gradient{'s' if wanted > 1 else ''} per update"
         yield f"tolerance {strategy.version_tolerance}"
     if strategy.staleness_aware:
         yield "staleness-aware"

@@ -1,4 +1,4 @@
-"""Rich's console for this command line: its own colours and cursor movements, and nobody else's."""
+"""A rich console that prints control sequences of rich only, and sanitizes all text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.reporting.terminal_text import raw_stream, strip_control_characters
 
 class _PrintableConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments, each text of them printable; control segments are Rich's own."""
+        """The segments with sanitized text. Control segments are from rich itself."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(strip_control_characters(segment.text), segment.style)
 

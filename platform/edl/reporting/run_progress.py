@@ -1,4 +1,4 @@
-"""One model of a run's progress, fed by its events and statuses; every face of ``edl run`` shows this and no more."""
+"""The progress of a run, updated by its events and statuses. All renderers of ``edl run`` show it."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from edl.api.status import Status, Summary
 from edl.reporting.event_text import EXPORT_SOURCE
 
 RECENT_EVENTS = 12
-"""Newest events that are kept for a view."""
+"""Number of newest events that are kept for display."""
 
 RECENT_EVALUATIONS = 6
-"""Newest evaluations that are kept for a view."""
+"""Number of newest evaluations that are kept for display."""
 
 NORMAL_END_REASONS = ("Completed", "Deleted")
-"""Reasons for which a worker ends when there is no more for it to do."""
+"""Reasons of workers that ended because there was no more work."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """What is known of a run.
+    """The known state of a run.
 
     Attributes:
-        start_time: when this run, or its going on, was started; unix seconds. Older statuses are of the time before.
+        start_time: when this start of the run began, in unix seconds. Older statuses are from an earlier start.
         status: the newest status; None before the first.
-        master_pid: the master's process; None while there is none.
+        master_pid: pid of the master; None while there is none.
         recent_events: the newest events, oldest first.
         records_repeated: records that were returned to the queue because a worker was lost.
-        records_rolled_back: records that went back to a checkpoint.
+        records_rolled_back: records that were rolled back to a checkpoint.
         updates_rolled_back: updates that were lost with a parameter server.
         workers_lost: workers that ended by a signal or with an error.
         records_done_before: records that were done before this start of the run.
-        evaluations: the newest ones, oldest first.
-        end_event: the last event of the run, since its newest start.
+        evaluations: the newest evaluations, oldest first.
+        end_event: the last event of the run since its newest start.
     """
 
     start_time: float
@@ -60,13 +60,12 @@ class RunProgress:
     end_event: JobEnded | None = None
 
     def with_event(self, event: JobEvent) -> RunProgress:
-        """The progress once ``event`` has happened; each start of a run counts anew."""
+        """The progress after ``event``. Every start of a run resets the counts."""
         known = replace(self, recent_events=(*self.recent_events, event)[-RECENT_EVENTS:])
         match event:
             case RunStarted():
-                return RunProgress(
-                    self.start_time, recent_events=known.recent_events
-                )  # a run that goes on publishes its earlier end, too
+                # events of a resumed run include its earlier end, which must not count
+                return RunProgress(self.start_time, recent_events=known.recent_events)
             case RoleStarted(role="master"):
                 return replace(known, master_pid=event.pid)
             case RoleEnded(role="master"):
@@ -88,7 +87,7 @@ class RunProgress:
         return known
 
     def with_status(self, status: Status) -> RunProgress:
-        """The progress with a newer status; one that was left by an earlier start of the run changes nothing."""
+        """The progress with a newer status. A status from an earlier start of the run changes nothing."""
         if status.updated < self.start_time or (self.status and status.updated <= self.status.updated):
             return self
         return replace(
@@ -98,7 +97,7 @@ class RunProgress:
         )
 
     def _with_newest_metrics(self, status: Status) -> Status:
-        """A status with the values of the newest evaluation, which a file of before does not have yet."""
+        """A status with the newest evaluation, if that ended after the status was written."""
         newest = self.evaluations[-1] if self.evaluations else None
         return status if newest is None or newest.time < status.updated else replace(status, metrics=newest.metrics)
 
@@ -111,12 +110,12 @@ class RunProgress:
 
     @property
     def share(self) -> float:
-        """How much of all records is done, 0 to 1."""
+        """Share of all records that are done, 0 to 1."""
         status = self.status
         return min(1.0, status.records_done / status.records_total) if status and status.records_total else 0.0
 
     def partial_summary(self, now: float, logs: str) -> Summary:
-        """What the run came to until ``now``, for a run whose master could not say it itself."""
+        """The summary until ``now``, for a run whose master could not write one."""
         status, seconds = self.status, max(0.0, now - self.start_time)
         done_now = status.records_done - self.records_done_before if status else 0
         if status is None:
@@ -137,23 +136,23 @@ class RunProgress:
 
 
 # --------------------------------------------------------------------------------------------------
-# How a run ended: decided from what the master left behind, how the supervisor ended, and who asked to stop.
+# How a run ended: decided from the master's last event, the supervisor's exit code, and a signal to ``edl run``.
 
 
 _STOP_REASONS = {
     INTERRUPTED_EXIT: "Ctrl-C",
-    OUTPUT_CLOSED_EXIT: "nobody reads the output any more",
+    OUTPUT_CLOSED_EXIT: "the output was closed",
     SIGTERM_EXIT: "SIGTERM",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RunFailure:
-    """What the master says about a failed job.
+    """What the master reported about a failed job.
 
     Attributes:
-        kind: ``input``, ``nan``, ``crash`` or ``refused``; empty when unknown.
-        detail: the user's own traceback, or another long text; empty when there is none.
+        kind: ``input``, ``nan``, ``crash`` or ``refused``; empty if unknown.
+        detail: the user's traceback, or another long text; empty if there is none.
     """
 
     kind: str = ""
@@ -162,7 +161,7 @@ class RunFailure:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended, and with which exit code ``edl run`` tells it."""
+    """How a run ended, and the exit code of ``edl run``."""
 
     phase: str
     reason: str
@@ -172,12 +171,12 @@ class RunOutcome:
 
 
 def decide_outcome(end_event: JobEnded, failure: RunFailure, stopped_by: int | None) -> RunOutcome:
-    """The outcome of a run whose last event is known.
+    """The outcome of a run with a last event.
 
     Args:
         end_event: the last event.
-        failure: what the master left about a failure.
-        stopped_by: exit code that the signal which stopped ``edl run`` asks for; None when none came.
+        failure: what the master reported about a failure.
+        stopped_by: exit code for the signal that stopped ``edl run``; None: no signal did.
     """
     code = 0 if end_event.phase == "Done" else 1
     if end_event.phase == "Interrupted":
@@ -194,18 +193,18 @@ def decide_outcome(end_event: JobEnded, failure: RunFailure, stopped_by: int | N
 
 
 def explain_missing_end(supervisor_exit: int, stopped_by: int | None) -> tuple[str, str]:
-    """Phase and reason of a run whose master did not end it."""
+    """Phase and reason of a run whose master did not write its end."""
     if stopped_by is not None:
         return "Interrupted", _STOP_REASONS[stopped_by]
-    if supervisor_exit < 0:  # its roles are tied to it
+    if supervisor_exit < 0:  # a return code of subprocess: -n for signal n
         return "Failed", f"the supervisor was killed by signal {-supervisor_exit}, and all processes with it"
     if supervisor_exit in (INTERRUPTED_EXIT, SIGTERM_EXIT):
         return "Interrupted", "the supervisor was told to stop"
-    return "Failed", "the master could not go on; the logs of supervisor and master say why"
+    return "Failed", "the master could not continue; the logs of supervisor and master say why"
 
 
 class RunInfo(Protocol):
-    """One run, planned: on this machine, ``edl.ops.local_run_plan``; on a cluster, ``edl.ops.job_following``."""
+    """One planned run: on this machine ``edl.ops.local_run_plan``, on a cluster ``edl.ops.job_following``."""
 
     @property
     def job(self) -> str:
@@ -219,18 +218,18 @@ class RunInfo(Protocol):
 
     @property
     def logs(self) -> str | None:
-        """Directory of the run's logs; None: the summary says it."""
+        """Directory of the run's logs; None: the summary has it."""
         ...
 
     @property
     def output(self) -> str | None:
-        """Where predictions go; None for a run that trains."""
+        """Directory of predictions; None for a run that trains."""
         ...
 
     def plan_lines(self) -> list[str]:
-        """The plan, for people."""
+        """The plan, as lines for people."""
         ...
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
-        """What people may do after the end."""
+        """What the user can do after the end."""
         ...

@@ -1,4 +1,4 @@
-"""What ``edl run`` shows: one port, and a face for a terminal, for a file or pipe, and for programs."""
+"""The port through which ``edl run`` shows a run, and the choice of its implementation."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 
 
 class RunRenderer(Protocol):
-    """Shows a run. A context manager: what it changed about the terminal is undone on exit, however that comes."""
+    """Shows a run. As a context manager it restores the terminal on exit, even after an exception."""
 
     def __enter__(self) -> Self:
         """Begin."""
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """What will run."""
+        """Show the plan of the run."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """An event, and the progress with it."""
+        """Show an event; ``progress`` includes it."""
 
     def refresh(self, progress: RunProgress, now: float) -> None:
-        """The progress at ``now`` (unix seconds); called several times a second."""
+        """Show the progress at ``now`` (unix seconds). Called several times per second."""
 
     def show_notice(self, text: str) -> None:
-        """Something about ``edl run`` itself."""
+        """Show a message about ``edl run`` itself."""
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
-        """The end, after everything of the job is gone."""
+        """Show the outcome, after all processes of the job have ended."""
 
 
 def choose_renderer(*, as_json: bool) -> RunRenderer:
-    """The face for where standard output goes."""
+    """The renderer that suits standard output."""
     if as_json:
         from edl.reporting.json_lines import JsonLinesRenderer
 
         return JsonLinesRenderer()
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        from edl.reporting.live_view import LiveRenderer  # rich, 60 ms
+        from edl.reporting.live_view import LiveRenderer  # imported here: rich takes 60 ms
 
         return LiveRenderer()
     from edl.reporting.plain_text import PlainTextRenderer

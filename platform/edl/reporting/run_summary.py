@@ -1,4 +1,4 @@
-"""What is said at the end of a run: what it came to, where things are, what to do next."""
+"""The end of a run in words: totals, locations, next steps."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from edl.reporting.run_progress import RunInfo, RunOutcome
 
 
 def summary_lines(run_info: RunInfo, outcome: RunOutcome) -> list[str]:
-    """The summary, for people.
+    """The summary and the next steps, as lines for people.
 
-    A job that failed, or whose module takes predictions itself, leaves none where its command said that they go.
+    The output directory is listed only if it has predictions: a failed job, or a module that processes predictions
+    itself, writes none.
     """
     summary = replace(outcome.summary, logs=run_info.logs or outcome.summary.logs)
     output = run_info.output if run_info.output and any(Path(run_info.output).glob("*.npz")) else None
@@ -23,5 +24,5 @@ def summary_lines(run_info: RunInfo, outcome: RunOutcome) -> list[str]:
 
 
 def failure_text(outcome: RunOutcome) -> str:
-    """Why the run is not done: the user's own traceback first."""
+    """Why the run failed, with the user's traceback first."""
     return f"{outcome.detail.rstrip()}\n\n{outcome.reason}".strip()

@@ -1,7 +1,7 @@
-"""The border between text of strangers and a terminal: what a pod, a model or a file name says moves no cursor.
+"""Sanitizes text before it reaches a terminal, so that a pod, a model or a file name cannot send control sequences.
 
-``sanitize_standard_streams`` stands between every ``print`` of a command and the terminal; what EDL itself draws (a
-progress bar, a line that is rewritten) goes to ``raw_stream`` streams, with each text in it made
+``sanitize_standard_streams`` sanitizes everything that a command prints. EDL's own control sequences (a progress bar,
+a line that is rewritten) are written to a ``raw_stream``, and each text in them is passed through
 ``strip_control_characters``.
 """
 
@@ -20,33 +20,33 @@ _ESCAPE_SEQUENCES = re.compile(
 )
 _CARRIAGE_RETURNS = re.compile(r"\r+(?=\n)")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""All control characters but tab and newline, and those that reverse the direction of writing."""
+"""All control characters except tab and newline, and characters that change the direction of writing."""
 _LINE_BREAKS = re.compile(r"[ \t]*\n\s*")
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 def strip_control_characters(text: str) -> str:
-    """``text`` without control characters and escape sequences; tabs and newlines stay.
+    """``text`` without control characters and escape sequences. Tabs and newlines are kept.
 
-    A carriage return within a line becomes a space, half a character (a lone surrogate) U+FFFD.
+    A carriage return within a line becomes a space, a lone surrogate becomes U+FFFD.
     """
-    if text.isprintable():
+    if text.isprintable():  # the usual case, without regular expressions
         return text
     text = _CARRIAGE_RETURNS.sub("", _ESCAPE_SEQUENCES.sub("", text)).replace("\r", " ")
     return _SURROGATES.sub("\ufffd", _CONTROL_CHARACTERS.sub("", text))
 
 
 def to_single_line(text: str) -> str:
-    """``text`` as ``strip_control_characters`` gives it, with a space for each line break.
+    """``text`` without control characters, and with a space for each line break.
 
-    A name in a line breaks none.
+    Used for text within a line, such as names, which must not break it.
     """
     text = strip_control_characters(text)
     return _LINE_BREAKS.sub(" ", text).rstrip() if "\n" in text else text
 
 
 class _SanitizedStream:
-    """A text stream that makes all that is written to it printable; everything else is the stream's own."""
+    """A text stream that sanitizes everything that is written to it. Other attributes are those of the stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw_stream = stream
@@ -65,7 +65,7 @@ class _SanitizedStream:
 
 @contextmanager
 def sanitize_standard_streams() -> Iterator[None]:
-    """In here standard output and standard error of this process are made printable."""
+    """Sanitize standard output and standard error of this process within the block."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _SanitizedStream(raw_stream(stream))) for stream in before)
     try:
@@ -75,5 +75,5 @@ def sanitize_standard_streams() -> Iterator[None]:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """The stream for EDL's own control sequences; every other text in it goes through ``strip_control_characters``."""
+    """The underlying stream, for EDL's control sequences. Text in it must pass ``strip_control_characters``."""
     return stream.raw_stream if isinstance(stream, _SanitizedStream) else stream

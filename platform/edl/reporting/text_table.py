@@ -1,4 +1,4 @@
-"""Tables for people and for pipes: aligned columns, no frames."""
+"""Text tables for people and pipes: aligned columns without frames."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABEL_WIDTH = 10
 
 
 def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Each row as one line; columns as wide as their widest cell, those in ``right`` aligned to the right."""
+    """Each row as one line. Columns are as wide as their widest cell; those in ``right`` are right-aligned."""
     if not rows:
         return []
     rows = [[to_single_line(cell) for cell in row] for row in rows]
@@ -27,9 +27,11 @@ def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) ->
 
 
 def wrap_text(text: str, width: int, *, first_indent: str = "", next_indent: str = "") -> list[str]:
-    """Wrap a text at ``width`` characters, between words only: a longer path stays whole, so it can be copied.
+    """Wrap a text at ``width`` characters, between words only, so that a long path can be copied.
 
     Args:
+        text: the text.
+        width: maximum characters of a line.
         first_indent: prefix of the first line.
         next_indent: prefix of the other lines.
     """
@@ -44,7 +46,7 @@ def wrap_text(text: str, width: int, *, first_indent: str = "", next_indent: str
 
 
 def wrap_labelled(label: str, text: str, width: int) -> list[str]:
-    """A text beside what it is, as lines."""
+    """A text beside a label, wrapped into lines."""
     head = f"  {label:<{_LABEL_WIDTH}}"
     return wrap_text(text, width, first_indent=head, next_indent=" " * len(head))
 
@@ -54,10 +56,10 @@ def _pad_cell(row: Sequence[str], at: int, width: int, right: bool) -> str:
 
 
 class StatusLine:
-    """Says where something is; on a terminal nothing of it stays.
+    """Shows the current state in one line. On a terminal it is rewritten, and removed at the end.
 
     Args:
-        out: standard error by default, so that standard output holds results only.
+        out: by default standard error, so that standard output has results only.
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -70,10 +72,10 @@ class StatusLine:
 
     def __exit__(self, *_: object) -> None:
         if self._is_terminal and self._last_text:
-            self._write("\r\x1b[K")
+            self._write("\r\x1b[K")  # return to the start of the line and clear it
 
     def show_text(self, text: str, *, permanent: bool = True) -> None:
-        """The newest word; nothing if it is that of before. What does not last is for a terminal only."""
+        """Show a text, unless it is shown already. A text that is not permanent is shown on terminals only."""
         line = " ".join(strip_control_characters(text).split())
         if line == self._last_text or not (permanent or self._is_terminal):
             return
@@ -89,18 +91,18 @@ class StatusLine:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tells people that a command waits for the first answer of a server: that must not look like a command that hangs.
+# Tells the user that a command waits for the first response of a server, so that it does not seem to hang.
 
 
 NOTICE_SECONDS = 2.0
-"""A silence that is worth a word."""
+"""Time without a response after which the user is told."""
 
 CallLater = Callable[[float, Callable[[], None]], Callable[[], object]]
-"""Calls something after so many seconds, unless what it returns is called before."""
+"""Calls a function after some seconds; calling the result cancels it."""
 
 
 def call_later(seconds: float, call: Callable[[], None]) -> Callable[[], object]:
-    """In a thread of its own, which holds up no exit."""
+    """Call on a daemon thread, which does not delay the exit of the process."""
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
@@ -108,9 +110,9 @@ def call_later(seconds: float, call: Callable[[], None]) -> Callable[[], object]
 
 
 class SlowResponseNotice:
-    """For one command: says once, on standard error, whom it waits for; silent for good after the first answer.
+    """Prints once to standard error which server a command waits for. After the first response it never does.
 
-    Safe to use from several threads, which ask for different things at once.
+    One instance serves one command. Threads may use it at the same time.
     """
 
     def __init__(self, schedule: CallLater = call_later) -> None:
@@ -119,7 +121,7 @@ class SlowResponseNotice:
 
     @contextmanager
     def __call__(self, host: str) -> Iterator[None]:
-        """While a request is on its way to ``host``."""
+        """Wrap a request to ``host``."""
         if self._answered:
             yield
             return

@@ -1,6 +1,6 @@
-"""Bytes, shares and times as people read them. Everything that prints a size or a time prints it like this.
+"""Formats bytes, shares and times for people. Everything that prints sizes or times uses it.
 
-Not for values of job files and manifests: ``edl.jobfile.quantities`` writes these in Kubernetes' notation.
+It is not for values of job files and manifests: ``edl.jobfile.quantities`` writes those in Kubernetes' notation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
 def format_number(number: float | Fraction) -> str:
-    """A number with at most two decimals, none from 100 on: ``1.5``, ``2``, ``1,234``."""
+    """A number with at most two decimals, and none from 100 on: ``1.5``, ``2``, ``1,234``."""
     value = float(number)
     return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 100 else f"{value:,.0f}"
 
 
 def format_bytes(count: float | Fraction) -> str:
-    """Bytes in powers of 1024, which memory and Kubernetes' requests are counted in: ``312 KiB``, ``6.4 GiB``."""
+    """Bytes in powers of 1024, as memory and Kubernetes' requests are counted: ``312 KiB``, ``6.4 GiB``."""
     value = float(count)
     for power, unit in _BYTE_UNITS:
         if abs(value) >= 1024**power:
@@ -28,13 +28,13 @@ def format_bytes(count: float | Fraction) -> str:
 
 
 def format_percent(share: float) -> str:
-    """A share of 0 to 1; below one percent it has a decimal, and no share that is less is said to be the whole."""
+    """A share from 0 to 1 in percent. Below one percent it has a decimal; less than the whole is never 100 %."""
     number = min(100 * share, 99.0) if share < 1 else 100 * share
     return f"{number:.1f} %" if 0 < number < 1 else f"{number:.0f} %"
 
 
 def format_duration(seconds: float) -> str:
-    """How long something takes, to the second: ``8 s``, ``3:05``, ``1:02:03``."""
+    """A duration, to the second: ``8 s``, ``3:05``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
@@ -43,12 +43,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_utc(unix_seconds: float) -> str:
-    """A moment that people on several machines read; they have clocks of several zones."""
+    """A time for people on several machines, whose clocks may have different time zones."""
     return f"{datetime.fromtimestamp(unix_seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_age(seconds: float) -> str:
-    """How long ago something was, in one unit as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
+    """An age in one unit, as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
     whole = max(0, int(seconds))
     for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
         if whole >= 2 * size or (unit == "m" and whole >= size):

@@ -1,7 +1,7 @@
-"""The bulk plane: the one door for tensors. Here is the client's half; the server's is bulk_server.py.
+"""The client of the bulk plane. All tensors pass through it; the server is in bulk_server.py.
 
-A connection proves the job's token and the protocol's version with its first frame; then it carries requests and
-answers, one after the other. Unix sockets can be used by their owner only; TCP is not encrypted.
+The first frame of a connection proves the job's token and the protocol's version. Then requests and replies alternate.
+Only its owner can use a Unix socket; TCP is not encrypted.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 __all__ = ["BulkClient", "BulkRefusedError", "BulkServer", "FrameKind", "OutgoingFrame", "ReceivedFrame"]
 
 MAX_BODY_BYTES = 1 << 34
-"""Bytes that a client takes in one answer unless told otherwise."""
+"""Default limit of one reply's body in bytes."""
 CONNECT_SECONDS = 3.0
-"""How long a connection over TCP may take: the address of a pod that vanished answers nothing, not even a refusal."""
+"""Maximum time to open a TCP connection. The address of a vanished pod does not even refuse it."""
 
 
 class BulkClient:
-    """A connection to a bulk server, used by one thread at a time.
+    """A connection to a bulk server. Only one thread may use it at a time.
 
-    After a RetryableError the connection is closed: make a new client. After a BulkRefusedError it can be used on.
+    After a RetryableError the connection is closed; make a new client. After a BulkRefusedError it can still be used.
 
     Args:
         address: ``unix:<path>`` or ``host:port``.
-        token: the job's.
-        timeout: seconds without a byte moving, also while the server works on an answer.
-        max_body: bytes; a larger answer is refused before memory is allocated.
+        token: the job's token.
+        timeout: maximum seconds without progress, also while the server computes a reply.
+        max_body: maximum bytes of a reply; a larger one is refused before memory is allocated.
 
     Raises:
-        RetryableError: nobody listens there (now), or the peer is silent.
-        BulkRefusedError: the server does not take the token or this version of the protocol.
+        RetryableError: nobody listens there at present, or the peer is silent.
+        BulkRefusedError: the server does not accept the token or this version of the protocol.
     """
 
     def __init__(self, address: str, token: str, *, timeout: float, max_body: int = MAX_BODY_BYTES) -> None:
@@ -60,10 +60,10 @@ class BulkClient:
         self._authenticate(token)
 
     def send(self, kind: FrameKind, meta: bytes, buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame; the buffers are contiguous and may be changed when this returns.
+        """Send a frame. The buffers must be contiguous, and may be changed when this returns.
 
         Raises:
-            RetryableError: the peer is away; the connection is closed.
+            RetryableError: the peer is gone; the connection is closed.
         """
         try:
             self._connection.send(kind, meta, buffers)
@@ -74,11 +74,11 @@ class BulkClient:
         """Wait for the next frame.
 
         Args:
-            into: writable contiguous memory that the body goes to if it fits.
+            into: writable contiguous memory for the body, which is used if the body fits.
 
         Raises:
-            RetryableError: the peer is away or silent; the connection is closed.
-            BulkRefusedError: the peer's REFUSED, or bytes that are no acceptable frame (then the connection is closed).
+            RetryableError: the peer is gone or silent; the connection is closed.
+            BulkRefusedError: the peer sent REFUSED, or an invalid frame (then the connection is closed).
         """
         try:
             frame = self._connection.receive(into)
@@ -95,27 +95,27 @@ class BulkClient:
     def request(
         self, kind: FrameKind, meta: bytes, buffers: Sequence[Buffer] = (), *, into: memoryview | None = None
     ) -> ReceivedFrame:
-        """Send a frame and wait for its answer; raises what ``send`` and ``receive`` raise."""
+        """Send a frame and wait for the reply; raises what ``send`` and ``receive`` raise."""
         self.send(kind, meta, buffers)
         return self.receive(into)
 
     def check_reply_kind(self, request: FrameKind, frame: ReceivedFrame) -> ReceivedFrame:
-        """The frame, which must be the answer to a request of this kind.
+        """Return the frame if it has the right kind for a reply to such a request.
 
         Raises:
-            BulkRefusedError: it is of another kind; the connection is closed.
+            BulkRefusedError: it has another kind; the connection is closed.
         """
         if frame.kind is not REPLY_KINDS[request]:
             self.close()
             raise BulkRefusedError(
-                f"The server answers {frame.kind.name} to {request.name}, not {REPLY_KINDS[request].name}",
+                f"The server answers {frame.kind.name} to {request.name} instead of {REPLY_KINDS[request].name}",
                 kind="bad",
                 where=self.address,
             )
         return frame
 
     def close(self) -> None:
-        """Close the connection; again is harmless."""
+        """Close the connection. Closing twice does nothing."""
         self._connection.close()
 
     def __enter__(self) -> BulkClient:
@@ -132,7 +132,7 @@ class BulkClient:
             raise
 
     def _close_with_last_reply(self, disconnected: RetryableError) -> None:
-        """Close, but say what the server said before it hung up in the middle of what we sent."""
+        """Close, and raise the server's refusal if it sent one before it closed the connection during our frame."""
         try:
             self._connection.set_timeout(0.1)
             frame = self._connection.receive()
@@ -148,7 +148,7 @@ class BulkClient:
             refusal = parse_message(Refusal, frame.meta)
         except PeerRefusedError as error:
             return BulkRefusedError(
-                f"The peer refuses without a readable reason: {error}", kind="bad", where=self.address
+                f"The peer refused without a readable reason: {error}", kind="bad", where=self.address
             )
         return BulkRefusedError(refusal.reason, kind=refusal.kind, where=self.address, hint=refusal.hint or None)
 
@@ -169,7 +169,8 @@ def _open_connection(address: str, limits: FrameLimits, timeout: float) -> BulkC
 def _open_unix_socket(path: str, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        set_kernel_timeout(sock, timeout)  # Python's own would fail at once when the server's queue is full
+        # the kernel's timeout makes connect() wait if the server's queue is full; with Python's it would fail at once
+        set_kernel_timeout(sock, timeout)
         sock.connect(path)
     except OSError:
         sock.close()

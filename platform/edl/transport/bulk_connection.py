@@ -1,10 +1,10 @@
-"""One bulk connection: frames through a stream socket, with neither copies nor allocations per frame.
+"""One connection of the bulk plane: frames over a stream socket, without copying bodies or allocating for each frame.
 
-Memory is taken as bytes arrive, not as a head announces them: whatever a peer sends, a connection takes at most twice
-as many bytes, and ``2 * AHEAD`` more.
+Memory is allocated as bytes arrive, and not as a frame's head announces them. Whatever a peer sends, a connection
+allocates at most twice the received bytes plus ``2 * READ_AHEAD_BYTES``.
 
-Waiting is bounded by the kernel (``SO_RCVTIMEO``, ``SO_SNDTIMEO``), which spares the poll before every call that
-Python's own timeouts cost. A connection is used by one thread at a time; only ``wake`` may be called from another.
+Timeouts are those of the kernel (``SO_RCVTIMEO``, ``SO_SNDTIMEO``). Python's own would cost a poll before every call.
+Only one thread may use a connection at a time, except that any thread may call ``shut_down``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# The frames of the bulk plane, as bytes: a fixed head, a small protobuf message, a raw body.
+# Frames of the bulk plane: a fixed head, a small protobuf message, a raw body.
 #
 # ======== ====== ====================================================
 # bytes    type   field (little endian)
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 # 4..6     u16    protocol version
 # 6..8     u16    kind
 # 8..12    u32    length of the meta message, at most 1 MiB
-# 12..20   u64    length of the body, at most what the receiver allows
+# 12..20   u64    length of the body, at most what the receiver accepts
 # ======== ====== ====================================================
 #
-# Meta is the message of edl.proto that belongs to the kind; HELLO carries the token's bytes instead, since nothing
-# that an unknown peer sends is parsed. Nothing here touches a socket or allocates what a head asks for.
+# The meta message has the type in edl.proto that belongs to the kind. HELLO has the token's bytes instead, because
+# nothing from an unknown peer is parsed. The functions here do not use sockets and allocate nothing for a frame.
 
 
 FRAME_MAGIC = b"EDLB"
 MAX_META_BYTES = 1 << 20
-"""Bytes."""
+"""Maximum bytes of a meta message."""
 
 _HEAD = struct.Struct("<4sHHIQ")
 HEAD_SIZE = _HEAD.size
 
 
 class FrameKind(IntEnum):
-    """What a frame means; the meta message that goes with it stands beside."""
+    """Kind of a frame; the comment names its meta message."""
 
     HELLO = 1  # the token's bytes
-    WELCOME = 2  # nothing
+    WELCOME = 2  # no message
     REFUSED = 3  # Refusal
     DECLARE = 4  # Declare
     DECLARED = 5  # Declared
     PULL = 6  # Pull
     PULLED = 7  # Pulled
     PULL_ROWS = 8  # PullRows
-    ROWS = 9  # PullRows: the same tables
+    ROWS = 9  # PullRows, with the same tables
     PUSH = 10  # Push
     PUSHED = 11  # Pushed
     SCAN_ROWS = 12  # ScanRows
@@ -76,13 +76,13 @@ REPLY_KINDS = {
     FrameKind.PUSH: FrameKind.PUSHED,
     FrameKind.SCAN_ROWS: FrameKind.SCANNED,
 }
-"""What a request is answered with, unless with REFUSED."""
+"""The reply to each request, unless it is REFUSED."""
 
-_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup costs a tenth of calling the enum
+_KINDS = {int(kind): kind for kind in FrameKind}  # a lookup takes a tenth of the time of FrameKind(number)
 
 
 class ReceivedFrame(NamedTuple):
-    """A frame as it arrived; ``body`` is valid until the next receive on its connection."""
+    """A received frame; ``body`` is valid until the next receive on its connection."""
 
     kind: FrameKind
     meta: bytes
@@ -90,7 +90,7 @@ class ReceivedFrame(NamedTuple):
 
 
 class OutgoingFrame(NamedTuple):
-    """A handler's answer; the buffers (contiguous) are on the wire before the connection receives again."""
+    """A handler's reply. The contiguous buffers are sent before the connection receives again."""
 
     kind: FrameKind
     meta: bytes = b""
@@ -98,7 +98,7 @@ class OutgoingFrame(NamedTuple):
 
 
 class FrameHead(NamedTuple):
-    """The fixed part of a frame, checked."""
+    """The validated head of a frame."""
 
     kind: FrameKind
     meta_size: int
@@ -106,7 +106,7 @@ class FrameHead(NamedTuple):
 
 
 class FrameLimits(NamedTuple):
-    """The largest meta and body that a receiver takes, in bytes."""
+    """Maximum meta and body that a receiver accepts, in bytes."""
 
     meta: int
     body: int
@@ -116,7 +116,7 @@ def encode_frame_head(kind: FrameKind, meta_size: int, body_size: int) -> bytes:
     """Return the head of a frame.
 
     Raises:
-        PeerRefusedError: the meta message is larger than any receiver takes.
+        PeerRefusedError: the meta message is larger than any receiver accepts.
     """
     if meta_size > MAX_META_BYTES:
         raise PeerRefusedError(f"A bulk head of {meta_size} bytes is larger than {MAX_META_BYTES}", kind="bad")
@@ -124,18 +124,19 @@ def encode_frame_head(kind: FrameKind, meta_size: int, body_size: int) -> bytes:
 
 
 def decode_frame_head(data: Buffer, limits: FrameLimits) -> FrameHead:
-    """Read and check the ``HEAD_SIZE`` bytes of a head.
+    """Parse and check the ``HEAD_SIZE`` bytes of a head.
 
     Raises:
-        PeerRefusedError: another version of the protocol, no frame at all, or one larger than the limits.
+        PeerRefusedError: it has another protocol version, is not a frame, or exceeds the limits.
     """
+    # every length is checked here, before anything is allocated for it
     magic, version, number, meta_size, body_size = _HEAD.unpack(data)
     if magic != FRAME_MAGIC:
         raise PeerRefusedError(f"This is not an EDL bulk frame: it begins with {magic!r}", kind="bad")
     check_protocol_version(version)
     kind = _KINDS.get(number)
     if kind is None:
-        raise PeerRefusedError(f"There is no bulk frame of kind {number}", kind="bad")
+        raise PeerRefusedError(f"Unknown kind of bulk frame: {number}", kind="bad")
     if meta_size > limits.meta or body_size > limits.body:
         raise PeerRefusedError(
             f"A {kind.name} frame of {meta_size} + {body_size} bytes is larger than {limits.meta} + {limits.body}",
@@ -144,25 +145,25 @@ def decode_frame_head(data: Buffer, limits: FrameLimits) -> FrameHead:
     return FrameHead(kind, meta_size, body_size)
 
 
-_MAX_VECTORS = 512  # IOV_MAX is 1024 on Linux and the BSDs, 16 is all that POSIX promises
+_MAX_VECTORS = 512  # buffers per system call; IOV_MAX is 1024 on Linux and the BSDs, POSIX guarantees only 16
 _KEEPALIVE_SECONDS = 2  # seconds until a silent TCP peer is probed, and between probes
 _KEEPALIVE_PROBES = 3
 _USER_TIMEOUT_MS = 10_000  # milliseconds that sent bytes may stay unacknowledged
-_DRAIN_SECONDS = 1.0  # seconds that a peer which was refused may go on sending
+_DRAIN_SECONDS = 1.0  # seconds for which a refused peer may keep sending
 _FIRST_BODY_BYTES = 1 << 16  # bytes
 _SEND_BUFFER_BYTES = 1 << 20  # bytes, of a Unix socket
 READ_AHEAD_BYTES = 1 << 20
-"""Bytes that a connection takes for a body before they have come."""
+"""Maximum bytes that a connection allocates for a body before they have arrived."""
 
 
 class BulkConnection:
     """A connected stream socket that carries frames.
 
     Args:
-        sock: connected; the connection owns it.
-        peer: what error messages call the other side.
-        limits: largest frame that is taken.
-        timeout: seconds without a byte moving after which the peer counts as gone.
+        sock: the connected socket, which the connection owns.
+        peer: name of the other side in error messages.
+        limits: limits of received frames.
+        timeout: seconds without progress after which the peer counts as gone.
     """
 
     def __init__(self, sock: socket.socket, peer: str, limits: FrameLimits, timeout: float) -> None:
@@ -177,16 +178,16 @@ class BulkConnection:
         self.set_timeout(timeout)
 
     def set_timeout(self, seconds: float) -> None:
-        """Wait at most so long for the peer from now on."""
+        """Change the time for which calls wait for the peer."""
         self._timeout = seconds
         set_kernel_timeout(self._sock, seconds)
 
     def set_limits(self, limits: FrameLimits) -> None:
-        """Take frames up to these limits from now on."""
+        """Change the limits of received frames."""
         self._limits = limits
 
     def send(self, kind: FrameKind, meta: bytes = b"", buffers: Sequence[Buffer] = ()) -> None:
-        """Send a frame; returns when all its bytes are with the kernel. The buffers are contiguous.
+        """Send a frame. Returns when the kernel has all bytes; the buffers must be contiguous.
 
         Raises:
             RetryableError: the peer is gone or does not read.
@@ -200,14 +201,14 @@ class BulkConnection:
             raise self._disconnected_error("sending", error) from error
 
     def receive(self, into: memoryview | None = None, *, frame_timeout: float | None = None) -> ReceivedFrame:
-        """Wait for the next frame; the body of the last one becomes invalid.
+        """Wait for the next frame. The body of the previous one becomes invalid.
 
         Args:
-            into: contiguous memory for the body; if it does not fit, the connection's own buffer is used.
+            into: contiguous memory for the body; if the body does not fit, the connection's own buffer is used.
             frame_timeout: seconds for the whole frame, however slowly its bytes arrive.
 
         Raises:
-            RefusedError: not a frame, another version, or larger than the limits; what follows cannot be read.
+            RefusedError: it is not a frame, has another version or exceeds the limits. Nothing after it can be read.
             RetryableError: the peer is gone or silent.
         """
         deadline = None if frame_timeout is None else time.monotonic() + frame_timeout
@@ -224,7 +225,7 @@ class BulkConnection:
         return ReceivedFrame(kind, bytes(meta), body)
 
     def shut_down(self) -> None:
-        """End what another thread waits for on this connection; it sees the peer gone."""
+        """End a call on this connection in another thread, for which the peer then seems to be gone."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
@@ -232,7 +233,7 @@ class BulkConnection:
                 raise
 
     def send_last_frame(self, frame: OutgoingFrame) -> None:
-        """Say a last word and let the peer read it: a close while its bytes are unread would discard the word.
+        """Send a frame and give the peer time to read it. Closing with unread bytes of the peer would discard it.
 
         Raises:
             RetryableError: the peer is gone or does not read.
@@ -257,7 +258,7 @@ class BulkConnection:
         return memoryview(self._meta)[:size]
 
     def _body_buffer(self, size: int, into: memoryview | None) -> memoryview:
-        """Memory for a body, or for its beginning if it is larger than any before."""
+        """Memory for a body; for one that is larger than any before, only for its beginning."""
         if into is not None and size <= into.nbytes:
             return into.cast("B")[:size] if size else into[:0]
         if len(self._body) < min(size, READ_AHEAD_BYTES):
@@ -265,7 +266,7 @@ class BulkConnection:
         return memoryview(self._body)[:size]
 
     def _receive_rest(self, size: int, deadline: float | None) -> memoryview:
-        """Receive the rest of a body of which as much has come as there was room for."""
+        """Receive the rest of a body whose beginning has filled the buffer."""
         arrived, piece = bytearray(self._body), memoryview(bytearray(READ_AHEAD_BYTES))
         self._body = arrived
         while left := size - len(arrived):
@@ -274,7 +275,7 @@ class BulkConnection:
         return memoryview(arrived)
 
     def _receive_exactly(self, views: list[memoryview], size: int, deadline: float | None) -> None:
-        """Receive exactly ``size`` bytes into the views, which are together that long."""
+        """Receive exactly ``size`` bytes into the views, which have that length in total."""
         while size:
             count = self._sock.recvmsg_into(views, 0, socket.MSG_WAITALL)[0]
             if not count:
@@ -292,7 +293,7 @@ class BulkConnection:
 
 
 def send_buffers(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
-    """Send all pieces in order, whatever part of them the kernel takes at a time."""
+    """Send all pieces in order, however few bytes the kernel accepts at a time."""
     views = [memoryview(piece) for piece in pieces]
     while views:
         batch = views[:_MAX_VECTORS]
@@ -301,7 +302,7 @@ def send_buffers(sock: socket.socket, pieces: Sequence[Buffer]) -> None:
 
 
 def remaining_views(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of byte views after ``count`` bytes of them were used; empty views are left out."""
+    """Return the byte views without their first ``count`` bytes, and without empty views."""
     for position, view in enumerate(views):
         if count < view.nbytes:
             return [view[count:], *(later for later in views[position + 1 :] if later.nbytes)]
@@ -310,13 +311,13 @@ def remaining_views(views: Sequence[memoryview], count: int) -> list[memoryview]
 
 
 def set_socket_options(sock: socket.socket) -> None:
-    """Set the options of a bulk socket: over TCP no delay, and a vanished peer is noticed.
+    """Set the options of a bulk socket: over TCP no delay, and keepalive to detect a vanished peer.
 
-    TCP tunes its buffers by itself, which fixed sizes would end. A Unix socket's holds 200 KB unless told otherwise:
-    a step's frames are larger, and both sides would be woken several times for each.
+    TCP tunes its buffers itself, and fixed sizes would prevent that. A Unix socket's buffer has 200 KB by default:
+    frames of a step are larger, and both sides would be woken several times for each.
     """
     if sock.family == socket.AF_UNIX:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # the kernel takes less if it must
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # the kernel may limit it
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -326,13 +327,14 @@ def set_socket_options(sock: socket.socket) -> None:
         ("TCP_KEEPCNT", _KEEPALIVE_PROBES),
         ("TCP_USER_TIMEOUT", _USER_TIMEOUT_MS),
     ):
-        if hasattr(socket, name):  # each exists on Linux; macOS lacks some
+        if hasattr(socket, name):  # all exist on Linux; macOS lacks some
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def set_kernel_timeout(sock: socket.socket, seconds: float) -> None:
-    """Let the kernel end blocking calls after so long; they then raise BlockingIOError."""
+    """Let the kernel end blocking calls after some seconds; they then raise BlockingIOError."""
     whole = int(seconds)
+    # at least a microsecond: zero would mean no timeout
     value = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1_000_000)))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

@@ -1,4 +1,4 @@
-"""The server's half of the bulk plane: accepts connections, checks who calls, hands frames to a handler."""
+"""The server of the bulk plane: accepts connections, authenticates them, and passes frames to a handler."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ _UNAUTHENTICATED_LIMITS = FrameLimits(meta=MAX_TOKEN_BYTES, body=0)
 _HANDSHAKE_SECONDS = 5.0  # seconds for the whole first frame
 _STOP_SECONDS = 5.0  # seconds that stop() waits for handlers
 _MORE_MEMORY_HINT = "give it more memory, or send less at once"
-_EXHAUSTED_PAUSE_SECONDS = 0.1  # seconds to wait when the process has no file descriptor left
-_WARNING_PERIOD_SECONDS = 10.0  # seconds from one warning about connections that had to go to the next
+_EXHAUSTED_PAUSE_SECONDS = 0.1  # pause if the process has no file descriptor left
+_WARNING_PERIOD_SECONDS = 10.0  # seconds between two warnings about dropped connections
 
 
 class BulkServer:
     """Serves bulk requests, with one thread for each connection.
 
-    A handler that raises RefusedError answers REFUSED and the connection goes on; any other exception is logged,
-    answered REFUSED (``internal``), and ends the connection.
+    If a handler raises RefusedError, the reply is REFUSED and the connection continues. Any other exception is logged,
+    answered with REFUSED (``internal``), and ends the connection.
 
     Args:
-        address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
-        token: the job's.
-        handle_frame: answers a frame; called in the connection's thread. The frame's body is valid until it returns,
-            the answer's buffers must stay unchanged until they are sent.
-        max_body_bytes: bytes of the largest body that is taken.
-        idle_timeout: seconds without a byte moving after which a peer counts as gone.
-        max_connections: that have proved the token; one more is closed.
-        max_unauthenticated: that have not, for five seconds each. One more takes the place of the oldest: who has the
-            token proves it at once, and needs none of the places that others keep.
-        on_disconnect: called in a connection's thread once it has ended.
+        address: ``unix:<path>`` or ``host:port``; with port 0 the kernel chooses one.
+        token: the job's token.
+        handle_frame: returns the reply to a frame; called in the connection's thread. The frame's body is valid until
+            it returns, and the buffers of the reply must not change until they are sent.
+        max_body_bytes: maximum bytes of a body.
+        idle_timeout: seconds without progress after which a peer counts as gone.
+        max_connections: limit of authenticated connections; further ones are closed.
+        max_unauthenticated: limit of connections that have not proved the token, each for at most five seconds. A
+            further one replaces the oldest: peers with the token prove it at once and do not need to wait.
+        on_disconnect: called in a connection's thread when it has ended.
     """
 
     def __init__(
@@ -76,9 +76,8 @@ class BulkServer:
         self._on_disconnect = on_disconnect
         self._lock = threading.Lock()
         self._threads_by_connection: dict[BulkConnection, threading.Thread] = {}
-        self._unauthenticated: dict[
-            BulkConnection, None
-        ] = {}  # the oldest first; those that had to go are in none of these two
+        # Oldest first. A dropped connection is in neither of these two collections.
+        self._unauthenticated: dict[BulkConnection, None] = {}
         self._authenticated: set[BulkConnection] = set()
         self._dropped_count, self._last_warning_time = 0, float("-inf")
         self._stopping = threading.Event()
@@ -87,7 +86,7 @@ class BulkServer:
         self._acceptor = threading.Thread(target=self._accept_all, name="bulk-accept", daemon=True)
 
     def start(self) -> None:
-        """Listen; ``address`` then is where clients connect to.
+        """Listen. ``address`` is then the address for clients.
 
         Raises:
             RefusedError: the address cannot be used, or another live server listens there.
@@ -97,13 +96,13 @@ class BulkServer:
         self._acceptor.start()
 
     def stop(self) -> None:
-        """Close every connection and wait for the handlers, at most five seconds; again is harmless."""
+        """Close all connections and wait at most five seconds for the handlers. Stopping twice does nothing."""
         with self._lock:
             self._stopping.set()
             threads = list(self._threads_by_connection.values())
             for connection in self._threads_by_connection:
                 connection.shut_down()
-        self._waker.close()
+        self._waker.close()  # wakes the acceptor, which waits in select()
         if self._listener is not None:
             self._acceptor.join()
             self._listener.close()
@@ -128,7 +127,7 @@ class BulkServer:
             log.warning("%s: a connection could not be accepted: %s", self.address, error)
             self._stopping.wait(_EXHAUSTED_PAUSE_SECONDS)
             return
-        sock.setblocking(True)
+        sock.setblocking(True)  # accepted sockets inherit the mode on some systems
         self._admit_connection(sock, f"a client at {peer[0]}:{peer[1]}" if peer else f"a client of {self.address}")
 
     def _admit_connection(self, sock: socket.socket, peer: str) -> None:
@@ -140,34 +139,34 @@ class BulkServer:
                 self._drop_oldest()
             try:
                 self._start_thread(BulkConnection(sock, peer, _UNAUTHENTICATED_LIMITS, _HANDSHAKE_SECONDS))
-            except (OSError, RuntimeError) as error:  # it has gone already; no thread can be started
+            except (OSError, RuntimeError) as error:  # the peer has left, or no thread can be started
                 log.warning("%s: %s could not be served: %s", self.address, peer, error)
                 sock.close()
 
     def _start_thread(self, connection: BulkConnection) -> None:
-        """Start the connection's thread; under the lock, since stop() cannot join a thread that has not started."""
+        """Start the connection's thread. Needs the lock: stop() cannot join a thread that has not started."""
         thread = threading.Thread(target=self._serve_connection, args=(connection,), name="bulk", daemon=True)
         thread.start()
         self._threads_by_connection[connection] = thread
         self._unauthenticated[connection] = None
 
     def _drop_oldest(self) -> None:
-        """Let the oldest connection go that has not proved the token; under the lock."""
+        """Close the oldest unauthenticated connection. Needs the lock."""
         oldest = next(iter(self._unauthenticated))
         del self._unauthenticated[oldest]
         oldest.shut_down()
         self._dropped_count += 1
         now = time.monotonic()
         if now - self._last_warning_time >= _WARNING_PERIOD_SECONDS:
-            what = "%s: %s has not proved the token and goes for a newer connection, as %d did since it was said last"
+            what = "%s: %s did not prove the token and is closed for a newer connection; %d since the last warning"
             log.warning(what, self.address, oldest.peer, self._dropped_count)
             self._dropped_count, self._last_warning_time = 0, now
 
     def _mark_authenticated(self, connection: BulkConnection) -> None:
-        """A connection has proved the token.
+        """Record that a connection has proved the token.
 
         Raises:
-            RetryableError: it had to go before, or as many others have.
+            RetryableError: it was dropped before, or there are too many connections.
         """
         with self._lock:
             if connection not in self._unauthenticated:
@@ -175,12 +174,12 @@ class BulkServer:
             del self._unauthenticated[connection]
             if len(self._authenticated) >= self._max_connections:
                 log.warning(
-                    "%s: %s is turned away, %d have proved the token",
+                    "%s: %s is closed: there are already %d connections",
                     self.address,
                     connection.peer,
                     len(self._authenticated),
                 )
-                raise RetryableError(f"{connection.peer} is turned away")
+                raise RetryableError(f"{connection.peer} is closed: there are too many connections")
             self._authenticated.add(connection)
 
     def _serve_connection(self, connection: BulkConnection) -> None:
@@ -211,6 +210,7 @@ class BulkServer:
             raise PeerRefusedError(f"The first frame must be HELLO, not {hello.kind.name}", kind="token")
         check_job_token(hello.meta, self._token)
         self._mark_authenticated(connection)
+        # from now on the limits of requests, which are much larger than those of an unknown peer
         connection.set_limits(self._limits)
         connection.set_timeout(self._idle)
         connection.send(FrameKind.WELCOME)
@@ -222,7 +222,7 @@ class BulkServer:
             return refusal_frame(refused)
         except Exception as error:
             log.exception("%s: the handler of %s failed", self.address, frame.kind.name)
-            raise PeerRefusedError(f"The server failed inside: {error!r}", kind="internal") from error
+            raise PeerRefusedError(f"Internal error of the server: {error!r}", kind="internal") from error
 
     def _refuse_and_close(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
         log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
@@ -233,7 +233,7 @@ class BulkServer:
 
 
 def refusal_frame(error: RefusedError) -> OutgoingFrame:
-    """Return the frame that tells a peer why it is refused."""
+    """Return the frame with the reason of a refusal."""
     refusal_message = Refusal(
         reason=to_sendable_text(error.message), kind=refusal_kind(error), hint=to_sendable_text(error.hint or "")
     )
@@ -245,4 +245,4 @@ def _join_threads(threads: Iterable[threading.Thread]) -> None:
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
         if thread.is_alive():
-            log.warning("a bulk handler is still busy while its server stops")
+            log.warning("a bulk handler still runs while its server stops")

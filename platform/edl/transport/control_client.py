@@ -1,7 +1,7 @@
-"""The control plane: the one door for gRPC. Here is the client's half; the server's is control_server.py.
+"""The client of the control plane. All gRPC calls pass through it; the server is in control_server.py.
 
-Every call carries the job's token and the protocol's version, has a deadline, and ends in a reply, a RetryableError
-or a Refused that names the peer.
+Every call has the job's token, the protocol's version and a deadline. It ends with a reply, a RetryableError or a
+RefusedError that names the peer.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["ControlChannel", "ControlServer", "RetryPolicy", "open_control_chann
 _RECONNECT_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},
 )
-"""After these the connection may lead nowhere (a vanished pod answers no packet): the next try gets a new one."""
+"""After these, the connection may be dead (a vanished pod answers no packet), so the next attempt uses a new one."""
 
 
 class ControlChannel:
-    """A way to one peer, for any number of threads; it survives the peer's restarts.
+    """Calls one peer, from any number of threads. It survives restarts of the peer.
 
     Args:
         address: ``unix:<path>`` or ``host:port``.
-        token: the job's.
-        timing: clock, sleep and randomness of retries.
+        token: the job's token.
+        timing: clock, sleep and random numbers for retries.
     """
 
     def __init__(self, address: str, token: str, *, timing: RetryTiming | None = None) -> None:
-        parse_address(address)
+        parse_address(address)  # raises for an invalid one: gRPC would only fail in the first call
         self.address = address
         self._metadata = ((TOKEN_KEY, token), (VERSION_KEY, str(PROTOCOL_VERSION)))
         self._retry_timing = timing or RetryTiming()
@@ -81,7 +81,7 @@ class ControlChannel:
             self._retry_timing.sleep(wait)
 
     def close(self) -> None:
-        """End the connection and the calls on it; again is harmless."""
+        """Close the connection and end its calls. Closing twice does nothing."""
         with self._lock:
             self._closed = True
             self._connection.close()
@@ -93,7 +93,7 @@ class ControlChannel:
         self.close()
 
     def _call_once(self, method: ControlMethod[RequestT, ReplyT], request: RequestT, deadline: float) -> ReplyT:
-        line = self._connection
+        line = self._connection  # another thread may replace it during the call
         try:
             return line.invoke(method, request, deadline, self._metadata)
         except PeerRefusedError as error:
@@ -105,7 +105,7 @@ class ControlChannel:
             if status is grpc.StatusCode.CANCELLED and self._closed:
                 raise self._connection_lost_error() from error
             raise translate_rpc_error(error, method.name, self.address, deadline) from error
-        except ValueError as error:
+        except ValueError as error:  # gRPC's error for a call on a channel that another thread has closed
             if line.is_usable:
                 raise
             raise self._connection_lost_error() from error
@@ -116,7 +116,7 @@ class ControlChannel:
         return RetryableError("The connection was lost in another call", where=self.address)
 
     def _reconnect(self, line: _GrpcConnection) -> None:
-        """Connect anew, unless another thread has done so since ``line`` was in use."""
+        """Open a new connection, unless another thread has replaced ``line`` already."""
         with self._lock:
             if line is self._connection and not self._closed:
                 self._connection = _GrpcConnection(self.address)
@@ -124,9 +124,9 @@ class ControlChannel:
 
 
 class _GrpcConnection:
-    """One gRPC channel and its callables, made once for each method; closed when it is retired and its calls ended.
+    """One gRPC channel and its callables. When it is replaced, it closes after its last call.
 
-    A call that found the peer silent must not cut off the long poll of another thread, which may be answered yet.
+    A call that found the peer silent must not abort the long poll of another thread, which may still be answered.
     """
 
     def __init__(self, address: str) -> None:
@@ -165,6 +165,7 @@ class _GrpcConnection:
         self._channel.close()
 
     def _method_callable(self, method: ControlMethod[RequestT, ReplyT]) -> Callable[..., Any]:
+        # creating a callable takes longer than a call, so they are kept
         function = self._callables.get(method.path)
         if function is None:
             function = self._callables[method.path] = self._channel.unary_unary(
@@ -174,9 +175,9 @@ class _GrpcConnection:
 
 
 def open_control_channel(address: str, token: str, *, timing: RetryTiming | None = None) -> ControlChannel:
-    """Return a channel to a peer; it connects with the first call.
+    """Return a channel to a peer. It connects with the first call.
 
     Raises:
-        BadInputError: the address is none.
+        BadInputError: the address is invalid.
     """
     return ControlChannel(address, token, timing=timing)

@@ -1,7 +1,7 @@
-"""The methods of the control plane as typed values: what a call takes and what it gives.
+"""The methods of the control plane as typed values, with the types of request and reply.
 
-The generated stubs are untyped and bound to one channel; these outlive a reconnect, and mypy checks both messages of
-every call. A test compares them with edl.proto.
+The generated stubs are untyped and bound to one channel. These values survive a reconnect, and mypy checks both
+messages of every call. A test compares them with edl.proto.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class ControlMethod(Generic[RequestT, ReplyT]):
-    """One method: its path on the wire (``/package.Service/Name``) and its messages."""
+    """One method: its path (``/package.Service/Name``) and its message types."""
 
     path: str
     request: type[RequestT]
@@ -27,12 +27,12 @@ class ControlMethod(Generic[RequestT, ReplyT]):
 
     @property
     def name(self) -> str:
-        """The method's name in edl.proto."""
+        """Name of the method in edl.proto."""
         return self.path.rpartition("/")[2]
 
 
 class MasterMethods:
-    """What workers and PS ask of the master."""
+    """Methods of the master, for workers and parameter servers."""
 
     Register: Final = ControlMethod("/edl.v1.Master/Register", pb.RegisterRequest, pb.RegisterReply)
     Lease: Final = ControlMethod("/edl.v1.Master/Lease", pb.LeaseRequest, pb.LeaseReply)
@@ -43,7 +43,7 @@ class MasterMethods:
 
 
 class PsControlMethods:
-    """What the master asks of a PS."""
+    """Methods of a parameter server, for the master."""
 
     Attach: Final = ControlMethod("/edl.v1.PsControl/Attach", pb.AttachRequest, pb.AttachReply)
     Revoke: Final = ControlMethod("/edl.v1.PsControl/Revoke", pb.RevokeRequest, pb.RevokeReply)

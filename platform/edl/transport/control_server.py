@@ -1,9 +1,9 @@
-"""The server's half of the control plane: gRPC behind a guard that every call must pass.
+"""The server of the control plane: a gRPC server that authenticates every call.
 
-A call takes a thread only once its message is here. Calls are accepted by one event loop (``grpc.aio``), which checks
-token and version on the headers and waits for the message of a call that has proved them. Handlers then run on a pool
-of threads, or on the loop where they are coroutines. gRPC's synchronous server gives each call a thread as soon as its
-headers come: peers that send no message would take all of them.
+One event loop (``grpc.aio``) accepts the calls. It checks token and version in the headers, then waits
+for the message. Handlers run on a pool of threads, coroutines on the loop, so a call occupies a thread
+only after its message has arrived. gRPC's synchronous server assigns a thread as soon as the headers
+arrive: peers that send no message could occupy all threads.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from edl.transport.peer_errors import KIND_KEY, PeerRefusedError, refusal_kind, 
 log = logging.getLogger(__name__)
 
 MESSAGE_TIMEOUT_SECONDS = 5.0
-"""What a caller with the token gets to send its message after the headers."""
+"""Time for an authenticated caller to send its message after the headers."""
 
-_GRACE_SECONDS = 0.5  # seconds that calls get to end when the server stops
+_GRACE_SECONDS = 0.5  # time for calls to end when the server stops
 _SOCKET_MODE = 0o600
-_MAX_VERSION_DIGITS = 9  # digits
+_MAX_VERSION_DIGITS = 9
 _ResultT = TypeVar("_ResultT")
 _RUNNING_SERVERS: set[ControlServer] = set()
-"""Those that have not been stopped: gRPC ends a server that nobody refers to, whoever waits for its answers."""
+"""Servers that have not been stopped. gRPC ends a server without references, even during calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a handler knows of the call beside its message: it is the ``context`` of the generated servicers.
+    """A call without its message; handlers get it as the ``context`` of the generated servicers.
 
     Attributes:
-        pool: threads for what must wait.
-        peer: says where the call comes from.
-        deadline: monotonic seconds after which the caller no longer waits; None: it waits for ever.
+        pool: threads for blocking work.
+        peer: returns the address of the caller.
+        deadline: monotonic time in seconds until which the caller waits; None: it has no deadline.
     """
 
     pool: ThreadPoolExecutor
@@ -59,11 +59,11 @@ class CallContext:
     deadline: float | None = None
 
     async def run_on_thread(self, work: Callable[[], _ResultT]) -> _ResultT:
-        """Run on a thread of the pool what a handler on the event loop must not wait for."""
+        """Run blocking work of a coroutine handler on a thread of the pool."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     def time_remaining(self) -> float | None:
-        """Seconds that the caller waits on, from 0; None: for ever."""
+        """Seconds until the deadline, at least 0; None: the call has no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
 
@@ -71,8 +71,8 @@ class ControlServer:
     """A running gRPC server.
 
     Attributes:
-        address: where clients connect to.
-        stopping: set when the server stops; handlers that wait for something must look at it.
+        address: the address for clients.
+        stopping: set when the server stops; handlers that wait must check it.
     """
 
     def __init__(
@@ -86,9 +86,10 @@ class ControlServer:
         _RUNNING_SERVERS.add(self)
 
     def stop(self, grace_seconds: float = _GRACE_SECONDS) -> None:
-        """Take no more calls, wake those that wait, cancel what is left after ``grace_seconds``; again is harmless.
+        """Accept no more calls, wake waiting handlers, and cancel what still runs after ``grace_seconds``.
 
-        Returns when every handler has returned: one that waits must be woken by ``before_stop``.
+        Returns when every handler has returned; ``before_stop`` must wake those that wait. Stopping twice
+        does nothing.
         """
         self.stopping.set()
         self._before_stop()
@@ -108,14 +109,15 @@ def start_control_server(
     """Start a server.
 
     Args:
-        register: adds the servicers (``edl_pb2_grpc.add_MasterServicer_to_server``). Their methods get a ``Call`` as
-            context; coroutines run on the event loop, which they must not keep waiting, all others on threads. A
-            handler that raises RefusedError or RetryableError makes the client raise the same.
-        address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
-        token: the job's; calls without it are refused.
-        threads: calls that are handled at the same time, those that wait included. A call whose message is missing
-            takes none.
-        before_stop: wakes handlers that wait, so that ``stop`` is prompt.
+        register: adds the servicers (``edl_pb2_grpc.add_MasterServicer_to_server``). Their methods get a
+            ``CallContext`` as context. Coroutines run on the event loop, which they must not block;
+            other methods run on threads. If a handler raises RefusedError or RetryableError, the client
+            raises the same.
+        address: ``unix:<path>`` or ``host:port``; with port 0 the kernel chooses one.
+        token: the job's token; calls without it are refused.
+        threads: maximum calls that are handled at a time, including those that wait. A call whose message
+            has not arrived does not count.
+        before_stop: wakes waiting handlers, so that ``stop`` returns soon.
 
     Raises:
         RefusedError: the address cannot be used, or another live server listens there.
@@ -157,7 +159,7 @@ def _bind_address(server: grpc.aio.Server, address: UnixAddress | TcpAddress) ->
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process's servers, on a thread of its own; all of gRPC's events are read by one loop."""
+    """The event loop of all servers of this process, on its own thread: gRPC reads all events in one loop."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="control-loop", daemon=True).start()
     return loop
@@ -168,13 +170,13 @@ def _run_on_loop(work: Coroutine[Any, Any, _ResultT]) -> _ResultT:
 
 
 class AuthenticatingHandler(grpc.GenericRpcHandler):
-    """Checks token and version of every call, waits for its message, and translates what handlers raise.
+    """Checks token and version of every call, waits for its message, and translates exceptions of handlers.
 
-    It stands where the generated code expects a server, and collects its methods.
+    The generated code registers its methods here instead of at a server.
 
     Args:
-        token: the job's.
-        pool: handlers run there.
+        token: the job's token.
+        pool: threads that run the handlers.
     """
 
     def __init__(self, token: str, pool: ThreadPoolExecutor) -> None:
@@ -186,11 +188,11 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
     # ------------------------------------------------------------------ what generated code calls
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """Serve what these handle."""
+        """Serve the methods of these handlers."""
         self._servicers += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """The same methods once more, for servers that look them up by themselves: nothing to do."""
+        """Do nothing: these are the same methods again, for servers that look them up by name."""
 
     # ------------------------------------------------------------------ on the event loop, with the headers only
 
@@ -202,8 +204,8 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
             return _refusing_handler(refused)
         handler = self._wrapped_handlers.get(details.method)
         if handler is None:
-            found = (servicer.service(details) for servicer in self._servicers)
-            original = next((each for each in found if each is not None), None)
+            handlers = (servicer.service(details) for servicer in self._servicers)
+            original = next((each for each in handlers if each is not None), None)
             if original is None or original.unary_unary is None:
                 return None
             handler = self._wrapped_handlers[details.method] = self._wrap_handler(details.method, original)
@@ -218,7 +220,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
         check_protocol_version(int(version) if numeric else version[:_MAX_VERSION_DIGITS])
 
     def _wrap_handler(self, method: str, original: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        """The handler of a method as one of a stream that has one message: only so can its coming be awaited."""
+        """Wrap a method as one that receives a stream of one message: only then can its arrival be awaited."""
         handle, decode = original.unary_unary, original.request_deserializer
         assert handle is not None
         assert decode is not None
@@ -233,7 +235,7 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
 
         async def work(data: bytes, call: CallContext) -> Any:
             if runs_on_loop:
-                return await handle(read(data), call)  # type: ignore[arg-type]  # see Call
+                return await handle(read(data), call)  # type: ignore[arg-type]  # see CallContext
             return await call.run_on_thread(lambda: handle(read(data), call))  # type: ignore[arg-type]
 
         async def respond(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -248,13 +250,13 @@ class AuthenticatingHandler(grpc.GenericRpcHandler):
                 await _abort_call(context, grpc.StatusCode.UNAVAILABLE, str(busy))
             except Exception as error:
                 log.exception("the handler of %s failed", method)
-                await _abort_call(context, grpc.StatusCode.UNKNOWN, f"The server failed inside: {error!r}")
+                await _abort_call(context, grpc.StatusCode.UNKNOWN, f"Internal error of the server: {error!r}")
 
         return grpc.stream_unary_rpc_method_handler(respond, None, original.response_serializer)
 
 
 async def _receive_message(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-    """The message of a call that has proved the token."""
+    """The message of an authenticated call."""
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_SECONDS):
             return await anext(messages)
@@ -284,5 +286,5 @@ async def _abort_call(
     text: str,
     trailers: Sequence[tuple[str, str]] = (),
 ) -> NoReturn:
-    """End a call with what went wrong. A text that cannot be sent would leave it without an answer."""
+    """End a call with an error. The text is made sendable: otherwise the call would get no response."""
     await context.abort(code, to_sendable_text(text), tuple(trailers))

@@ -1,4 +1,4 @@
-"""What a peer proves before it is heard, on both planes: the job's token and the protocol's version."""
+"""What a peer must prove on both planes: the job's token and the protocol's version."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import hmac
 from edl.transport.peer_errors import PeerRefusedError
 
 PROTOCOL_VERSION = 1
-"""Version of the control messages and of the bulk frames; raised by every change that an older peer would misread."""
+"""Version of control messages and bulk frames; increased by every change that an older peer would misread."""
 
 MAX_TOKEN_BYTES = 1024
-"""Bytes; a token that is longer is refused before it is read."""
+"""Maximum bytes of a token; a longer one is refused before it is read."""
 
 TOKEN_KEY = "edl-token"  # noqa: S105 - the name of the header, not a token
 VERSION_KEY = "edl-version"
@@ -18,21 +18,21 @@ VERSION_KEY = "edl-version"
 
 
 def check_protocol_version(peer_version: object) -> None:
-    """Refuse a peer that speaks another version, naming both.
+    """Refuse a peer with another protocol version; the message has both.
 
     Raises:
         PeerRefusedError: with kind ``version``.
     """
     if peer_version != PROTOCOL_VERSION:
         raise PeerRefusedError(
-            f"The protocol versions differ: this process speaks {PROTOCOL_VERSION}, its peer {peer_version}",
+            f"The protocol versions differ: this process has {PROTOCOL_VERSION}, its peer has {peer_version}",
             kind="version",
             hint="Every role of a job must run the same version of edl-platform.",
         )
 
 
 def check_job_token(peer_token: bytes, expected: bytes) -> None:
-    """Refuse a peer that does not know the job's token; takes the same time wherever the two differ.
+    """Refuse a peer without the job's token, in a time that does not depend on the position of the difference.
 
     Raises:
         PeerRefusedError: with kind ``token``.
@@ -42,13 +42,13 @@ def check_job_token(peer_token: bytes, expected: bytes) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The options of gRPC that both halves of the control plane must agree on.
+# gRPC options on which client and server of the control plane must agree.
 
 
 MAX_MESSAGE_BYTES = 4 << 20
-"""Bytes of the largest control message."""
+"""Maximum bytes of a control message."""
 
-_KEEPALIVE_MS = 2_000  # milliseconds; a vanished pod answers no packet, not even with a reset
+_KEEPALIVE_MS = 2_000  # a vanished pod answers no packet, not even with a reset
 
 _SIZE_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -59,30 +59,29 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZE_OPTIONS,
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_MS),
-    (
-        "grpc.http2.ping_timeout_ms",
-        _KEEPALIVE_MS,
-    ),  # measured with 1.85: the answer is awaited this long, 60 s by default
+    # measured with gRPC 1.85: the answer to a keepalive ping is awaited this long, by default 60 s
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection
+    ("grpc.use_local_subchannel_pool", 1),  # so that a new channel opens a new connection
     ("grpc.enable_http_proxy", 0),
 )
 
 MAX_CONCURRENT_STREAMS = 100
-"""Calls on one connection at a time; further ones wait in their client. A role has a handful."""
+"""Maximum calls at a time on one connection; further ones wait in the client. A role has only a few."""
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZE_OPTIONS,
     ("grpc.max_concurrent_streams", MAX_CONCURRENT_STREAMS),
-    # A peer without the token can only hold connections: the first if it is silent, the second if it speaks HTTP/2.
-    # A client whose connection was idle connects again with its next call.
+    # These close connections of peers without the token: the first if they are silent, the second if they speak
+    # HTTP/2. A client whose idle connection was closed reconnects with its next call.
     ("grpc.server_handshake_timeout_ms", 5_000),
     ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.so_reuseport", 0),  # two servers must not share a port by accident
-    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),  # else clients' keepalives look like abuse
+    # otherwise the keepalive pings of clients would count as abuse
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),

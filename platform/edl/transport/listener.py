@@ -1,4 +1,4 @@
-"""Where servers listen: Unix socket files that survive nobody, TCP ports that nobody shares."""
+"""Addresses and listening sockets. Socket files of dead servers are replaced, and ports are never shared."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from edl.api.errors import BadInputError, RefusedError
 
 # --------------------------------------------------------------------------------------------------
-# Addresses of both planes: ``unix:<path>`` or ``host:port`` (``[host]:port`` for IPv6; port 0: the kernel chooses).
+# Addresses of both planes: ``unix:<path>`` or ``host:port`` (``[host]:port`` for IPv6; with port 0 the kernel chooses).
 
 
 UNIX_PATH_MAX = 107 if hasattr(socket, "SO_PEERCRED") else 103
-"""Bytes of a Unix socket's path: ``sun_path`` of Linux and of the BSDs, less the final zero."""
+"""Maximum bytes of a Unix socket's path: ``sun_path`` of Linux and the BSDs, without the final zero."""
 
 CONTROL_PORT, BULK_PORT = 7070, 7071
-"""Where pods listen: each has an address of its own."""
+"""Ports of pods, which are fixed because each pod has its own address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ PeerAddress = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> PeerAddress:
-    """Read an address.
+    """Parse an address.
 
     Raises:
-        BadInputError: it is neither form, or a path longer than the kernel takes.
+        BadInputError: it has neither form, or its path is longer than the kernel allows.
     """
     if text.startswith("unix:"):
         return _parse_unix_address(text)
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise BadInputError("This is no address", where=text, hint="Write unix:<path> or <host>:<port>.")
+        raise BadInputError("This is not an address", where=text, hint="Write unix:<path> or <host>:<port>.")
     return TcpAddress(host.removeprefix("[").removesuffix("]"), int(port))
 
 
@@ -66,7 +66,7 @@ def _parse_unix_address(text: str) -> UnixAddress:
     size = len(path.encode())
     if size > UNIX_PATH_MAX:
         raise BadInputError(
-            f"The path of a Unix socket is {size} bytes long, the kernel takes {UNIX_PATH_MAX}",
+            f"The path of a Unix socket has {size} bytes, the kernel allows {UNIX_PATH_MAX}",
             where=text,
             hint="Set EDL_RUNTIME_DIR to a shorter folder.",
         )
@@ -74,16 +74,16 @@ def _parse_unix_address(text: str) -> UnixAddress:
 
 
 _LISTEN_BACKLOG = 1 << 15
-"""Connections that wait to be accepted: more than kernels allow, which take what they do (``net.core.somaxconn``). One
-more is refused at once on a Unix socket, unless its client waits."""
+"""Connections that may wait to be accepted. Kernels limit it to less (``net.core.somaxconn``). On a Unix socket, a
+further one is refused at once, unless its client waits."""
 _SOCKET_MODE = 0o600
 
 
 class SocketListener:
-    """A listening socket and the address that clients connect to.
+    """A listening socket, and the address for clients.
 
-    The file of a killed server is replaced. A Unix socket is private before it listens, so that nobody else can
-    connect even for a moment.
+    The socket file of a killed server is replaced. A Unix socket gets its mode before it listens, so that no other
+    user can ever connect.
 
     Raises:
         RefusedError: another live server listens there, or the address cannot be bound.
@@ -105,7 +105,7 @@ class SocketListener:
         self.sock.setblocking(False)
 
     def close(self) -> None:
-        """Stop listening; a Unix socket's file goes unless another server has replaced it."""
+        """Stop listening. A Unix socket's file is removed, unless another server has replaced it."""
         self.sock.close()
         if self._file is None:
             return
@@ -116,10 +116,10 @@ class SocketListener:
 
 
 def check_socket_unused(address: UnixAddress) -> None:
-    """Make sure that nobody listens on a socket file; a killed server may have left one behind.
+    """Check that nobody listens on a socket file. A killed server may have left the file.
 
     Raises:
-        RefusedError: a live server holds the address.
+        RefusedError: a live server listens on the address.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
@@ -133,7 +133,7 @@ def check_socket_unused(address: UnixAddress) -> None:
 def _listen_unix_socket(address: UnixAddress) -> socket.socket:
     check_socket_unused(address)
     with suppress(FileNotFoundError):
-        if stat.S_ISSOCK(os.stat(address.path).st_mode):  # never a file of another sort: bind then fails
+        if stat.S_ISSOCK(os.stat(address.path).st_mode):  # never remove another kind of file: bind() then fails
             os.unlink(address.path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

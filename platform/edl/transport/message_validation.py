@@ -1,15 +1,15 @@
-"""What messages from other processes may hold: text and numbers, checked once, before anybody acts on them.
+"""Validates messages from other processes once, before anybody uses their text and numbers.
 
-Every message of edl.proto passes here: requests and replies of the control plane, and the heads of bulk frames. A field
-that is not named below obeys the rule of its type, so that a new field is checked from its first day:
+Every message of edl.proto passes through here: requests and replies of the control plane, and heads of bulk frames.
+Fields that are not listed below follow the rule of their type, so that a new field is checked from the start:
 
-* whole numbers are counts, numbers and indices: from 0 to 2**62 - 1, so that none overflows when two are added;
-* numbers with a fraction are finite;
+* whole numbers are counts, numbers and indices: 0 to 2**62 - 1, so that a sum of two does not overflow;
+* floating-point numbers are finite;
 * texts are names, addresses and paths: at most 4,096 characters, none of them a control character;
-* values of an enum are those that it has.
+* values of an enum are those in its declaration.
 
-Sizes are bounded before: messages by the transport, and what follows a bulk head by whoever reads it. JSON inside of a
-field is checked where it is decoded (``edl.core.strict_json``).
+Sizes are limited before: those of messages by the transport, those of bodies by their readers. JSON inside of a field
+is checked when it is decoded (``edl.core.strict_json``).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from edl.transport.peer_errors import PeerRefusedError
 
 MAX_INTEGER = 2**62 - 1
 MAX_NAME_LENGTH = 4096
-"""Characters of a name, an address or a path."""
+"""Maximum characters of a name, an address or a path."""
 
 _SIGNED_FIELDS: Mapping[str, int] = {"edl.v1.ScannedRows.cursor": -1}
-"""Whole numbers that may be below 0, with the least that they may be."""
+"""Whole numbers that may be negative, with their minimum."""
 _ANY_BITS_FIELDS = frozenset({"edl.v1.Table.seed"})
-"""Whole numbers that are 64 random bits, and that nothing is added to."""
+"""Whole numbers that are 64 random bits, with which nothing is computed."""
 _ANY_NUMBER_FIELDS = frozenset({"edl.v1.LeaseProgress.loss_sum"})
-"""Numbers that may be infinite or none: a loss is what the user's model makes of it."""
+"""Numbers that may be infinite or NaN: a loss is whatever the user's model computes."""
 _FREE_TEXT_FIELDS = frozenset(
     {
         "edl.v1.Declare.optimizer",
@@ -50,11 +50,11 @@ _FREE_TEXT_FIELDS = frozenset(
         "edl.v1.Wait.reason",
     }
 )
-"""Texts for people, of several lines perhaps, and JSON."""
+"""Texts for people, perhaps of several lines, and JSON."""
 _FILE_NAME_FIELDS = frozenset({"edl.v1.Source.name", "edl.v1.Task.source"})
-"""A file of the user's may be called anything that a file system takes."""
+"""Names of users' files, which may contain anything that a file system allows."""
 _MAX_ELEMENTS: Mapping[str, int] = {"edl.v1.PsFigures.tables": 256}
-"""Elements of repeated fields that have a bound of their own."""
+"""Limits of repeated fields that have one of their own."""
 
 _INTEGER_TYPES = frozenset({FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64})
 _FLOAT_TYPES = frozenset({FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE})
@@ -62,28 +62,28 @@ _CONTROL_CHARACTERS = re.compile("[\0-\x1f\x7f-\x9f]")
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 _ValueCheck = Callable[[Any], str]
-"""What is wrong with a value; empty when nothing is."""
+"""Returns what is wrong with a value; empty if it is valid."""
 
 
 def parse_message(message: type[_MessageT], data: bytes) -> _MessageT:
-    """Read a message that came from another process.
+    """Parse a message from another process.
 
     Raises:
-        PeerRefusedError: with kind ``bad``: it is not one, or holds what it may not; names the field.
+        PeerRefusedError: with kind ``bad``: it cannot be parsed, or a field is invalid; the message names the field.
     """
     try:
         return check_message(message.FromString(data))
     except DecodeError as error:
-        raise PeerRefusedError(f"this is no {message.DESCRIPTOR.name}: {error}", kind="bad") from error
+        raise PeerRefusedError(f"not a {message.DESCRIPTOR.name} message: {error}", kind="bad") from error
 
 
 def check_message(message: _MessageT) -> _MessageT:
-    """Return a message whose every field holds what it may.
+    """Return the message if all of its fields are valid.
 
     Raises:
-        PeerRefusedError: with kind ``bad``; names the first field that does not.
+        PeerRefusedError: with kind ``bad``; the message names the first invalid field.
     """
-    descriptor: Any = message.DESCRIPTOR  # one of the C library's, which the types tell apart
+    descriptor: Any = message.DESCRIPTOR  # the C library has its own type for it, which the type stubs do not know
     wrong = _find_invalid_field(message, descriptor)
     if wrong:
         raise PeerRefusedError(f"{message.DESCRIPTOR.name}.{wrong}", kind="bad")
@@ -98,7 +98,7 @@ def _find_invalid_field(message: Any, descriptor: Descriptor) -> str:
                 return f"{name}: {problem}"
             continue
         if len(value) > max_elements:
-            return f"{name}: {len(value)} elements, {max_elements} are the most"
+            return f"{name}: {len(value)} elements, at most {max_elements} are allowed"
         for position, element in enumerate(value):
             if problem := check_value(element):
                 return f"{name}[{position}]: {problem}"
@@ -109,7 +109,7 @@ def _find_invalid_field(message: Any, descriptor: Descriptor) -> str:
             continue
         parts = getattr(message, name)
         if len(parts) > max_elements:
-            return f"{name}: {len(parts)} elements, {max_elements} are the most"
+            return f"{name}: {len(parts)} elements, at most {max_elements} are allowed"
         for position, part in enumerate(parts):
             if problem := _find_invalid_field(part, inner):
                 return f"{name}[{position}].{problem}"
@@ -118,7 +118,7 @@ def _find_invalid_field(message: Any, descriptor: Descriptor) -> str:
 
 @cache
 def _scalar_fields(descriptor: Descriptor) -> tuple[tuple[str, float | None, _ValueCheck], ...]:
-    """Fields that are no messages: name, the most elements (None: it is not repeated), and the check of an element."""
+    """Scalar fields: name, maximum number of elements (None: not repeated), and the check of an element."""
     return tuple(
         (field.name, _max_elements(field), found)
         for field in descriptor.fields
@@ -128,7 +128,7 @@ def _scalar_fields(descriptor: Descriptor) -> tuple[tuple[str, float | None, _Va
 
 @cache
 def _message_fields(descriptor: Descriptor) -> tuple[tuple[str, float | None, Descriptor], ...]:
-    """Fields that are messages: name, the most elements (None: it is not repeated), and what they are."""
+    """Message fields: name, maximum number of elements (None: not repeated), and the type of the message."""
     return tuple((f.name, _max_elements(f), f.message_type) for f in descriptor.fields if f.message_type is not None)
 
 
@@ -137,7 +137,7 @@ def _max_elements(field: FieldDescriptor) -> float | None:
 
 
 def _check_for_field(field: FieldDescriptor) -> _ValueCheck | None:
-    """The rule of a field; None where every value of its type may be."""
+    """The check of a field; None if all values of its type are valid."""
     name = field.full_name
     if field.cpp_type in _INTEGER_TYPES:
         if name in _ANY_BITS_FIELDS:
@@ -153,7 +153,8 @@ def _check_for_field(field: FieldDescriptor) -> _ValueCheck | None:
         return _check_file_name if name in _FILE_NAME_FIELDS else _check_name
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL or field.type == FieldDescriptor.TYPE_BYTES:
         return None
-    raise TypeError(f"{name} is of a type that has no rule here")
+    # a new type must get a rule before it can be used in edl.proto
+    raise TypeError(f"{name} has a type without a rule")
 
 
 def _integer_check(least: int) -> _ValueCheck:
@@ -168,16 +169,16 @@ def _enum_check(known: frozenset[int]) -> _ValueCheck:
 
 
 def _check_finite(value: float) -> str:
-    return "" if math.isfinite(value) else f"{value} is not a number that is finite"
+    return "" if math.isfinite(value) else f"{value} is not finite"
 
 
 def _check_file_name(value: str) -> str:
     if len(value) > MAX_NAME_LENGTH:
-        return f"{len(value)} characters, {MAX_NAME_LENGTH} are the most"
-    return "a character is NUL" if "\0" in value else ""
+        return f"{len(value)} characters, at most {MAX_NAME_LENGTH} are allowed"
+    return "it contains a NUL character" if "\0" in value else ""
 
 
 def _check_name(value: str) -> str:
     if len(value) > MAX_NAME_LENGTH:
-        return f"{len(value)} characters, {MAX_NAME_LENGTH} are the most"
-    return "" if value.isprintable() or not _CONTROL_CHARACTERS.search(value) else "a control character"
+        return f"{len(value)} characters, at most {MAX_NAME_LENGTH} are allowed"
+    return "" if value.isprintable() or not _CONTROL_CHARACTERS.search(value) else "it contains a control character"

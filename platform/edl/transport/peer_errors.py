@@ -1,4 +1,4 @@
-"""Refusals: what a peer answers when it will not do a thing, now or ever."""
+"""Refusals of peers, and the translation between gRPC status codes and EDL's errors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _TRUNCATION_MARK = " …"
 
 
 class PeerRefusedError(RefusedError):
-    """A peer refused for good.
+    """A peer refused, and would refuse again.
 
     Args:
         message: the peer's reason, for people.
-        kind: what a program can act on: ``token``, ``version``, ``uninitialized``, ``revoked``, ``incarnation``,
-            ``bad``, ``model``, ``pin``, ``internal`` (see ``QuotaRefusal`` in edl.proto).
+        kind: the reason for programs: ``token``, ``version``, ``uninitialized``, ``revoked``, ``incarnation``, ``bad``,
+            ``model``, ``pin``, ``internal`` (see ``Refusal`` in edl.proto).
         where: the peer's address.
         hint: what the user can do about it.
     """
@@ -31,7 +31,7 @@ class PeerRefusedError(RefusedError):
 
 
 def refusal_kind(error: RefusedError) -> str:
-    """Return the kind of a refusal, ``bad`` for one that does not say."""
+    """Return the kind of a refusal; ``bad`` if it has none."""
     kind = getattr(error, "kind", None)
     return kind if isinstance(kind, str) and kind else "bad"
 
@@ -41,10 +41,10 @@ class BulkRefusedError(PeerRefusedError):
 
 
 def to_sendable_text(text: str) -> str:
-    """Return the text of a refusal as every peer can be told it: what it quotes may be of any length, and no text.
+    """Return the text of a refusal in a form that can be sent: what it quotes may be long, or invalid Unicode.
 
-    gRPC sends it in the trailers of an answer, three bytes for each that is not ASCII. A client takes 8 KiB of these,
-    and takes an answer with more for one of a peer that is busy.
+    gRPC sends it in the trailers of a response, with three bytes for each that is not ASCII. A client accepts 8 KiB of
+    trailers, and takes a response with more for that of a busy peer.
     """
     data = escape_surrogates(text).encode()
     return (
@@ -55,16 +55,16 @@ def to_sendable_text(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# What a gRPC status means for EDL, and the other way round: try again, or refused for good.
+# Translation between gRPC status codes and errors that are retryable or permanent.
 
 
 KIND_KEY = "edl-kind"
-"""Trailing metadata: the kind of a refusal."""
+"""Key of trailing metadata: the kind of a refusal."""
 
 _RETRYABLE_CODES = {
-    grpc.StatusCode.UNAVAILABLE: "The peer is away",
+    grpc.StatusCode.UNAVAILABLE: "The peer is unreachable",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "The peer is busy",
-    grpc.StatusCode.CANCELLED: "The connection ended",  # a server that stops; EDL's own code cancels no call
+    grpc.StatusCode.CANCELLED: "The connection ended",  # the server stops; EDL itself cancels no calls
 }
 _KIND_BY_CODE = {grpc.StatusCode.UNAUTHENTICATED: "token", grpc.StatusCode.UNKNOWN: "internal"}
 
@@ -74,9 +74,9 @@ def translate_rpc_error(error: Any, method: str, peer: str, timeout: float) -> E
 
     Args:
         error: a ``grpc.RpcError`` that is also a ``grpc.Call``, as unary calls raise it.
-        method: the method's name.
-        peer: its address.
-        timeout: timeout of the call, in seconds.
+        method: name of the method.
+        peer: address of the peer.
+        timeout: timeout of the call in seconds.
     """
     code, details = error.code(), error.details() or "no details"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -88,7 +88,7 @@ def translate_rpc_error(error: Any, method: str, peer: str, timeout: float) -> E
 
 
 def _is_message_too_large(code: grpc.StatusCode, details: str) -> bool:
-    """Tell a message above the size limit, which gRPC reports like a server that is busy, from the latter."""
+    """Whether a message exceeds the size limit, which gRPC reports with the status code of a busy server."""
     return code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details
 
 

@@ -1,4 +1,4 @@
-"""Who a role process is: read once from the environment that its supervisor or its pod gave it."""
+"""The identity of a role process, read once from the environment that its supervisor or its pod has set."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ REQUIRED_VARIABLES = (
     "EDL_MASTER_ADDRESS",
 )
 _MISSING_IDENTITY_HINT = (
-    "On a cluster it is what the job's Secret has under 'token': delete the job and submit it again, or correct the "
-    "Secret that was named with --token-secret."
+    "On a cluster, it is the key 'token' of the job's Secret: delete the job and submit it again, or correct the "
+    "Secret that was given with --token-secret."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of a job.
+    """Identity of one process of a job.
 
     Attributes:
-        run_dir: the run directory; ``spec.json`` in it is the JobSpec.
-        role: what this process does.
+        run_dir: the run directory; its ``spec.json`` is the JobSpec.
+        role: role of this process.
         index: number of the pod within its role, from 0.
-        uid: unique over the run's life, never reused.
-        token: the job's secret; left out of ``repr`` so that it reaches no log.
-        runtime_dir: private, short folder for Unix sockets.
-        master_address: where the master listens, ``unix:<path>`` or ``host:port``.
-        pod_host: address of this pod, in its network; None on one machine, where Unix sockets serve.
+        uid: unique in the run, never reused.
+        token: the job's token; not part of ``repr``, so that no log contains it.
+        runtime_dir: private folder with a short path, for Unix sockets.
+        master_address: address of the master, ``unix:<path>`` or ``host:port``.
+        pod_host: network address of this pod; None on one machine, where Unix sockets are used.
     """
 
     run_dir: Path
@@ -51,16 +51,16 @@ class ProcessIdentity:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> ProcessIdentity:
-        """Read the variables that every role gets (``os.environ`` unless told), and the token from its file.
+        """Read the variables of every role (by default from ``os.environ``), and the token from its file.
 
         Raises:
-            BadInputError: a variable is missing or means nothing, or the token cannot be read.
+            BadInputError: a variable is missing or invalid, or the token cannot be read.
         """
         variables = os.environ if environment is None else environment
         missing = [name for name in REQUIRED_VARIABLES if not variables.get(name)]
         if missing:
             raise BadInputError(
-                f"The environment lacks {', '.join(missing)}",
+                f"The environment has no {', '.join(missing)}",
                 hint="Roles are started by `edl run` and `edl submit`, not by hand.",
             )
         return cls(
@@ -76,10 +76,10 @@ class ProcessIdentity:
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token that a file holds: visible ASCII, since it travels in headers.
+    """Return the token in a file. It must be visible ASCII, because it is sent in headers.
 
     Raises:
-        BadInputError: the file cannot be read, or does not hold one.
+        BadInputError: the file cannot be read, or has no valid token.
     """
     try:
         token = path.read_text(encoding="ascii").strip()
@@ -88,7 +88,7 @@ def read_token_file(path: Path) -> str:
             f"The job's token cannot be read: {error}", where=str(path), hint=_MISSING_IDENTITY_HINT
         ) from error
     if not token or not token.isprintable() or " " in token:
-        what = "The file holds no token: it must be one word of visible ASCII"
+        what = "The file has no valid token: it must be one word of visible ASCII"
         raise BadInputError(what, where=str(path), hint=_MISSING_IDENTITY_HINT)
     return token
 

@@ -1,7 +1,7 @@
-"""When to try again: decorrelated jitter within a time limit.
+"""Pauses between retries: decorrelated jitter within a time limit.
 
-Own code rather than tenacity: that library has neither this kind of jitter nor an injectable clock or source of
-randomness, and gRPC's own retries stop after five tries.
+Tenacity is not used: it has neither this kind of jitter nor an injectable clock or random source. gRPC's
+own retries stop after five attempts.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _JITTER_RANDOM = random.Random()  # noqa: S311 - jitter
-"""Models seed the interpreter's own, all with the same number: their workers would come back at the same moment."""
+"""Separate from the interpreter's generator, which models seed: all workers would retry at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to keep trying; the defaults find a restarted master in well under a second.
+    """How long to retry. With the defaults, a client finds a restarted master in well under a second.
 
     Attributes:
-        timeout_seconds: seconds from the first try after which no other try begins.
-        first_pause: seconds; no pause is shorter.
-        max_pause: seconds; no pause is longer.
+        timeout_seconds: seconds after the first attempt, after which no other attempt begins.
+        first_pause: minimum pause in seconds.
+        max_pause: maximum pause in seconds.
     """
 
     timeout_seconds: float = 10.0
@@ -32,7 +32,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RetryTiming:
-    """Time and chance; tests give their own."""
+    """Clock, sleep and random numbers of retries, which tests replace."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -40,10 +40,10 @@ class RetryTiming:
 
 
 def iter_pauses(retry: RetryPolicy, uniform: Callable[[float, float], float]) -> Iterator[float]:
-    """Yield the seconds to wait before each further try, without end.
+    """Yield the pause before each further attempt in seconds, without end.
 
-    Each is drawn from ``[first, 3 * last pause]`` and capped ("decorrelated jitter", Brooker, AWS Architecture Blog,
-    2015): peers that failed at the same moment do not come back at the same moment.
+    Each is drawn from ``[first_pause, 3 * last pause]`` and capped at ``max_pause`` ("decorrelated jitter",
+    Brooker, AWS Architecture Blog, 2015). Peers that failed together do not retry together.
     """
     pause = retry.first_pause
     while True:

@@ -1,4 +1,4 @@
-"""Variables and tables as messages: what a worker writes and a parameter server reads of a model."""
+"""Converts specs of variables and tables to messages, which workers send and parameter servers receive."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from edl.transport.peer_errors import PeerRefusedError
 
 
 def variable_to_message(spec: VariableSpec) -> pb.Variable:
-    """As the Declare message has it."""
+    """The spec as a message."""
     return pb.Variable(name=spec.name, shape=spec.shape, statistic=spec.statistic)
 
 
 def variable_from_message(message: pb.Variable) -> VariableSpec:
-    """What :func:`variable_to_message` was given."""
+    """The spec in a message."""
     return VariableSpec(message.name, tuple(message.shape), message.statistic)
 
 
 def table_to_message(spec: TableSpec) -> pb.Table:
-    """As the Declare message has it; the initializer travels as JSON."""
+    """The spec as a message, with the initializer as JSON."""
     initializer = json.dumps(dict(spec.initializer))
     return pb.Table(name=spec.name, rows=spec.rows, dim=spec.dim, initializer=initializer, seed=spec.seed)
 
 
 def table_from_message(message: pb.Table) -> TableSpec:
-    """What :func:`table_to_message` was given.
+    """The spec in a message.
 
     Raises:
         PeerRefusedError: the initializer is not a JSON object.
@@ -42,11 +42,11 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     """The JSON object in a field of a message.
 
     Args:
-        text: of the field.
-        what: names it in errors.
+        text: value of the field.
+        what: name of the field, for errors.
 
     Raises:
-        PeerRefusedError: kind ``bad``, it is not one.
+        PeerRefusedError: with kind ``bad``: it is not a JSON object.
     """
     try:
         value = decode_json(text)

@@ -119,7 +119,7 @@ def test_what_is_worth_a_word(changes: dict[str, object], keys: tuple[str, ...])
 
 EXCHANGE = """\
 run 0a1b
-mode sync, 2 gradients an update, tolerance 1; 0.4 updates stale on average, 1 at most
+mode sync, 2 gradients per update, tolerance 1; 0.4 updates stale on average, 1 at most
 pushes 1,128 in 580 updates; 3 more were too old and computed again (0.3 % of all)
 an update with 1 of 2 gradients has been waiting for worker-2 for 12 s
 1 worker and 1 starting of 4 wanted, at least 1

@@ -38,7 +38,7 @@ worker 2   4177   starting
 TIME  master started (pid 4102)
 TIME  evaluation of step 1,000: accuracy 0.9134
 TIME  worker 1 ended (pid 4105): Killed (SIGKILL)
-TIME  records 512 to 576 of train-00000.recordio of worker 1 back in the queue:…
+TIME  records 512 to 576 of train-00000.recordio of worker 1 returned to the qu…
 """
 
 

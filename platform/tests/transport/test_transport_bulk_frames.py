@@ -60,7 +60,7 @@ def test_garbage_is_refused(data: bytes) -> None:
 def test_another_version_is_refused_with_both_named(version: int) -> None:
     head = bytearray(encode_frame_head(FrameKind.PULL, 0, 0))
     struct.pack_into("<H", head, 4, version)
-    with pytest.raises(PeerRefusedError, match=rf"speaks {PROTOCOL_VERSION}, its peer {version}\n") as refused:
+    with pytest.raises(PeerRefusedError, match=rf"\b{PROTOCOL_VERSION}\b.*\b{version}\n") as refused:
         decode_frame_head(head, LARGEST)
     assert refused.value.kind == "version"
 
@@ -69,7 +69,7 @@ def test_another_version_is_refused_with_both_named(version: int) -> None:
 def test_an_unknown_kind_is_refused(number: int) -> None:
     head = bytearray(encode_frame_head(FrameKind.PULL, 0, 0))
     struct.pack_into("<H", head, 6, number)
-    with pytest.raises(PeerRefusedError, match=f"kind {number}"):
+    with pytest.raises(PeerRefusedError, match=rf"kind.*\b{number}\b"):
         decode_frame_head(head, LARGEST)
 
 

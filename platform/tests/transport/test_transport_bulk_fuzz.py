@@ -202,7 +202,7 @@ def listen(address: str) -> NoReturn:
 
 def test_only_a_welcome_is_one(false_server: MalformedServer) -> None:
     speaking = false_server.send(encode_frame_head(FrameKind.PULLED, 0, 0))
-    with pytest.raises(BulkRefusedError, match="PULLED to HELLO, not WELCOME") as caught:
+    with pytest.raises(BulkRefusedError, match=r"PULLED.* HELLO.* WELCOME") as caught:
         BulkClient(false_server.address, TOKEN, timeout=20)
     speaking.join()
     assert caught.value.where == false_server.address

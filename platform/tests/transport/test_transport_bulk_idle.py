@@ -66,7 +66,7 @@ def test_the_oldest_that_has_proved_nothing_goes_first(caplog: pytest.LogCapture
             with pytest.raises(BlockingIOError):
                 sock.recv(1)
         assert client.request(FrameKind.PULL, b"mine").meta == b"mine"
-        assert "has not proved the token" in caplog.text
+        assert f"{server.address}: " in caplog.text, "the server names itself"
 
 
 def test_those_that_have_proved_it_have_a_bound_of_their_own() -> None:

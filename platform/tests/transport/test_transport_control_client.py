@@ -129,7 +129,7 @@ def test_another_version_is_refused_with_both_named(
 ) -> None:
     monkeypatch.setattr(control_client, "PROTOCOL_VERSION", 99)
     channel = open_channel(start().address)
-    with pytest.raises(PeerRefusedError, match=f"speaks {PROTOCOL_VERSION}, its peer 99") as refused:
+    with pytest.raises(PeerRefusedError, match=rf"\b{PROTOCOL_VERSION}\b.*\b99\b") as refused:
         channel.call(MasterMethods.Progress, ASK, timeout=5.0)
     assert refused.value.kind == "version"
 
@@ -205,7 +205,7 @@ def test_a_busy_handler_is_tried_again(start: Start, open_channel: Opened) -> No
 
 def test_an_absent_peer_is_tried_until_time_is_up(open_channel: Opened, tmp_path: Path) -> None:
     time, address = RetryTime(), f"unix:{tmp_path}/nobody"
-    with pytest.raises(RetryableError, match="Progress: The peer is away") as error:
+    with pytest.raises(RetryableError, match=f"{address}: Progress: ") as error:
         open_channel(address, timing=time.timing()).call(
             MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0, max_pause=0.5)
         )
