@@ -159,6 +159,7 @@ class JobPod:
         version: for a PS: its last reported version.
         attach_asked_at: for a PS: when it was last asked to attach.
         loading: for a PS: it was told to load a checkpoint.
+        may_end: for a PS: it was told that it may exit, because it held no parameters. It never holds any.
         stale: for a PS: its last attach request is outdated. Its answer is ignored, and it is asked again.
         has_left: for a worker: it announced that it leaves.
         had_lease: for a worker: it had a lease, or may have had one before this master started.
@@ -191,6 +192,7 @@ class JobPod:
     version: int = 0
     attach_asked_at: float | None = None
     loading: bool = False
+    may_end: bool = False
     stale: bool = False
     has_left: bool = False
     had_lease: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from edl.api.cluster_port import Role
 from edl.api.events import RollbackDone, WarningRaised
 from edl.api.journal_entries import (
@@ -49,15 +51,19 @@ from edl.core.state import JobState
 
 def handle_ps_leaving(state: JobState, event: PsLeaving, now: float) -> None:
     """A PS received SIGTERM: answer whether it may exit, and start what it needs to be able to."""
-    decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
+    pod = state.pods.by_uid.get(event.uid)
+    decided = _decide_may_end(state, pod)
+    if decided.value and pod is not None and state.pods.parameter_holders.get(pod.index) != event.uid:
+        # A worker's declaration may be on the way to it.
+        pod.may_end = True
     if not decided.value and event.uid not in state.leaving_ps:
         state.leaving_ps.add(event.uid)
         # The pod's grace period is running.
         state.cuts_blocked_until = min(state.cuts_blocked_until, now)
         if state.paused_cut and event.uid in state.paused_ps:
-            # Its updates are already paused since that cut.
-            _hand_over_parameters(state, state.paused_cut)
-            decided = _decide_may_end(state, state.pods.by_uid.get(event.uid))
+            # Its updates are already paused since that cut. Those of a successor that leaves too are not.
+            _hand_over_parameters(state, state.paused_cut, {event.uid})
+            decided = _decide_may_end(state, pod)
     state.add_commands(MayEnd(decided.value, decided.reason))
 
 
@@ -93,6 +99,9 @@ def _decide_may_end(state: JobState, pod: JobPod | None) -> Decision[bool]:
     if not state.settings.durable:
         return Decision(True, "the job has no volume for checkpoints")
     if state.pods.parameter_holders.get(pod.index) != pod.uid:
+        if pod.loading:
+            # A successor takes updates as soon as it has loaded; the answer that says so is still to come.
+            return Decision(False, "it is loading a checkpoint")
         return Decision(True, "it holds no parameters")
     return Decision(False, "its parameters are not in a checkpoint yet")
 
@@ -104,7 +113,7 @@ def advance_handover(state: JobState, now: float) -> None:
         return
     if state.is_training_over() and state.checkpoint is not None and state.checkpoint.step == state.step:
         # No worker will change the parameters any more.
-        _hand_over_parameters(state, state.checkpoint.cut)
+        _hand_over_parameters(state, state.checkpoint.cut, state.leaving_ps)
         return
     # A cut in progress would resume updates after its copies. Start a kept one instead, at once.
     if state.cut is not None and state.cut.awaits_copies and not state.cut.keep_paused:
@@ -128,19 +137,19 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
         state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, why))
     else:
         state.paused_ps = frozenset(cut.versions)
-        _hand_over_parameters(state, event.cut)
+        _hand_over_parameters(state, event.cut, state.leaving_ps & state.paused_ps)
         # The leaving PS has exited in the meantime.
         if not state.paused_cut:
             state.add_commands(ReleaseCut(event.cut))
 
 
-def _hand_over_parameters(state: JobState, cut: int) -> None:
+def _hand_over_parameters(state: JobState, cut: int, leaving: Set[str]) -> None:
     """Journal the handover: the parameters of these PS are in a checkpoint, and updates are paused."""
-    for uid in sorted(state.leaving_ps):
+    for uid in sorted(leaving):
         pod = state.pods.by_uid.get(uid)
         if pod is not None and state.pods.parameter_holders.get(pod.index) == uid:
             state.record_entry(ParametersHandedOver(index=pod.index, ps=uid, cut=cut))
-    state.leaving_ps.clear()
+    state.leaving_ps -= leaving
 
 
 ATTACH_TIMEOUT = 70.0
@@ -273,6 +282,10 @@ def handle_model_declared(state: JobState, event: ModelDeclared, now: float) -> 
 def _record_holder(state: JobState, pod: JobPod) -> None:
     """Record which PS holds parameters: losing it now loses parameters, and the next master must know."""
     if state.pods.parameter_holders.get(pod.index) == pod.uid or pod.uid in state.pods.handed_over_ps:
+        return
+    if pod.may_end:
+        # Updates that it took would end with it. One that has not exited by itself makes room for its successor.
+        state.add_commands(DeletePod(pod.uid, 0.0))
         return
     if not state.settings.durable and state.training_ledger is not None and state.training_ledger.leases:
         # It starts with initial values and has not seen any progress of the existing leases.
