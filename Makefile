@@ -86,7 +86,7 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
-	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics $(ONCE_MORE)
+	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)
 	$(SANITIZERS)
 
 sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json

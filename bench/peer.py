@@ -24,20 +24,25 @@ class PeerScript:
     Args:
         script: its name.
         arguments: of the script.
+        python: that runs it.
 
     Attributes:
         name: of the script, without its ending.
     """
 
-    def __init__(self, script: str, *arguments: str) -> None:
+    def __init__(self, script: str, *arguments: str, python: str = sys.executable) -> None:
         self.name = Path(script).stem
-        self._command = [sys.executable, str(Path(__file__).parent / script), *arguments]
+        self._command = [python, str(Path(__file__).parent / script), *arguments]
 
-    def __enter__(self) -> Self:
-        self._errors = TemporaryFile("w+")
+    def start(self) -> None:
+        """Start it without waiting until it is ready; ``receive`` then returns what it says first."""
+        self._errors = TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
+
+    def __enter__(self) -> Self:
+        self.start()
         self.said = self.receive()
         return self
 

@@ -55,6 +55,7 @@ SCRIPTS = (
     BenchScript("accuracy", 400, ("--rounds", "1", "--epochs", "1")),
     BenchScript("cut_pause", 180, ("--rounds", "2")),
     BenchScript("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
+    BenchScript("allreduce", 300, ("--rounds", "1", "--no-tune")),
     BenchScript("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
     BenchScript(
         "convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")

@@ -21,6 +21,7 @@ ORDER = (
     "step_cost",
     "native_table",
     "bulk_plane",
+    "allreduce",
     "checkpoint_stall",
     "convergence",
     "embedding_build",

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # a busy machine is no failure: how long things take is for benchmarks
 
-HOMES = {"faults": "faults", "install": "install", "jobs": "jobs", "native": "numerics"}
-"""Folder of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
-EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records")
+HOMES = {"faults": ("faults",), "install": ("install",), "jobs": ("jobs",), "native": ("numerics", "collective")}
+"""Folders of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""
+EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records", "edl.collective._ring")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,9 +38,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """A marked test in another folder would never run. Property tests are marked: they try more in `make third`."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("examples")
-    for mark, folder in HOMES.items():
-        if item.get_closest_marker(mark) and folder not in item.path.parts:
-            raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folder}")
+    for mark, folders in HOMES.items():
+        if item.get_closest_marker(mark) and not set(folders) & set(item.path.parts):
+            raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folders[0]}")
 
 
 def third_of(test: str) -> int:

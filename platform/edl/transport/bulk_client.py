@@ -114,6 +114,14 @@ class BulkClient:
             )
         return frame
 
+    def shut_down(self) -> None:
+        """End what another thread waits for on this connection; it sees the peer gone."""
+        self._connection.shut_down()
+
+    def release_socket(self) -> socket.socket:
+        """Give the socket up, with the timeout that it has: the caller owns it, and this client is closed."""
+        return self._connection.release_socket()
+
     def close(self) -> None:
         """Close the connection. Closing twice does nothing."""
         self._connection.close()

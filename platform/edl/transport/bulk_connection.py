@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 #
 # The meta message has the type in edl.proto that belongs to the kind. HELLO has the token's bytes instead, because
 # nothing from an unknown peer is parsed. The functions here do not use sockets and allocate nothing for a frame.
+# Kinds 14 to 20 carry the fixed layouts of edl/collective/round_frames.py, which native code reads as well.
 
 
 FRAME_MAGIC = b"EDLB"
@@ -66,6 +67,13 @@ class FrameKind(IntEnum):
     PUSHED = 11  # Pushed
     SCAN_ROWS = 12  # ScanRows
     SCANNED = 13  # ScannedRows
+    JOIN_ROUND = 14  # JoinRequest
+    JOINED_ROUND = 15  # JoinRequest: what was agreed
+    ENTER_ROUND = 16  # RoundHeader, as all that follow; from here on the connection belongs to the round
+    CHUNK = 17
+    HEARTBEAT = 18
+    ROUND_BROKEN = 19
+    ROUND_LEFT = 20
 
 
 REPLY_KINDS = {
@@ -75,6 +83,7 @@ REPLY_KINDS = {
     FrameKind.PULL_ROWS: FrameKind.ROWS,
     FrameKind.PUSH: FrameKind.PUSHED,
     FrameKind.SCAN_ROWS: FrameKind.SCANNED,
+    FrameKind.JOIN_ROUND: FrameKind.JOINED_ROUND,
 }
 """The reply to each request, unless it is REFUSED."""
 
@@ -251,6 +260,10 @@ class BulkConnection:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+    def release_socket(self) -> socket.socket:
+        """Give the socket up: the caller owns it, and this connection is closed."""
+        return socket.socket(fileno=self._sock.detach())
 
     def _meta_buffer(self, size: int) -> memoryview:
         if size > len(self._meta):

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport.bulk_connection import (
@@ -25,7 +26,21 @@ from edl.transport.peer_errors import PeerRefusedError, refusal_kind, to_sendabl
 
 log = logging.getLogger(__name__)
 
-FrameHandler = Callable[[ReceivedFrame], OutgoingFrame]
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """A handler's last answer on a connection that leaves the server.
+
+    Attributes:
+        answer: sent first.
+        take: gets the socket, which it owns then; called in the connection's thread.
+    """
+
+    answer: OutgoingFrame
+    take: Callable[[socket.socket], None]
+
+
+FrameHandler = Callable[[ReceivedFrame], OutgoingFrame | HandOver]
 
 _UNAUTHENTICATED_LIMITS = FrameLimits(meta=MAX_TOKEN_BYTES, body=0)
 _HANDSHAKE_SECONDS = 5.0  # seconds for the whole first frame
@@ -185,8 +200,10 @@ class BulkServer:
     def _serve_connection(self, connection: BulkConnection) -> None:
         try:
             self._authenticate(connection)
-            while True:
-                connection.send(*self._handle_frame(connection.receive()))
+            while not isinstance(answer := self._handle_frame(connection.receive()), HandOver):
+                connection.send(*answer)
+            connection.send(*answer.answer)
+            answer.take(connection.release_socket())
         except RetryableError as gone:
             log.debug("%s", gone)
         except PeerRefusedError as refused:
@@ -215,7 +232,7 @@ class BulkServer:
         connection.set_timeout(self._idle)
         connection.send(FrameKind.WELCOME)
 
-    def _handle_frame(self, frame: ReceivedFrame) -> OutgoingFrame:
+    def _handle_frame(self, frame: ReceivedFrame) -> OutgoingFrame | HandOver:
         try:
             return self._handle(frame)
         except RefusedError as refused:

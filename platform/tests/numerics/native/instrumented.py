@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
-EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records")
+EXTENSIONS = ("edl.numerics._native", "edl.numerics._distinct", "edl.data._records", "edl.collective._ring")
 
 for name in EXTENSIONS:
     package, _, own = name.rpartition(".")

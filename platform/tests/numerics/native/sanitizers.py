@@ -1,6 +1,6 @@
 """Native code under the sanitizers for addresses, undefined behaviour and threads: any report is a failure.
 
-python platform/tests/numerics/native/sanitizers.py           the table without Python, once
+python platform/tests/numerics/native/sanitizers.py           the table and reductions without Python, once
 python platform/tests/numerics/native/sanitizers.py --full    with more seeds; then the tests of Python, on extensions
                                                               that were compiled so. What came out is written beside
                                                               this file.
@@ -26,7 +26,8 @@ ROOT = HERE.parents[3]
 SOURCES = ROOT / "platform/edl/numerics/native"
 RESULT = HERE / "sanitizers.json"
 SHORT, FULL = 1, 10
-"""Seeds that the program without Python is run with."""
+"""Seeds that the programs without Python are run with."""
+PROGRAMS = {"table_program": "the table without Python, seeds", "ring_program": "reductions without Python, seeds"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,9 @@ class SanitizerBuild:
         """Where it is compiled."""
         return ROOT / "build" / f"extensions-{self.flags.partition(',')[0]}"
 
-    @property
-    def program(self) -> Path:
-        """The table without Python."""
-        return self.build / "table_program"
+    def program(self, name: str) -> Path:
+        """One of ``PROGRAMS``."""
+        return self.build / name
 
 
 SANITIZERS = (
@@ -70,7 +70,7 @@ SANITIZERS = (
         "thread",
         "libtsan.so",
         {"TSAN_OPTIONS": "halt_on_error=1 ignore_noninstrumented_modules=1"},
-        ("-k", "at_once or beside or threads"),
+        ("-k", "at_once or beside or threads or collective"),
     ),
 )
 
@@ -112,16 +112,17 @@ def compiled(sanitizer: SanitizerBuild, *, extension: bool) -> bool:
     done = subprocess.run(["cmake", "--build", sanitizer.build], env=environment)  # shows its progress
     if done.returncode:
         raise SystemExit(done.returncode)
-    if not sanitizer.program.exists():
+    there = all(sanitizer.program(name).exists() for name in PROGRAMS)
+    if not there:
         print(said)
-    return sanitizer.program.exists()
+    return there
 
 
-def program(sanitizer: SanitizerBuild, seeds: int) -> SanitizerRun:
-    """The table without Python."""
+def program(sanitizer: SanitizerBuild, name: str, seeds: int) -> SanitizerRun:
+    """Native code without Python."""
     began = time.monotonic()
-    _run(sanitizer.program, seeds, environment={**os.environ, **sanitizer.options})
-    return SanitizerRun(sanitizer.flags, "the table without Python, seeds", seeds, round(time.monotonic() - began, 1))
+    _run(sanitizer.program(name), seeds, environment={**os.environ, **sanitizer.options})
+    return SanitizerRun(sanitizer.flags, PROGRAMS[name], seeds, round(time.monotonic() - began, 1))
 
 
 def tests(sanitizer: SanitizerBuild) -> SanitizerRun:
@@ -149,7 +150,8 @@ def tests(sanitizer: SanitizerBuild) -> SanitizerRun:
         "--capture=sys",  # a report goes to the file of stderr before the process ends: pytest would take it along
         *sanitizer.tests,
     ]
-    said = _run(*words, ROOT / "platform/tests/numerics", environment=environment)
+    folders = [ROOT / "platform/tests" / folder for folder in ("numerics", "collective")]
+    said = _run(*words, *folders, environment=environment)
     passed = re.search(r"(\d+) passed", said)
     if passed is None:
         raise SystemExit(f"no test ran under {sanitizer.flags}:\n{said}")
@@ -161,14 +163,16 @@ def runs(*, full: bool) -> Iterator[SanitizerRun]:
     for sanitizer in SANITIZERS:
         if not compiled(sanitizer, extension=full):
             return
-        yield program(sanitizer, FULL if full else SHORT)
+        for name in PROGRAMS:
+            yield program(sanitizer, name, FULL if full else SHORT)
         if full:
             yield tests(sanitizer)
 
 
 def digest() -> str:
     """Of everything that is compiled, names and contents."""
-    files = sorted(path for path in (*SOURCES.iterdir(), HERE / "table_program.cpp") if path.is_file())
+    programs = [HERE / f"{name}.cpp" for name in PROGRAMS]
+    files = sorted(path for path in (*SOURCES.iterdir(), *programs) if path.is_file())
     return hashlib.sha256(b"\0".join(path.name.encode() + b"\0" + path.read_bytes() for path in files)).hexdigest()
 
 

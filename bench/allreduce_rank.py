@@ -1,0 +1,103 @@
+"""One rank of ``allreduce.py``: reduces with ``edl.collective``, or moves as many bytes through a bare socket.
+
+python bench/allreduce_rank.py edl RANK ADDRESS native|numpy
+python bench/allreduce_rank.py bare RANK
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from peer import serve
+
+from edl.collective.collective_listener import CollectiveListener
+from edl.collective.communicator import Communicator
+from edl.collective.round_identity import RoundId
+
+TOKEN = "benchmark"
+
+
+def median_seconds(do: Callable[[], object], warm: int, count: int) -> float:
+    """The median time of one call."""
+    for _ in range(warm):
+        do()
+    took = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        do()
+        took.append(time.perf_counter() - begun)
+    return statistics.median(took)
+
+
+def serve_edl(rank: int, address: str, native: bool) -> None:
+    """Questions: ``members`` once, then ``bytes``, ``warm`` and ``count``."""
+    buffers: dict[int, Any] = {}
+    with CollectiveListener(address, TOKEN, shared_memory=native) as listener:
+        communicators: list[Communicator] = []
+
+        def answer(question: dict[str, Any]) -> dict[str, Any]:
+            if "members" in question:
+                members = question["members"]
+                # Gaps between questions are long: a benchmark must not be lost to a busy moment.
+                communicators.append(
+                    Communicator.connect(
+                        listener, RoundId(1, 1), rank, members, timeout=30, heartbeat_timeout=30, native=native
+                    )
+                )
+                return {}
+            size = question["bytes"]
+            if size not in buffers:
+                buffers[size] = np.zeros(size // 4, np.float32) + 0.0
+            buffer = buffers[size]
+            reduce = communicators[0].all_reduce
+            return {"seconds": median_seconds(lambda: reduce(buffer), question["warm"], question["count"])}
+
+        serve(answer, address=listener.address)
+        for communicator in communicators:
+            communicator.close()
+
+
+def serve_bare(rank: int) -> None:
+    """Questions: ``port`` for the second rank, then as above. Both send and receive at once, and add nothing."""
+    listener = socket.create_server(("127.0.0.1", 0)) if rank == 0 else None
+    sockets: list[socket.socket] = []
+
+    def answer(question: dict[str, Any]) -> dict[str, Any]:
+        if "port" in question:
+            sock = listener.accept()[0] if listener else socket.create_connection(("127.0.0.1", question["port"]))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sockets.append(sock)
+            return {}
+        outgoing, incoming = (memoryview(bytearray(question["bytes"])) for _ in range(2))
+        return {
+            "seconds": median_seconds(
+                lambda: exchange(sockets[0], outgoing, incoming), question["warm"], question["count"]
+            )
+        }
+
+    serve(answer, port=listener.getsockname()[1] if listener else 0)
+
+
+def exchange(sock: socket.socket, outgoing: memoryview, incoming: memoryview) -> None:
+    """Send one buffer while the other is received."""
+    small = len(outgoing) < 1 << 16
+    sending = threading.Thread(target=sock.sendall, args=(outgoing,))
+    sock.sendall(outgoing) if small else sending.start()
+    while incoming:
+        incoming = incoming[sock.recv_into(incoming, 0, socket.MSG_WAITALL) :]
+    if not small:
+        sending.join()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "edl":
+        serve_edl(int(sys.argv[2]), sys.argv[3], sys.argv[4] == "native")
+    else:
+        serve_bare(int(sys.argv[2]))

@@ -1,0 +1,103 @@
+"""Which elements can be summed, and their sums in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.errors import BadInputError
+
+Array = npt.NDArray[Any]
+AddInto = Callable[[Array, Array], None]
+"""Adds the second array of bytes to the first, element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One type of elements.
+
+    Attributes:
+        number: in frames; ``edl/numerics/native/sums.hpp`` has the same.
+        size: bytes.
+        add_into: for arrays of bytes (uint8) of one length, a multiple of ``size``.
+    """
+
+    name: str
+    number: int
+    size: int
+    add_into: AddInto
+
+
+@cache  # called for every reduction
+def find_element_type(dtype: np.dtype[Any]) -> ElementType:
+    """The type of a buffer's elements; unsigned integers are summed as signed ones, modulo 2**bits.
+
+    Raises:
+        BadInputError: buffers of this type cannot be summed.
+    """
+    name = dtype.name
+    found = _TYPES.get(name.removeprefix("u") if dtype.kind == "u" else name)
+    if found is None or not dtype.isnative:
+        raise BadInputError(f"Arrays of {dtype} cannot be reduced", hint=f"those that can: {', '.join(_TYPES)}")
+    return found
+
+
+def named_element_type(name: str) -> ElementType:
+    """The type of this name, for buffers whose NumPy type is only as wide.
+
+    Raises:
+        BadInputError: there is none.
+    """
+    if name not in _TYPES:
+        raise BadInputError(f"Elements of type {name!r} cannot be reduced", hint=f"those that can: {', '.join(_TYPES)}")
+    return _TYPES[name]
+
+
+def _add_as(dtype: npt.DTypeLike) -> AddInto:
+    def add(into: Array, other: Array) -> None:
+        # A gradient that overflows or is no number stays so: whether it is finite is for the caller to check.
+        with np.errstate(all="ignore"):
+            target = into.view(dtype)
+            np.add(target, other.view(dtype), out=target)
+
+    return add
+
+
+def _add_bfloat16(into: Array, other: Array) -> None:
+    """Sum in float32, rounded after each addition; NumPy has no bfloat16 of its own."""
+    target = into.view(np.uint16)
+    with np.errstate(all="ignore"):
+        target[:] = round_to_bfloat16(widen_bfloat16(target) + widen_bfloat16(other.view(np.uint16)))
+
+
+def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round to nearest, ties to even; a NaN stays one."""
+    bits = values.view(np.uint32)
+    upper = bits >> np.uint32(16)
+    rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(values), upper | np.uint32(0x40), rounded).astype(np.uint16)
+
+
+def widen_bfloat16(halves: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
+    """The same numbers as float32."""
+    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+_TYPES = {
+    each.name: each
+    for each in (
+        ElementType("float32", 1, 4, _add_as(np.float32)),
+        ElementType("float64", 2, 8, _add_as(np.float64)),
+        ElementType("float16", 3, 2, _add_as(np.float16)),
+        ElementType("bfloat16", 4, 2, _add_bfloat16),
+        ElementType("int8", 5, 1, _add_as(np.int8)),
+        ElementType("int16", 6, 2, _add_as(np.int16)),
+        ElementType("int32", 7, 4, _add_as(np.int32)),
+        ElementType("int64", 8, 8, _add_as(np.int64)),
+    )
+}

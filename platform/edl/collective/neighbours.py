@@ -1,0 +1,188 @@
+"""Connects a rank with both of its neighbours in the ring."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edl.api.errors import EdlError, RetryableError
+from edl.collective.collective_listener import CollectiveListener, RoundAdmission
+from edl.collective.round_frames import JoinRequest, RoundHeader
+from edl.collective.round_identity import RoundBrokenError, RoundId
+from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_memory, receive_entry, send_entry
+from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
+
+_RETRY_SECONDS = 0.02  # seconds between attempts while the neighbour does not listen yet
+_LEAST_SECONDS = 0.05  # seconds: the kernel takes no timeout of zero
+
+
+@dataclass(slots=True)
+class Neighbours:
+    """Connections to the ranks beside this one; they belong to the holder.
+
+    Attributes:
+        previous: data comes from here, and heartbeats go there.
+        next: data goes there, and heartbeats come from here.
+        previous_memory: the segment that data comes through; None: through the socket.
+        next_memory: the segment that data goes through.
+    """
+
+    previous: socket.socket
+    next: socket.socket
+    previous_memory: SharedSegment | None = None
+    next_memory: SharedSegment | None = None
+
+    def close(self) -> None:
+        """Close everything."""
+        self.previous.close()
+        self.next.close()
+        for segment in (self.previous_memory, self.next_memory):
+            if segment is not None:
+                segment.close()
+
+
+def connect_neighbours(
+    listener: CollectiveListener,
+    round_id: RoundId,
+    rank: int,
+    members: Sequence[str],
+    *,
+    timeout: float,
+    shared_memory: bool,
+) -> Neighbours:
+    """Connect to the next rank and wait for the previous one.
+
+    ``listener.cancel_round`` ends it from another thread.
+
+    Args:
+        listener: of this process; its address is ``members[rank]``.
+        round_id: later than every round before.
+        rank: of this process.
+        members: addresses by rank; at least two.
+        timeout: seconds for all of it.
+        shared_memory: data may go through shared memory where both ranks can.
+
+    Raises:
+        RoundBrokenError: a neighbour did not come in time or is in another round, or the round was cancelled.
+        RefusedError: this process had a later round; a neighbour does not take the token.
+    """
+    deadline = time.monotonic() + timeout
+    admission = listener.open_round(round_id, rank, len(members))
+    try:
+        return _connect_both(listener, admission, members, deadline, shared_memory and can_share_memory())
+    finally:
+        admission.finish()
+
+
+def _connect_both(
+    listener: CollectiveListener,
+    admission: RoundAdmission,
+    members: Sequence[str],
+    deadline: float,
+    shared_memory: bool,
+) -> Neighbours:
+    next_memory = None
+    next_socket, shared = _join_next(listener, admission, members, deadline, shared_memory)
+    try:
+        if shared:
+            next_memory = SharedSegment.create()
+        header = RoundHeader(
+            FrameKind.ENTER_ROUND, admission.round_id, admission.rank, offset=RING_BYTES if next_memory else 0
+        )
+        next_rank = (admission.rank + 1) % admission.size
+        try:
+            send_entry(next_socket, header.encode(), next_memory)
+        except OSError as error:
+            raise RoundBrokenError(next_rank, f"rank {next_rank} closed its connection: {error}") from error
+        previous, previous_memory = _take_previous(admission, deadline)
+    except BaseException:
+        next_socket.close()
+        if next_memory is not None:
+            next_memory.close()
+        raise
+    return Neighbours(previous, next_socket, previous_memory, next_memory)
+
+
+def _join_next(
+    listener: CollectiveListener,
+    admission: RoundAdmission,
+    members: Sequence[str],
+    deadline: float,
+    shared_memory: bool,
+) -> tuple[socket.socket, bool]:
+    """Connect to the next rank until it takes the connection."""
+    rank = (admission.rank + 1) % admission.size
+    address = members[rank]
+    offered = shared_memory and address.startswith("unix:")
+    request = JoinRequest(admission.round_id, admission.rank, rank, admission.size, offered)
+    problem = "it was not asked"
+    while (left := deadline - time.monotonic()) > 0:
+        admission.check()
+        try:
+            with BulkClient(address, listener.token, timeout=max(left, _LEAST_SECONDS), max_body=0) as client:
+                with _cancelled_with(admission, client):
+                    reply = client.request(FrameKind.JOIN_ROUND, request.encode())
+                client.check_reply_kind(FrameKind.JOIN_ROUND, reply)
+                agreed = JoinRequest.decode(reply.meta)
+                _check_answer(request, agreed)
+                return client.release_socket(), offered and agreed.shared_memory
+        except RoundBrokenError:
+            raise
+        except BulkRefusedError as refused:
+            if refused.kind != "round":
+                raise
+            raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
+        except RetryableError as error:
+            problem = str(error)
+            admission.wait(_RETRY_SECONDS)
+    admission.check()
+    raise RoundBrokenError(rank, f"rank {rank} cannot be reached: {problem}")
+
+
+def _check_answer(request: JoinRequest, agreed: JoinRequest) -> None:
+    if replace(agreed, shared_memory=request.shared_memory) != request:
+        raise RoundBrokenError(request.receiver, f"rank {request.receiver} answers {agreed} to {request}")
+
+
+@contextmanager
+def _cancelled_with(admission: RoundAdmission, client: BulkClient) -> Iterator[None]:
+    """Let a cancelled round end what this thread waits for at the neighbour."""
+    admission.on_cancel(client.shut_down)
+    try:
+        yield
+    finally:
+        admission.on_cancel(None)
+
+
+def _take_previous(admission: RoundAdmission, deadline: float) -> tuple[socket.socket, SharedSegment | None]:
+    """Wait for the previous rank; a connection that it has given up is passed over."""
+    rank = (admission.rank - 1) % admission.size
+    while True:
+        sock, shared_memory = admission.take_previous(deadline)
+        try:
+            set_kernel_timeout(sock, max(deadline - time.monotonic(), _LEAST_SECONDS))
+            admission.on_cancel(partial(_shut_down, sock))
+            header, segment = receive_entry(sock, rank)
+        except (OSError, EdlError):
+            sock.close()
+            continue
+        finally:
+            admission.on_cancel(None)
+        size = RING_BYTES if shared_memory else 0
+        entered = RoundHeader(FrameKind.ENTER_ROUND, admission.round_id, rank, offset=size).encode()
+        if header == entered and (segment is not None) == shared_memory:
+            return sock, segment
+        sock.close()
+        if segment is not None:
+            segment.close()
+        raise RoundBrokenError(rank, f"rank {rank} entered another round than it joined")
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with suppress(OSError):  # the peer has closed it already
+        sock.shutdown(socket.SHUT_RDWR)

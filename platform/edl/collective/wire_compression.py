@@ -1,0 +1,90 @@
+"""Halves on the wire: float32 buffers are reduced as float16 or bfloat16, with error feedback.
+
+What rounding takes from a value is kept and added to the value of the next step (Seide et al., 2014): small gradients
+come late instead of never. The sums between ranks are rounded, too, once for each rank; that is not fed back.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.errors import BadInputError
+from edl.collective.communicator import Communicator
+from edl.collective.element_types import named_element_type, round_to_bfloat16, widen_bfloat16
+
+Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.uint16]
+WireType = Literal["float16", "bfloat16"]
+_WIRE_TYPES = ("float16", "bfloat16")
+
+
+class CompressedReducer:
+    """Reduces one buffer in every step. It holds what rounding took, which is this rank's own.
+
+    Args:
+        count: elements of the buffer.
+        wire_type: of the elements on the wire; bfloat16 has the range of float32, float16 three more bits.
+
+    Attributes:
+        residual: what rounding took so far, ``[count]``.
+    """
+
+    def __init__(self, count: int, wire_type: WireType) -> None:
+        if wire_type not in _WIRE_TYPES:
+            raise BadInputError(f"Nothing travels as {wire_type!r}", hint=f"use one of {', '.join(_WIRE_TYPES)}")
+        self.wire_type = wire_type
+        self.residual: Floats = np.zeros(count, np.float32)
+        self._halves: Halves = np.empty(count, np.uint16)
+
+    def all_reduce(self, communicator: Communicator, buffer: Floats, control: bytes = b"") -> list[bytes]:
+        """Sum a buffer over all ranks, in place, with half of the bytes; see ``Communicator.all_reduce``.
+
+        After an error buffer and residual are what they were, so that the gradients can be reduced again.
+        """
+        before = self.residual.copy()
+        compress(buffer, self.residual, self._halves, self.wire_type)
+        try:
+            controls = communicator.all_reduce(self._halves, control, element_type=self.wire_type)
+        except BaseException:
+            self.residual = before
+            raise
+        expand(self._halves, buffer, self.wire_type)
+        return controls
+
+
+def compress(values: Floats, residual: Floats, halves: Halves, wire_type: WireType) -> None:
+    """Round values + residual to halves and leave in ``residual`` what rounding took; all ``[n]``."""
+    try:
+        from edl.collective import _ring
+    except ImportError:
+        compress_in_numpy(values, residual, halves, wire_type)
+    else:
+        _ring.compress(values, residual, halves, named_element_type(wire_type).number)
+
+
+def expand(halves: Halves, values: Floats, wire_type: WireType) -> None:
+    """Widen halves ``[n]`` into ``values`` ``[n]``."""
+    try:
+        from edl.collective import _ring
+    except ImportError:
+        values[:] = halves.view(np.float16) if wire_type == "float16" else widen_bfloat16(halves)
+    else:
+        _ring.expand(halves, values, named_element_type(wire_type).number)
+
+
+def compress_in_numpy(values: Floats, residual: Floats, halves: Halves, wire_type: WireType) -> None:
+    """The reference, and what runs without the extension."""
+    with np.errstate(all="ignore"):
+        total = values + residual
+        if wire_type == "float16":
+            halves.view(np.float16)[:] = total
+            kept = halves.view(np.float16).astype(np.float32)
+        else:
+            halves[:] = round_to_bfloat16(total)
+            kept = widen_bfloat16(halves)
+        difference = total - kept
+    # An infinity or a NaN has no residual: it would stay in it for ever.
+    residual[:] = np.where(np.isfinite(difference), difference, np.float32(0))
