@@ -1,4 +1,4 @@
-"""The port to the rows of one embedding table: what a store asks of it. docs/design/0007 says what it promises."""
+"""The port to the rows of one embedding table; docs/design/0007 has its guarantees."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ from edl.numerics.parameter_snapshot import RowArrays, TableSnapshot
 
 
 class EmbeddingTable(Protocol):
-    """Rows ``[dim]`` by id, each with its slot variables; a row is stored when it is first updated."""
+    """Rows ``[dim]`` by id, each with its slot variables. A row is stored when it is first updated."""
 
     def read(self, ids: Ids) -> Floats:
-        """Rows ``[n, dim]``, a new array; initial values of what is not stored, which reading does not change."""
+        """Rows ``[n, dim]`` as a new array. Rows that are not stored have their initial values; reading stores none."""
 
     def __len__(self) -> int:
-        """Rows that are stored."""
+        """Number of stored rows."""
 
     @property
     def evicted_count(self) -> int:
-        """Rows that were dropped so far because no push named them for too long."""
+        """Number of rows that were dropped because no push used them for too long."""
 
     @property
     def row_limit(self) -> int | None:
-        """Rows that it may hold; None for no bound."""
+        """Maximum number of stored rows; None: no limit."""
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of memory that it occupies.
+        """Bytes of memory in use.
 
-        May be asked while others use the table: they may wait meanwhile, for some ten milliseconds where it is large.
+        May be read while other threads use the table. These may wait for it, some ten milliseconds for a
+        large table.
         """
 
     @property
     def position_limit(self) -> int:
-        """Rows are at positions below this; some of them may be free."""
+        """Exclusive upper bound of row positions; some positions may be free."""
 
     def prepare_update(self, ids: Ids, step: int) -> None:
-        """Drop the rows that no push named for too long by ``step``, and see whether a push of ``ids`` has room.
+        """Drop the rows that no push has used for too long at ``step``, and check that ``ids`` fit.
 
         Raises:
-            TableFullError: it has not.
-            MemoryError: the same; a table that can get the memory of new rows beforehand does it here.
+            TableFullError: the new rows exceed the limit.
+            MemoryError: there is no memory for them; a table that can allocate it in advance does so here.
         """
 
     def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """Drop what is due; sum the gradients ``[n, dim]`` of equal ids and update those rows, and no others.
+        """Drop unused rows, sum the gradients ``[n, dim]`` of equal ids, and update the rows of these ids only.
 
         Raises:
-            MemoryError: a part of the rows may be updated.
+            MemoryError: some of the rows may be updated.
         """
 
     def scan(self, start: int, limit: int) -> RowArrays:
         """The stored rows at positions ``start`` to ``start + limit``, copied, without slot variables.
 
-        A row is at one position as long as it is stored; that of one that was dropped may become another's.
+        A row keeps its position as long as it is stored. The position of a dropped row may be reused.
         """
 
     def take_snapshot(self) -> TableSnapshot:

@@ -27,11 +27,12 @@ class NumpyTable:
     """One table.
 
     Args:
-        table_spec: its shape and initial values.
-        slot_starts: slot variables and the value they start at.
-        rule: moves its rows.
-        retention: which rows it keeps.
-        salt: 64 bits, of its index where ids are any int64; by default secret. No result depends on it.
+        table_spec: shape and initial values.
+        slot_starts: start value of each slot variable.
+        rule: update rule of the rows.
+        retention: which rows are kept.
+        salt: 64-bit salt of the index, used if ids are any int64; by default secret. Results do not
+            depend on it.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class NumpyTable:
 
     @property
     def memory_bytes(self) -> int:
-        """As the port says: the size of its arrays, of which the kernel may have given a part only."""
+        """The size of the arrays in bytes; the kernel may have provided only a part of it."""
         arrays: list[np.ndarray] = [self._ids, self._values, self._last_steps, *self._slots.values()]
         return self._position_index.nbytes + sum(array.nbytes for array in arrays)
 
@@ -128,7 +129,7 @@ class NumpyTable:
         return RowArrays(self._ids[part], self._values[part], slots, last_steps)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
-        """As the port says; the rows are not stored yet."""
+        """Load rows that are not stored yet."""
         positions = self._assign_positions(rows.ids)
         self._values[positions] = rows.values
         self._last_steps[positions] = np.maximum(step if rows.last_steps is None else rows.last_steps, 1)
@@ -191,8 +192,8 @@ class NumpyTable:
 class _SparsePositionIndex:
     """Position + 1 of each id, for arbitrary int64 ids; 0 if absent.
 
-    The keys are the ids mixed with a salt, which maps 64 bits to 64 bits one to one: Python hashes an int to itself, so
-    that ids could be chosen of which each one in a dict is compared with all before it.
+    The keys are the ids mixed with a salt, which is a bijection of 64 bits. Python hashes an int to itself,
+    so without the salt somebody could choose ids that all collide in a dict.
     """
 
     def __init__(self, salt: int | None) -> None:

@@ -1,7 +1,7 @@
 """Snapshots of a store, for writing checkpoints and reading pinned versions.
 
-Of tables, a snapshot need not be a copy: :class:`TableSnapshot` is what it must be able to do. ``numpy_table``
-uses arrays that nobody changes, and in ``native_table`` the table itself keeps the rows that it changes.
+A snapshot of a table need not be a copy; :class:`TableSnapshot` is the port. ``numpy_table`` copies the
+rows. In ``native_table`` the table itself keeps the old values of rows that it changes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PinError(RefusedError):
 class TableSnapshot(Protocol):
     """The stored rows of a table at one moment. Thread-safe.
 
-    Who takes them holds them, and everyone who calls :meth:`retain`. With the last :meth:`release` they are gone, and
-    reading raises PinError.
+    Snapshots count references: taking one adds the first, :meth:`retain` another. After the last
+    :meth:`release` the rows are freed, and reading raises PinError.
     """
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class TableSnapshot(Protocol):
     def iter_chunks(self) -> Iterator[RowArrays]:
         """All rows with slot variables, in chunks; only a sole holder may do this, and only once.
 
-        A piece may be overwritten when the next one is asked for.
+        The next chunk may overwrite the previous one.
         """
 
     def read_all(self) -> RowArrays:
@@ -143,14 +143,14 @@ class RowArrays:
         return RowArrays(self.ids[part], self.values[part], {})
 
     def iter_chunks(self) -> Iterator[RowArrays]:
-        """See TableSnapshot: one piece."""
+        """All rows as one chunk."""
         yield self
 
     def read_all(self) -> RowArrays:
         return self
 
     def retain(self) -> None:
-        """See TableSnapshot: arrays are gone when nobody refers to them."""
+        """Do nothing: Python frees arrays without references."""
 
     def release(self) -> None:
         """See TableSnapshot."""
@@ -177,7 +177,7 @@ class ParameterSnapshot:
     tables: Mapping[str, TableSnapshot]
 
     def __enter__(self) -> Self:
-        """No reference is added: whoever takes a snapshot holds one."""
+        """Add no reference: taking a snapshot has added one."""
         return self
 
     def __exit__(

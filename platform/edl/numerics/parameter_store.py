@@ -1,7 +1,7 @@
-"""The port to the parameters themselves: what a server asks of a store, and the values that pass between them.
+"""The port to the parameters of a server, its implementation for NumPy, and the values that pass through it.
 
-A store is used by one thread at a time; the server's lock sees to that. It trusts its arguments: sizes and ids were
-checked against the declaration when they arrived (``edl.ps.bulk_handler``).
+Only one thread uses a store at a time; the server's lock ensures that. A store trusts its arguments:
+``edl.ps.bulk_handler`` has checked sizes and ids against the declaration.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableS
 
 @dataclass(frozen=True, slots=True)
 class PushGradients:
-    """What one push brings.
+    """The content of one push.
 
     Attributes:
         flat: gradients of the trained variables, then deltas of the statistics, in slab order.
-        rows: by table.
-        learning_rate: of this step.
+        rows: ids and gradients by table.
+        learning_rate: learning rate of this step.
         record_weight: factor of the deltas: records of this minibatch / records of a full one.
     """
 
@@ -50,7 +50,7 @@ class ParameterStore(Protocol):
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
-        """By name; to look at, not to change."""
+        """The tables by name; read-only."""
 
     def read_flat(self, out: Floats) -> None:
         """Copy the slab to ``out``, ``[declaration.size]``."""
@@ -59,37 +59,37 @@ class ParameterStore(Protocol):
         """Rows ``[n, dim]``, a new array. A row that was never updated has its initial value and is not stored.
 
         Raises:
-            OutOfMemoryError: for so many.
+            OutOfMemoryError: for the new array.
         """
 
     def apply_gradients(self, gradients: PushGradients, update_number: int) -> None:
         """Apply one push: duplicate ids are summed first, statistics get ``weight`` times their delta.
 
         Args:
-            gradients: as they arrived.
-            update_number: how many pushes there are with this one, from 1.
+            gradients: the content of the push.
+            update_number: number of this push, from 1.
 
         Raises:
-            TableFullError: a table has no room for its rows; nothing was changed.
-            OutOfMemoryError: the same of memory.
-            PartialUpdateError: memory ran out later; the store may not be used any more.
+            TableFullError: a table has no room for the rows; nothing was changed.
+            OutOfMemoryError: there is no memory for the rows; nothing was changed.
+            PartialUpdateError: memory ran out during the update; the store must not be used any more.
         """
 
     def position_limit(self, table: str) -> int:
-        """Rows of a table are at positions below this; some of them may be free."""
+        """Exclusive upper bound of a table's row positions; some positions may be free."""
 
     def scan_rows(self, table: str, start: int, limit: int) -> RowArrays:
         """The stored rows at positions ``start`` to ``start + limit``; see ``EmbeddingTable.scan``."""
 
     def preallocate_copy(self) -> None:
-        """Prepare memory for the next snapshot, which then takes less time; any thread may, at any time.
+        """Allocate memory for the next snapshot, which then takes less time. Any thread may call this at any time.
 
         Raises:
-            OutOfMemoryError: there is none.
+            OutOfMemoryError: for the copy.
         """
 
     def take_snapshot(self) -> ParameterSnapshot:
-        """Everything as it is now: the slab and its slots are copied, tables as they can (``parameter_snapshot``).
+        """Take a snapshot. The slab and its slots are copied; tables may share memory (``parameter_snapshot``).
 
         Raises:
             OutOfMemoryError: for the copy.
@@ -105,19 +105,19 @@ RuleFactory = Callable[[OptimizerSpec, float], UpdateRule]
 
 @dataclass(frozen=True, slots=True)
 class FlatCopy:
-    """Values and slot variables, by name, of a slab at one moment."""
+    """A copy of a slab: its values, and its slot variables by name."""
 
     values: Floats
     slots: dict[str, Floats]
 
 
 class FlatParameters:
-    """Values and slot variables of the trained variables, then the values of the statistics.
+    """The slab: trained variables with their slot variables, then statistics.
 
     Args:
-        declaration: what is in it, and what moves it.
-        values: initial ones, ``[declaration.size]``, copied.
-        rule_factory: of an optimizer and a weight decay.
+        declaration: the variables and the optimizer.
+        values: initial values ``[declaration.size]``, copied.
+        rule_factory: makes the update rule of an optimizer and a weight decay.
     """
 
     def __init__(self, declaration: ModelDeclaration, values: Floats, rule_factory: RuleFactory = make_rule) -> None:
@@ -135,7 +135,7 @@ class FlatParameters:
         self._spare_copy: FlatCopy | None = None
 
     def apply_gradients(self, gradients: PushGradients, step: int) -> None:
-        """Move the trained variables by their gradients, the statistics by ``weight`` times their deltas."""
+        """Update the trained variables by the rule, and add ``weight`` times their deltas to the statistics."""
         trained_size = len(self._trained_values)
         update = ParameterUpdate(gradients.flat[:trained_size], gradients.learning_rate, step)
         for block, block_rule in self._blocks:
@@ -144,9 +144,9 @@ class FlatParameters:
             self._statistic_values += gradients.flat[trained_size:] * np.float32(gradients.record_weight)
 
     def preallocate_copy(self) -> None:
-        """Touch the memory that the next copy goes to: new pages cost far more than copying.
+        """Touch the memory of the next copy, because new pages cost far more than copying.
 
-        May run beside anything else that is done with the slab.
+        May run while other threads use the slab.
         """
         spare_copy = self._allocate_copy()
         for array in (spare_copy.values, *spare_copy.slots.values()):
@@ -154,7 +154,7 @@ class FlatParameters:
         self._spare_copy = spare_copy
 
     def copy_values(self) -> FlatCopy:
-        """As it is now; quick if room was made before."""
+        """Copy the slab; fast if ``preallocate_copy`` ran before."""
         copied, self._spare_copy = self._spare_copy or self._allocate_copy(), None
         np.copyto(copied.values, self.values)
         for name, slot in self.slots.items():
@@ -199,25 +199,25 @@ class TableParameterStore(ABC):
 
     @abstractmethod
     def _make_table(self, table: TableSpec) -> EmbeddingTable:
-        """A declared table, empty."""
+        """Make an empty table."""
 
     @staticmethod
     def _make_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
-        """What moves the slab."""
+        """Make the update rule of the slab."""
         return make_rule(optimizer, decay)
 
     @classmethod
     def from_snapshot(cls, snapshot: ParameterSnapshot) -> Self:
-        """A store that holds what a snapshot holds."""
+        """Make a store with the content of a snapshot."""
         store = cls(snapshot.declaration, snapshot.flat_values)
         store.load_snapshot(snapshot)
         return store
 
     def load_snapshot(self, snapshot: ParameterSnapshot, version: int = 0) -> None:
-        """Hold what a snapshot of the same declaration holds, after ``version`` steps; nothing was applied yet.
+        """Load a snapshot of the same declaration after ``version`` steps. The store must be new.
 
         Raises:
-            OutOfMemoryError: only a part of it is held.
+            OutOfMemoryError: only a part was loaded.
         """
         np.copyto(self._flat_parameters.values, snapshot.flat_values)
         for name, slot in self._flat_parameters.slots.items():

@@ -1,8 +1,8 @@
 """Logarithm, exponential, power and cosine from exactly rounded operations: equal bits on every machine.
 
-NumPy's own take the processor's or the C library's, which differ in the last bit from one machine to the next: a row
-that is lost on one and made again on another would come back slightly different. The native table has the same
-operations in the same order (``edl/numerics/native/kernels.cpp``), hence the same bits.
+NumPy uses those of the processor or the C library, whose last bit differs between machines: a row that
+is lost on one machine and initialized again on another would differ slightly. The native table performs
+the same operations in the same order (``edl/numerics/native/kernels.cpp``), so it has the same bits.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ class VirtualClock:
     __call__ = now
 
     def at(self, when: float, call: Callable[[], None]) -> None:
-        """Schedule a call at ``when``.
+        """Schedule a call at ``when``; a time in the past means the next ``advance``.
 
-        If that has passed, at the next ``advance``. Ties run in scheduling order.
+        Calls at the same time run in the order of scheduling.
         """
         heapq.heappush(self._due, (max(when, self._now), next(self._order), call))
 
@@ -38,10 +38,10 @@ class VirtualClock:
         return self._due[0][0] if self._due else None
 
     def advance(self, seconds: float) -> None:
-        """Let ``seconds`` pass and run every call that becomes due, including those scheduled meanwhile.
+        """Advance by ``seconds`` and run every call that becomes due, including those scheduled meanwhile.
 
         Raises:
-            ValueError: time does not run backwards.
+            ValueError: ``seconds`` is negative.
         """
         if not seconds >= 0:
             raise ValueError(f"time cannot advance by {seconds} s")

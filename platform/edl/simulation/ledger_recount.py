@@ -1,7 +1,7 @@
 """Recounts the ledger from the journal's entries alone, with no code shared with the master.
 
-It counts *steps*. Every lease is cut into steps; a step counts once it is entered as done, and counts no longer when
-the job goes back to a cut that does not hold it. What the parameters must be follows from the steps that count:
+It counts *steps*, into which every lease is divided. A step counts once the journal has it as done, until
+the job rolls back to a cut without it. The steps that count determine the parameters, see
 docs/design/0002-record-accounting.md.
 """
 
@@ -29,10 +29,10 @@ class Recount:
 
     Attributes:
         sources: records of each training source.
-        order: in which they are shuffled; None: leases are ranges of the sources.
+        order: the shuffled order; None: leases are ranges of the sources.
         leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
         cuts: steps in the parameters at each cut that was taken.
-        repeated, rolled_back: records. partial: steps.
+        repeated, rolled_back: numbers of records. partial: number of steps.
         updates_of: updates that each PS lacks, by its index, as the entries say.
         halves: the partial steps: some PS hold them besides what is counted, since they were leased again.
         quarantined: ranges ``(epoch, source, start, end)`` that were given up.
@@ -177,9 +177,10 @@ _COUNT = {
 
 
 def problems(found: Recount, epochs: int) -> list[str]:
-    """What is wrong with the ledger of a finished job: every record of every epoch must count exactly once.
+    """Errors in the ledger of a finished job, in which every record of every epoch must count exactly once.
 
-    Where records are shuffled, every position of the order does; and the order has every record once.
+    If records are shuffled, every position of the order must count once, and the order must have every
+    record once.
     """
     wrong: list[str] = []
     if found.order is not None:

@@ -1,7 +1,7 @@
 """Recomputes which records a shuffled epoch visits, and in which order.
 
-From the journal's entry and docs/design/0002 (*Shuffled records*) alone, without the product's arithmetic: what is
-wrong there must not be wrong here in the same way. A window is written down as a list; nothing is looked up.
+It uses only the journal's entry and docs/design/0002 (*Shuffled records*), and none of the product's
+arithmetic, so that both cannot have the same error. Each window is computed as a complete list.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class RecordedOrder:
 
     Attributes:
         blocks: source, first record and number of records of each.
-        window: records that are mixed with each other.
-        seed: of the job.
+        window: number of records that are shuffled together.
+        seed: seed of the job.
     """
 
     blocks: tuple[tuple[str, int, int], ...]

@@ -49,7 +49,7 @@ def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
 
 
 def granted_to_the_living(master: JobStateMachine, wanted: ev.LeaseRequested, granted: ev.LeaseReply) -> None:
-    """A pod that has ended gets no work."""
+    """A pod that has ended gets no lease."""
     if not master.pods.is_live(wanted.worker):
         raise BrokenPromiseError(f"{wanted.worker} has ended and got {granted}")
 
@@ -76,11 +76,11 @@ def applied_once(
     """A PS applied exactly the done minibatches, each once.
 
     Args:
-        who: the PS, for the error.
-        applied: how often it applied each minibatch.
-        done: what the ledger counts as done.
-        lacking: what it cannot have, since it began anew without a checkpoint.
-        twice: what may have been applied twice: sent to some PS when its worker was lost.
+        who: name of the PS in errors.
+        applied: how often the PS applied each minibatch.
+        done: minibatches that are done according to the ledger.
+        lacking: minibatches that the PS lost because it restarted without a checkpoint.
+        twice: minibatches that may be applied twice, because only some PS had them when their worker was lost.
     """
     missing = done - applied.keys() - lacking
     extra = applied.keys() - done - twice

@@ -1,4 +1,4 @@
-"""The simulated cluster: pods wait for capacity, are taken away, and end for every reason that a cluster has."""
+"""A simulated cluster: pods wait for capacity, are evicted, and end for every reason of a real cluster."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from edl.simulation.clock import VirtualClock
 
 NOTICED = 10.0
-"""Seconds until a cluster gives up a node that does not answer."""
+"""Seconds until the cluster declares a node lost that does not answer."""
 
 
 class SimulatedCluster:
     """Pods and their capacity.
 
     Args:
-        clock: the time they live in.
-        capacity: workers that have room; None: no limit. Parameter servers always have.
-        tell: shows a pod as it is by then, a while later.
-        began: a process started.
-        asked_to_go: a process was sent SIGTERM.
-        died: a process is no more; its pod may still be there.
+        clock: the virtual clock.
+        capacity: number of workers that fit; None: no limit. Parameter servers always fit.
+        tell: reports the state of a pod, after a delay.
+        began: called when a process has started.
+        asked_to_go: called when a process gets SIGTERM.
+        died: called when a process has ended; its pod may still exist.
     """
 
     def __init__(

@@ -36,9 +36,9 @@ class Copy:
 
     Attributes:
         applied: how often each minibatch is in the parameters.
-        steps: which (lease, step) are.
-        through: steps of each lease.
-        lacking: minibatches that went back with an earlier loss of this PS alone.
+        steps: applied steps, as (lease, step).
+        through: number of applied steps of each lease.
+        lacking: minibatches that are missing because of an earlier loss of this PS alone.
     """
 
     applied: Counter[Minibatch]
