@@ -169,8 +169,10 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
     """What cost time so far; ``command_target`` is the job as the next command names it."""
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
-    told = job.publication
-    yield from _find_losses(job.name, told.losses or DisruptionCounter.from_events(told.events).report, command_target)
+    publication = job.publication
+    yield from _find_losses(
+        job.name, publication.losses or DisruptionCounter.from_events(publication.events).report, command_target
+    )
     for message in dict.fromkeys(event.message for event in job.publication.events if isinstance(event, WarningRaised)):
         yield JobFinding(job.name, message)
 
@@ -215,8 +217,8 @@ def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Ite
         ("the master", losses.master),
     ):
         if by_reason:
-            told = ", ".join(f"{count} x {reason}" for reason, count in sorted(by_reason.items()))
-            yield JobFinding(job, f"{what} lost: {told}", f"`edl events {command_target}` shows when.")
+            counts = ", ".join(f"{count} x {reason}" for reason, count in sorted(by_reason.items()))
+            yield JobFinding(job, f"{what} lost: {counts}", f"`edl events {command_target}` shows when.")
     if losses.rollbacks:
         text = (
             f"rolled back {losses.rollbacks} times, {losses.records_rolled_back:,} records again: "

@@ -81,10 +81,10 @@ class DoctorFinding:
     remedy: str = ""
 
 
-def judge_version(said: dict[str, Any]) -> DoctorFinding:
+def judge_version(version: dict[str, Any]) -> DoctorFinding:
     """Whether the server is new enough."""
-    text = str(said.get("gitVersion", "of an unknown version"))
-    digits = [int(number) for number in re.findall(r"\d+", f"{said.get('major', '')}.{said.get('minor', '')}")]
+    text = str(version.get("gitVersion", "of an unknown version"))
+    digits = [int(number) for number in re.findall(r"\d+", f"{version.get('major', '')}.{version.get('minor', '')}")]
     if len(digits) < 2:
         return DoctorFinding(
             FindingLevel.WARN, "server", f"Kubernetes {text}: EDL cannot tell whether it is new enough"
@@ -208,8 +208,8 @@ def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) 
         meta, role = each["metadata"], each["roleRef"]
         if (role["kind"], role["name"]) != ("ClusterRole", names.MASTER_ACCOUNT):
             continue
-        said = meta.get("annotations") or {}
-        owner = (said.get("meta.helm.sh/release-name"), said.get("meta.helm.sh/release-namespace"))
+        annotations = meta.get("annotations") or {}
+        owner = (annotations.get("meta.helm.sh/release-name"), annotations.get("meta.helm.sh/release-namespace"))
         if owner != (release, namespace):
             teams[meta["namespace"]] = f"release {owner[0]}" if owner[0] else "no release"
     for team, maker in sorted(teams.items()):

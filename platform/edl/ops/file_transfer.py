@@ -185,17 +185,17 @@ class VolumeFiles:
         return heard
 
     def _next_frame(self) -> CopyFrame:
-        heard = read_frame(self._pipe.read)
-        if heard is None:
-            said = self._pipe.stderr_tail
-            raise RetryableError(f"The process in the pod has ended{f': {said}' if said else ''}")
-        return heard
+        frame = read_frame(self._pipe.read)
+        if frame is None:
+            stderr = self._pipe.stderr_tail
+            raise RetryableError(f"The process in the pod has ended{f': {stderr}' if stderr else ''}")
+        return frame
 
 
 def _error_from_frame(heard: CopyFrame) -> EdlError:
-    said = heard.json_payload()
-    kind = BadInputError if said.get("input") else StorageError
-    return kind(str(said.get("message")), where=said.get("where"), hint=said.get("hint"))
+    payload = heard.json_payload()
+    kind = BadInputError if payload.get("input") else StorageError
+    return kind(str(payload.get("message")), where=payload.get("where"), hint=payload.get("hint"))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def parse_claim_path(text: str) -> ClaimPath | None:
 
 @dataclass(frozen=True, slots=True)
 class HelperPodSpec:
-    """What a pod is asked for.
+    """The specification of a helper pod.
 
     Attributes:
         claim: that it mounts; None for a pod that only shows that its image can be pulled.
@@ -142,7 +142,7 @@ def run_helper_pod(api: KubeClient, helper_spec: HelperPodSpec, on_wait: Callabl
         RbacDeniedError: pods/exec is not allowed; nothing was created.
         PodImageError: the image keeps the pod from starting.
         BadInputError: the claim does not exist, the pod is refused, or it cannot start.
-        RetryableError: the API server does not answer, or the pod is not ready in READY_SECONDS.
+        RetryableError: the API server does not answer, or the pod is not ready within READY_TIMEOUT_SECONDS.
     """
     if helper_spec.claim is not None:
         _require_exec(api)
@@ -221,10 +221,10 @@ def _require_claim(api: KubeClient, claim: str) -> None:
 def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, on_wait: Callable[[str], None]) -> None:
     deadline, last_text = time.monotonic() + READY_TIMEOUT_SECONDS, ""
     while True:
-        found = api.get(PODS, name)
-        if pod_phase(found) == PodPhase.RUNNING:
+        pod = api.get(PODS, name)
+        if pod_phase(pod) == PodPhase.RUNNING:
             return
-        wait = find_pod_problem(found) or PodProblem("starting", "the pod starts")
+        wait = find_pod_problem(pod) or PodProblem("starting", "the pod starts")
         hint = _pod_remedy(wait, helper_spec) or None
         if wait.is_final:
             kind = PodImageError if wait.reason in IMAGE_REASONS else BadInputError

@@ -259,8 +259,10 @@ def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
     if own is not None:
         return _container_status(name, own, leaving=leaving)
     if pod_phase(pod) == PodPhase.FAILED:
-        said = pod["status"]
-        return MasterPodStatus(MasterStage.FAILED, said.get("reason", "Failed"), said.get("message", ""), pod_name=name)
+        pod_status = pod["status"]
+        return MasterPodStatus(
+            MasterStage.FAILED, pod_status.get("reason", "Failed"), pod_status.get("message", ""), pod_name=name
+        )
     refusal = scheduling_refusal(pod)
     if refusal is not None:
         return MasterPodStatus(MasterStage.PENDING, *refusal, pod_name=name)

@@ -115,19 +115,19 @@ class JobView:
         Kubernetes comes first because a master that has ended, or was deleted, cannot correct its last status.
         """
         meta, spec = self.manifest["metadata"], self.manifest.get("spec", {})
-        said = self.status.phase if self.status else ""
+        published_phase = self.status.phase if self.status else ""
         ended = job_conditions(self.manifest)
         if meta.get("deletionTimestamp"):
             return "Deleting"
         if "Complete" in ended:
             return "Done"
         if "Failed" in ended:
-            return said if said in ENDED else "Failed"
+            return published_phase if published_phase in ENDED else "Failed"
         if spec.get("suspend"):
             return "Suspended"
         if self.master_silence:
             return STALLED
-        return said or ("Starting" if self.manifest.get("status", {}).get("ready") else "Pending")
+        return published_phase or ("Starting" if self.manifest.get("status", {}).get("ready") else "Pending")
 
     @property
     def running_workers(self) -> int:

@@ -102,9 +102,9 @@ class StopSignals:
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
-"""What the supervisor gets: eleven for a final checkpoint, and about three to stop roles when one does not go."""
+"""Time for the supervisor to stop: eleven seconds for a final checkpoint, about three to stop roles that hang."""
 KILL_SECONDS = 2.0
-"""What it gets when the user asked a second time."""
+"""Time for the supervisor to stop after a second signal."""
 
 SUMMARY_FILE = "summary.json"
 

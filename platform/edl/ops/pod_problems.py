@@ -166,8 +166,13 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
             return problem
     phase, status = pod_phase(pod), pod.get("status") or {}
     if phase == PodPhase.FAILED:
-        reason, said = str(status.get("reason") or "Failed"), str(status.get("message") or "")
-        return PodProblem(reason, f"it failed{f': {said}' if said else ''}", is_final=True, cluster_message=said)
+        reason, status_message = str(status.get("reason") or "Failed"), str(status.get("message") or "")
+        return PodProblem(
+            reason,
+            f"it failed{f': {status_message}' if status_message else ''}",
+            is_final=True,
+            cluster_message=status_message,
+        )
     if phase != PodPhase.PENDING:
         return None
     refusal = scheduling_refusal(pod)
@@ -197,14 +202,14 @@ def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodP
     for rule in _CLAIM_RULES:
         if match := rule.pattern.search(message):
             return PodProblem(reason, rule.text.format(*match.groups()), rule.remedy, rule.is_final, message)
-    head, _, told = message.partition("nodes are available: ")
-    reasons = told.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
+    head, _, node_reasons = message.partition("nodes are available: ")
+    reasons = node_reasons.partition(". ")[0].rstrip(".")  # what follows is about preemption and devices
     total = head.strip().rpartition("/")[2].strip()
-    found = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
-    if not found:
+    problems = [_translate_reason(match["what"], match["count"], total) for match in _NODE_REASONS.finditer(reasons)]
+    if not problems:
         return PodProblem(reason, message or "the scheduler finds no node for it", cluster_message=message)
-    remedies = list(dict.fromkeys(remedy for _, remedy in found if remedy))
-    return PodProblem(reason, "; ".join(text for text, _ in found), " ".join(remedies[:2]), cluster_message=message)
+    remedies = list(dict.fromkeys(remedy for _, remedy in problems if remedy))
+    return PodProblem(reason, "; ".join(text for text, _ in problems), " ".join(remedies[:2]), cluster_message=message)
 
 
 def insufficient_resources(message: str) -> list[str]:
@@ -223,28 +228,28 @@ def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:
 def _container_problem(container: ContainerStatus) -> PodProblem | None:
     """Why a container waits or has failed; None if it runs, or if its end does not matter to the pod."""
     if container.waiting is not None and container.waiting[0] in _CONTAINER_PROBLEMS:
-        reason, said = container.waiting
+        reason, message = container.waiting
         text, remedy = _CONTAINER_PROBLEMS[reason]
         final = container.waits_in_vain
         if reason == "CrashLoopBackOff":
-            said, final = _last_exit_text(container.last_end), True
+            message, final = _last_exit_text(container.last_end), True
         image = f" ({container.image or None})" if "image" in text else ""
-        return PodProblem(reason, f"{text}{image}{f': {said}' if said else ''}", remedy, final, said)
+        return PodProblem(reason, f"{text}{image}{f': {message}' if message else ''}", remedy, final, message)
     end = container.end
     # The end of a sidecar does not matter: the role's container and the init containers decide.
     if end is None or end.exit_code == 0 or not (container.is_role or container.is_init):
         return None
-    reason, said = end.reason or "Error", end.error_line
+    reason, message = end.reason or "Error", end.error_line
     if reason == "OOMKilled":
         return PodProblem(
             reason,
             "it exceeded its memory limit and was killed",
             "Raise resources.memory of the role, or set workers.oom_memory_factor.",
             is_final=True,
-            cluster_message=said,
+            cluster_message=message,
         )
     how = "its node lost its container" if end.exit_code is None else f"it ended with exit code {end.exit_code}"
-    return PodProblem(reason, f"{how}{f': {said}' if said else ''}", is_final=True, cluster_message=said)
+    return PodProblem(reason, f"{how}{f': {message}' if message else ''}", is_final=True, cluster_message=message)
 
 
 def _last_exit_text(end: ContainerEnd | None) -> str:

@@ -1,4 +1,4 @@
-"""What the pods of a job use now, beside what they asked for: the metrics API, where there is one."""
+"""Current usage of a job's pods beside their requests, from the metrics API if the cluster has one."""
 
 from __future__ import annotations
 
