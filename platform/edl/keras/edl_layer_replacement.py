@@ -1,8 +1,8 @@
 """Replaces EDL's layers by Keras layers, so that Keras alone can load a ``.keras`` file.
 
-An ``edl.layers.Embedding`` on dense ids is a few layers and operations of Keras: an ``IntegerLookup`` where ids have no
-bound, an ``Embedding``, and the combiner's sums. Keras has nothing for sparse and ragged ids, and cannot exchange
-layers in subclassed models; there the file needs ``import edl.layers``.
+An ``edl.layers.Embedding`` on dense ids is replaced by an ``IntegerLookup`` (for ids without a bound), a Keras
+``Embedding``, and operations for the combiner. Keras has no layers for sparse and ragged ids, and cannot exchange
+layers in subclassed models; loading such a file needs ``import edl.layers``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from edl.layers import Embedding
 
 
 _FLOAT32_TOLERANCE, _HALF_PRECISION_TOLERANCE = 1e-4, 0.1
-"""How far outputs may be apart, as part of the largest one, when the same numbers are summed in another order: in
-float32, and where a layer computes with half of its digits."""
+"""The largest difference, as a fraction of the largest output, that summation in another order explains: in float32,
+and in models with float16 or bfloat16 layers."""
 
 
 def trace_prediction(model: KerasModel, features: Any) -> Any:
-    """A model as a ``tf.function`` of its features.
+    """A ``tf.function`` that computes a model's predictions.
 
     Args:
-        model: built.
+        model: a built model.
         features: nested TensorSpecs (or specs of ragged and sparse tensors).
     """
     return tf.function(lambda given: model(given, training=False), input_signature=[features], autograph=False)
 
 
 def output_tolerance(model: KerasModel) -> float:
-    """The tolerance between two models that sum in different orders, as a fraction of the largest output."""
+    """The tolerance for comparing the outputs of two models, as a fraction of the largest output."""
     kinds = {layer.compute_dtype for layer in model._flatten_layers()}
     return _HALF_PRECISION_TOLERANCE if kinds & {"float16", "bfloat16"} else _FLOAT32_TOLERANCE
 
@@ -48,9 +48,9 @@ def outputs_match(expected: Any, actual: Any, tolerance: float) -> bool:
     """Whether nested outputs have the same values.
 
     Args:
-        expected: nested tensors, ragged or sparse ones too.
+        expected: nested tensors; they may be ragged or sparse.
         actual: the outputs of the other model.
-        tolerance: largest difference of floats, relative to the largest value of an output.
+        tolerance: the largest allowed difference of floats, as a fraction of an output's largest value.
     """
     one, other = (tf.nest.flatten(each, expand_composites=True) for each in (expected, actual))
     return len(one) == len(other) and all(_tensors_match(*pair, tolerance) for pair in zip(one, other, strict=True))
@@ -72,14 +72,14 @@ KerasModel = Any
 
 
 def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasModel:
-    """A model with the same predictions and Keras' layers in place of EDL's where possible.
+    """A model with the same predictions and Keras layers instead of EDL's; ``model`` itself if that is impossible.
 
-    Other layers are shared.
+    Both models share their other layers.
 
     Args:
-        model: built, with the values that it is exported with.
+        model: a built model with the exported values.
         features: nested TensorSpecs (or specs of ragged and sparse tensors).
-        sample: features, on which both models are compared; None: they are not.
+        sample: features for comparing the predictions of both models; None: they are not compared.
     """
     edl_layers = [layer for layer in model._flatten_layers() if type(layer) is Embedding]
     if not edl_layers or not _is_clonable(model) or not all(map(_is_replaceable, edl_layers)):
@@ -95,7 +95,7 @@ def replace_edl_layers(model: KerasModel, features: Any, sample: Any) -> KerasMo
         predict(sample), trace_prediction(keras_only_model, features)(sample), output_tolerance(model)
     ):
         return keras_only_model
-    _LOG.warning("layers of edl.layers stay in the .keras file: with layers of Keras the model predicts otherwise")
+    _LOG.warning("the .keras file keeps layers of edl.layers: with Keras layers the model's predictions would differ")
     return model
 
 
@@ -111,16 +111,16 @@ def _is_clonable(model: KerasModel) -> bool:
 
 
 def _is_replaceable(layer: Any) -> bool:
-    """Whether a Keras layer can replace this one: no weights, and no mask of unbounded ids."""
+    """Whether Keras layers can replace this one: it is called without weights, and masks no unbounded ids."""
     plain_calls = not any(node.arguments.kwargs for node in layer._inbound_nodes)
     masked = layer.input_dim is None and layer.mask_zero and layer.combiner is None
     return bool(layer._inbound_nodes) and plain_calls and not masked
 
 
 def _all_ids_dense(layers: Sequence[Any], predict: Any) -> bool:
-    """Whether EDL's layers are called only with dense ids, as seen when the model is traced.
+    """Whether EDL's layers are called only with dense ids. Traces the model to find out.
 
-    The symbolic tensors of Keras do not say it: what ``StringLookup`` and ``Hashing`` make of sparse ones looks dense.
+    Keras' symbolic tensors do not show it: outputs of ``StringLookup`` and ``Hashing`` for sparse inputs look dense.
     """
     dense: list[bool] = []
     call = Embedding.call
@@ -149,14 +149,15 @@ def _replacement_layer(layer: Any) -> Any:
 
 
 def _id_shape(layer: Any) -> tuple[int | None, ...]:
-    """The shape of a record's ids in all calls of a layer; None if calls differ."""
+    """The shape of a record's ids; a dimension is None if the calls of the layer differ in it."""
     shapes = [node.input_tensors[0].shape[1:] for node in layer._inbound_nodes]
     return tuple(lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True))
 
 
 def _shared_embedding(layer: Any, **options: Any) -> Any:
-    """A Keras Embedding that shares the layer's variable: a table may take most of the memory."""
+    """A Keras Embedding that shares the layer's variable, because a copy of a large table may not fit in memory."""
     table = keras.layers.Embedding(*layer.embeddings.shape, dtype=layer.dtype_policy, **options)
+    # build() calls add_weight and keeps its result: this way it gets the existing variable.
     table.add_weight = lambda **_: layer._embeddings
     table.build()
     del table.add_weight
@@ -164,7 +165,8 @@ def _shared_embedding(layer: Any, **options: Any) -> Any:
 
 
 def _known_id_lookup(known_ids: Any) -> Any:
-    """Map the known ids to 1 and above in ascending order, and all others to 0."""
+    """A layer that maps the known ids to 1, 2, ... in ascending order, and all other ids to 0."""
+    # IntegerLookup needs an id for unknown ids that is not in the vocabulary: the smallest free one.
     counted = known_ids[known_ids >= 0]
     gaps = np.flatnonzero(counted != np.arange(len(counted)))
     lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))
@@ -173,7 +175,7 @@ def _known_id_lookup(known_ids: Any) -> Any:
 
 
 def _combine_rows(layer: Any, ids: Any, rows: Any) -> Any:
-    """``edl.layers.combiners`` as operations of Keras."""
+    """The combiners of ``edl.layers.combiners`` as Keras operations."""
     counted = ops.not_equal(ids, 0) if layer.mask_zero else ops.ones_like(ids)
     weights = ops.expand_dims(ops.cast(counted, rows.dtype), -1)
     summed, count = ops.sum(rows * weights, -2), ops.sum(weights, -2)

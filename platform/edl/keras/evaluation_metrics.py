@@ -1,9 +1,9 @@
 """Metrics of an evaluation whose records are distributed over workers.
 
-Each task's result is the state variables of its metrics. The master adds them up without knowing what they mean; a
-worker turns the sum into values. Keras' metrics are made for that, except a few; a user's metric may define
-``merge_state(self, states)``, with one list of arrays (in the order of ``metric.variables``) for each task. One that
-does not is tried on two batches before it is trusted.
+The result of an evaluation task is the state variables of its metrics. The master adds the states of all tasks without
+knowing their meaning, and a worker computes the values from the sum. The states of most Keras metrics can be added. A
+user's metric may define ``merge_state(self, states)`` instead; ``states`` has one list of arrays (in the order of
+``metric.variables``) for each task. A metric without it is first checked with the halves of a minibatch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
 
 # --------------------------------------------------------------------------------------------------
-# Metrics that create their variables only when they see the first records: Keras' ``F1Score``,
-# ``R2Score`` and ``AUC(multi_label=True)``. The worker that computes the values may have evaluated
-# nothing itself, so the types and shapes of the inputs are sent along with the states.
+# Some metrics create their variables only when they see the first records: Keras' ``F1Score``,
+# ``R2Score`` and ``AUC(multi_label=True)``. The worker that computes the values may not have
+# evaluated any record, so the types and shapes of the inputs are sent together with the states.
 
 
 MetricInputs = tuple[Any, ...]
-"""Labels, predictions and, if they count, sample weights."""
+"""Labels, predictions and, for a weighted metric, sample weights."""
 
 
 def variable_shapes(metric: Any) -> list[tuple[int, ...]]:
@@ -50,10 +50,7 @@ def update_metric(metric: Any, inputs: MetricInputs) -> None:
 
 
 def describe_inputs(inputs: MetricInputs) -> list[Any] | None:
-    """The type and shape of each input as JSON, for any number of records.
-
-    None if an input is not a plain tensor.
-    """
+    """The type and shape of each input as JSON, for any number of records; None if an input is not a dense tensor."""
     descriptions = []
     for each in inputs:
         if isinstance(each, dict | list | tuple | tf.RaggedTensor | tf.SparseTensor):
@@ -66,7 +63,7 @@ def describe_inputs(inputs: MetricInputs) -> list[Any] | None:
 
 
 def create_variables(metric: Any, description: Sequence[Any]) -> None:
-    """Create a new metric's variables from the described inputs, by tracing without running."""
+    """Create a new metric's variables for the described inputs: traces an update, but does not run it."""
     specs = tuple(tf.TensorSpec(shape, dtype) for dtype, shape in description)
     tf.function(lambda *given: update_metric(metric, given), autograph=False).get_concrete_function(*specs)
     metric.reset_state()
@@ -79,14 +76,14 @@ LOSS_NAME = "loss"
 
 @dataclass(frozen=True)
 class _MetricEntry:
-    """One metric and how it is applied.
+    """A metric and its inputs.
 
     Attributes:
-        name: what its value is called.
+        name: the name of its value.
         metric: a ``keras.metrics.Metric``.
-        output: of which of the model's outputs; None for all that the model gives.
-        place: of that output among them; None where the model names it.
-        weighted: whether sample weights count in it.
+        output: the model output that it evaluates; None if it gets all outputs.
+        place: the index of that output; None if the model returns outputs by name.
+        weighted: whether it gets the sample weights.
     """
 
     name: str
@@ -100,14 +97,14 @@ class _MetricEntry:
         return not hasattr(self.metric, "merge_state")
 
     def select_inputs(self, labels: Any, predictions: Any, weights: Any = None) -> MetricInputs:
-        """The inputs of the metric from a minibatch."""
+        """Select the metric's inputs from a minibatch."""
         if self.output is not None:
             labels, weights = self._output_part(labels), self._output_part(weights)
             predictions = self._output_part(predictions) if self.place is not None else predictions[self.output]
         return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
 
     def _output_part(self, structure: Any) -> Any:
-        """The part of a structure for the metric's output; all of it if outputs are not told apart."""
+        """The part of a structure for the metric's output; the whole structure if it is not divided by outputs."""
         if isinstance(structure, Mapping):
             return structure.get(self.output, structure)
         return structure[self.place] if self.place is not None and isinstance(structure, list | tuple) else structure
@@ -116,7 +113,7 @@ class _MetricEntry:
 class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
     """A function of labels and predictions, averaged over records.
 
-    The function gives one value a record, or the mean over the records of a batch.
+    The function returns one value per record, or the mean over the records of a batch.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any], name: str) -> None:
@@ -149,10 +146,11 @@ class _AveragedFunction(keras.metrics.Metric):  # type: ignore[misc]
 
 
 class _AccuracyByShape(keras.metrics.MeanMetricWrapper):  # type: ignore[misc]
-    """``"accuracy"``, resolved by the shapes of labels and predictions as Keras' compile does."""
+    """``"accuracy"``: the kind depends on the shapes of labels and predictions, as with ``keras.Model.compile``."""
 
     def __init__(self, name: str) -> None:
         super().__init__(fn=_accuracy_values, name=name)
+        # Keras sets this in its own metrics only; monitor callbacks of mode "auto" need it.
         self._direction = "up"
 
 
@@ -167,12 +165,12 @@ def _accuracy_values(labels: Any, predictions: Any) -> Any:
 
 
 class EvaluationMetrics:
-    """The loss and the user's metrics, as states that can be sent.
+    """The loss and the user's metrics, with states that can be sent.
 
     Args:
         entries: the user's metrics.
-        make_entries: makes new ones.
-        module: the user's.
+        make_entries: creates the metrics again, without states.
+        module: the user's model module.
     """
 
     def __init__(
@@ -198,12 +196,12 @@ class EvaluationMetrics:
         """The metrics of a module.
 
         Args:
-            module: the user's.
-            outputs: names of the model's outputs, in order.
+            module: the user's model module.
+            outputs: the names of the model's outputs, in order.
 
         Raises:
-            BadInputError: ``eval_metrics_fn`` or ``weighted_metrics_fn`` returns something else than metrics by name,
-                or a list of them, or a function that takes other arguments than labels and predictions.
+            BadInputError: ``eval_metrics_fn`` or ``weighted_metrics_fn`` returns neither metrics by name nor a list of
+                metrics, or returns a function that cannot be called with labels and predictions.
         """
 
         def make_entries() -> tuple[_MetricEntry, ...]:
@@ -226,20 +224,18 @@ class EvaluationMetrics:
 
     @property
     def directions(self) -> dict[str, str | None]:
-        """For each metric, including the loss, whether ``up`` or ``down`` is better.
-
-        None if Keras does not say.
-        """
+        """By metric, including the loss: whether ``up`` or ``down`` is better, or None if Keras does not know."""
         return {entry.name: getattr(entry.metric, "_direction", None) for entry in self._all_entries()}
 
     def verify_states_add_up(self, labels: Any, predictions: Any, weights: Any = None) -> None:
         """Check with the halves of a minibatch that the states can be added.
 
-        Where states are not finite, as when training diverged, they cannot show it: a later minibatch decides.
+        States that are not finite (for example after training diverged) prove nothing; a later minibatch is checked
+        instead.
 
         Raises:
-            BadInputError: the sum of both halves' states is not the state after both; the metric is named.
-            UserCodeError: a metric raised; it is named.
+            BadInputError: the sum of both halves' states differs from the state after both; names the metric.
+            UserCodeError: a metric raised an exception; names the metric.
         """
         halves = [_minibatch_half(labels, predictions, weights, half) for half in (0, 1)]
         undecided_entry = None
@@ -254,14 +250,14 @@ class EvaluationMetrics:
         if undecided_entry is not None and not self._not_finite_warned:
             self._not_finite_warned = True
             what = f"the states of the metric '{undecided_entry.name}'" if _are_finite(predictions) else "predictions"
-            _LOG.warning("evaluation: %s are not finite; look at the learning rate and at the records", what)
+            _LOG.warning("evaluation: %s are not finite; check the learning rate and the records", what)
 
     def update(self, loss: Any, labels: Any, predictions: Any, weights: Any = None) -> None:
-        """Update the metrics with a minibatch; also while a graph is traced.
+        """Update the metrics with a minibatch; may be called while a graph is traced.
 
         Raises:
-            BadInputError: a function compares each label with every prediction; it is named.
-            UserCodeError: a metric raised; it is named.
+            BadInputError: a function compares each label with every prediction; names the function.
+            UserCodeError: a metric raised an exception; names the metric.
         """
         records = tf.cast(count_records(predictions), tf.float32)
         self._loss_metric._total.assign_add(loss * records)
@@ -275,10 +271,10 @@ class EvaluationMetrics:
             entry.metric.reset_state()
 
     def collect_states(self) -> dict[str, Any]:
-        """JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``.
+        """The states as JSON: ``{name: {"additive": bool, "states": [[number, ...], ...]}}``.
 
-        A metric that this worker has never updated may have no variables yet, and gives no states. One that got its
-        variables from records says from which, as ``given``.
+        A metric that this worker has never updated may have no variables yet; its list of states is empty. A metric
+        that created its variables from records also has their types and shapes as ``given``.
         """
         return {entry.name: self._metric_state(entry) for entry in self._all_entries()}
 
@@ -292,13 +288,13 @@ class EvaluationMetrics:
         return found | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
 
     def compute_values(self, merged: Mapping[str, Any]) -> dict[str, float]:
-        """Compute the values of merged states.
+        """Compute the metric values of merged states.
 
-        A metric that merges by itself has a list with one entry per task.
+        A metric with ``merge_state`` has a list with the states of each task.
 
         Raises:
-            BadInputError: the states are not those of the metric; it is named.
-            UserCodeError: a metric raised; it is named.
+            BadInputError: the states do not belong to the metric; names the metric.
+            UserCodeError: a metric raised an exception; names the metric.
         """
         values_by_name: dict[str, float] = {}
         for entry in (
@@ -324,19 +320,19 @@ class EvaluationMetrics:
 
 
 def count_records(structure: Any) -> Any:
-    """Number of records in a minibatch: the first dimension of its first tensor."""
+    """The number of records in a minibatch: the first dimension of its first tensor."""
     return tf.shape(tf.nest.flatten(structure)[0])[0]
 
 
 def output_names(model: Any) -> tuple[str, ...]:
-    """The names of a model's outputs, in order; empty if the model does not name them."""
-    # A Sequential keeps its functional graph here.
+    """The names of a model's outputs, in order; empty if it has none."""
+    # A Sequential model keeps its functional graph, which has the names, in this attribute.
     graph = getattr(model, "_functional", model)
     return tuple(getattr(graph, "output_names", None) or ())
 
 
 def _collect_entries(metrics_function: Callable[[], Any], outputs: Sequence[str]) -> list[_MetricEntry]:
-    """Collect a function's metrics: by name, by output and name, or in lists as for ``compile``."""
+    """Collect a function's metrics: by name, by output and name, or in lists as for ``keras.Model.compile``."""
     metrics, where = metrics_function(), source_file(metrics_function)
     if isinstance(metrics, list | tuple):
         if len(outputs) < 2 and not any(isinstance(each, list | tuple) for each in metrics):
@@ -363,12 +359,11 @@ def _collect_entries(metrics_function: Callable[[], Any], outputs: Sequence[str]
 def _lists_by_output(
     metrics_function: Callable[[], Any], metric_lists: Sequence[Any], outputs: Sequence[str]
 ) -> dict[str, Any]:
-    """A list for each output, by the outputs' names."""
+    """The lists of metrics by the outputs' names."""
     if len(metric_lists) != len(outputs) or not all(isinstance(each, list | tuple) for each in metric_lists):
         raise BadInputError(
-            f"{_function_name(metrics_function)} returned a list of {len(metric_lists)} metrics, and "
-            f"the model has {len(outputs)} outputs:"
-            f" {', '.join(outputs)}",
+            f"{_function_name(metrics_function)} returned a list of {len(metric_lists)} metrics, but the model has "
+            f"{len(outputs)} outputs: {', '.join(outputs)}",
             where=source_file(metrics_function),
             hint="return lists by output: {output: [metric, ...]}",
         )
@@ -380,7 +375,7 @@ def _function_name(metrics_function: Callable[[], Any]) -> str:
 
 
 def _entry_from_list_item(metric: Any, where: str | None) -> _MetricEntry:
-    """A metric from a list; Keras names it."""
+    """A metric from a list, under its Keras name."""
     if isinstance(metric, str):
         return _make_entry(metric, metric, where)
     name = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
@@ -393,8 +388,8 @@ def _metric_by_name(name: str, where: str | None) -> Any:
     try:
         found = keras.metrics.get(name)
     except ValueError as error:
-        hint = "a name is one of keras.metrics, such as accuracy or AUC"
-        raise BadInputError(f"Keras knows no metric called '{name}'", where=where, hint=hint) from error
+        hint = "use a name from keras.metrics, such as accuracy or AUC"
+        raise BadInputError(f"Keras has no metric '{name}'", where=where, hint=hint) from error
     return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, name=name)
 
 
@@ -417,11 +412,11 @@ def _make_entry(
 
 
 def _call_problem(function: Callable[..., Any]) -> str:
-    """Why the function cannot be called with labels and predictions; empty if it can."""
+    """The reason why the function cannot be called with labels and predictions; empty if it can."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # Built in C: there is no signature to check.
+        # Functions built in C have no signature to check.
         return ""
     try:
         signature.bind("labels", "predictions")
@@ -440,10 +435,10 @@ def _minibatch_half(labels: Any, predictions: Any, weights: Any, half: int) -> t
 
 
 def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_batch: _MetricEntry) -> bool:
-    """True if the states of two batches add up to those of both; False if this cannot be determined.
+    """Whether the states of both halves are all finite, and add up to the state of the whole batch.
 
     Raises:
-        BadInputError: they do not.
+        BadInputError: finite states do not add up.
     """
     all_finite = True
     for a, b, together in zip(
@@ -453,6 +448,7 @@ def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_ba
             added = a + b
         finite = np.isfinite(added) & np.isfinite(together)
         all_finite = all_finite and bool(finite.all())
+        # float32 sums in another order differ slightly; states that cannot be added differ by far more.
         if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
             raise BadInputError(
                 f"the states of the metric '{first_half.name}' ({type(first_half.metric).__name__}) "
@@ -472,10 +468,10 @@ def _variable_values(metric: Any) -> list[Any]:
 
 
 def _assign_states(entry: _MetricEntry, merged: Mapping[str, Any]) -> None:
-    """Load merged states into a new metric; one without any records stays new.
+    """Load merged states into a new metric; without any states, the metric does not change.
 
     Raises:
-        BadInputError: the states are of other variables.
+        BadInputError: the states do not fit the metric's variables.
     """
     metric = entry.metric
     sets = [states for states in ([merged["states"]] if entry.is_additive else merged["states"]) if states]
@@ -497,18 +493,18 @@ def _reshape_states(entry: _MetricEntry, states: Sequence[Any]) -> list[Any]:
     if sizes != [int(np.prod(shape)) for shape in variable_shapes(entry.metric)]:
         raise BadInputError(
             f"the metric '{entry.name}' ({type(entry.metric).__name__}) has {len(variables)} variables of shapes "
-            f"{', '.join(map(str, variable_shapes(entry.metric)))}, and the evaluation gave {len(sizes)} states of "
+            f"{', '.join(map(str, variable_shapes(entry.metric)))}, but the evaluation returned {len(sizes)} states of "
             f"{', '.join(map(str, sizes))} values",
             hint=(
-                "add the metric's variables in its __init__, or by the shapes of labels and predictions that are "
-                "tensors; eval_metrics_fn() must give the same metrics in all workers"
+                "create the metric's variables in its __init__, or derive their shapes only from dense labels and "
+                "predictions; eval_metrics_fn() must return the same metrics in all workers"
             ),
         )
     return [np.reshape(s, v.shape).astype(v.dtype) for s, v in zip(states, variables, strict=True)]
 
 
 def _named_numbers(name: str, result: Any) -> dict[str, float]:
-    """A scalar as one number; a dict or vector (F1Score without averaging) as one number per element."""
+    """A result as numbers by name: a dict or vector (F1Score without averaging) has one number per element."""
     if isinstance(result, Mapping):
         return {f"{name}_{key}": float(value) for key, value in result.items()}
     array = np.asarray(result, np.float64)

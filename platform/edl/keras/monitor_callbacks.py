@@ -1,10 +1,10 @@
-"""Keras' callbacks that decide by evaluations: found in the user's list, checked, and declared to the master.
+"""Monitor callbacks, which decide by evaluations: found in the user's list, checked, and declared to the master.
 
-``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` want the values of an evaluation.
-Under strategy Local the process that trains has them, and Keras' own code decides. Where parameter servers hold the
-weights the master decides for all workers (``edl.core.evaluation``), from what is declared here; the code of
-a subclass cannot run there, so it is refused. In either case an evaluation is to them what an epoch is to
-``keras.fit``.
+``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` need the values of an evaluation.
+Under strategy Local the training process has them, and Keras' own code decides. In a job with parameter servers, the
+master decides for all workers (``edl.core.evaluation``), from the declarations made here. The master cannot run the
+code of a subclass, so subclasses are refused. In both cases an evaluation takes the place of an epoch of
+``keras.Model.fit``.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from edl.api.job_spec import JobSpec
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
 
 MetricDirections = Mapping[str, str | None]
-"""By metric of the evaluation: whether ``up`` or ``down`` is better; None: not declared."""
+"""By metric of the evaluation: whether ``up`` or ``down`` is better, or None if unknown."""
 
 
 def is_monitor(callback: Any) -> bool:
-    """Whether a callback decides by the values of evaluations; subclasses count as what they extend."""
+    """Whether a callback is a monitor callback; subclasses count too."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
         return bool(callback.save_best_only)
     return isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
 
 
 def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: JobSpec) -> None:
-    """Refuse callbacks that could never decide; give those of mode ``auto`` the mode that their metric says.
+    """Refuse callbacks that could never decide; replace the mode ``auto`` by the mode of the metric.
 
     Args:
-        monitors: of the user's list, those of which ``is_monitor`` is true.
-        directions: of the job's metrics, the loss included.
+        monitors: the callbacks of the user's list for which ``is_monitor`` is true.
+        directions: the directions of the job's metrics, including the loss.
         spec: the job.
 
     Raises:
-        BadInputError: there is nothing to evaluate on, no such metric, or nothing says which values are better.
+        BadInputError: the job has no evaluations, the metric does not exist, or its direction is unknown.
     """
     for callback in monitors:
         callback_text = f"the callback {type(callback).__name__}"
         if not spec.data.validation:
             raise BadInputError(
-                f"{callback_text} decides by evaluations, and there are no records to evaluate on",
-                hint="set data.validation, or leave the callback out",
+                f"{callback_text} decides by evaluations, but the job has no records to evaluate on",
+                hint="set data.validation, or remove the callback",
             )
+        # ModelCheckpoint is useful with a single evaluation at the end; the others can change nothing then.
         if spec.train.evaluation_steps is None and not isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise BadInputError(
-                f"{callback_text} decides by evaluations, and the only one is at the end",
+                f"{callback_text} decides by evaluations, but the only evaluation is at the end",
                 hint="set train.evaluation_steps, for example to the steps of an epoch: the training records divided "
                 "by train.minibatch_size. patience counts evaluations",
             )
@@ -59,17 +60,17 @@ def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: 
 
 
 def _monitored_metric(callback: Any, callback_text: str, directions: MetricDirections) -> str:
-    """The metric's name without ``val_``; values of one metric with several are called ``NAME_...``."""
+    """The metric's name without ``val_``. A metric with several values has the names ``NAME_...``."""
     monitor = str(callback.monitor)
     metric = monitor.removeprefix("val_")
     known_metrics = ", ".join(f"val_{name}" for name in directions)
     if metric == monitor:
         raise BadInputError(
-            f"{callback_text} monitors '{monitor}', a value of training: it decides by those of evaluations",
+            f"{callback_text} monitors '{monitor}', a value of training, but it decides by values of evaluations",
             hint=f"monitor one of {known_metrics}",
         )
     if metric not in directions and not any(metric.startswith(f"{name}_") for name in directions):
-        raise BadInputError(f"{callback_text} monitors '{monitor}', and an evaluation gives {known_metrics}")
+        raise BadInputError(f"{callback_text} monitors '{monitor}', but the evaluation has only {known_metrics}")
     return metric
 
 
@@ -78,21 +79,22 @@ def _resolve_mode(callback: Any, callback_text: str, direction: str | None, metr
         return "min"
     if direction is None:
         raise BadInputError(
-            f"{callback_text} monitors 'val_{metric}', and nothing says whether more of it is better",
-            hint="give it mode='max' or mode='min'",
+            f"{callback_text} monitors 'val_{metric}', but it is unknown whether higher values are better",
+            hint="pass mode='max' or mode='min' to the callback",
         )
     return "max" if direction == "up" else "min"
 
 
 def declare_callbacks(monitors: Sequence[Any], optimizer: Any) -> tuple[CallbackSpec, ...]:
-    """What the master is to decide, of callbacks that were checked.
+    """The declarations of monitor callbacks for the master. Call it after :func:`check_monitors`.
 
     Args:
         monitors: Keras' callbacks.
-        optimizer: the job's, with the rate that ``optimizer()`` gave it.
+        optimizer: the job's optimizer with its initial rate.
 
     Raises:
-        BadInputError: a subclass, whose code the master cannot run; or an optimizer whose rate is not to be set.
+        BadInputError: a callback is a subclass, whose code the master cannot run; or it sets the rate of an optimizer
+            that has a schedule.
     """
     return tuple(_declare_callback(callback, optimizer) for callback in monitors)
 
@@ -104,7 +106,7 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
         base = next(each.__name__ for each in of_keras if isinstance(callback, each))
         raise BadInputError(
             f"the callback {kind.__name__} (a keras.callbacks.{base}) cannot be used: the master decides for all "
-            "workers, and does not run the code of a subclass",
+            "workers and does not run the code of a subclass",
             hint=f"use keras.callbacks.{base} itself, or strategy: {{name: Local}}, which runs subclasses",
         )
     shared_arguments = (str(callback.monitor).removeprefix("val_"), callback.mode, float(callback.min_delta))
@@ -119,8 +121,8 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
     if kind is keras.callbacks.ReduceLROnPlateau:
         if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             raise BadInputError(
-                "the callback ReduceLROnPlateau cannot be used: the rate is a schedule's, and not to be set",
-                hint="give the optimizer a number as learning_rate",
+                "the callback ReduceLROnPlateau cannot be used: a schedule determines the learning rate",
+                hint="pass a number as learning_rate to the optimizer",
             )
         return ReduceLROnPlateau(
             *shared_arguments,
@@ -133,8 +135,8 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
     if callback.save_freq != "epoch":
         raise BadInputError(
             f"save_freq={callback.save_freq!r} of the callback ModelCheckpoint cannot be used with save_best_only: "
-            "which model is the best is known after an evaluation",
-            hint="leave save_freq out",
+            "only an evaluation shows which model is the best",
+            hint="remove save_freq",
         )
     threshold = None if callback.best is None else float(callback.best)
     return BestCheckpoint(
@@ -146,42 +148,45 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
 
 
 def refuse_conflicting_rates(other_callbacks: Sequence[Any], declared_callbacks: Sequence[CallbackSpec]) -> None:
-    """The master would lower the rate, and the worker's own callback would set it at the next epoch.
+    """Refuse ``ReduceLROnPlateau`` together with ``LearningRateScheduler``.
+
+    The master would lower the rate, and the worker's scheduler would set another rate at the next epoch.
 
     Raises:
-        BadInputError: there are both.
+        BadInputError: the job has both callbacks.
     """
     schedulers = [each for each in other_callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
     if schedulers and any(isinstance(callback, ReduceLROnPlateau) for callback in declared_callbacks):
         raise BadInputError(
-            "the callbacks ReduceLROnPlateau and LearningRateScheduler both set the learning rate, the one for the "
-            "whole job, the other in each worker",
-            hint="leave one of them out, or use strategy: {name: Local}",
+            "the callbacks ReduceLROnPlateau and LearningRateScheduler both set the learning rate: the first for the "
+            "whole job, the second in each worker",
+            hint="remove one of them, or use strategy: {name: Local}",
         )
 
 
 # --------------------------------------------------------------------------------------------------
-# Callbacks of Keras that could not do their work in a job: refused by name, with what does it here.
+# Keras callbacks that cannot work in a job. They are refused by name, and the hint names a
+# replacement.
 
 
 _NO_EPOCH_EVALUATION = "an epoch does not end with an evaluation"
-_INITIAL_WEIGHTS = "a worker's model keeps its initial weights, the trained ones are on the parameter servers"
+_INITIAL_WEIGHTS = "a worker's model keeps its initial weights; the trained ones are on the parameter servers"
 _CHECKPOINT_REMEDY = (
-    "use checkpoint.every_steps and checkpoint.keep, or ModelCheckpoint(save_best_only=True); the export is the "
+    "use checkpoint.every_steps and checkpoint.keep, or ModelCheckpoint(save_best_only=True); the export writes the "
     "trained model as a .keras file"
 )
-_INSPECT_REMEDY = "leave it out; `edl checkpoint inspect` says what the weights of a checkpoint look like"
+_INSPECT_REMEDY = "remove it; `edl checkpoint inspect` shows statistics of a checkpoint's weights"
 
 _RefusalTable = Mapping[str, tuple[str, str]]
-"""By class, or class and argument: why, and what to do."""
+"""By class, or class and argument: the reason and the hint."""
 
 _REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
         "a job resumes from EDL's checkpoints",
-        "leave it out: checkpoint.every_steps says how often they are taken",
+        "remove it; checkpoint.every_steps sets how often checkpoints are written",
     ),
     "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
-    "SwapEMAWeights.swap_on_epoch": ("the weights that it puts in would be kept and exported", "leave it out"),
+    "SwapEMAWeights.swap_on_epoch": ("the averaged weights would be kept and exported", "remove swap_on_epoch"),
     "TerminateOnNaN": (
         "callbacks do not see steps whose loss is not finite",
         "use train.on_nan: stop, which is the default",
@@ -190,22 +195,22 @@ _REFUSED_EVERYWHERE: _RefusalTable = {
 _REFUSED_WITH_PS: _RefusalTable = {
     "ModelCheckpoint": (_INITIAL_WEIGHTS, _CHECKPOINT_REMEDY),
     "OrbaxCheckpoint": (_INITIAL_WEIGHTS, _CHECKPOINT_REMEDY),
-    "SwapEMAWeights": (_INITIAL_WEIGHTS, "leave it out, and average what the newest checkpoints hold"),
+    "SwapEMAWeights": (_INITIAL_WEIGHTS, "remove it, and average the weights of the newest checkpoints"),
     "TensorBoard.embeddings_freq": (_INITIAL_WEIGHTS, _INSPECT_REMEDY),
     "TensorBoard.histogram_freq": (_INITIAL_WEIGHTS, _INSPECT_REMEDY),
 }
-"""Where parameter servers hold the weights."""
+"""Further refusals in jobs with parameter servers."""
 
 
 def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bool) -> None:
-    """Look at each of ``callbacks``; a subclass counts as what it extends.
+    """Refuse callbacks that cannot work in this job; a subclass counts as its base class.
 
     Args:
-        callbacks: of Keras, and the user's.
-        trains_locally: whether the process that calls them trains the model itself.
+        callbacks: callbacks of Keras and of the user.
+        trains_locally: whether this process trains the model itself.
 
     Raises:
-        BadInputError: one of them could not do its work; why, and what to use instead.
+        BadInputError: one of the callbacks cannot work; the error has the reason and a replacement.
     """
     import keras
 
@@ -213,7 +218,8 @@ def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bo
     for callback in callbacks:
         for what, (reason, instead) in refusals.items():
             base, _, argument = what.partition(".")
-            if not isinstance(callback, getattr(keras.callbacks, base, ())):  # older ones do not have all of them
+            # Older versions of Keras lack some of these classes.
+            if not isinstance(callback, getattr(keras.callbacks, base, ())):
                 continue
             given = getattr(callback, argument) if argument else True
             if given:

@@ -1,8 +1,8 @@
 """Imports TensorFlow, the longest part of a worker's start, without modules that no worker needs.
 
-Keras imports scikit-learn, and with it most of SciPy, where they are installed: for ``keras.wrappers``, which make a
-scikit-learn estimator of a model. They are about a tenth of the whole import, so they are kept out of it. A model's
-module may import scikit-learn itself; only ``keras.wrappers`` says that it is not installed.
+If scikit-learn is installed, Keras imports it, and with it most of SciPy, for ``keras.wrappers``, which makes a
+scikit-learn estimator of a model. This takes about a tenth of the import's time, so EDL prevents it. A model module can
+still import scikit-learn; only ``keras.wrappers`` reports that it is not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def import_tensorflow() -> Any:
-    """Import TensorFlow; call from the main thread, before anything else imports TensorFlow or Keras."""
+    """Import TensorFlow. Call it in the main thread, before other code imports TensorFlow or Keras."""
     with _hidden_module("sklearn"):
         import tensorflow
     return tensorflow
@@ -22,7 +22,7 @@ def import_tensorflow() -> Any:
 
 @contextmanager
 def _hidden_module(name: str) -> Iterator[None]:
-    """Make importing ``name`` fail in this context as if it were not installed, unless it is already imported."""
+    """Make imports of ``name`` fail inside this block as if it were not installed, unless it is already imported."""
     if name in sys.modules:
         yield
         return

@@ -1,12 +1,9 @@
-"""A function of minibatches that is traced once for any number of records and called without TensorFlow's
-dispatch.
+"""A function of minibatches that is traced once for any number of records and called without TensorFlow's dispatch.
 
-``tf.function`` compares every argument with the signatures of earlier traces, about 0.2 ms a call: a quarter of a small
-model's step. Here the types and shapes of the arguments without their first dimension pick the trace, which is called
-with flat tensors. Arrays of aligned memory (``aligned``) become tensors without a copy.
-
-Several threads may call functions of one model: while one is traced, layers of the model remember what for, so that
-only one is traced at a time.
+``tf.function`` compares every argument with the signatures of earlier traces. This takes about 0.2 ms per call, a
+quarter of a small model's step. A ``TracedFunction`` finds the trace by the types and shapes of the arguments without
+their first dimension, and calls it with flat tensors. Arrays in aligned memory (``edl.numerics.aligned_memory``) become
+tensors without a copy.
 """
 
 from __future__ import annotations
@@ -23,15 +20,15 @@ from edl.numerics.aligned_memory import is_aligned
 
 _TENSOR_TYPES = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
 _TRACING_LOCK = threading.Lock()
-"""Keras marks layers while they are being called, so two threads cannot trace one model at a time."""
+"""Several threads may call functions of one model, but only one may trace: Keras marks layers that are being called."""
 
 
 class TracedFunction:
-    """A traced function. See the module's docstring.
+    """A traced function; see the module's docstring.
 
     Args:
-        function: of nested tensors or arrays, records first; runs as a graph. Arrays are not to be written to while
-            anybody holds them: what it gives or keeps may be in their memory.
+        function: a function of nested tensors or arrays whose first dimension is the records; it runs as a graph. Do
+            not write to an array that was passed to it while its results are in use: they may share the memory.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -40,18 +37,18 @@ class TracedFunction:
 
     @property
     def trace_count(self) -> int:
-        """The number of traces."""
+        """How often the function was traced."""
         return int(self._tf_function.experimental_get_tracing_count())
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function; traces it for new types and shapes."""
         trace, leaves = self.find_trace(*arguments)
         flat = tf.nest.flatten(leaves, expand_composites=True)
-        # The part of a tf.function call that follows the comparison of signatures.
+        # A private method of TensorFlow: the part of a tf.function call after the comparison of signatures.
         return trace._call_flat(flat, trace.captured_inputs)
 
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
-        """Find or make the trace for these types and shapes; also returns the arguments' leaves as tensors."""
+        """Find or create the trace for these types and shapes; also returns the arguments' leaves as tensors."""
         leaves = [_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_signature_key(leaf) for leaf in leaves)
         trace = self._traces.get(key)
@@ -64,12 +61,12 @@ class TracedFunction:
 
 
 def as_array(tensor: Any) -> NDArray[Any]:
-    """A tensor's values as an array: a read-only view of its memory."""
+    """A read-only array that shares the tensor's memory."""
     return np.asarray(memoryview(tensor))
 
 
 def spec_for_any_count(value: Any) -> Any:
-    """The TensorSpec with an unknown number of records; also for ragged and sparse tensors."""
+    """The spec of a dense, ragged or sparse tensor, with an unknown number of records."""
     shape = [None, *value.shape[1:]] if len(value.shape) else []
     if isinstance(value, tf.RaggedTensor):
         return tf.RaggedTensorSpec(shape, value.dtype, value.ragged_rank, value.row_splits.dtype)
@@ -91,7 +88,7 @@ def _signature_key(tensor: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------
-# Analysis of a graph's dependencies; nothing is run.
+# Analysis of a graph's dependencies, without running it.
 
 
 _ALL_INPUTS = slice(None)
@@ -105,19 +102,19 @@ _VALUE_INPUTS = {
     "SparseToDense": slice(2, 3),
     "RaggedTensorToTensor": slice(1, 2),
 }
-"""Operations that pass values on unchanged or in another type, with the inputs that carry the values."""
+"""Operations that do not change values except for their type, with the inputs that have the values."""
 _SELECTING_OPERATIONS = frozenset({"GatherV2", "GatherNd", "SelectV2"})
-"""Those of them whose other inputs are more than shapes and indices: they may be ids."""
+"""Operations of ``_VALUE_INPUTS`` whose other inputs may be ids, not only shapes."""
 
 
 def iter_dependencies(
     tensor: Any, inputs_of: Callable[[Any], Sequence[Any]] = lambda operation: operation.inputs
 ) -> Iterator[Any]:
-    """All operations that the tensor depends on.
+    """Generate all operations that a tensor depends on.
 
     Args:
-        tensor: of a graph.
-        inputs_of: those inputs of an operation that count.
+        tensor: a tensor of a graph.
+        inputs_of: returns the inputs of an operation to follow; by default all.
     """
     left, seen = [tensor.op], set()
     while left:
@@ -129,10 +126,11 @@ def iter_dependencies(
 
 
 def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:
-    """Find a narrowing cast of integers between the graph's inputs and the tensor: returns both types.
+    """Find a narrowing cast of integers between the graph's inputs and the tensor; returns both types.
 
-    What is computed before it is cut counts as fit for it: a remainder, the number of a bucket.
+    A cast of a computed value (a remainder, a bucket number) is allowed: the computation is assumed to limit the value.
     """
+    # Captured inputs, such as variables, are not features.
     captured = {id(inner.op) for _, inner in tensor.graph.captures}
     for operation in iter_dependencies(tensor, _influencing_inputs):
         if operation.type != "Cast" or not operation.outputs[0].dtype.is_integer:
@@ -147,11 +145,11 @@ def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:
 
 
 def _value_inputs(operation: Any) -> Sequence[Any]:
-    """The inputs whose values an operation passes on unchanged."""
+    """The inputs whose values an operation does not change."""
     return tuple(operation.inputs[_VALUE_INPUTS.get(operation.type, slice(0))])
 
 
 def _influencing_inputs(operation: Any) -> Sequence[Any]:
-    """The inputs that an operation's values depend on; casting shapes is harmless."""
+    """The inputs that an operation's values depend on. Shapes are not among them: a cast of a shape is harmless."""
     keeps = operation.type in _VALUE_INPUTS and operation.type not in _SELECTING_OPERATIONS
     return _value_inputs(operation) if keeps else operation.inputs

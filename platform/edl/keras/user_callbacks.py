@@ -1,15 +1,16 @@
 """Runs the user's Keras callbacks in a worker.
 
-Each worker runs its own. It sees its own minibatches only: ``logs`` holds the loss of one, at the end of an epoch the
-mean of them. An epoch begins and ends for it with the first task that it gets of one epoch and of the next. What a
-callback does to ``model.optimizer.learning_rate`` takes effect with this worker's next push.
+Each worker has its own callbacks. They see only the worker's own minibatches: ``logs`` contains the loss of one
+minibatch, and at the end of an epoch the mean loss. An epoch begins when the worker gets its first task of the epoch,
+and ends with its first task of the next one. If a callback sets ``model.optimizer.learning_rate``, the new rate takes
+effect with this worker's next push.
 
-Where parameter servers hold the weights, the model that callbacks see has the initial ones: what would use them is
+In a job with parameter servers, the worker's model keeps the initial weights, so callbacks that use the weights are
 refused. ``model.stop_training`` does not end such a job, because the master plans its end; the attempt is logged once.
-With strategy Local the model is the trained one, and callbacks may stop it.
+Under strategy Local the worker's model is the trained one, and callbacks may stop the training.
 
-Callbacks that decide by evaluations (``monitors``) are called after each evaluation, as after an epoch of
-``keras.fit``: under strategy Local here, otherwise by nobody, because the master decides in their place.
+Monitor callbacks (``monitors``) decide by evaluations. Under strategy Local they are called here after each evaluation,
+as after an epoch of ``keras.Model.fit``. In a job with parameter servers, the master decides instead of them.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
 
 # --------------------------------------------------------------------------------------------------
-# What Keras provides to callbacks and a job does differently: methods that are never called, and
-# ``params``.
+# Differences to ``keras.Model.fit``: methods that are never called, and the content of ``params``.
 
 
 CallbackParams = Mapping[str, Any]
@@ -40,51 +40,50 @@ CallbackParams = Mapping[str, Any]
 _UNCALLED_METHODS = tuple(
     f"on_{kind}_{end}" for kind in ("test_batch", "predict_batch", "predict") for end in ("begin", "end")
 )
-"""``on_test_begin`` and ``on_test_end`` are called once per evaluation task; predictions have no calls."""
+"""Methods never called. ``on_test_begin`` and ``on_test_end`` are called once per evaluation task."""
 _UNCALLED_MONITOR_METHODS = tuple(
     f"on_{kind}_{end}" for kind in ("batch", "train_batch", "test") for end in ("begin", "end")
 )
-"""Callbacks that decide by evaluations receive no other calls."""
+"""Further methods that are never called on monitor callbacks."""
 
 
 def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
-    """The ``params`` that ``keras.fit`` would set.
+    """The ``params`` that ``keras.Model.fit`` would set.
 
     Args:
-        train: of the job.
-        reader: of its training records.
+        train: the job's section ``train``.
+        reader: the reader of the training records.
 
     Returns:
-        ``steps`` are those of an epoch, of all workers together; ``verbose`` is that of ``fit``.
+        ``steps`` is the number of steps of an epoch, for all workers together; ``verbose`` is the default of ``fit``.
     """
     counts = [source.records for source in reader.sources()]
     if train.shuffle.window != 0 and getattr(reader, "blocks", None) is not None:
-        # Windows may cross the borders of sources; ranges of records do not.
+        # A shuffled order is one sequence of records. Without it, each source ends with a minibatch
+        # of its own, which may be smaller.
         counts = [sum(counts)]
     steps = sum(-(-count // train.minibatch_size) for count in counts)
     return {"verbose": 1, "epochs": train.epochs, "steps": steps}
 
 
 def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:
-    """Set the ``params`` of callbacks.
-
-    A progress bar counts global steps, which do not restart with an epoch.
-    """
+    """Set the ``params`` of callbacks."""
     import keras
 
     if not params:
         return
     for callback in callbacks:
+        # A progress bar shows global steps here, which do not restart with an epoch: it gets no target.
         bar = isinstance(callback, keras.callbacks.ProgbarLogger)
         callback.set_params({**params, "steps": None} if bar else dict(params))
 
 
 def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) -> None:
-    """Warn about methods of the user's own callbacks that Keras would call and a job does not.
+    """Warn about methods of the user's own callbacks that Keras calls but a job does not.
 
     Args:
-        callbacks: that hear of steps, epochs and evaluation tasks.
-        monitors: that are called after each evaluation.
+        callbacks: the callbacks that are called for steps, epochs and evaluation tasks.
+        monitors: the callbacks that are called after each evaluation.
     """
     for callback, uncalled in (
         *((each, _UNCALLED_METHODS) for each in callbacks),
@@ -101,7 +100,7 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
             else f"{user_methods[0]} is"
         )
         _LOG.warning(
-            "the callback %s: %s never called%s; docs/model-contract.md, Callbacks, says what is",
+            "the callback %s: %s never called%s; docs/model-contract.md, Callbacks, lists the called methods",
             kind.__name__,
             called,
             where,
@@ -124,52 +123,50 @@ def _is_keras_class(kind: type) -> bool:
 _LOG = logging.getLogger(__name__)
 
 _MONITOR_STATE_FIELDS = ("best", "wait", "stopped_epoch", "best_epoch", "cooldown_counter")
-"""State of Keras' callbacks about earlier evaluations, besides weights."""
+"""Attributes of Keras' callbacks that a resumed run must restore, besides weights."""
 
 MonitorCheck = Callable[[list[Any]], None]
-"""Refuses callbacks that could never take effect."""
+"""Raises for monitor callbacks that could never take effect."""
 
 
 class NoCallbacks:
-    """For modules without ``callbacks()``; every method does nothing."""
+    """The interface of :class:`KerasCallbacks` for modules without ``callbacks()``; every method does nothing."""
 
     master_callbacks: tuple[CallbackSpec, ...] = ()
     """The callbacks that the master evaluates."""
     stop_reason = ""
-    """Why a callback ended training."""
+    """The reason why a callback ended training."""
 
     def begin_step(self, step: int) -> None:
-        """A minibatch begins."""
+        """Call the callbacks before a minibatch."""
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch was applied or, with overlap, was sent."""
+        """Call the callbacks after a minibatch was applied or, with overlap, sent."""
 
     def begin_training(self) -> None:
-        """Training begins, unless it already has."""
+        """Call the callbacks at the beginning of training, once."""
 
     def begin_first_step(self) -> None:
-        """Called before the first update, to try the callbacks; excludes those that write log files."""
+        """Try the callbacks before the first update, except those that write log files."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """A task of an epoch begins."""
+        """Call the callbacks if this task is the first one of an epoch."""
 
     def begin_test(self) -> None:
-        """An evaluation task begins."""
+        """Call the callbacks before an evaluation task."""
 
     def end_test(self) -> None:
-        """An evaluation task ends."""
+        """Call the callbacks after an evaluation task."""
 
     def end_training(self) -> None:
-        """No more training."""
+        """Call the callbacks at the end of training."""
 
     def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        """Run the monitor callbacks with an evaluation's values; returns their decisions, for users."""
+        """Run the monitor callbacks with an evaluation's values; returns their decisions as messages."""
         return []
 
     def end_monitors(self) -> Mapping[str, float | None] | None:
-        """End the evaluations; receives the values for the restored weights, if they are not of the last
-        evaluation.
-        """
+        """End the monitor callbacks; returns the metrics of restored weights, unless the last evaluation has them."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -188,21 +185,21 @@ class KerasCallbacks:
     """Runs a list of Keras callbacks.
 
     Args:
-        callbacks: what the module's ``callbacks()`` returned.
-        model: the Keras model that they see.
+        callbacks: the value that the module's ``callbacks()`` returned.
+        model: the Keras model that the callbacks see.
         optimizer: becomes ``model.optimizer``.
-        zoo: the model zoo; frames of files below it are the user's in tracebacks.
-        trains_locally: whether this process trains ``model`` by ``optimizer``; else parameter servers hold the weights.
-        worker_index: index of this worker among several, each of which gets files of its own; None: it is the only one.
-        check_monitors: called with the callbacks that decide by evaluations.
-        params: what callbacks have as ``params``.
+        zoo: the model zoo; files below it are the user's code in tracebacks.
+        trains_locally: whether this process trains ``model``; otherwise parameter servers hold the weights.
+        worker_index: this worker's index, which becomes part of output file names; None if it is the only worker.
+        check_monitors: called with the monitor callbacks.
+        params: the ``params`` of the callbacks.
 
     Attributes:
-        master_callbacks: those for which the master decides; empty if this process does.
+        master_callbacks: the callbacks that the master evaluates; empty if this process does.
 
     Raises:
-        BadInputError: one of the callbacks could not do its work.
-        UserCodeError: the user's code raises.
+        BadInputError: one of the callbacks cannot work in this job.
+        UserCodeError: the user's code raised an exception.
     """
 
     def __init__(
@@ -260,15 +257,15 @@ class KerasCallbacks:
                 callback.on_train_begin()
 
     def begin_step(self, step: int) -> None:
-        """A minibatch begins; ``step`` is the global step."""
-        # A schedule's rate and TensorBoard's step are then those of this step.
+        """Call the callbacks before a minibatch; ``step`` is the global step."""
+        # Callbacks read this step's rate from a schedule, and TensorBoard its step, from iterations.
         if not self._trains_locally:
             self._model.optimizer.iterations.value.assign(step, read_value=False)
         with self._calling_user_code("on_train_batch_begin"):
             self._callback_list.on_train_batch_begin(step)
 
     def end_step(self, step: int, loss: float) -> None:
-        """A minibatch was applied or, with overlap, was sent."""
+        """Call the callbacks after a minibatch was applied or, with overlap, sent."""
         self._epoch_loss_sum += loss
         self._epoch_steps += 1
         self._loss_sum_since_evaluation += loss
@@ -277,7 +274,7 @@ class KerasCallbacks:
             self._callback_list.on_train_batch_end(step, {"loss": loss})
 
     def begin_training(self) -> None:
-        """Training begins, unless it already has: the first task of an epoch does the same."""
+        """Call the callbacks at the beginning of training, once; :meth:`begin_epoch` calls this too."""
         if self._training_begun:
             return
         self._training_begun = True
@@ -285,10 +282,10 @@ class KerasCallbacks:
             self._callback_list.on_train_begin()
 
     def begin_first_step(self) -> None:
-        """Called before the first update, to try the callbacks; excludes those that write log files."""
+        """Try the callbacks before the first update, except those that write log files."""
         import keras
 
-        # They would truncate the files of an earlier run.
+        # These truncate the files of an earlier run when training begins.
         log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
         tried = [each for each in self._callback_list.callbacks if not isinstance(each, log_writers)]
         self._callback_list.callbacks[:] = tried
@@ -296,7 +293,7 @@ class KerasCallbacks:
         self.begin_step(0)
 
     def begin_epoch(self, epoch: int) -> None:
-        """A task of an epoch begins. The first one begins the epoch and ends the previous one."""
+        """Begin an epoch and end the previous one, if this task is the first one of its epoch."""
         if epoch == self._epoch:
             return
         self.begin_training()
@@ -308,7 +305,8 @@ class KerasCallbacks:
                 self._scheduled_rates.assign_epoch_rate(epoch)
             rate = self._current_rate() if epoch == self._resumed_epoch else None
             self._callback_list.on_epoch_begin(epoch)
-            # The run resumes in the middle of an epoch, whose rate was set when it began.
+            # The run was resumed in the middle of this epoch. Callbacks set a rate at its beginning,
+            # which ReduceLROnPlateau may have lowered since: keep the restored rate.
             if rate is not None:
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
@@ -321,17 +319,17 @@ class KerasCallbacks:
             self._callback_list.on_epoch_end(epoch, logs)
 
     def begin_test(self) -> None:
-        """An evaluation task begins."""
+        """Call the callbacks before an evaluation task."""
         with self._calling_user_code("on_test_begin"):
             self._callback_list.on_test_begin()
 
     def end_test(self) -> None:
-        """An evaluation task ends."""
+        """Call the callbacks after an evaluation task."""
         with self._calling_user_code("on_test_end"):
             self._callback_list.on_test_end()
 
     def end_training(self) -> None:
-        """No more training."""
+        """Call the callbacks at the end of training."""
         if not self._training_begun:
             return
         if self._epoch is not None:
@@ -339,11 +337,11 @@ class KerasCallbacks:
         with self._calling_user_code("on_train_end"):
             self._callback_list.on_train_end()
 
-    # ------------------------------------------------------------------ monitor callbacks in this
-    # process
+    # ------------------------------------------------------------ monitor callbacks
 
     def run_monitors(self, step: int, metrics: Mapping[str, float]) -> list[tuple[str, str]]:
-        """Run the monitor callbacks with an evaluation's values; returns their decisions, for users."""
+        """Run the monitor callbacks with an evaluation's values; returns their decisions as messages."""
+        # A resumed run may evaluate a step again that the callbacks saw before.
         if not self._monitors or step <= self._last_evaluated_step:
             return []
         logs = {f"val_{name}": value for name, value in metrics.items()}
@@ -367,7 +365,7 @@ class KerasCallbacks:
         return decisions
 
     def _current_rate(self) -> float | None:
-        """The optimizer's rate, if it is a number that can be set."""
+        """The optimizer's rate; None if a schedule determines it."""
         import keras
 
         optimizer = self._model.optimizer
@@ -377,18 +375,16 @@ class KerasCallbacks:
 
     @property
     def stop_reason(self) -> str:
-        """Why a monitor callback ended training; empty while none has."""
+        """The reason why a monitor callback ended training; empty if none did."""
         for callback in self._monitors:
             if getattr(callback, "stopped_epoch", 0):
                 best = "none" if callback.best is None else f"{float(callback.best):.6g}"
                 named = f"{type(callback).__name__}: {callback.monitor}"
-                return f"{named} has not improved for {callback.wait} evaluations, the best is {best}"
+                return f"{named} has not improved for {callback.wait} evaluations; the best value is {best}"
         return ""
 
     def end_monitors(self) -> Mapping[str, float | None] | None:
-        """End the evaluations; receives the values for the restored weights, if they are not of the last
-        evaluation.
-        """
+        """End the monitor callbacks; returns the metrics of restored weights, unless the last evaluation has them."""
         best_metrics = None
         for callback in self._monitors:
             with self._calling_user_code(f"on_train_end of {type(callback).__name__}"):
@@ -422,7 +418,7 @@ class KerasCallbacks:
         }
 
     def weight_arrays(self) -> dict[str, Any]:
-        """The weights kept for ``restore_best_weights``: ``best/<index of the callback>/<n>``."""
+        """The weights for ``restore_best_weights``, as ``best/<index of the callback>/<n>``."""
         return {
             f"best/{place}/{n}": weight
             for place, callback in enumerate(self._monitors)
@@ -430,7 +426,7 @@ class KerasCallbacks:
         }
 
     def restore(self, state: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Restore ``state`` and ``weight_arrays``. A callback that was replaced since starts fresh."""
+        """Restore ``state`` and ``weight_arrays``; a callback of another kind than before starts without state."""
         if not state:
             return
         self._resumed_epoch = -1 if state["epoch"] is None else state["epoch"]
@@ -456,17 +452,17 @@ class KerasCallbacks:
         if not self._trains_locally and not self._stop_warning_logged and getattr(self._model, "stop_training", False):
             self._stop_warning_logged = True
             _LOG.warning(
-                "a callback set model.stop_training: a worker cannot end the job, so this has no effect; "
-                "train.max_steps and train.epochs say when it ends"
+                "a callback set model.stop_training; this has no effect because a worker cannot end the job: "
+                "use train.max_steps or train.epochs"
             )
 
 
 class _EpochRates:
-    """The rate that ``LearningRateScheduler`` sets for each epoch, equal in every worker.
+    """Computes the rate that ``LearningRateScheduler`` sets for each epoch, equally in all workers.
 
-    A schedule may go on from the rate of the epoch before, as ``lambda epoch, rate: rate * 0.9`` does. No worker sees
-    all epochs: one takes another's place, or the last records of an epoch go elsewhere. So the rate before an epoch is
-    what the schedules make of the rate that ``optimizer()`` gave, in all epochs up to that one.
+    A schedule may depend on the previous epoch's rate, as ``lambda epoch, rate: rate * 0.9`` does. A worker may miss
+    epochs: it may start late, or get no records of an epoch. So this class starts from the optimizer's initial rate and
+    calls the schedules for every epoch, also for the missed ones.
     """
 
     def __init__(self, callbacks: list[Any], optimizer: Any) -> None:
@@ -474,11 +470,12 @@ class _EpochRates:
 
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        # Keras then does not allow the rate to be assigned, and reports it.
+        # Keras does not allow to assign the rate of an optimizer with a schedule. The callback itself
+        # raises Keras' error for it.
         self._schedules = [] if has_schedule else schedules
         self._optimizer = optimizer
         self._rate_by_epoch = [float(optimizer.learning_rate)] if self._schedules else []
-        """By epoch, as far as they are known."""
+        """The rate before each epoch that was computed so far."""
 
     def assign_epoch_rate(self, epoch: int) -> None:
         """Set the optimizer's rate for the start of an epoch, before the callbacks are called."""
@@ -492,13 +489,13 @@ class _EpochRates:
         self._optimizer.learning_rate = self._rate_by_epoch[epoch]
 
     def record_next_rate(self, epoch: int) -> None:
-        """Record the rate that the callbacks set at the start of the epoch; the next epoch starts from it."""
+        """Record the rate that the callbacks set at the start of the epoch; the next epoch begins with it."""
         if self._schedules and len(self._rate_by_epoch) == epoch + 1:
             self._rate_by_epoch.append(float(self._optimizer.learning_rate))
 
 
 def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
-    """Give each worker its own output files: several workers writing to one file would corrupt it."""
+    """Give each worker its own output files, because several writers would corrupt one file."""
     import keras
 
     for callback in callbacks:
@@ -530,11 +527,11 @@ def make_callbacks(
     check_monitors: MonitorCheck,
     make_params: Callable[[], CallbackParams] = dict,
 ) -> NoCallbacks | KerasCallbacks:
-    """Create the module's callbacks; ``callbacks_function`` is its ``callbacks``.
+    """Create the module's callbacks; ``callbacks_function`` is its function ``callbacks``.
 
     Raises:
-        BadInputError: one of the callbacks could not do its work.
-        UserCodeError: the user's code raises.
+        BadInputError: one of the callbacks cannot work in this job.
+        UserCodeError: the user's code raised an exception.
     """
     callbacks = callbacks_function() if callbacks_function is not None else None
     return (

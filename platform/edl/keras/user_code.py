@@ -1,7 +1,7 @@
-"""The boundary to the user's model module: exceptions from there are reported as the user's.
+"""The boundary to the user's model module: reports its exceptions as errors of the user's code.
 
-People are shown the user's frames and the error. What the frames of Keras, TensorFlow and EDL could add is in the log,
-through the error's cause.
+Users see the frames of their own code and the error. The log has all frames, including those of Keras, TensorFlow and
+EDL, through the error's cause.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from edl.api.errors import BadInputError, EdlError
 
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _GRAPH_ERROR_PREFIX = "Graph execution error:"
-"""The prefix of errors that TensorFlow raises in a traced function; the cause follows some lines later."""
+"""The prefix of errors that TensorFlow raises in a traced function; the actual error follows some lines later."""
 _GRAPH_ERROR_NOISE = re.compile(r"Graph execution error:|Detected at node |<stack traces unavailable>|\s")
 _OPERATION_PREFIX = re.compile(
     r"^(\{\{function_node [^}]*\}\} |Error in user-defined function passed to .*?: (\w+::)+\w+: )+"
 )
 _ASSERTION_MESSAGE = re.compile(r"^assertion failed: \[(?P<parts>.*)\]$")
-"""The message of ``tf.debugging`` in a graph: each part in brackets, with quotes escaped."""
+"""The message of ``tf.debugging`` in a graph: each part is in brackets, with escaped quotes."""
 _REMEDIES = (
     (
         re.compile(r"indices\[[\d,]*\] = (?P<id>-?\d+) is not in \[0, (?P<rows>\d+)\)"),
-        "if this is an Embedding, it has {rows} rows and was given the id {id}: raise its input_dim, or map ids into "
-        "that range: in feed, or by a layer such as Hashing",
+        "if this is an Embedding, it has {rows} rows and received the id {id}: raise its input_dim, or map ids into "
+        "that range, in feed or with a layer such as Hashing",
     ),
     (
         re.compile(r"Cast string to u?int\d+ is not supported"),
-        "if this is an Embedding, it was given strings: put a StringLookup in front of it; if labels are strings, make "
-        "numbers of them in feed",
+        "if this is an Embedding, it received strings: put a StringLookup in front of it; if labels are strings, "
+        "convert them to numbers in feed",
     ),
     (
         re.compile(r"Cast string to \w+ is not supported"),
-        "strings were given where numbers are needed: if they are labels or features, make numbers of them in feed, of "
-        "digits by tf.strings.to_number, of names by keras.layers.StringLookup",
+        "strings were passed where numbers are needed: convert labels or features in feed, digits with "
+        "tf.strings.to_number and names with keras.layers.StringLookup",
     ),
 )
-"""Remedies for errors of TensorFlow that name no layer."""
+"""Hints for errors of TensorFlow that do not name a layer."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 StackFrames = list[traceback.FrameSummary]
 
 
 class UserCodeError(BadInputError):
-    """The user's model module raised an exception, or violated the contract.
+    """The user's model module raised an exception or violated the contract.
 
     Attributes:
-        detail: the traceback for people: the user's frames and the error.
+        detail: the traceback for users: the frames of their code, and the error.
     """
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None, detail: str = "") -> None:
@@ -65,13 +65,13 @@ def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = N
     """Convert exceptions of the user's code to :class:`UserCodeError`.
 
     Args:
-        zoo: the model zoo: frames of files below it are the user's.
-        action: what is running, as the error begins: ``custom_model()``.
-        function: a function of the user's, whose file is named if no line of the traceback is the user's.
+        zoo: the model zoo; files below it are the user's code.
+        action: the subject of the error message, for example ``custom_model()``.
+        function: a function of the user's; the error names its file if the traceback has no frame of the user's.
 
     Raises:
-        UserCodeError: for every exception but EDL's own and KeyboardInterrupt. SystemExit counts as an error: a model
-            module must not end the worker.
+        UserCodeError: for every exception except EDL's own and KeyboardInterrupt. SystemExit counts as an error: a
+            model module must not end the worker.
     """
     try:
         yield
@@ -115,7 +115,7 @@ def _frames_below(zoo: Path, frames: StackFrames) -> StackFrames:
 
 
 def _graph_frames(text: str) -> StackFrames:
-    """Where the failed operation was created, as far as TensorFlow reports it."""
+    """The frames in which the failed operation was created, if TensorFlow reports them."""
     matches = _GRAPH_FRAME.finditer(text) if text.startswith(_GRAPH_ERROR_PREFIX) else ()
     return [traceback.FrameSummary(frame["file"], int(frame["line"]), frame["name"]) for frame in matches]
 
@@ -129,7 +129,7 @@ def _error_location(error: BaseException, user_frames: StackFrames, function: Ca
 
 
 def _error_headline(text: str) -> str:
-    """The error in one line, without the lines that Keras and TensorFlow put before it."""
+    """The error in one line, without the lines that Keras and TensorFlow add before it."""
     lines = [line for line in text.splitlines() if line.strip()]
     if text.startswith(_GRAPH_ERROR_PREFIX):
         lines = [line for line in lines if not _GRAPH_ERROR_NOISE.match(line)] or lines
@@ -141,13 +141,13 @@ def _error_headline(text: str) -> str:
 
 
 def _format_detail(error: BaseException, text: str, user_frames: StackFrames, graph_frames: StackFrames) -> str:
-    heading = "No line of your code was running when this was raised:\n"
+    heading = "Raised outside of your code:\n"
     if user_frames:
         heading = "Traceback (most recent call last), your code:\n"
     elif graph_frames:
-        heading = "Raised by an operation that was made here (most recent call last), your code:\n"
+        heading = "Raised by an operation that your code created here (most recent call last):\n"
     error_text = "".join(traceback.format_exception_only(error))
-    # Dozens of lines from TensorFlow follow.
+    # TensorFlow appends dozens of lines about the graph to the message.
     if text.startswith(_GRAPH_ERROR_PREFIX):
         error_text = f"{type(error).__name__}: {_error_headline(text)}\n"
     return heading + "".join(traceback.format_list(user_frames or graph_frames)) + _COLOUR_CODE.sub("", error_text)

@@ -1,8 +1,8 @@
-"""Imports a job's model module from the job's model zoo and from nowhere else.
+"""Imports a job's model module only from the job's model zoo.
 
-Python takes the first regular package on ``sys.path``, and prefers one further back to a folder without
-``__init__.py`` before it. So a package ``model_zoo`` of the current folder, or of ``PYTHONPATH``, could stand for the
-zoo that a job names. A finder in front of all others answers for the zoo's names instead.
+Python imports the first regular package on ``sys.path``, also if a folder of the same name without ``__init__.py``
+comes earlier. So a package ``model_zoo`` of the current folder or of ``PYTHONPATH`` could replace the zoo that a job
+names. To prevent this, a finder before all others finds the zoo's names.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ _RESERVED_NAMES = frozenset({"edl", "keras", "numpy", "tensorflow"})
 
 
 class _ZooFinder(MetaPathFinder):
-    """Finds the top-level name of the job's definition, and plain folders of the zoo.
+    """Finds the top-level name of the job's definition, and the zoo's folders without ``__init__.py``.
 
-    A plain folder, without ``__init__.py``, answers for its name unless an installed package has it: folders called
-    ``rich`` or ``yaml`` may hold anything.
+    An installed package takes precedence over such a folder: a folder called ``rich`` or ``yaml`` may contain anything.
     """
 
     def __init__(self, zoo: Path, root_name: str, *, zoo_is_package: bool) -> None:
-        """Serve ``root_name``: the zoo itself if ``zoo_is_package``, otherwise a module or folder in it."""
+        """Find ``root_name``: the zoo itself if ``zoo_is_package``, otherwise a module or folder in it."""
         self._zoo, self._root_name = zoo, root_name
         self._folder = zoo if zoo_is_package else zoo / root_name
+        # Without the folders that import_zoo_module adds, which would find the zoo's own folders.
         self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a name in the zoo."""
+        """The spec of a top-level name in the zoo; None leaves the name to Python's own finders."""
+        # Submodules are found in their package.
         if path is not None:
             return None
         if fullname == self._root_name:
@@ -51,7 +52,7 @@ class _ZooFinder(MetaPathFinder):
 
 
 def _module_spec(name: str, folder: Path) -> ModuleSpec | None:
-    """In Python's own order: package, module, folder."""
+    """The spec of a package, a module or a plain folder, in the order in which Python looks for them."""
     init, module = folder / "__init__.py", folder.with_name(f"{folder.name}.py")
     if init.is_file():
         return spec_from_file_location(name, init, submodule_search_locations=[str(folder)])
@@ -66,16 +67,16 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
     """Import a module of the zoo.
 
     Args:
-        zoo: the folder, resolved.
-        zoo_module: the module in it.
+        zoo: the zoo's folder, as a resolved path.
+        zoo_module: the module in the zoo.
 
     Raises:
-        BadInputError: the zoo is called like a package that every model needs, or another module answers for it.
+        BadInputError: the zoo has the name of a package that every model needs, or Python imported another module.
     """
     root = zoo_module.name.partition(".")[0]
     if root in _RESERVED_NAMES:
         raise BadInputError(
-            f"a model zoo, or a folder of it, that is called {root} hides the package {root}",
+            f"a model zoo, or a folder in it, must not be called {root}: it hides the package {root}",
             where=str(zoo_module.path),
             hint="rename the folder",
         )
@@ -84,10 +85,11 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
     if str(Path.cwd()) not in sys.path:
-        # Appended last: roles start without it, and a model may import from it.
+        # Role processes start without the current folder, but a model may import from it. It comes last so
+        # that it hides nothing.
         sys.path.append(str(Path.cwd()))
     path_parts = [part for part in zoo_module.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
-    # The zoo's own name takes precedence over them.
+    # A name with the zoo's own name in front has one part more than the path inside the zoo.
     zoo_is_package = zoo_module.name.count(".") == len(path_parts)
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _ZooFinder)]
     sys.meta_path.insert(0, _ZooFinder(zoo, root, zoo_is_package=zoo_is_package))
@@ -96,7 +98,7 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
     module = importlib.import_module(zoo_module.name)
     if Path(module.__file__ or "").resolve() != zoo_module.path:
         raise BadInputError(
-            f"another module is called {zoo_module.name}: {module.__file__}",
+            f"Python imported another module as {zoo_module.name}: {module.__file__}",
             where=str(zoo_module.path),
             hint="rename the zoo or the module, or clean PYTHONPATH",
         )
@@ -104,7 +106,7 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
 
 
 def _forget_other_zoos(zoo: Path, root: str) -> None:
-    """Remove modules of another zoo whose folder has the same name."""
+    """Remove imported modules of another zoo whose folder has the same name."""
     for name, module in list(sys.modules.items()):
         if name == root or name.startswith(f"{root}."):
             places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", [])]
