@@ -187,11 +187,11 @@ def test_the_mode_follows_from_the_metric(monitor: str, mode: str | None) -> Non
 @pytest.mark.parametrize(
     ("callback", "given", "message"),
     [
-        (K.EarlyStopping(), job(validation=False), "no records to evaluate on"),
-        (K.ReduceLROnPlateau(), job(evaluation_steps=None), "the only one is at the end"),
+        (K.EarlyStopping(), job(validation=False), "data.validation"),
+        (K.ReduceLROnPlateau(), job(evaluation_steps=None), "train.evaluation_steps"),
         (K.EarlyStopping(monitor="loss"), job(), "'loss', a value of training"),
         (K.EarlyStopping(monitor="val_accuracy"), job(), "val_loss, val_auc, val_mae, val_mine"),
-        (K.EarlyStopping(monitor="val_mine"), job(), "whether more of it is better"),
+        (K.EarlyStopping(monitor="val_mine"), job(), "mode='max'"),
     ],
 )
 def test_what_could_never_decide_is_refused(callback: Any, given: Any, message: str) -> None:
