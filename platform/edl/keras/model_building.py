@@ -1,7 +1,4 @@
-"""Builds the user's model reproducibly.
-
-Equal initial values in every process, different random numbers per worker.
-"""
+"""Builds the user's model reproducibly: equal initial values in all processes, own random numbers in each worker."""
 
 from __future__ import annotations
 
@@ -35,21 +32,21 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
     """Build the user's model with initial values and names that do not depend on earlier models.
 
     Args:
-        module: the user's.
-        seed: of the initial values.
+        module: the user's module.
+        seed: the seed of the initial values.
         sample: features of a minibatch, for a model that is built by its first call.
-        ps_embedding_bytes: size of an Embedding from which on PS hold it; see ``converting_large_embeddings``. None:
-            every table is built in the model.
+        ps_embedding_bytes: the size in bytes from which an Embedding's table is stored on the PS; see
+            ``converting_large_embeddings``. None: the model has all tables itself.
 
     Raises:
-        BadInputError: it can only be built by calling it, and there is no sample; or a large Embedding cannot be
-            served.
-        UserCodeError: the user's code raised.
+        BadInputError: the model is built by its first call, but there is no sample; or the PS cannot store a large
+            Embedding.
+        UserCodeError: the user's code raised an exception.
     """
     policy = keras.config.dtype_policy()
     with nullcontext() if ps_embedding_bytes is None else converting_large_embeddings(ps_embedding_bytes, seed):
         keras.utils.clear_session(free_memory=False)
-        # Cleared too; the module may have set it when it was imported.
+        # clear_session also resets the dtype policy, which the module may have set at import.
         keras.config.set_dtype_policy(policy)
         keras.utils.set_random_seed(seed)
         model = module.make_model()
@@ -57,8 +54,9 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
             with user_code(module.zoo, "the model, called on features of feed,"):
                 model(sample, training=False)
     if not model.built:
-        raise BadInputError("the model is built by its first call, and there are no records to call it on")
-    refuse_metrics_in_layers(model)  # again: layers may make them when they are built
+        raise BadInputError("the model is built by its first call, but there are no records to call it with")
+    # Layers may create metrics in build(), after the check in make_model().
+    refuse_metrics_in_layers(model)
     return model
 
 
@@ -71,9 +69,9 @@ def seed_worker_randomness(local_variables: Iterable[Any], seed: int, worker_ind
     """Seed this worker's random numbers: in the model's layers, NumPy, TensorFlow and Python.
 
     Args:
-        local_variables: the model's variables outside the flat buffer; those of random generators get a new state.
-        seed: the job's.
-        worker_index: of this worker.
+        local_variables: the model's variables outside the flat buffer; states of random generators are replaced.
+        seed: the job's seed.
+        worker_index: this worker's index.
     """
     worker_seed = splitmix64(splitmix64(seed) ^ worker_index)
     for number, variable in enumerate(v for v in local_variables if is_seed_state(v)):
@@ -98,10 +96,10 @@ class ModelVariables:
     """A model's variables in flat order: by PS, trained ones first, then in the model's order.
 
     Attributes:
-        specs: what is in the slab.
-        weights: the Keras variable of each.
-        ps_slices: the slab slice of each part.
-        local_variables: what stays with this worker: states of random generators and constants of other types.
+        specs: the variables in the flat buffer.
+        weights: the Keras variable of each spec.
+        ps_slices: the slice of the flat buffer that each PS owns.
+        local_variables: variables outside the flat buffer: states of random generators, constants of other types.
     """
 
     specs: tuple[VariableSpec, ...]
@@ -116,14 +114,14 @@ class ModelVariables:
         """The variables of a built model.
 
         Args:
-            model: the user's.
+            model: the user's built model.
             ps_of_variable: the index of the PS that owns a variable.
             ps_count: number of PS.
-            trained_by_ps: whether PS train the variables; otherwise Keras' optimizer does, which applies constraints.
+            trained_by_ps: whether the PS train the variables; otherwise Keras' optimizer does, which applies
+                constraints.
 
         Raises:
-            BadInputError: a trained variable is not float32 or is quantized, or PS cannot apply its constraint; it is
-                named.
+            BadInputError: a trained variable is quantized or not float32, or has a constraint that the PS cannot apply.
         """
         named_variables = _name_variables(
             [weight for weight in model.weights if _is_in_flat_buffer(weight, trained_by_ps)]
@@ -149,7 +147,7 @@ class ModelVariables:
 
     @property
     def offsets(self) -> tuple[slice, ...]:
-        """The slab slice of each variable."""
+        """The slice of the flat buffer that each variable has."""
         return tuple(slice(a, b) for a, b in pairwise(accumulate((s.size for s in self.specs), initial=0)))
 
     def read_values(self) -> NDArray[np.float32]:
@@ -165,10 +163,9 @@ class ModelVariables:
     def fingerprint(self, *more: Any) -> str:
         """A digest of names, shapes, owners and ``more`` JSON values.
 
-        Only models with equal digests may share updates.
-
-        Sorted, because the order of the slab depends on how many PS there are, and a job may be resumed with others.
+        Only workers whose models have equal digests may train together.
         """
+        # Sorted, because the flat order depends on the number of PS, and a job may be resumed with another number.
         facts = sorted([s.name, s.shape, s.statistic] for s in self.specs)
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
@@ -189,7 +186,7 @@ def _check_constraint(weight: Any, trained_by_ps: bool) -> bool:
         raise BadInputError(
             f"the constraint {type(weight.constraint).__name__} of '{weight.path}' cannot be applied by the parameter "
             "servers",
-            hint="leave the constraint out, use a regularizer, or train with strategy: {name: Local}, which applies it",
+            hint="remove the constraint, use a regularizer, or train with strategy: {name: Local}, which applies it",
         )
     if getattr(weight, "overwrite_with_gradient", False):
         raise BadInputError(f"the quantized variable '{weight.path}' cannot be trained by EDL")
@@ -200,8 +197,9 @@ def _name_variables(weights: Sequence[Any]) -> list[tuple[VariableSpec, Any]]:
     counts: dict[str, int] = {}
     named = []
     for weight in weights:
-        counts[weight.path] = seen = counts.get(weight.path, 0) + 1
-        name = weight.path if seen == 1 else f"{weight.path}#{seen}"
+        # Keras does not require unique paths.
+        counts[weight.path] = count = counts.get(weight.path, 0) + 1
+        name = weight.path if count == 1 else f"{weight.path}#{count}"
         named.append((VariableSpec(name, tuple(weight.shape), not weight.trainable), weight))
     return named
 
@@ -218,18 +216,18 @@ def derive_feature_spec(model: Any, sample: Any) -> Any:
     """Nested TensorSpecs of a model's features.
 
     Args:
-        model: built.
-        sample: features of a minibatch; None for a model of which Keras knows the inputs.
+        model: a built model.
+        sample: features of a minibatch; None for a model that declares its inputs.
 
     Raises:
-        BadInputError: nothing says what the model takes.
+        BadInputError: the model does not declare its inputs, and there is no sample.
     """
     if sample is not None:
         return tf.nest.map_structure(spec_for_any_count, sample)
     # A Sequential keeps its functional graph here.
     graph = getattr(model, "_functional", model)
     if getattr(graph, "_inputs_struct", None) is None:
-        raise BadInputError("the model does not declare its inputs, and there are no records to infer them from")
+        raise BadInputError("the model does not declare its inputs, and there are no records to derive them from")
     return tf.nest.map_structure(_input_spec, graph._inputs_struct)
 
 
@@ -243,17 +241,17 @@ def _input_spec(keras_input: Any) -> Any:
 
 
 def named_component_specs(features: Any) -> list[tf.TensorSpec] | None:
-    """The plain tensors of features, in the order of ``tf.nest.flatten``, named after the features.
+    """The dense tensors that features consist of, in the order of ``tf.nest.flatten``, named after the features.
 
-    A feature ``tags`` is ``tags`` where it is dense, ``tags_values`` and ``tags_row_splits`` where it is ragged, and
-    ``tags_indices``, ``tags_values`` and ``tags_dense_shape`` where it is sparse.
+    A dense feature ``tags`` is one tensor ``tags``. A ragged one is ``tags_values`` and ``tags_row_splits``, a sparse
+    one ``tags_indices``, ``tags_values`` and ``tags_dense_shape``.
 
     Args:
         features: nested TensorSpecs.
 
     Returns:
-        None where there are no names to go by: features that are no mapping of names, names that TensorFlow would
-        change, or two that become one.
+        None if there are no usable names: the features are not a flat mapping, TensorFlow would change a name, or two
+        names are equal without regard to case.
     """
     if not isinstance(features, Mapping) or any(isinstance(spec, Mapping | list | tuple) for spec in features.values()):
         return None
@@ -277,8 +275,8 @@ def _component_names(name: str, spec: Any) -> Iterator[str]:
 
 # --------------------------------------------------------------------------------------------------
 # Check that the model function builds the same model again, by names and shapes of its variables.
-# Only these associate values with variables: a name that differs at each call, for example because
-# of a counter, would leave that variable at its initial value.
+# The export finds a variable's value by its name. If a name differed at each call, for example
+# because of a counter, the exported variable would keep its initial value.
 
 
 _MAX_LISTED_NAMES = 3
@@ -291,11 +289,11 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
     """Refuse a rebuilt model that differs from the trained one.
 
     Args:
-        trained: shapes of variables and tables by name.
-        rebuilt: the same of the new model.
+        trained: shapes of the trained model's variables and tables, by name.
+        rebuilt: the same for the new model.
 
     Raises:
-        BadInputError: they differ; says in what.
+        BadInputError: they differ; the error lists the differences.
     """
     missing, added = sorted(trained.keys() - rebuilt.keys()), sorted(rebuilt.keys() - trained.keys())
     differing = sorted(name for name in trained.keys() & rebuilt.keys() if trained[name] != rebuilt[name])

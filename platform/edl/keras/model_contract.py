@@ -1,9 +1,9 @@
-"""The model contract: what a user's module must define. The module is imported and checked first.
+"""The model contract: the names that a user's module must define. Imports the module and checks it.
 
 ``custom_model()`` (or a Keras model class), ``loss(labels, predictions)``, ``optimizer()``, ``eval_metrics_fn()`` and
 ``feed(dataset, mode, metadata)``; optionally ``callbacks()``, ``custom_data_reader(...)`` and
-``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders. What Keras' ``compile`` and ``fit``
-take is taken too: ``loss`` and ``optimizer`` by name or as objects, ``loss_weights``, ``class_weight`` and
+``PredictionOutputsProcessor``. These are ElasticDL's names and argument orders. Arguments of Keras' ``compile`` and
+``fit`` are also accepted: ``loss`` and ``optimizer`` by name or as objects, ``loss_weights``, ``class_weight`` and
 ``weighted_metrics_fn()``.
 """
 
@@ -55,10 +55,10 @@ def block_weight_methods(model: Any) -> None:
 
 
 def _raise_untrained_weights(method: str, *_: Any, **__: Any) -> NoReturn:
-    """Not an EdlError: errors in the user's code are shown with the user's lines."""
+    # Not an EdlError: user_code() passes those on without the lines of the user's code.
     raise RuntimeError(
-        f"model.{method}: the model of a callback has the initial weights, the trained ones are on the parameter "
-        "servers; checkpoint.every_steps keeps them, the export is a model that has them"
+        f"model.{method}: a callback's model has the initial weights; the trained ones are on the parameter servers. "
+        "checkpoint.every_steps saves them, and the exported model has them"
     )
 
 
@@ -76,17 +76,15 @@ def is_blocked_method(model: Any, method: str) -> bool:
 
 
 _OWN_LOOP_REMEDY = "EDL iterates over the records itself; rename the method if call() uses it"
-_TRAINING_REMEDY = (
-    "what it does to records belongs in feed(), what it adds to the loss in loss(), or in add_loss() in call()"
-)
+_TRAINING_REMEDY = "transform records in feed(); add terms of the loss in loss(), or with add_loss() in call()"
 _EVALUATION_REMEDY = "evaluations use loss() and eval_metrics_fn()"
-_PREDICTION_REMEDY = "what it does to outputs belongs in call(), or in a PredictionOutputsProcessor"
+_PREDICTION_REMEDY = "transform outputs in call(), or in a PredictionOutputsProcessor"
 _REMEDY_BY_METHOD: Mapping[str, str] = {
     "train_step": _TRAINING_REMEDY,
     "test_step": _EVALUATION_REMEDY,
     "predict_step": _PREDICTION_REMEDY,
-    "compute_loss": "put it into loss(labels, predictions), what needs the model's inside into add_loss() in call()",
-    "compute_metrics": "put it into eval_metrics_fn()",
+    "compute_loss": "move it to loss(labels, predictions); terms that need the model's layers to add_loss() in call()",
+    "compute_metrics": "move it to eval_metrics_fn()",
     "make_train_function": _TRAINING_REMEDY,
     "make_test_function": _EVALUATION_REMEDY,
     "make_predict_function": _PREDICTION_REMEDY,
@@ -96,12 +94,10 @@ _REMEDY_BY_METHOD: Mapping[str, str] = {
     "train_on_batch": f"{_OWN_LOOP_REMEDY}: {_TRAINING_REMEDY}",
     "test_on_batch": f"{_OWN_LOOP_REMEDY}: {_EVALUATION_REMEDY}",
     "predict_on_batch": f"{_OWN_LOOP_REMEDY}: {_PREDICTION_REMEDY}",
-    "get_metrics_result": "put it into eval_metrics_fn()",
+    "get_metrics_result": "move it to eval_metrics_fn()",
     "metrics": "return them from eval_metrics_fn()",
 }
-"""Methods that Keras, or its users, call to train, evaluate or predict and EDL does not, with the place in EDL
-for their logic.
-"""
+"""Methods of Keras' training, evaluation and prediction that EDL never calls, and the place for their logic in EDL."""
 
 _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
@@ -109,16 +105,16 @@ _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
     """Refuse a model that overrides a step of Keras' training, or is compiled.
 
-    Only the model itself counts: Keras, too, asks nothing of the models that are nested in it but to be called. Every
-    ``compile()`` is refused, one of nothing but metrics as well: it sets Keras' default optimizer, which is not used.
+    Nested models are not checked, because Keras only calls them. Every ``compile()`` is refused, even with metrics
+    alone: it sets Keras' default optimizer, which EDL would ignore.
 
     Args:
-        model: what the user's function returned.
-        made_by: that function, for people.
+        model: the value that the user's function returned.
+        made_by: that function, as messages name it.
         where: its file.
 
     Raises:
-        BadInputError: it does; names what, and where that belongs.
+        BadInputError: EDL would ignore a part of the model; the error names it and the place for it in EDL.
     """
     import keras
 
@@ -134,7 +130,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
             owner = f"set on the object of class {kind.__name__}" if on_object else f"class {class_text}"
             named, ignored = f"a {method}()", "does not call: the model would be trained without it"
             if isinstance(getattr(kind, method, None), property):
-                named, ignored = f"a property {method}", "does not read"
+                named, ignored = f"a property {method}", "does not use"
             raise BadInputError(
                 f"the model that {made_by} returned has {named} of its own ({owner}), which EDL {ignored}",
                 where=(None if on_object else source_file(definer)) or where,
@@ -142,32 +138,32 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
             )
     # The second name is that of Keras 2.
     if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
-        given = ", ".join(_compile_arguments(model))
-        compiled = f"compiled ({given})" if given else "compiled"
+        arguments = ", ".join(_compile_arguments(model))
+        compiled = f"compiled ({arguments})" if arguments else "compiled"
         raise BadInputError(
-            f"the model that {made_by} returned is {compiled}, and EDL would ignore that: it trains with the "
+            f"the model that {made_by} returned is {compiled}, but EDL would ignore that: it trains with the "
             "module's loss() and optimizer() and evaluates with its eval_metrics_fn()",
             where=where,
-            hint="leave compile() out; load a saved model with load_model(..., compile=False); of a model that a "
-            "library compiles, return keras.Model(model.inputs, model.outputs)",
+            hint="remove compile(); load a saved model with load_model(..., compile=False); if a library compiles the "
+            "model, return keras.Model(model.inputs, model.outputs)",
         )
     refuse_metrics_in_layers(model, where)
 
 
 def refuse_metrics_in_layers(model: Any, where: str = "the model") -> None:
-    """Refuse metrics that a layer updates in ``call()``: a step of EDL neither sums them up nor shows them.
+    """Refuse metrics that a layer updates in ``call()``: EDL neither collects nor reports them.
 
     Raises:
-        BadInputError: there is one; it is named with its layer.
+        BadInputError: a layer has a metric.
     """
     for layer in model._flatten_layers():
         for metric in getattr(layer, "_metrics", ()):
             owner = "the model" if layer is model else f"the layer '{layer.name}'"
             raise BadInputError(
                 f"{owner} ({type(layer).__name__}) has a metric '{metric.name}' ({type(metric).__name__}) of its own, "
-                "which EDL does not read",
+                "which EDL does not use",
                 where=where,
-                hint="return metrics from eval_metrics_fn(); what they need of the model's inside can be an output",
+                hint="return metrics from eval_metrics_fn(); values of inner layers that they need can be outputs",
             )
 
 
@@ -175,17 +171,17 @@ def refuse_stateful_layers(model: Any) -> None:
     """Refuse stateful layers: the next minibatch may be trained by another worker.
 
     Raises:
-        BadInputError: there is one; it is named.
+        BadInputError: the model has a stateful layer.
     """
     import keras
 
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise BadInputError(
-                f"the layer '{layer.name}' ({type(layer).__name__}) is stateful: its state goes on to the next "
-                "minibatch, and minibatches are spread over workers",
+                f"the layer '{layer.name}' ({type(layer).__name__}) is stateful: the next minibatch needs its state, "
+                "but another worker may train it",
                 where="the model",
-                hint="leave stateful=True out, or train with strategy: {name: Local}",
+                hint="remove stateful=True, or train with strategy: {name: Local}",
             )
 
 
@@ -195,9 +191,9 @@ def _compile_arguments(model: Any) -> Iterator[str]:
     if optimizer is not None:
         yield f"optimizer {type(optimizer).__name__}"
     config = getattr(model, "_compile_config", None)
-    given = getattr(config, "config", None) or {}
+    arguments = getattr(config, "config", None) or {}
     for name in _COMPILE_ARGUMENTS:
-        if given.get(name):
+        if arguments.get(name):
             yield name
 
 
@@ -232,7 +228,7 @@ class ModelChoice(Protocol):
 
     @property
     def definition(self) -> str:
-        """Module below the zoo and function in it."""
+        """The dotted name of the module in the zoo and of the function in the module."""
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -245,15 +241,16 @@ class ModelModule:
 
     Attributes:
         zoo: the zoo's folder; frames of files below it are the user's in tracebacks.
-        make_model: makes a new Keras model; raises UserCodeError when the user's code does, BadInputError when it
-            returns something else, or a model that says itself how it is trained.
-        loss: ``loss(labels, predictions)``; or what ``compile(loss=...)`` takes, see ``edl.keras.model_loss``.
-        optimizer: makes the Keras optimizer.
-        eval_metrics_fn: makes the metrics.
-        feed: ``feed(dataset, mode, metadata)``, a dataset of single (features, labels), perhaps with sample weights.
-        loss_weights: of the losses of several outputs, by output or in their order.
-        class_weight: weights of records in training by their class, or a function that gives them.
-        weighted_metrics_fn: makes the metrics that sample weights count in.
+        make_model: creates a Keras model. Raises UserCodeError if the user's code raises an exception, BadInputError
+            if it does not return a Keras model or the model has its own training logic.
+        loss: ``loss(labels, predictions)``, or an argument of ``compile(loss=...)``; see ``edl.keras.model_loss``.
+        optimizer: creates the Keras optimizer.
+        eval_metrics_fn: creates the metrics.
+        feed: ``feed(dataset, mode, metadata)`` returns a dataset of single (features, labels) or (features, labels,
+            sample weights).
+        loss_weights: weights of the outputs' losses, by output or in the order of the outputs.
+        class_weight: weights of training records by class, or a function that returns them.
+        weighted_metrics_fn: creates the metrics that get the sample weights.
     """
 
     zoo: Path
@@ -274,12 +271,12 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
     """Import the user's module and check that it satisfies the contract.
 
     Args:
-        choice: of the job.
+        choice: the job's zoo, definition and parameters.
         needs_metrics: whether the job evaluates; without evaluation the module needs no ``eval_metrics_fn``.
 
     Raises:
-        BadInputError: module or function not there, a function is missing or takes other arguments.
-        UserCodeError: the module raised while it was imported.
+        BadInputError: the module or a function does not exist, or a function has other arguments.
+        UserCodeError: the module raised an exception while it was imported.
     """
     _check_keras_backend()
     zoo = Path(choice.zoo).resolve()
@@ -313,7 +310,8 @@ def _check_keras_backend() -> None:
         raise BadInputError("models for Keras 2 are not supported yet", where="TF_USE_LEGACY_KERAS", hint="unset it")
     if keras.backend.backend() != "tensorflow":
         raise BadInputError(
-            f"Keras runs on {keras.backend.backend()}, EDL trains on TensorFlow", hint="set KERAS_BACKEND=tensorflow"
+            f"Keras uses the backend {keras.backend.backend()}, but EDL needs TensorFlow",
+            hint="set KERAS_BACKEND=tensorflow",
         )
 
 
@@ -367,8 +365,8 @@ def _optimizer_factory(optimizer: Any, path: Path) -> Any:
 
     @functools.wraps(optimizer)
     def call(*arguments: Any) -> Any:
-        found = optimizer(*arguments)
-        return _optimizer_by_name(found, path) if isinstance(found, str) else found
+        returned = optimizer(*arguments)
+        return _optimizer_by_name(returned, path) if isinstance(returned, str) else returned
 
     return call
 
@@ -387,8 +385,8 @@ def _optimizer_by_name(name: str, path: Path) -> Any:
 
 
 def _value_or_function(zoo: Path, module: ModuleType, name: str) -> Any:
-    given = getattr(module, name, None)
-    return _wrap_user_function(zoo, name, given) if callable(given) else given
+    value = getattr(module, name, None)
+    return _wrap_user_function(zoo, name, value) if callable(value) else value
 
 
 def _check_arguments(function: Callable[..., Any], path: Path, name: str, expected_call: str) -> None:
@@ -406,7 +404,7 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, expect
     first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
     if name == "loss" and first in _PREDICTION_ARGUMENT_NAMES and rest and rest[0] in _LABEL_ARGUMENT_NAMES:
         raise BadInputError(
-            f"{name}{signature} has its arguments the other way round: EDL calls {expected_call}", where=str(path)
+            f"{name}{signature} has its arguments in the wrong order: EDL calls {expected_call}", where=str(path)
         )
 
 

@@ -1,16 +1,16 @@
 """The loss of a minibatch, with the semantics of Keras' ``compile`` and ``fit``.
 
-The model module says it in one of three ways:
+The model module defines it in one of three ways:
 
-* ``loss(labels, predictions)``: a function of all labels and all predictions. It gives a value, one value a record
-  (these are averaged), or a mapping of such by output (these are added up);
-* ``loss = "mse"``, or a ``keras.losses.Loss``: for each of the model's outputs;
-* ``loss = {"output": "mse", ...}`` or a list: one for each output, of which each may also be a function of that
-  output's labels and predictions. Outputs without one are not trained by a loss.
+* ``loss(labels, predictions)``: a function of all labels and all predictions. It returns one value, one value per
+  record (these are averaged), or a mapping of such values by output (these are added);
+* ``loss = "mse"``, or a ``keras.losses.Loss``: applied to each of the model's outputs;
+* ``loss = {"output": "mse", ...}`` or a list: a loss for each output, which may also be a function of that output's
+  labels and predictions. Outputs without a loss do not contribute.
 
-``loss_weights`` weighs the outputs. Sample weights, the third part of what ``feed`` yields, weigh records: the mean is
-over the number of records and not over the sum of the weights, which is what Keras means by ``sum_over_batch_size``.
-``class_weight`` gives each record of training the weight of its class.
+``loss_weights`` weighs the outputs. Sample weights, the optional third part of a record from ``feed``, weigh records.
+As in Keras' ``sum_over_batch_size``, the sum is divided by the number of records, not by the sum of the weights.
+``class_weight`` gives each training record the weight of its class.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
 
 _WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
-"""Name of a loss function's third argument, for losses that apply the sample weights themselves."""
+"""Names of the third argument of a loss function that applies the sample weights itself."""
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
 
 
 class ModelLoss:
-    """The loss that a model is trained and evaluated with; may be called while a graph is traced.
+    """The loss of a model in training and evaluation; may be called in a traced function.
 
     Args:
-        module: the user's.
+        module: the user's module.
         outputs: names of the model's outputs, in order.
 
     Raises:
-        BadInputError: ``loss``, ``loss_weights`` or ``class_weight`` is nothing that Keras knows; it is named.
+        BadInputError: ``loss``, ``loss_weights`` or ``class_weight`` is not valid in Keras.
     """
 
     def __init__(self, module: ModelModule, outputs: Sequence[str] = ()) -> None:
@@ -62,14 +62,14 @@ class ModelLoss:
         """The loss, a float32 scalar.
 
         Args:
-            labels: as ``feed`` gave them.
-            predictions: as the model gave them.
-            weights: sample weights as ``feed`` gave them: ``(n,)`` or ``(n, 1)``, or one of these for each output.
+            labels: the labels that ``feed`` yielded.
+            predictions: the model's outputs.
+            weights: the sample weights that ``feed`` yielded: ``(n,)`` or ``(n, 1)``, or one of these for each output.
             model_losses: the model's own losses, which are added.
-            training: whether ``class_weight`` counts; Keras uses it in training only.
+            training: whether ``class_weight`` is applied; like Keras, only in training.
 
         Raises:
-            BadInputError: labels, weights or outputs do not fit each other.
+            BadInputError: labels, weights or outputs do not match.
         """
         if training and self._class_weight_table is not None:
             weights = self._class_sample_weights(labels, weights)
@@ -128,8 +128,8 @@ class ModelLoss:
     def _refuse_string_labels(self, labels: Any, reason: str) -> None:
         if tf.convert_to_tensor(labels).dtype == tf.string:
             raise self._input_error(
-                f"feed gives labels that are strings, and {reason}",
-                "make numbers of them in feed: of digits by tf.strings.to_number, of names by "
+                f"feed gives labels that are strings, but {reason}",
+                "convert them to numbers in feed: digits with tf.strings.to_number, names with "
                 "keras.layers.StringLookup(vocabulary=[...], num_oov_indices=0)",
             )
 
@@ -142,7 +142,7 @@ class ModelLoss:
         elif isinstance(losses, list):
             if len(losses) != len(outputs):
                 raise self._input_error(
-                    f"loss has {len(losses)} entries, the model {len(outputs)} outputs: {_quote_names(outputs)}"
+                    f"loss has {len(losses)} entries, but the model has {len(outputs)} outputs: {_quote_names(outputs)}"
                 )
             loss_by_output = dict(zip(outputs, losses, strict=True))
         else:
@@ -158,13 +158,13 @@ class ModelLoss:
                 return dict(zip(outputs, labels.values(), strict=True))
             if missing:
                 raise self._input_error(
-                    f"feed gives labels for {_quote_names(labels)}, and there is a loss for '{missing[0]}'"
+                    f"feed gives labels for {_quote_names(labels)}, but '{missing[0]}' has a loss and no labels"
                 )
             return labels
         label_list = list(labels) if isinstance(labels, list | tuple) else [labels]
         if len(label_list) != len(outputs):
             raise self._input_error(
-                f"feed gives {len(label_list)} labels a record, and the model has {len(outputs)} outputs:"
+                f"feed gives {len(label_list)} labels per record, but the model has {len(outputs)} outputs:"
                 f" {_quote_names(outputs)}",
                 "give labels by the outputs' names, as a dict",
             )
@@ -174,7 +174,7 @@ class ModelLoss:
         weights = _output_loss_weights(self._module, by_output)
         values = [tf.cast(value, tf.float32) * weights[name] for name, value in by_output.items()]
         if not values:
-            raise self._input_error("there is no loss for any of the model's outputs")
+            raise self._input_error("none of the model's outputs has a loss")
         return tf.add_n(values)
 
     def _tensors_by_output(self, structure: Any, origin: str) -> dict[str, Any]:
@@ -202,7 +202,9 @@ class ModelLoss:
         if not isinstance(weights, list | tuple):
             return dict.fromkeys(outputs, weights)
         if len(weights) != len(outputs):
-            raise self._input_error(f"feed gives {len(weights)} sample weights, the model has {len(outputs)} outputs")
+            raise self._input_error(
+                f"feed gives {len(weights)} sample weights, but the model has {len(outputs)} outputs"
+            )
         return dict(zip(outputs, weights, strict=True))
 
     def _refuse_unknown_outputs(
@@ -211,7 +213,7 @@ class ModelLoss:
         unknown = [name for name in values_by_name if name not in outputs]
         if unknown:
             raise self._input_error(
-                f"{beginning} '{unknown[0]}', and the outputs of the model are {_quote_names(outputs)}"
+                f"{beginning} '{unknown[0]}', but the outputs of the model are {_quote_names(outputs)}"
             )
 
     # ------------------------------------------------------------------ class weights
@@ -225,14 +227,14 @@ class ModelLoss:
         assert table is not None
         if weights is not None:
             raise self._input_error(
-                "feed yields sample weights, and the model module has class_weight",
-                "multiply them in feed, and leave class_weight out",
+                "feed yields sample weights, but the model module also has class_weight",
+                "multiply both in feed, and remove class_weight",
             )
         if isinstance(labels, Mapping | list | tuple):
             raise self._input_error(
-                "class_weight is for one output, and labels have several", "yield sample weights in feed"
+                "class_weight needs a single output, but the labels have several", "yield sample weights in feed"
             )
-        self._refuse_string_labels(labels, "class_weight is by numbers")
+        self._refuse_string_labels(labels, "the classes of class_weight are numbers")
         labels = tf.convert_to_tensor(labels)
         if labels.shape.rank > 1 and labels.shape[-1] != 1:
             classes = tf.argmax(labels, axis=-1, output_type=tf.int32)
@@ -240,8 +242,9 @@ class ModelLoss:
             squeezed = tf.squeeze(labels, axis=-1) if labels.shape.rank > 1 else labels
             classes = tf.cast(tf.round(squeezed) if labels.dtype.is_floating else squeezed, tf.int32)
         known = tf.logical_and(classes >= 0, classes < len(table))
-        found = tf.gather(tf.constant(table), tf.where(known, classes, 0))
-        return tf.where(known, found, 1.0)
+        # tf.gather raises on a CPU for a class outside of the table, so these look up class 0 first.
+        class_weights = tf.gather(tf.constant(table), tf.where(known, classes, 0))
+        return tf.where(known, class_weights, 1.0)
 
     def _input_error(self, message: str, hint: str | None = None) -> BadInputError:
         return BadInputError(message, where=self._feed_file, hint=hint)
@@ -297,12 +300,12 @@ def weighted_mean(values: Any, weights: Any, value_text: str, where: str | None 
 
     Args:
         values: any shape, records first; a scalar only without weights.
-        weights: ``(n,)``, or as many dimensions as the values; None: each value counts once.
-        value_text: what the values are, for messages.
+        weights: ``(n,)``, or as many dimensions as the values; None: no weights.
+        value_text: the name of the values in messages.
         where: the user's file.
 
     Raises:
-        BadInputError: the values are one number for all records.
+        BadInputError: there are weights, but the value is a scalar for all records.
     """
     values = tf.convert_to_tensor(values)
     if weights is None:
@@ -321,7 +324,7 @@ def expand_weights(weights: Any, values: Any, value_text: str, where: str | None
             f"{value_text} is one number for all records of the minibatch: sample weights cannot be applied to it",
             where=where,
             hint=(
-                "return one value a record, or take the weights as a third argument: "
+                "return one value per record, or take the weights as a third argument: "
                 "loss(labels, predictions, sample_weights)"
             ),
         )
@@ -407,13 +410,13 @@ def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Map
         unknown = [name for name in loss_weights if name not in outputs]
         if unknown:
             raise BadInputError(
-                f"loss_weights has '{unknown[0]}', and there are losses for {_quote_names(outputs)}", where=where
+                f"loss_weights has '{unknown[0]}', but the outputs with a loss are {_quote_names(outputs)}", where=where
             )
         return {name: float(loss_weights.get(name, 1.0)) for name in outputs}
     each = [loss_weights] if isinstance(loss_weights, int | float) else list(loss_weights)
     if len(each) != len(outputs):
         raise BadInputError(
-            f"loss_weights has {len(each)} entries, and there are {len(outputs)} losses: {_quote_names(outputs)}",
+            f"loss_weights has {len(each)} entries, but there are {len(outputs)} losses: {_quote_names(outputs)}",
             where=where,
         )
     return dict(zip(outputs, map(float, each), strict=True))
@@ -471,9 +474,9 @@ def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -
     """Warn and name a layer that computes in float16 if the loss is not scaled.
 
     Args:
-        model: the user's.
-        optimizer: the user's.
-        trains_locally: whether the optimizer itself is used.
+        model: the user's model.
+        optimizer: the user's optimizer.
+        trains_locally: whether Keras' optimizer updates the variables, not the PS.
     """
     if uses_dynamic_loss_scaling(optimizer) or getattr(optimizer, "loss_scale_factor", None):
         return
@@ -488,8 +491,8 @@ def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -
     policy = (layer or model).dtype_policy.name
     scaling = ", or return a keras.optimizers.LossScaleOptimizer from optimizer()" if trains_locally else ""
     _LOG.warning(
-        "%s computes in float16 (policy %s), and nothing scales the loss, as keras.fit would: gradients below 6e-8 are "
-        "lost. Use the policy mixed_bfloat16, which needs no scaling%s",
+        "%s computes in float16 (policy %s), but the loss is not scaled as keras.fit would do: gradients below 6e-8 "
+        "become 0. Use the policy mixed_bfloat16, which needs no scaling%s",
         layer_text,
         policy,
         scaling,

@@ -1,8 +1,9 @@
 """The user's model as functions over flat float32 arrays.
 
-The worker holds no parameters: a slab comes in, gradients go out. Each kind of step is one ``tf.function`` that cuts
-the slab into the model's variables (a Keras StatelessScope: nothing is assigned), runs the model, and joins gradients
-and changed statistics into a slab again. It is traced once, for any number of records.
+The worker's Keras variables are never assigned: each step gets the parameters as a flat buffer and returns gradients.
+Each kind of step is one ``tf.function``, which is traced once for any number of records. It splits the buffer into the
+values of the model's variables (in a Keras StatelessScope), runs the model, and concatenates the gradients and the
+changes of statistics to a flat buffer.
 """
 
 from __future__ import annotations
@@ -62,10 +63,9 @@ class StepResult:
     """The result of one minibatch.
 
     Attributes:
-        loss: of the minibatch, with the model's own losses; may be NaN.
-        flat_gradients: gradients of trained variables, clipped; new - old of statistics. Not to be written to.
-        row_gradients: by served table, gradients ``[n, dim]`` aligned to the ids of the rows that were passed; clipped.
-            Not to be written to.
+        loss: the loss of the minibatch, including the model's own losses; may be NaN.
+        flat_gradients: clipped gradients of trained variables; for statistics, the new minus the old value. Read-only.
+        row_gradients: by PS-backed table, clipped gradients ``[n, dim]`` in the order of the passed rows. Read-only.
     """
 
     loss: float
@@ -74,15 +74,15 @@ class StepResult:
 
 
 class KerasNetwork:
-    """See the module's docstring. Made by :meth:`build`.
+    """The steps of a user's model. Create it with :meth:`build`.
 
-    One thread may ask for ids while another one does anything else; apart from that it is used by one at a time.
+    Not thread-safe, with one exception: :meth:`unique_ids` may run while another thread calls another method.
 
     Attributes:
-        module: the user's.
-        model: the Keras model that is run; its variables hold initial values.
-        optimizer: the user's optimizer, divided between PS and worker. Its clipping is applied by :meth:`train`.
-        sample: features that the model was built with.
+        module: the user's module.
+        model: the Keras model; its variables hold initial values.
+        optimizer: the user's optimizer, divided between PS and worker. :meth:`train` applies its clipping.
+        sample: the features that the model was built with.
     """
 
     def __init__(
@@ -129,20 +129,22 @@ class KerasNetwork:
         sample: Any = None,
         worker_index: int = 0,
     ) -> KerasNetwork:
-        """Make the user's model and its functions.
+        """Build the user's model and its steps.
 
         Args:
-            module: the user's.
-            seed: of the initial values: equal in all workers.
-            embedding_threshold: bytes from which on an Embedding is served as rows.
+            module: the user's module.
+            seed: the seed of the initial values, which are equal in all workers.
+            embedding_threshold: the size in bytes from which an Embedding's table is stored on the PS.
             ps_of_variable: the index of the PS that owns a variable.
             ps_count: number of PS.
-            sample: features of a minibatch, as ``feed`` gives them; models that are built by their first call need it.
-            worker_index: of the worker: two of them draw other random numbers (Dropout), each the same ones again.
+            sample: features of a minibatch, as ``feed`` yields them; needed by models that are built by their first
+                call.
+            worker_index: the worker's index. Each worker has its own reproducible random numbers, for example for
+                Dropout.
 
         Raises:
-            BadInputError: the model or its optimizer cannot be trained by EDL; says what and why.
-            UserCodeError: the user's code raised.
+            BadInputError: EDL cannot train the model with this optimizer; the error names the unsupported part.
+            UserCodeError: the user's code raised an exception.
         """
         model = build_model(module, seed=seed, sample=sample, ps_embedding_bytes=embedding_threshold)
         refuse_stateful_layers(model)
@@ -162,22 +164,22 @@ class KerasNetwork:
 
     @property
     def variables(self) -> tuple[VariableSpec, ...]:
-        """Dense variables in slab order."""
+        """The dense variables in the order of the flat buffer."""
         return self._variables.specs
 
     @property
     def metric_directions(self) -> dict[str, str | None]:
-        """For each metric, whether ``up`` or ``down`` is better; None if Keras does not say."""
+        """By metric, whether ``up`` or ``down`` is better; None if Keras does not define it."""
         return self._metrics.directions
 
     @property
     def ps_slices(self) -> tuple[slice, ...]:
-        """The slab slice of each part."""
+        """The slice of the flat buffer that each PS owns."""
         return self._variables.ps_slices
 
     @property
     def offsets(self) -> tuple[slice, ...]:
-        """The slab slice of each variable."""
+        """The slice of the flat buffer that each variable has."""
         return self._variables.offsets
 
     @property
@@ -203,49 +205,52 @@ class KerasNetwork:
         """Load the values of a ``.keras`` or ``.weights.h5`` file of this model into a flat buffer.
 
         Raises:
-            BadInputError: the file cannot be read, or is of another model; or a table of the model is served.
+            BadInputError: the file cannot be read or belongs to another model, or the model has a PS-backed table.
         """
         if self.tables:
             table = self.tables[0]
             reason = "is served by the parameter servers" if table.rows else "has no bound"
             raise BadInputError(
-                f"the embedding '{table.name}' {reason}, and its rows cannot be looked up in a file",
+                f"the embedding '{table.name}' {reason}, so its rows cannot be read from a Keras file",
                 where=str(path),
-                hint="give the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
+                hint="name the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
                 "with Keras",
             )
         try:
             self.model.load_weights(path)
             return self._variables.read_values()
-        except Exception as error:  # Keras, HDF5 and zipfile raise what they like, and it is always the file
+        # Keras, HDF5 and zipfile raise many kinds of exceptions for a file that does not fit.
+        except Exception as error:
             raise BadInputError(f"the weights cannot be loaded into the model: {error}", where=str(path)) from error
         finally:
             self._variables.assign_values(self._initial_values)
 
     def unique_ids(self, features: Any) -> dict[str, NDArray[np.int64]]:
-        """The ids of each served table that a minibatch needs, each once; may be called while another thread trains.
+        """The unique ids ``[n]`` that a minibatch looks up in each PS-backed table.
+
+        Another thread may train at the same time.
 
         Raises:
             BadInputError: an id is outside of its table.
-            UserCodeError: the model raised.
+            UserCodeError: the model raised an exception.
         """
         return dict(self._find_unique_ids(features))
 
     def train(
         self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None
     ) -> StepResult:
-        """Loss and gradients of a minibatch.
+        """Compute the loss and the gradients of a minibatch.
 
         Args:
-            flat_values: values of the dense variables; read only.
-            rows: of each served table, with the ids as :meth:`unique_ids` gave them.
-            features: as ``feed`` gave them.
-            labels: as ``feed`` gave them.
-            weights: of the records, as ``feed`` gave them.
+            flat_values: the values of the dense variables; not modified.
+            rows: by PS-backed table, the ids that :meth:`unique_ids` returned, and their rows.
+            features: the features that ``feed`` yielded.
+            labels: the labels that ``feed`` yielded.
+            weights: the sample weights that ``feed`` yielded, if any.
 
         Raises:
             BadInputError: an id is outside of a dense table.
-            UserCodeError: model or loss raised.
+            UserCodeError: the model or the loss raised an exception.
         """
         with (
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
@@ -254,7 +259,7 @@ class KerasNetwork:
             loss, gradients, row_gradients = self._traced_train(
                 flat_values, self._bind_rows(rows, features), features, labels, *_optional_argument(weights)
             )
-        # TensorFlow's memory is read as it is. Clipping writes in place, and needs a copy.
+        # Gradients are views of TensorFlow's memory. Clipping writes in place, so it needs a copy.
         read_tensor = as_array if self.optimizer.clip is None else _copy_tensor
         gradients_by_table = zip(self.tables, row_gradients, strict=True)
         step = StepResult(
@@ -267,11 +272,11 @@ class KerasNetwork:
         return step
 
     def evaluate(self, flat_values: Floats, rows: RowsByTable, features: Any, labels: Any, weights: Any = None) -> None:
-        """Update loss and metrics with a minibatch.
+        """Update the loss and the metrics with a minibatch. For the arguments see :meth:`train`.
 
         Raises:
-            BadInputError: a metric's states do not add up, and it cannot merge them.
-            UserCodeError: model, loss or a metric raised.
+            BadInputError: the states of a metric cannot be added, and it has no ``merge_state``.
+            UserCodeError: the model, the loss or a metric raised an exception.
         """
         with (
             user_code(self.module.zoo, "the model or its metrics", function=self.module.loss),
@@ -286,23 +291,23 @@ class KerasNetwork:
             )
 
     def reset_metrics(self) -> None:
-        """Begin an evaluation."""
+        """Reset the loss and the metrics, for the next evaluation task."""
         self._metrics.reset()
 
     def metric_states(self) -> dict[str, Any]:
-        """JSON: by metric, whether its states add up, and the states."""
+        """By metric, as JSON: whether its states can be added, and the states."""
         return self._metrics.collect_states()
 
     def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
-        """Values of merged states (``edl.core.evaluation.merge_metric_states``), in JSON."""
+        """The values of states that ``edl.core.evaluation.merge_metric_states`` merged."""
         with user_code(self.module.zoo, "eval_metrics_fn()"):
             return self._metrics.compute_values(states)
 
     def predict(self, flat_values: Floats, rows: RowsByTable, features: Any) -> Any:
-        """Outputs of a minibatch: nested arrays as the model nests them."""
+        """The outputs of a minibatch: arrays, nested as the model nests its outputs."""
         with user_code(self.module.zoo, "the model"), explain_dense_id_errors(self.model):
-            found = self._traced_predict(flat_values, self._bind_rows(rows, features), features)
-        return tf.nest.map_structure(lambda tensor: tensor.numpy(), found)
+            outputs = self._traced_predict(flat_values, self._bind_rows(rows, features), features)
+        return tf.nest.map_structure(lambda tensor: tensor.numpy(), outputs)
 
     def _find_unique_ids(self, features: Any) -> Iterator[tuple[str, UniqueIds]]:
         if not self._ps_embeddings:
@@ -313,7 +318,8 @@ class KerasNetwork:
             yield table.name, _check_id_range(table, ids)
 
     def _bind_rows(self, rows: RowsByTable, features: Any) -> tuple[tuple[Any, Any], ...]:
-        """For each table, where each look-up finds its row, and the rows."""
+        """For each table, the position of each lookup's row among the rows, and the rows."""
+        # Callers may pass plain arrays of ids, without the positions that unique_ids found.
         pulled_rows = {table.name: rows[table.name] for table in self.tables}
         known_ids = {name: ids for name, (ids, _) in pulled_rows.items() if isinstance(ids, UniqueIds)}
         unique_ids = known_ids if len(known_ids) == len(pulled_rows) else dict(self._find_unique_ids(features))
@@ -322,7 +328,7 @@ class KerasNetwork:
     def _trained_views(self, flat_values: Floats) -> list[Floats]:
         return [flat_values[self._variables.offsets[index]] for index in self._variables.trained_positions]
 
-    # ------------------------------------------------------------------ what is traced
+    # ------------------------------------------------------------------ traced functions
 
     def _train_graph(self, flat_values: Any, rows: Any, features: Any, labels: Any, weights: Any = None) -> Any:
         values = self._split_flat_values(flat_values)
@@ -336,7 +342,8 @@ class KerasNetwork:
         self._check_missing_gradients(
             gradients_or_none, [self.variables[index].name for index in self._variables.trained_positions]
         )
-        is_looked_up = [values.consumers() for values in row_values]  # what no call looks up is not pushed
+        # A table that no call uses has no gradient, and nothing is pushed for it.
+        is_looked_up = [values.consumers() for values in row_values]
         self._check_missing_gradients(
             compress(row_gradients_or_none, is_looked_up), compress([table.name for table in self.tables], is_looked_up)
         )
@@ -345,7 +352,7 @@ class KerasNetwork:
             _zeros_where_none(row_gradients_or_none, row_values),
         )
         self._update_local_variables(scope)
-        # What a parameter server gets for a statistic is how far it moved: the server adds up the deltas of all workers
+        # For a statistic the worker sends its change, because the PS adds the changes of all workers.
         by_position = dict(zip(self._variables.trained_positions, gradients, strict=True))
         pieces = [
             by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
@@ -370,37 +377,40 @@ class KerasNetwork:
         for index in self._variables.trained_positions:
             if scope.get_current_value(self._variables.weights[index]) is not values[index]:
                 raise BadInputError(
-                    f"{_quote_variable(self.variables[index].name)} is trained, and the model itself assigns to it "
-                    "(as keras.layers.SpectralNormalization does): EDL cannot do both",
+                    f"{_quote_variable(self.variables[index].name)} is trained, but the model also assigns to it "
+                    "(as keras.layers.SpectralNormalization does): EDL cannot combine both",
                     where=MODEL_LOCATION,
-                    hint="leave that layer out, or use strategy Local",
+                    hint="remove that layer, or use strategy Local",
                 )
 
     def _check_missing_gradients(self, gradients: Iterable[Any], names: Iterable[str]) -> None:
-        """What gets no gradient stays as it is, as with Keras; refused where the optimizer would move it."""
+        """Warn about variables without a gradient, which keep their values as in Keras.
+
+        Refuse them if the optimizer would change them without a gradient.
+        """
         for gradient, name in zip(gradients, names, strict=True):
             if gradient is not None:
                 continue
             if update_cause := self.optimizer.zero_gradient_update(name):
                 raise BadInputError(
-                    f"the loss has no gradient for '{name}', and {update_cause} would change it all the same",
+                    f"the loss has no gradient for '{name}', but {update_cause} would change it nevertheless",
                     where=MODEL_LOCATION,
                     hint="set trainable = False for its layer",
                 )
             if name not in self._warned_variables:
                 self._warned_variables.add(name)
-                _LOG.warning("the loss has no gradient for '%s', which stays as it is", name)
+                _LOG.warning("the loss has no gradient for '%s': it keeps its value", name)
 
     def _update_local_variables(self, scope: Any) -> None:
-        """Random generators go on; another local variable that training changes would be lost."""
+        """Assign the new states of random generators; refuse other local variables that training changes."""
         for variable in self._variables.local_variables:
             value = scope.get_current_value(variable)
             if value is None:
                 continue
             if not is_seed_state(variable):
                 raise BadInputError(
-                    f"the variable '{variable.path}' ({variable.dtype}) is changed by training, and EDL keeps float32 "
-                    "statistics only",
+                    f"training changes the variable '{variable.path}' ({variable.dtype}), but EDL keeps only float32 "
+                    "statistics",
                     where=MODEL_LOCATION,
                 )
             variable.assign(value)
@@ -428,7 +438,7 @@ class KerasNetwork:
         return [tf.reshape(piece, spec.shape) for piece, spec in zip(flat, specs, strict=True)]
 
     def _value_scope(self, values: Any, rows: Any) -> Any:
-        """A scope in which the model's variables have these values and served layers these rows."""
+        """A scope in which the model's variables have these values and PS-backed layers these rows."""
         bound_rows = BoundRows(dict(zip(self._ps_embeddings, rows, strict=True)))
         return _ValueScope(zip(self._variables.weights, values, strict=True), bound_rows)
 
@@ -447,12 +457,12 @@ class _ValueScope(ExitStack):
 
 
 def _optional_argument(weights: Any) -> tuple[Any, ...]:
-    """An argument of a traced function, which takes tensors only."""
+    """The argument ``weights`` of a traced function; omitted if None, because traced functions take only tensors."""
     return () if weights is None else (weights,)
 
 
 def _check_id_range(table: TableSpec, ids: UniqueIds) -> UniqueIds:
-    # As unsigned numbers negative ids are the largest of all
+    # One comparison checks both bounds: as unsigned numbers, negative ids are larger than all others.
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong_id = ids.min() if ids.min() < 0 else ids.max()
         raise id_out_of_range_error(int(wrong_id), table.rows, {table.name: table.dim})
@@ -464,9 +474,10 @@ def _quote_variable(variable: str) -> str:
 
 
 def _zeros_where_none(gradients: Any, values: Any) -> list[Any]:
-    return [tf.zeros_like(value) if found is None else found for found, value in zip(gradients, values, strict=True)]
+    pairs = zip(gradients, values, strict=True)
+    return [tf.zeros_like(value) if gradient is None else gradient for gradient, value in pairs]
 
 
 def _copy_tensor(tensor: Any) -> Floats:
-    """A tensor's values, which may be changed."""
+    """A writable copy of a tensor's values."""
     return as_array(tensor).copy()

@@ -1,8 +1,8 @@
 """Reports out-of-range ids: the table, the id and the remedy, for PS-backed and dense tables alike.
 
-Keras looks negative ids of a dense table up from its end, and a GPU has rows of zeros for ids past it. So a step looks
-at the ids of dense tables itself. Where a model looks rows up without Keras' layer, TensorFlow says only how many rows
-there are, and in which operation.
+In a dense table, Keras counts negative ids from the end, and a GPU returns zeros for ids after the end. So each step
+checks the ids of dense tables. If a model looks up rows without Keras' layer, TensorFlow's error has only the number of
+rows and the name of the operation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASSERTION_ERROR = re.compile(
     r"an id is outside of the Embedding (?P<layer>\S+) \((?P<rows>\d+) x (?P<dim>\d+)\)"
     r".*\[x \([^)]*\) = \] \[(?P<id>-?\d+)\]"
 )
-"""What ``check_ids_in_table`` raises."""
+"""The message of ``check_ids_in_table``."""
 
 
 def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> BadInputError:
@@ -37,13 +37,13 @@ def id_out_of_range_error(wrong_id: int, rows: int, dims: Mapping[str, int]) -> 
 
     Args:
         wrong_id: the id.
-        rows: of the table that was meant.
-        dims: length of a row by name of the table: of the one that was meant, or of all that it may have been.
+        rows: the table's number of rows.
+        dims: length of a row by name of the table; several tables if the error does not show which one it was.
     """
     named = " or ".join(f"'{name}' ({rows} x {dim})" for name, dim in dims.items())
     return BadInputError(
         f"id {wrong_id} is outside of the embedding {named}, whose ids are 0 to {rows - 1}",
-        hint="raise the Embedding's input_dim, or map ids into that range: in feed, or by a layer such as Hashing",
+        hint="raise the Embedding's input_dim, or map ids into that range, in feed or with a layer such as Hashing",
     )
 
 
@@ -52,7 +52,7 @@ def explain_dense_id_errors(model: Any) -> Iterator[None]:
     """Convert TensorFlow's error for an out-of-range id to one that names the Embedding.
 
     Raises:
-        BadInputError: in place of TensorFlow's error, where it is one of an Embedding.
+        BadInputError: instead of TensorFlow's error, if an Embedding caused it.
     """
     try:
         yield
@@ -65,16 +65,16 @@ def explain_dense_id_errors(model: Any) -> Iterator[None]:
 
 @contextmanager
 def assert_dense_ids_in_range() -> Iterator[None]:
-    """Make Keras' dense Embeddings refuse out-of-range ids, while a step is traced in this context.
+    """Add an assertion to Keras' dense Embeddings, in steps that are traced in this context.
 
-    The step asserts it then, and :func:`explain_dense_id_errors` says which Embedding it was. Steps are traced one at
-    a time.
+    :func:`explain_dense_id_errors` converts the assertion's error to one that names the Embedding. Not reentrant: only
+    one step may be traced at a time, because the context replaces a method of Keras' class.
     """
     call = keras.layers.Embedding.call
 
     @functools.wraps(call)
     def call_within_table(layer: Any, inputs: Any) -> Any:
-        # The step asserts it wherever the layer is called.
+        # EDL's own layer has this assertion itself.
         if not isinstance(layer, EdlEmbedding):
             inputs = _assert_ids_in_table(layer, inputs)
         return call(layer, inputs)
@@ -127,28 +127,28 @@ def _is_operation_of_layer(layer: Any, scopes: Sequence[str]) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Unsupported uses of variables, by which a variable would silently not be trained; they are refused
-# by name.
+# Unsupported uses of variables, which are refused by name: the variable would silently not be
+# trained.
 #
-# Keras trains variables. Here a step gets their values as tensors of its graph, and the model may see the difference:
+# Keras trains variables. A step of EDL gets their values as tensors of its graph, which differ:
 #
-# * what is computed in ``keras.remat``, ``tf.recompute_grad`` or ``tf.custom_gradient`` has gradients for its arguments
-#   and for variables, and none for other tensors that it uses;
-# * a ``tf.function`` of the model's own keeps the tensors of the graph in which it was called first, and another step
-#   cannot use these;
-# * ``weight.value`` that was taken in ``build`` is the variable itself, with the value that it had at first.
+# * ``keras.remat``, ``tf.recompute_grad`` and ``tf.custom_gradient`` compute gradients for arguments
+#   and for variables, but not for other tensors that are used inside;
+# * a ``tf.function`` in the model keeps the tensors of the graph that called it first, and another
+#   step cannot use these;
+# * ``weight.value``, saved in ``build``, is the variable itself with its initial value.
 
 
 MODEL_LOCATION = "the model"
-"""The place of what is wrong whatever the records are."""
+"""The location in errors that do not depend on the records."""
 _CUSTOM_GRADIENT_PROBLEM = (
-    "is used inside of keras.remat, tf.recompute_grad or tf.custom_gradient, and would get no gradient there: EDL "
-    "gives a step values and no variables",
+    "is used inside keras.remat, tf.recompute_grad or tf.custom_gradient, and would get no gradient there: EDL passes "
+    "values to a step instead of variables",
     "call the layer outside of it (without remat), or use strategy Local",
 )
 _TF_FUNCTION_PROBLEM = (
-    "is used by a tf.function of the model's own, which keeps the values of the step in which it was called first",
-    "leave the decorator out: the whole step is traced once anyway",
+    "is used by a tf.function in the model, which keeps the values of the step that called it first",
+    "remove the decorator: EDL traces the whole step anyway",
 )
 _FUNCTION_CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _GRADIENT_OVERRIDE_ATTRIBUTE = "_gradient_op_type"
@@ -161,12 +161,12 @@ def refuse_unsupported_uses(graph: Any, tensors_by_name: Mapping[str, Any], weig
     """Check a traced forward pass for unsupported uses, before its gradients are traced.
 
     Args:
-        graph: of the step.
+        graph: the step's graph.
         tensors_by_name: the tensors of this step's values, by their name in messages.
-        weights_by_name: the Keras variables behind the values, by the same names.
+        weights_by_name: the Keras variables of the values, by the same names.
 
     Raises:
-        BadInputError: the model uses one of them in one of these ways; says which, and what to do instead.
+        BadInputError: the model uses a variable in one of these ways; the error names the variable and a remedy.
     """
     names = {_tensor_id(tensor): name for name, tensor in tensors_by_name.items()}
     for operation in graph.get_operations():
@@ -183,7 +183,7 @@ def refuse_unsupported_uses(graph: Any, tensors_by_name: Mapping[str, Any], weig
     for name, weight in weights_by_name.items():
         if id(weight.value.handle) in captured_handles:
             raise BadInputError(
-                f"{name} is used as a tf.Variable that was taken from it before (such as self.kernel = weight.value in "
+                f"{name} is used through a tf.Variable that was saved earlier (such as self.kernel = weight.value in "
                 "build()), and would keep its initial value",
                 where=MODEL_LOCATION,
                 hint="use the weight itself in call()",
@@ -195,9 +195,10 @@ def _has_custom_gradient(operation: Any) -> bool:
 
 
 def _tensors_inside_gradient(operation: Any) -> Iterator[Any]:
-    """The tensors inside a custom gradient's function: those its results depend on, up to its arguments.
+    """The tensors inside a custom gradient's function: the results depend on them, and they are no arguments.
 
-    Its operation passes results on, which are used, and arguments, which are not: they are there for their gradients.
+    The operation's outputs are the function's results and its arguments. Results have consumers; arguments have none,
+    because TensorFlow adds them only to compute their gradients.
     """
     passed_tensors = list(zip(operation.inputs, operation.outputs, strict=True))
     seen = {_tensor_id(tensor) for tensor, out in passed_tensors if not out.consumers()}
@@ -219,10 +220,10 @@ def _tensor_id(tensor: Any) -> TensorId:
 # --------------------------------------------------------------------------------------------------
 # Losses of one label and one prediction per record that accidentally broadcast.
 #
-# Labels ``(n,)`` and predictions ``(n, 1)``, which is what ``Dense(1)`` gives, are broadcast by TensorFlow: their
-# difference is ``(n, n)``. Its mean is a number like any other, and it falls, but it has little to do with the records.
-# Keras' ``compile`` gives both one shape before it calls a loss. EDL cannot: a loss that does it by itself, as with
-# ``tf.expand_dims(labels, 1)``, would then be given a shape too many, and be broadcast for that reason.
+# TensorFlow broadcasts labels ``(n,)`` and predictions ``(n, 1)``, the shape of ``Dense(1)``: their
+# difference is ``(n, n)``. The mean of it falls in training, but compares labels with predictions of
+# other records. Keras' ``compile`` gives both the same shape before it calls a loss. EDL cannot do
+# that: a loss that reshapes by itself, as with ``tf.expand_dims(labels, 1)``, would then broadcast.
 
 
 _PROBE_RECORD_COUNT = 7919
@@ -240,20 +241,20 @@ def refuse_broadcast(
 ) -> None:
     """Refuse a function that broadcasts labels and predictions of ``(n,)`` and ``(n, 1)``, or vice versa.
 
-    It is found by the shape ``(n, n)`` of what it gives, or by that of what it averages by itself. Looks at shapes
-    alone, so that nothing of it is left in a traced step.
+    Its result has the shape ``(n, n)``, or a tensor that it averages has. The check uses only static shapes, so it adds
+    no operations to a traced step.
 
     Args:
         function_name: the function's name in messages.
-        function: of labels and predictions, and of sample weights where there are some; the user's.
-        labels: as ``feed`` gave them.
-        predictions: as the model gave them.
+        function: the user's function of labels and predictions, and of sample weights if there are any.
+        labels: the labels that ``feed`` yielded.
+        predictions: the model's outputs.
         result: the result of the function.
-        weights: sample weights that the function was given.
-        where: the user's file, for a function that does not say it itself.
+        weights: the sample weights that the function got.
+        where: the user's file, if the function has no source file.
 
     Raises:
-        BadInputError: it does; says which shapes there are.
+        BadInputError: the function broadcasts; the error has the shapes.
     """
     arguments = (labels, predictions) if weights is None else (labels, predictions, weights)
     if not _could_broadcast(
@@ -261,16 +262,16 @@ def refuse_broadcast(
     ):
         return
     if _returns_square(function, arguments, result):
-        does = "gives the shape (n, n) for n records"
+        problem = "returns the shape (n, n) for n records"
     elif _computes_square(function, arguments):
-        does = "compares each label with every prediction, (n, n) values for n records, before it averages them"
+        problem = "compares each label with every prediction, (n, n) values for n records, before it averages them"
     else:
         return
     raise BadInputError(
-        f"{function_name} {does}: labels have the shape {_format_shapes(labels)} and predictions "
+        f"{function_name} {problem}: labels have the shape {_format_shapes(labels)} and predictions "
         f"{_format_shapes(predictions)}",
         where=where or source_file(function),
-        hint="give both the same shape, as tf.reshape(labels, tf.shape(predictions)) does, or return one value a "
+        hint="give both the same shape, as tf.reshape(labels, tf.shape(predictions)) does, or return one value per "
         "record",
     )
 
@@ -296,15 +297,16 @@ def _is_square(result: Any) -> bool:
 
 def _call_for_any_count(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     specs = tf.nest.map_structure(spec_for_any_count, arguments)
-    (found,) = tf.function(function, autograph=False).get_concrete_function(*specs).outputs
-    return found
+    (output,) = tf.function(function, autograph=False).get_concrete_function(*specs).outputs
+    return output
 
 
 def _computes_square(function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
     """Whether the function combines ``(n,)`` and ``(n, 1)`` into ``(n, n)``.
 
-    The function is traced once more, for a number of records that no other dimension has: where that number is twice
-    in a shape, both are records. Losses of pairs of records make them of one rank, and so are none of this.
+    Traces the function once more, for a number of records that no other dimension has: a shape with that number twice
+    has two dimensions of records. Losses that compare pairs of records on purpose combine tensors of equal rank, so
+    they are not refused.
     """
     specs = tf.nest.map_structure(_spec_for_probe_count, arguments)
     if any(spec is None for spec in tf.nest.flatten(specs)):
@@ -314,18 +316,18 @@ def _computes_square(function: Callable[..., Any], arguments: tuple[Any, ...]) -
         placeholders = tf.nest.map_structure(lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), specs)
         try:
             function(*placeholders)
-        except Exception:  # noqa: BLE001  it did not raise in the step: this trace alone is what it cannot stand
+        except Exception:  # noqa: BLE001  the step was traced without an error: only this extra trace fails
             return False
     labels, predictions, *weights = ({leaf.op for leaf in tf.nest.flatten(each)} for each in placeholders)
-    given_by_feed = labels.union(*weights)
+    feed_operations = labels.union(*weights)
     for operation in graph.get_operations():
         if not any(output.shape == (_PROBE_RECORD_COUNT, _PROBE_RECORD_COUNT) for output in operation.outputs):
             continue
         flat = [value for value in operation.inputs if value.shape == (_PROBE_RECORD_COUNT,)]
         column = [value for value in operation.inputs if value.shape == (_PROBE_RECORD_COUNT, 1)]
         for one, other in product(flat, column):
-            made_of = set(iter_dependencies(one)), set(iter_dependencies(other))
-            if any(a & given_by_feed and b & predictions for a, b in (made_of, made_of[::-1])):
+            dependencies = set(iter_dependencies(one)), set(iter_dependencies(other))
+            if any(a & feed_operations and b & predictions for a, b in (dependencies, dependencies[::-1])):
                 return True
     return False
 
@@ -342,7 +344,7 @@ def _inline_tf_functions() -> Iterator[None]:
 
 
 def _spec_for_probe_count(leaf: Any) -> tf.TensorSpec | None:
-    """A tensor's type and shape for ``_COUNT`` records; None without a static shape."""
+    """A tensor's type and shape for ``_PROBE_RECORD_COUNT`` records; None without a static shape."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank is None:
         return None
     return tf.TensorSpec([_PROBE_RECORD_COUNT, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)

@@ -1,9 +1,9 @@
 """Embedding layers whose rows live on the parameter servers.
 
-An Embedding of at least ``ps.embedding_threshold`` bytes is never given a table: when it is built, it becomes a
-:class:`PsEmbedding` that looks up the few rows which were pulled for a minibatch. The layer stays the user's own
-object in the user's own model, so functional, Sequential, subclassed and nested models are all alike. An Embedding that
-cannot be served is refused with the reason: nobody wants a table of that size in every worker without having said so.
+An Embedding of at least ``ps.embedding_threshold`` bytes never gets a table. When Keras builds it, it becomes a
+:class:`PsEmbedding`, which looks up the rows that the worker pulled for a minibatch. The layer remains the same object
+in the user's model, so this works for functional, Sequential, subclassed and nested models. An Embedding that the PS
+cannot store is refused with the reason, because a table of that size in every worker must be the user's own choice.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def to_row_initializer(initializer: Any, shape: tuple[int, int]) -> dict[str, An
     """Convert a Keras initializer to JSON; None if its values cannot be computed row by row.
 
     Args:
-        initializer: of an Embedding. Its seed does not count: a table's values follow from the job's seed.
-        shape: of the table: rows and columns; 0 rows where the vocabulary has no bound.
+        initializer: an Embedding's initializer. Its seed is ignored: a table's values follow from the job's seed.
+        shape: rows and columns of the table; 0 rows if the vocabulary has no bound.
     """
     initializers = keras.initializers
     if type(initializer) is initializers.RandomUniform:
@@ -87,18 +87,16 @@ _MAX_EXACT_INTEGER = {"float16": 1 << 11, "bfloat16": 1 << 8, "float32": 1 << 24
 
 
 class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
-    """An Embedding without a table.
+    """An Embedding without a table. ``convert_to_ps_embedding`` converts an Embedding to it.
 
-    ``convert_to_ps_embedding`` makes one of an Embedding, or of an instance of a user's subclass.
-
-    Such a subclass comes before this class in the order of resolution: its ``call`` runs as the user wrote it, and
-    finds this ``call`` behind ``super()``.
+    A user's subclass of Embedding precedes this class in the method resolution order: its own ``call`` runs unchanged,
+    and its ``super().call()`` is the ``call`` of this class.
     """
 
     served_table: TableSpec
 
     def call(self, inputs: Any) -> Any:
-        """Rows of ids; shape ``[*ids, dim]``."""
+        """The rows of the ids, of shape ``[*ids.shape, dim]``."""
         if isinstance(inputs, tf.RaggedTensor):
             return inputs.with_flat_values(self.call(inputs.flat_values))
         # As in Keras: missing entries are id 0.
@@ -117,13 +115,17 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         if max_exact is not None and not 0 < self.served_table.rows <= max_exact + 1:
             raise unsupported_embedding_error(
                 self,
-                f"its ids come as {kind}, which has whole numbers up to {max_exact:,} only, and larger ids are changed",
-                'declare the input as int64: keras.Input(..., dtype="int64"), and give int64 in feed',
+                f"its ids have the type {kind}, which is exact only up to {max_exact:,}: larger ids would be changed",
+                'declare the input as int64: keras.Input(..., dtype="int64"), and yield int64 in feed',
             )
 
     @property
     def embeddings(self) -> NoReturn:
-        """There is none."""
+        """The table, which no worker has.
+
+        Raises:
+            UnsupportedEmbeddingError: always.
+        """
         raise unsupported_embedding_error(
             self, "the model's code uses the table as a whole (`embeddings`), not rows of ids"
         )
@@ -131,8 +133,8 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
     _embeddings = embeddings
 
     def set_weights(self, weights: Any) -> NoReturn:
-        """Refused, like everything that sets the table's values."""
-        raise unsupported_embedding_error(self, "it is given values of its own")
+        """Refuse to set the table's values."""
+        raise unsupported_embedding_error(self, "the model's code sets its values")
 
     def load_own_variables(self, store: Any) -> NoReturn:
         """Refused."""
@@ -147,12 +149,12 @@ def convert_to_ps_embedding(layer: Any, seed: int) -> None:
     """Convert an Embedding that is about to be built to a PS-backed layer.
 
     Raises:
-        UnsupportedEmbeddingError: it cannot be served; says why.
+        UnsupportedEmbeddingError: the PS cannot store it; the error has the reason.
     """
     unsupported = _unsupported_reason(layer)
     if unsupported is not None:
         raise unsupported_embedding_error(layer, *unsupported)
-    # A variable without rows that has the table's name.
+    # This creates a variable without rows, because only Keras knows the name that the table would have.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
     # Bypass Keras, which would track variables and layers in assigned attributes.
@@ -181,18 +183,18 @@ def find_ps_embeddings(model: Any, threshold: float) -> tuple[PsEmbedding, ...]:
     """The PS-backed layers of a model that was built under ``converting_large_embeddings``.
 
     Args:
-        model: built.
-        threshold: bytes of a table from which on it must be served.
+        model: a built model.
+        threshold: the size in bytes from which a table must be stored on the PS.
 
     Raises:
-        UnsupportedEmbeddingError: an Embedding of that size is not served.
+        UnsupportedEmbeddingError: an Embedding of that size was not converted, or is not trainable.
         BadInputError: two tables have the same name.
     """
     layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
     for layer in layers:
         if not isinstance(layer, PsEmbedding) and layer.built and table_bytes(layer) >= threshold:
             raise unsupported_embedding_error(
-                layer, "its table was made outside of the model function, or by a build() of its own"
+                layer, "its table was created outside of the model function, or by its own build()"
             )
         if isinstance(layer, PsEmbedding) and not layer.trainable:
             raise unsupported_embedding_error(layer, "it is not trainable")
@@ -206,7 +208,7 @@ def _check_unique_names(tables: list[str], variables: list[str]) -> None:
         if name in tables[:at] or name in variables:
             raise BadInputError(
                 f"the table '{name}' of an Embedding has the name of another variable",
-                hint="give the Embedding a name of its own: Embedding(..., name=...)",
+                hint="give the Embedding a unique name: Embedding(..., name=...)",
             )
 
 
@@ -217,20 +219,20 @@ def _unsupported_reason(layer: Any) -> tuple[str, ...] | None:
     """
     if layer.embeddings_constraint is not None:
         return (
-            "it has embeddings_constraint, and the parameter servers see the rows of a minibatch only",
-            "leave the constraint out, a dense table cannot have one either; activity_regularizer is a penalty on the "
-            "rows that are looked up",
+            "it has embeddings_constraint, but the parameter servers get only the rows of a minibatch",
+            "remove the constraint, which a dense table cannot have either; activity_regularizer penalizes the rows "
+            "that are looked up",
         )
     for name in ("embeddings_regularizer", "quantization_config", "lora_rank"):
         if getattr(layer, name, None) is not None:
-            return (f"it has {name}, and the parameter servers see the rows of a minibatch only",)
+            return (f"it has {name}, but the parameter servers get only the rows of a minibatch",)
     if layer.quantization_mode:
         return ("it is quantized",)
     if layer.variable_dtype != "float32":
         return (
             f"its table is {layer.variable_dtype}, not float32",
-            "leave its dtype out, a dense table is trained as float32 only, too; for mixed precision use the policy "
-            "mixed_bfloat16: its variables stay float32",
+            "remove its dtype, because EDL trains only float32 variables, dense tables too; for mixed precision use "
+            "the policy mixed_bfloat16: its variables stay float32",
         )
     if to_row_initializer(layer.embeddings_initializer, (layer.input_dim or 0, layer.output_dim)) is None:
         return (f"its initializer {type(layer.embeddings_initializer).__name__} cannot be computed row by row",)
@@ -256,19 +258,19 @@ def converting_large_embeddings(threshold: float, seed: int) -> Iterator[None]:
     """Convert large Embeddings while models are built in this context.
 
     Args:
-        threshold: bytes of a table from which on it is served.
-        seed: the job's; each table's seed is made of it and the table's name.
+        threshold: the size in bytes from which a table is stored on the PS.
+        seed: the job's seed; each table's seed is computed from it and the table's name.
     """
     build = keras.layers.Embedding.build
 
     @functools.wraps(build)
-    def build_lean(layer: Any, input_shape: Any = None) -> None:
+    def build_or_convert(layer: Any, input_shape: Any = None) -> None:
         if table_bytes(layer) < threshold:
             build(layer, input_shape)
         elif not layer.built:
             convert_to_ps_embedding(layer, seed)
 
-    keras.layers.Embedding.build = build_lean
+    keras.layers.Embedding.build = build_or_convert
     try:
         yield
     finally:

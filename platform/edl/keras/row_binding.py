@@ -1,11 +1,11 @@
-"""Where served Embeddings get their rows from, while the user's model is traced.
+"""Provides rows to PS-backed Embeddings while the user's model is traced.
 
-A worker runs the model's look-ups in two parts. First, on a minibatch's features alone, a :class:`LookupRecording`
-finds the ids of every table, of which ``edl.numerics.unique_ids`` takes each once and finds for each look-up the
-position of its id. The rows of these ids are pulled; then the step, with rows :class:`BoundRows`, takes them by
-position. So ids are compared once, away from the step.
+A worker looks up rows in two parts. First, a :class:`LookupRecording` finds the ids of every table from a minibatch's
+features, and ``edl.numerics.unique_ids`` finds the unique ids and each lookup's position among them. The worker pulls
+the rows of the unique ids. Then the step takes the rows from :class:`BoundRows` by position. So ids are compared only
+once, outside of the step.
 
-The source belongs to the thread that traces: one thread may record while another runs steps.
+Each thread has its own row provider: one thread may record while another runs steps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edl.api.errors import BadInputError
 from edl.keras.traced_function import TracedFunction, as_array, find_narrowing_cast, iter_dependencies
 
 # --------------------------------------------------------------------------------------------------
-# The refusal of an Embedding that is too large to stay dense and cannot be served: which one, why, what to do.
+# The error for an Embedding that is too large to stay dense but that the PS cannot store.
 
 
 class UnsupportedEmbeddingError(BadInputError):
-    """See the module's docstring."""
+    """An Embedding of at least ``ps.embedding_threshold`` bytes that the PS cannot store."""
 
     _keras_call_info_injected = True
     """Without this mark, Keras rewrites an error's text at each layer that it passes."""
@@ -41,7 +41,7 @@ def unsupported_embedding_error(layer: Any, reason: str, remedy: str | None = No
     Args:
         layer: a ``keras.layers.Embedding``.
         reason: a clause that follows a colon.
-        remedy: what to do, where a dense table is refused or wrong for the same reason.
+        remedy: the hint, if a dense table would have the same problem; None: the hint suggests a dense table.
     """
     return UnsupportedEmbeddingError(
         f"the Embedding '{layer.path}' ({describe_embedding(layer)}) cannot be served by the parameter servers:"
@@ -62,25 +62,25 @@ def table_bytes(layer: Any) -> float:
 
 
 def describe_embedding(layer: Any) -> str:
-    """Rows and columns for people."""
+    """Rows and columns, as messages show them."""
     return f"{'any id' if layer.input_dim is None else layer.input_dim} x {layer.output_dim}"
 
 
 class RowProvider(Protocol):
-    """Gives rows to look-ups."""
+    """Provides the rows of lookups."""
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
-        """The rows ``[n, dim]`` of flat int64 ids ``[n]``, for a call of a layer."""
+        """The rows ``[n, dim]`` of int64 ids ``[n]``, for one call of a layer."""
 
 
 _ROW_PROVIDER: ContextVar[RowProvider | None] = ContextVar("source", default=None)
 
-_UNTRACKED_LAYER = "the model does not know it; make it an attribute of the model or of a layer"
+_UNTRACKED_LAYER = "the model does not track it; make it an attribute of the model or of a layer"
 
 
 @contextmanager
 def using_row_provider(provider: RowProvider) -> Iterator[None]:
-    """In here, in this thread, served layers get their rows from ``provider``."""
+    """Let PS-backed layers get their rows from ``provider``, in this context and this thread."""
     token = _ROW_PROVIDER.set(provider)
     try:
         yield
@@ -89,7 +89,7 @@ def using_row_provider(provider: RowProvider) -> Iterator[None]:
 
 
 def look_up_rows(layer: Any, ids: Any) -> Any:
-    """Rows for a call of a layer; zeros where there is no source, which is enough to build a model."""
+    """The rows for a call of a layer; zeros without a provider, which is enough to build a model."""
     provider = _ROW_PROVIDER.get()
     return _zero_rows(layer, ids) if provider is None else provider.provide_rows(layer, ids)
 
@@ -99,15 +99,15 @@ def _zero_rows(layer: Any, ids: Any) -> Any:
 
 
 class LookupRecording:
-    """Gives zeros, and keeps the ids of every call in the graph in which it was made.
+    """Provides zeros, and records the ids of all calls in the graph in which it was created.
 
     Attributes:
-        ids_by_layer: by layer, the ids of its calls in their order.
-        zero_operations: the operations that made the zeros.
-        refusal: what was raised, which a tf.function that is called by the model hides in errors of its own.
+        ids_by_layer: by layer, the ids of its calls in order.
+        zero_operations: the operations that created the zeros.
+        refusal: the raised error, because a tf.function in the model may raise another one in its place.
 
     Args:
-        layers: the model's served layers.
+        layers: the model's PS-backed layers.
     """
 
     def __init__(self, layers: Iterable[Any]) -> None:
@@ -117,11 +117,10 @@ class LookupRecording:
         self._graph = tf.compat.v1.get_default_graph()
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
-        """As :class:`RowProvider`.
+        """Record the ids of a call and return zeros.
 
         Raises:
-            UnsupportedEmbeddingError: what the layer is called with cannot be known outside of the call, or is not
-                what the features say.
+            UnsupportedEmbeddingError: the ids cannot be computed outside of the call, or a cast changes them.
         """
         refusal_text = self._unsupported_context(layer) or _vectorized_map_reason(ids) or _narrowing_reason(ids)
         if refusal_text:
@@ -136,30 +135,33 @@ class LookupRecording:
         if layer not in self.ids_by_layer:
             return (_UNTRACKED_LAYER,)
         if tf.compat.v1.get_default_graph() is not self._graph:
-            return ("it is called inside of a loop, a tf.cond or a tf.function of the model's",)
+            return ("it is called inside a loop, a tf.cond or a tf.function in the model",)
         return None
 
 
 def _vectorized_map_reason(ids: Any) -> tuple[str, ...] | None:
-    """What ``tf.vectorized_map`` maps is traced for one element, with a default value in its place."""
+    """The reason and the remedy if ids come from ``tf.vectorized_map``.
+
+    It traces its function for a single element, which is a placeholder with a default value.
+    """
     if any(operation.type == "PlaceholderWithDefault" for operation in iter_dependencies(ids)):
-        return ("it is called inside of a vectorized_map", "call it on all elements at once, outside of the map")
+        return ("it is called inside a vectorized_map", "call it with all elements at once, outside of the map")
     return None
 
 
 def _narrowing_reason(ids: Any) -> tuple[str, ...] | None:
-    """Why ids may be looked up that are in no record, and what to do; a dense table would do the same."""
+    """The reason and the remedy if a cast may change ids; a dense table would have the same problem."""
     types = find_narrowing_cast(ids)
     if types is None:
         return None
     return (
-        "its ids come as {} and are cut to {} on the way, so that larger ones become others".format(*types),
-        f'declare the input as {types[0]}: keras.Input(..., dtype="{types[0]}"), or give {types[1]} in feed',
+        "its ids are cast from {} to {}, which changes larger ids".format(*types),
+        f'declare the input as {types[0]}: keras.Input(..., dtype="{types[0]}"), or yield {types[1]} in feed',
     )
 
 
 class BoundRows:
-    """Gives rows by the positions that a recording found, call by call in the same order.
+    """Provides rows by the positions of a recording; calls must come in the same order as in the recording.
 
     Args:
         pulled_rows: by layer, the positions of all lookups, int32 ``[lookups]``, and the rows, ``[n, dim]``.
@@ -170,7 +172,7 @@ class BoundRows:
         self._next_position: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
-        """As :class:`RowProvider`; of the ids only the number counts.
+        """The rows for the next ``tf.size(ids)`` positions; the values of the ids are not used.
 
         Raises:
             UnsupportedEmbeddingError: the layer was not recorded.
@@ -184,11 +186,10 @@ class BoundRows:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which ids a model looks up in its served tables, as a function of a minibatch's features.
+# The ids that a model looks up in its PS-backed tables, as a function of a minibatch's features.
 #
-# The model is traced up to its ids. Where these are integers of the features as they came, at most in another shape,
-# the
-# trace is not run: calling into TensorFlow takes ten times as long as taking them.
+# The model is traced up to its ids. If these are integers of the features, unchanged except for
+# their shape, the trace is not run: a call of TensorFlow takes ten times as long as to read them.
 
 
 Ids = NDArray[np.int64]
@@ -198,10 +199,11 @@ _VALUE_PRESERVING_TYPES = frozenset({"Identity", "Reshape", "ExpandDims", "Squee
 
 
 class IdTracer:
-    """See the module's docstring.
+    """Computes the ids that a model looks up, from features.
 
     Args:
-        trace_ids: for given features, the ids of each table's calls as flat int64 tensors; traced.
+        trace_ids: a function of features that is traced; returns the ids of each table's calls as int64 tensors
+            ``[n]``.
     """
 
     def __init__(self, trace_ids: Callable[[Any], Sequence[Sequence[Any]]]) -> None:
@@ -209,7 +211,7 @@ class IdTracer:
         self._argument_indices: dict[Any, list[list[int]] | None] = {}
 
     def __call__(self, features: Any) -> list[Ids]:
-        """For each table the ids of all calls, one behind the other, ``[lookups]``."""
+        """For each table, the concatenated ids of all calls, ``[lookups]``."""
         trace, leaves = self._traced_ids.find_trace(features)
         if trace not in self._argument_indices:
             self._argument_indices[trace] = _find_argument_indices(trace)
@@ -228,14 +230,14 @@ def _concatenate_ids(calls: Sequence[Any]) -> Ids:
 
 
 def _find_argument_indices(trace: Any) -> list[list[int]] | None:
-    """Of each table's calls, which of the trace's arguments the ids are; None if some are computed."""
+    """By table and call, the index of the trace's argument that is the ids; None if some ids are computed."""
     inputs = {id(tensor): index for index, tensor in enumerate(trace.inputs)}
     calls = [[_find_argument_index(ids, inputs) for ids in table] for table in _structured_outputs(trace)]
     return None if any(index is None for table in calls for index in table) else calls  # type: ignore[return-value]
 
 
 def _structured_outputs(trace: Any) -> Any:
-    """The tensors that a trace gives, as it nests them."""
+    """The outputs of a trace, nested as its function nests them."""
     return tf.nest.pack_sequence_as(trace.structured_outputs, trace.outputs)
 
 
@@ -249,7 +251,7 @@ def _find_argument_index(tensor: Any, inputs: dict[int, int]) -> int | None:
 
 
 def _is_widening_cast(operation: Any) -> bool:
-    """Whether it casts to int64 what fits there."""
+    """Whether an operation casts a smaller integer type to int64, which changes no value."""
     return bool(
         operation.type == "Cast"
         and operation.outputs[0].dtype == tf.int64
@@ -258,23 +260,23 @@ def _is_widening_cast(operation: Any) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whether the ids that a model looks up can be known before a step: whether they follow from its features alone.
+# Check that a model's ids depend only on its features.
 #
-# Rows are pulled before a step is run, so ids must not depend on variables, on looked-up rows or on chance, and must be
-# the same in training as in evaluation. The model is traced once in each mode, and what leads to its ids is looked at;
-# nothing is run.
+# Rows are pulled before a step runs. So ids must not depend on variables, on looked-up rows or on
+# random numbers, and must be the same in training and in evaluation. The check traces the model once
+# in each mode and examines the operations that compute the ids; it runs nothing.
 
 
 def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> None:
-    """Refuse a model that looks up ids which do not follow from its features.
+    """Refuse a model whose ids depend on more than its features.
 
     Args:
-        model: built.
-        layers: its served Embeddings.
+        model: a built model.
+        layers: its PS-backed Embeddings.
         features: nested TensorSpecs (or specs of ragged and sparse tensors).
 
     Raises:
-        UnsupportedEmbeddingError: says which Embedding it is, and on what its ids depend.
+        UnsupportedEmbeddingError: the ids of an Embedding depend on something else; the error names both.
     """
     evaluation, training = (_IdTrace(model, layers, features, training=mode) for mode in (False, True))
     for layer in layers:
@@ -306,7 +308,7 @@ class _IdTrace:
         self._origin_cache: dict[Any, Any] = {inner.op: ("captured", id(outer)) for outer, inner in captures}
 
     def id_origins(self, layer: Any) -> list[Any]:
-        """What the ids of each call are made of: equal for two traces in which they are computed alike."""
+        """For each call, a description of how its ids are computed; equal in two traces if they compute the same."""
         return [self._tensor_origin(ids) for ids in self.recording.ids_by_layer[layer]]
 
     def _tensor_origin(self, tensor: Any) -> Any:
@@ -320,7 +322,7 @@ class _IdTrace:
 
 
 def _attribute_text(attribute: Any) -> str:
-    """An operation's attribute; the functions that TensorFlow makes of loop bodies are numbered anew each time."""
+    """An operation's attribute as text; without the numbers that TensorFlow appends to names of loop bodies."""
     return attribute.func.name.rstrip("0123456789") if attribute.HasField("func") else str(attribute)
 
 
@@ -328,7 +330,8 @@ def _check_dependencies(layer: Any, ids: Any, zero_operations: set[Any]) -> None
     for operation in iter_dependencies(ids):
         if operation in zero_operations:
             raise unsupported_embedding_error(layer, "its ids depend on rows that were looked up before")
-        if operation.type.startswith("LookupTable"):  # of a vocabulary
+        # The table of a vocabulary is a resource too, but training does not change it.
+        if operation.type.startswith("LookupTable"):
             continue
         if any(value.dtype == tf.resource for value in operation.inputs):
             raise unsupported_embedding_error(layer, "its ids depend on variables of the model")
