@@ -256,5 +256,5 @@ def test_each_of_a_sequences_values_counts_as_before(steps: Any) -> None:
 
 def test_a_metric_that_is_a_function_is_held_to_the_same(steps: Any) -> None:
     module = module_of(dense, keras.losses.mean_squared_error, lambda: {"error": square})
-    with pytest.raises(BadInputError, match="the metric 'error' gives the shape \\(n, n\\) for n records: labels have"):
+    with pytest.raises(BadInputError, match=r"the metric 'error' .*shape \(n, n\)"):
         steps(module)[1](FLAT)

@@ -269,11 +269,11 @@ REFUSED = {
     "it has embeddings_regularizer": lambda: functional(Layers.Embedding(50, 4, embeddings_regularizer="l2")),
     "it has lora_rank": lambda: functional(Layers.Embedding(50, 4, lora_rank=2)),
     "it is not trainable": lambda: functional(Layers.Embedding(50, 4, trainable=False)),
-    "it is given values": pretrained,
-    "given values": lambda: functional(Layers.Embedding(50, 4, weights=np.ones((50, 4)))),
+    "sets its values": pretrained,
+    "its values": lambda: functional(Layers.Embedding(50, 4, weights=np.ones((50, 4)))),
     "uses the table as a whole": TiedEmbedding,
-    "a build\\(\\) of its own": lambda: functional(OwnBuild(50, 4)),
-    "inside of a loop": lambda: LookupVariant(in_a_loop),
+    "build\\(\\)": lambda: functional(OwnBuild(50, 4)),
+    "a loop": lambda: LookupVariant(in_a_loop),
     "a tf.function": lambda: LookupVariant(in_a_function),
     "depend on variables of the model": lambda: LookupVariant(with_computed),
     "depend on rows that were looked up": lambda: LookupVariant(with_looked_up),
@@ -293,9 +293,9 @@ def test_what_cannot_be_served_is_refused_by_name_and_can_be_dense(said: str) ->
 @pytest.mark.parametrize(
     ("options", "said", "remedy"),
     [
-        ({"embeddings_constraint": "non_neg"}, "it has embeddings_constraint", "leave the constraint out"),
-        ({"dtype": "float64"}, "its table is float64", "leave its dtype out"),
-        ({"dtype": "float16"}, "its table is float16", "leave its dtype out"),
+        ({"embeddings_constraint": "non_neg"}, "it has embeddings_constraint", "remove the constraint"),
+        ({"dtype": "float64"}, "its table is float64", "remove its dtype"),
+        ({"dtype": "float16"}, "its table is float16", "remove its dtype"),
     ],
 )
 def test_what_dense_tables_cannot_have_either_is_not_said_to_be_dense(options: Any, said: str, remedy: str) -> None:
@@ -446,7 +446,7 @@ def test_a_table_that_the_model_does_not_track_is_refused() -> None:
         return keras.Model(ids, Layers.Dense(1)(Layers.Lambda(lambda x: table(x)[:, 0], output_shape=(4,))(ids)))
 
     network = network_of(hidden)
-    with pytest.raises(UnsupportedEmbeddingError, match="the model does not know it"):
+    with pytest.raises(UnsupportedEmbeddingError, match="does not track it"):
         network.train(network.initial_values(), {}, IDS, LABELS)
 
 
@@ -458,7 +458,7 @@ def test_two_tables_of_one_name_are_refused() -> None:
 def test_a_table_made_before_the_model_function_is_refused() -> None:
     table = Layers.Embedding(50, 4)
     table(IDS)
-    with pytest.raises(UnsupportedEmbeddingError, match="made outside of the model function"):
+    with pytest.raises(UnsupportedEmbeddingError, match="outside of the model function"):
         network_of(lambda: functional(table), IDS)
 
 

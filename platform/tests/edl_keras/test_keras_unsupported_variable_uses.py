@@ -81,9 +81,7 @@ def own_gradient(function: Any) -> Any:
 @pytest.mark.parametrize("around", [keras.remat, tf.recompute_grad, own_gradient])
 def test_a_variable_within_a_custom_gradient(around: Any, again: bool) -> None:
     """Also if it is used elsewhere, too: a part of its gradient would be missing."""
-    with pytest.raises(
-        BadInputError, match=r"variable 'wrapped_dense/dense/\w+' is used inside of keras.remat"
-    ) as raised:
+    with pytest.raises(BadInputError, match=r"variable 'wrapped_dense/dense/\w+' is used .*keras\.remat") as raised:
         trained(lambda: WrappedDense(around, again=again))
     assert "strategy Local" in raised.value.hint
 
@@ -95,7 +93,7 @@ def test_a_custom_gradient_of_its_arguments_alone_is_fine() -> None:
 
 
 def test_a_variable_in_a_function_of_the_models_own() -> None:
-    with pytest.raises(BadInputError, match=r"used by a tf\.function of the model's own") as raised:
+    with pytest.raises(BadInputError, match=r"used by a tf\.function") as raised:
         trained(lambda: WrappedDense(tf.function))
     assert "decorator" in raised.value.hint
 
@@ -113,7 +111,7 @@ def test_rows_within_a_custom_gradient() -> None:
         layer.table = table
         return keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
 
-    with pytest.raises(BadInputError, match=r"the embedding '.*embeddings' is used inside of keras\.remat"):
+    with pytest.raises(BadInputError, match=r"the embedding '.*embeddings' is used .*keras\.remat"):
         trained(model, IDS)
 
 
@@ -127,7 +125,7 @@ def test_rows_that_are_looked_up_for_one_element_of_a_map(mapping: Any) -> None:
         def call(self, x: Any) -> Any:
             return self.head(mapping(lambda one: tf.reduce_mean(self.table(one), 0), x))
 
-    with pytest.raises(BadInputError, match="is called inside of a vectorized_map"):
+    with pytest.raises(BadInputError, match="vectorized_map"):
         trained(MappedDense, IDS)
 
 
@@ -136,7 +134,7 @@ def test_a_variable_that_the_model_itself_assigns_to() -> None:
         x = keras.Input([3])
         return keras.Model(x, keras.layers.Dense(1)(keras.layers.SpectralNormalization(keras.layers.Dense(2))(x)))
 
-    with pytest.raises(BadInputError, match=r"kernel' is trained, and the model itself assigns to it"):
+    with pytest.raises(BadInputError, match=r"kernel' .*assigns to it"):
         trained(model)
 
 

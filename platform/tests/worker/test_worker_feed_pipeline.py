@@ -237,7 +237,12 @@ def test_the_zoo_and_its_parent_are_importable_and_zoos_of_one_name_do_not_meet(
     [
         (MODULE.replace("def feed", "def fed"), "custom_model", {}, "does not define feed.dataset, mode, metadata."),
         (MODULE.replace("feed(dataset, mode, metadata)", "feed(dataset)"), "custom_model", {}, "feed.dataset. cannot"),
-        (MODULE.replace("(labels, predictions)", "(outputs, labels)"), "custom_model", {}, "other way round"),
+        (
+            MODULE.replace("(labels, predictions)", "(outputs, labels)"),
+            "custom_model",
+            {},
+            "EDL calls loss.labels, predictions.",
+        ),
         (MODULE.replace("(labels, predictions)", "(labels)"), "custom_model", {}, "loss.labels. cannot be called"),
         (MODULE, "custom_model", {"depth": 3}, "unexpected keyword argument 'depth'"),
         (MODULE, "custommodel", {}, "did you mean custom_model"),
