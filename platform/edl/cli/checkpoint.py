@@ -204,21 +204,24 @@ def _vocabulary_text(table: StoredTable) -> str:
     return "-" if table.spec is None else f"{table.spec.rows:,}"
 
 
-def _statistics_cells(found: ArrayStatistics) -> list[str]:
-    values = ["-" if value is None else f"{value:.4g}" for value in (found.minimum, found.mean, found.maximum)]
+def _statistics_cells(statistics: ArrayStatistics) -> list[str]:
+    values = [
+        "-" if value is None else f"{value:.4g}" for value in (statistics.minimum, statistics.mean, statistics.maximum)
+    ]
     return [
         *values,
-        f"{found.nan_count:,}" + (f" and {found.infinite_count:,} infinite" if found.infinite_count else ""),
+        f"{statistics.nan_count:,}"
+        + (f" and {statistics.infinite_count:,} infinite" if statistics.infinite_count else ""),
     ]
 
 
-def _statistics_json(found: ArrayStatistics) -> dict[str, Any]:
+def _statistics_json(statistics: ArrayStatistics) -> dict[str, Any]:
     return {
-        "min": found.minimum,
-        "mean": found.mean,
-        "max": found.maximum,
-        "nan": found.nan_count,
-        "infinite": found.infinite_count,
+        "min": statistics.minimum,
+        "mean": statistics.mean,
+        "max": statistics.maximum,
+        "nan": statistics.nan_count,
+        "infinite": statistics.infinite_count,
     }
 
 

@@ -135,28 +135,35 @@ def _plan_copy(
     if upload_target is not None:
         return file_transfer.plan_upload(Path(source), upload_target.path, files.stat(upload_target.path).kind)
     assert download_source is not None
-    found = files.stat(download_source.path)
-    if found.kind == "missing":
+    source_stat = files.stat(download_source.path)
+    if source_stat.kind == "missing":
         raise BadInputError(
             "no such file or directory", where=source, hint=f"Look with: edl data ls {download_source.claim}:/"
         )
     entries = files.list_entries(download_source.path, recursive=True)
     inside = target.endswith("/") or Path(target).is_dir()
     return file_transfer.plan_download(
-        download_source.path, entries, Path(target), is_file=found.kind == "file", into_directory=inside
+        download_source.path, entries, Path(target), is_file=source_stat.kind == "file", into_directory=inside
     )
 
 
 def _helper_pod_options(
-    claim: str, image: str | None, who: tuple[int, int], minutes: int, priority: str, *, read_only: bool
+    claim: str, image: str | None, user_and_group: tuple[int, int], minutes: int, priority: str, *, read_only: bool
 ) -> HelperPodSpec:
     from edl.api.pod_spec import RunAsSpec
     from edl.ops.helper_pod import HelperPodSpec
 
-    if not image:  # nor by the variable
+    # The default of --image comes from an environment variable, which is not set either.
+    if not image:
         raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
     return HelperPodSpec(
-        claim, image, RunAsSpec(*who), read_only, minutes * 60, image_remedy=IMAGE_REMEDY, priority_class=priority
+        claim,
+        image,
+        RunAsSpec(*user_and_group),
+        read_only,
+        minutes * 60,
+        image_remedy=IMAGE_REMEDY,
+        priority_class=priority,
     )
 
 
@@ -169,18 +176,18 @@ def _list_entries(files: VolumeFiles, volume_path: ClaimPath, *, recursive: bool
 
 def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, as_json: bool) -> None:
     if as_json:
-        told = {
+        result = {
             "source": source,
             "target": target,
             "files": len(plan.items),
             "bytes": plan.size,
             "travelled": travelled,
         }
-        print(json.dumps(told | {"left_out": list(plan.skipped)}))
+        print(json.dumps(result | {"left_out": list(plan.skipped)}))
         return
     count = len(plan.items)
-    there = f" ({plan.size - travelled:,} were there already)" if travelled < plan.size else ""
-    print(f"{count:,} {'file' if count == 1 else 'files'}, {plan.size:,} bytes{there}, checksums right: {target}")
+    unchanged = f" ({plan.size - travelled:,} were there already)" if travelled < plan.size else ""
+    print(f"{count:,} {'file' if count == 1 else 'files'}, {plan.size:,} bytes{unchanged}, checksums right: {target}")
     for name in plan.skipped:
         print(f"left out, since it is neither file nor directory: {name}", file=sys.stderr)
 

@@ -93,11 +93,11 @@ def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
         raise BadInputError(
             f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.JOB_PHASES)}."
         )
-    wanted = {known[phase.lower()] for phase in phases}
-    found = [job.name for job in job_view.list_jobs(api) if job.phase in wanted]
-    if not found:
-        typer.echo(f"No job in namespace {api.namespace} is {' or '.join(sorted(wanted))}.")
-    return found
+    selected_phases = {known[phase.lower()] for phase in phases}
+    job_names = [job.name for job in job_view.list_jobs(api) if job.phase in selected_phases]
+    if not job_names:
+        typer.echo(f"No job in namespace {api.namespace} is {' or '.join(sorted(selected_phases))}.")
+    return job_names
 
 
 def deletion_outline(job: str, leftovers: JobObjects) -> list[str]:

@@ -50,9 +50,9 @@ def doctor(
     levels: Counter[str] = Counter()
     if not as_json:
         print(f"{api.host}, namespace {api.namespace}", flush=True)
-    for found in _check_before_uninstall(api, release) if release else _run_checks(api, images or [], high, low):
-        levels[found.level.value] += 1
-        print(_finding_line(found, as_json=as_json), flush=True)
+    for finding in _check_before_uninstall(api, release) if release else _run_checks(api, images or [], high, low):
+        levels[finding.level.value] += 1
+        print(_finding_line(finding, as_json=as_json), flush=True)
     if not (as_json or release):
         print(_closing_line(levels))
     raise typer.Exit(1 if levels["FAIL"] else 0)
@@ -67,8 +67,8 @@ def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iter
     yield from examine_cluster(api, classes)
     for image in images:
         with StatusLine() as ticker:
-            found = check_image_pull(api, image, classes, ticker.show_text)
-        yield found
+            finding = check_image_pull(api, image, classes, ticker.show_text)
+        yield finding
     if not images:
         image = image_from_environment() or "IMAGE"
         remedy = f"`edl doctor --image {image}` pulls one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
@@ -83,8 +83,8 @@ def _check_before_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFin
 
 def _finding_line(finding: DoctorFinding, *, as_json: bool) -> str:
     if as_json:
-        told = {"level": finding.level.value, "about": finding.about, "text": finding.text, "remedy": finding.remedy}
-        return json.dumps(told)
+        fields = {"level": finding.level.value, "about": finding.about, "text": finding.text, "remedy": finding.remedy}
+        return json.dumps(fields)
     head = f"{finding.level.value:<4}  {finding.about:<10}  {finding.text}"
     return f"{head}\n{'':18}-> {finding.remedy}" if finding.remedy else head
 

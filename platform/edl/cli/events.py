@@ -71,10 +71,10 @@ def events(
         kubernetes_events = (
             () if job_view.is_local else _list_kubernetes_events(connect_api(context, namespace, job), job)
         )
-        for each in merge_events(job_view, kubernetes_events):
-            if each.key not in shown_keys:
-                shown_keys.add(each.key)
-                print(json.dumps(each.json_value) if as_json else each.format_line(), flush=True)
+        for event in merge_events(job_view, kubernetes_events):
+            if event.key not in shown_keys:
+                shown_keys.add(event.key)
+                print(json.dumps(event.json_value) if as_json else event.format_line(), flush=True)
         if not follow or job_view.has_ended:
             break
     if not shown_keys and not as_json:
@@ -83,28 +83,30 @@ def events(
 
 
 def merge_events(job_view: JobView, kubernetes_events: Iterable[KubernetesEvent]) -> list[EventLine]:
-    """Both in the order of their time."""
+    """The events of the job and of Kubernetes, sorted by time."""
     own = [_job_event_line(event) for event in job_view.publication.events]
-    return sorted([*own, *(_kubernetes_event_line(each) for each in kubernetes_events)], key=lambda told: told.time)
+    return sorted(
+        [*own, *(_kubernetes_event_line(each) for each in kubernetes_events)], key=lambda event_line: event_line.time
+    )
 
 
 def _job_event_line(event: Any) -> EventLine:
     return EventLine(event.time, "job", describe_event(event), {"by": "job", **to_json(event)}, line(event))
 
 
-def _kubernetes_event_line(each: KubernetesEvent) -> EventLine:
-    times = f" ({each.count} times)" if each.count > 1 else ""
+def _kubernetes_event_line(event: KubernetesEvent) -> EventLine:
+    times = f" ({event.count} times)" if event.count > 1 else ""
     value = {
         "by": "cluster",
-        "event": each.reason,
-        "time": each.time,
-        "about": each.about,
-        "message": each.text,
-        "warning": each.is_warning,
-        "count": each.count,
+        "event": event.reason,
+        "time": event.time,
+        "about": event.about,
+        "message": event.text,
+        "warning": event.is_warning,
+        "count": event.count,
     }
-    text = f"{each.about}: {each.reason}: {each.text}{times}"
-    return EventLine(each.time, "cluster", text, value, f"{each.about} {each.reason} {each.text} {each.count}")
+    text = f"{event.about}: {event.reason}: {event.text}{times}"
+    return EventLine(event.time, "cluster", text, value, f"{event.about} {event.reason} {event.text} {event.count}")
 
 
 def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:

@@ -157,9 +157,9 @@ def choose_local_run(job: str, *, local: bool, context: str | None, namespace: s
     try:
         local_run = find_local_run(job)
     except UnknownJobError as error:
-        if not (why := _no_kubeconfig_reason()):
+        if not (reason := _no_kubeconfig_reason()):
             return None
-        raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {why}.") from error
+        raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {reason}.") from error
     return local_run if "/" in job or not has_kubeconfig() or not _is_cluster_job(job) else None
 
 
@@ -269,15 +269,17 @@ def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
 def _is_alive(run: RunDirectory) -> bool:
     """Whether the process that the job's lock names runs this run; it empties the lock when it ends."""
     try:
-        found = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
-        if found is None or found[3] != run.run_id or found[2] != socket.gethostname():
+        holder = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
+        if holder is None or holder[3] != run.run_id or holder[2] != socket.gethostname():
             return False
-        os.kill(int(found[1]), 0)
+        # Signal 0 checks only whether the process exists.
+        os.kill(int(holder[1]), 0)
     except PermissionError:
-        return True  # somebody else's
+        # The process exists and belongs to another user.
+        return True
     except (OSError, ValueError, OverflowError):
         return False
-    return not _is_thread(int(found[1]))
+    return not _is_thread(int(holder[1]))
 
 
 def _is_thread(number: int) -> bool:
@@ -315,9 +317,8 @@ def read_run_logs(
         lines = text.splitlines()
         yield from _with_role_name(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
     while follow:
-        alive = read_local_run(
-            local_run.run_dir
-        ).alive  # before the files: what was written before the end is shown below
+        # Read before the files, so that lines written before the end are still shown.
+        alive = read_local_run(local_run.run_dir).alive
         for file in _select_log_files(local_run, role, index):
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))
@@ -338,13 +339,13 @@ def _with_role_name(lines: list[bytes], file: Path, several: bool) -> Iterator[t
 
 def _select_log_files(local_run: LocalRun, role: str, index: int | None) -> list[Path]:
     logs = local_run.run_dir.logs
-    found = [
+    log_files = [
         (match[1], int(match[2]), file) for file in logs.glob("*.log") if (match := _LOG_NAME.fullmatch(file.name))
     ]
-    chosen = [(number, file) for name, number, file in found if name == role and index in (None, number)]
+    chosen = [(number, file) for name, number, file in log_files if name == role and index in (None, number)]
     if not chosen:
         which = role if index is None else f"{role}-{index}"
-        known = ", ".join(sorted(file.stem for *_, file in found))
+        known = ", ".join(sorted(file.stem for *_, file in log_files))
         hint = f"There are: {known}." if known else "Strategy Local has none: it prints to its terminal."
         raise BadInputError(f"there is no log of {which}", where=str(logs), hint=hint)
     return [file for _, file in sorted(chosen)]

@@ -63,12 +63,12 @@ def logs(
             _print_line(line, name)
         return
     api = connect_api(context, namespace, job)
-    seen, chosen = job_view.find_job(api, job), LogSelection(Role(role), index)
-    pods = [] if stored else select_log_pods(job_view.list_job_pods(api, job, chosen.role), chosen)
+    current_job, selection = job_view.find_job(api, job), LogSelection(Role(role), index)
+    pods = [] if stored else select_log_pods(job_view.list_job_pods(api, job, selection.role), selection)
     if pods:
         _print_pods(api, pods, follow=follow, tail=tail)
     else:
-        _print_stored_logs(api, seen, chosen, tail, command_arguments(job, context, namespace))
+        _print_stored_logs(api, current_job, selection, tail, command_arguments(job, context, namespace))
 
 
 def _print_pods(api: KubeClient, pods: Sequence[Manifest], *, follow: bool, tail: int | None) -> None:
@@ -122,31 +122,37 @@ def _interleave_lines(api: KubeClient, pods: Sequence[Manifest], tail: int | Non
 
 
 def _print_stored_logs(
-    api: KubeClient, seen: JobView, chosen: LogSelection, tail: int | None, job_arguments: str
+    api: KubeClient, current_job: JobView, selection: LogSelection, tail: int | None, job_arguments: str
 ) -> None:
-    """From the volume.
+    """Print the logs that the run has on its volume.
 
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
     from edl.ops import job_view
 
-    place = _find_log_location(api, seen, chosen, job_arguments)
-    for job_arguments, lines in _read_from_volume(api, job_view.read_job_spec(api, seen.name), place, chosen, tail):
+    place = _find_log_location(api, current_job, selection, job_arguments)
+    for job_arguments, lines in _read_from_volume(
+        api, job_view.read_job_spec(api, current_job.name), place, selection, tail
+    ):
         for line in lines:
-            _print_line(line, job_arguments if chosen.index is None and chosen.role.value != "master" else "")
+            _print_line(line, job_arguments if selection.index is None and selection.role.value != "master" else "")
 
 
 def _read_from_volume(
-    api: KubeClient, spec: Mapping[str, Any], place: ClaimPath, chosen: LogSelection, tail: int | None
+    api: KubeClient, spec: Mapping[str, Any], place: ClaimPath, selection: LogSelection, tail: int | None
 ) -> list[tuple[str, list[bytes]]]:
-    """Read by a pod of the job's own image, which the nodes could pull; else of the one that is named."""
+    """Read logs in a helper pod.
+
+    Its image is the job's own, because the nodes have pulled it before. If they cannot pull it any more, the image of
+    the environment variable is used.
+    """
     from edl.ops.file_transfer import image_from_environment, open_volume
     from edl.ops.helper_pod import PodImageError
 
     def read(image: str) -> list[tuple[str, list[bytes]]]:
         with open_volume(api, _reader_pod_options(spec, place, image)) as reader:
-            return reader.run_with_retries(lambda files: list(_read_stored_logs(files, place, chosen, tail)))
+            return reader.run_with_retries(lambda files: list(_read_stored_logs(files, place, selection, tail)))
 
     try:
         return read(spec["image"])
@@ -163,12 +169,12 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
     from edl.ops.file_transfer import IMAGE_VARIABLE
     from edl.ops.helper_pod import HelperPodSpec
 
-    who, pod = spec["security"]["run_as"], spec.get("pod") or {}
+    user, pod = spec["security"]["run_as"], spec.get("pod") or {}
     workers = spec["workers"].get("priority") or worker_priority.LOW_PRIORITY_CLASS
     return HelperPodSpec(
         place.claim,
         image,
-        RunAsSpec(int(who["user"]), int(who["group"])),
+        RunAsSpec(int(user["user"]), int(user["group"])),
         read_only=True,
         lifetime_seconds=READER_POD_SECONDS,
         purpose="reads the logs",
@@ -179,36 +185,36 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
     )
 
 
-def _find_log_location(api: KubeClient, seen: JobView, chosen: LogSelection, job_arguments: str) -> ClaimPath:
+def _find_log_location(api: KubeClient, current_job: JobView, selection: LogSelection, job_arguments: str) -> ClaimPath:
     from edl.ops import job_view
     from edl.ops.pod_logs import find_log_directory
 
-    if seen.status is None:
+    if current_job.status is None:
         raise BadInputError(
-            f"{chosen} has no pod, and the master has not reported yet",
+            f"{selection} has no pod, and the master has not reported yet",
             hint=f"`edl why {job_arguments}` says what it waits for.",
         )
-    location = find_log_directory(job_view.read_job_spec(api, seen.name), seen.status.run_dir)
+    location = find_log_directory(job_view.read_job_spec(api, current_job.name), current_job.status.run_dir)
     if location is None:
         raise BadInputError(
-            f"{chosen} has no pod, and the job keeps no logs: its runs are not on a volume claim",
+            f"{selection} has no pod, and the job keeps no logs: its runs are not on a volume claim",
             hint="Give the job a volume (volumes in the job file) to keep the logs of pods that are gone.",
         )
     return location
 
 
 def _read_stored_logs(
-    files: object, place: ClaimPath, chosen: LogSelection, tail: int | None
+    files: object, place: ClaimPath, selection: LogSelection, tail: int | None
 ) -> Iterator[tuple[str, list[bytes]]]:
-    """Each log of the volume that is wanted, with the name of its pod."""
+    """The selected logs on the volume, with the names of their pods."""
     from edl.ops.file_transfer import VolumeFiles
 
     assert isinstance(files, VolumeFiles)
-    wanted = f"{chosen.role.value}-" if chosen.index is None else f"{chosen}.log"
-    there = [each for each in files.list_entries(place.path, recursive=False) if each.path.startswith(wanted)]
-    if not there:
-        raise BadInputError(f"there is no log of {chosen}", where=str(place))
-    for entry in sorted(there, key=lambda each: (len(each.path), each.path)):
+    prefix = f"{selection.role.value}-" if selection.index is None else f"{selection}.log"
+    log_files = [file for file in files.list_entries(place.path, recursive=False) if file.path.startswith(prefix)]
+    if not log_files:
+        raise BadInputError(f"there is no log of {selection}", where=str(place))
+    for entry in sorted(log_files, key=lambda file: (len(file.path), file.path)):
         offset = 0 if tail is None else max(0, entry.size - _TAIL_BYTES)
         text = b"".join(files.read(f"{place.path}/{entry.path}", offset, entry.size))
         yield entry.path.removesuffix(".log"), tail_lines(text.splitlines(), tail)

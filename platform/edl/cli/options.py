@@ -41,22 +41,22 @@ def complete_jobs(ctx: Any, incomplete: str) -> list[str]:
         ctx: typer's context of the command so far; its parameters choose cluster and namespace.
         incomplete: what has been typed of the name.
     """
-    found: list[str] = []
-    asking = threading.Thread(
-        target=_collect_job_names, args=(ctx.params.get("context"), ctx.params.get("namespace"), found), daemon=True
+    names: list[str] = []
+    request = threading.Thread(
+        target=_collect_job_names, args=(ctx.params.get("context"), ctx.params.get("namespace"), names), daemon=True
     )
-    asking.start()
-    asking.join(COMPLETION_SECONDS)
-    return [name for name in list(found) if name.startswith(incomplete)]
+    request.start()
+    request.join(COMPLETION_SECONDS)
+    return [name for name in list(names) if name.startswith(incomplete)]
 
 
-def _collect_job_names(context: str | None, namespace: str | None, found: list[str]) -> None:
+def _collect_job_names(context: str | None, namespace: str | None, names: list[str]) -> None:
     from edl.cluster.kubernetes.api_client import KubeClient
     from edl.cluster.kubernetes.kubeconfig import load_connection
     from edl.ops.job_view import list_job_names
 
     try:
-        found += list_job_names(KubeClient(load_connection(context, namespace)))
+        names += list_job_names(KubeClient(load_connection(context, namespace)))
     except Exception:  # noqa: BLE001  whatever it is: the command itself will say it
         return
 

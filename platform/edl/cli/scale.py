@@ -36,10 +36,11 @@ def scale(
     from edl.ops import job_view
 
     api = connect_api(context, namespace, job)
-    seen = job_view.find_job(api, job)
-    if seen.has_ended:
+    current = job_view.find_job(api, job)
+    if current.has_ended:
         raise BadInputError(
-            f"{job} is {seen.phase} already", hint=f"Its end: edl status {command_arguments(job, context, namespace)}"
+            f"{job} is {current.phase} already",
+            hint=f"Its end: edl status {command_arguments(job, context, namespace)}",
         )
     bounds = job_view.worker_bounds(job_view.read_job_spec(api, job))
     desired = status_publisher.update_desired_state(api, job, DesiredState(low, high), bounds)

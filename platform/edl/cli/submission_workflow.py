@@ -1,4 +1,4 @@
-"""A submission from plan to start: ask the cluster, show the plan, ask the user, create, see the master start."""
+"""A submission from plan to start: preflight checks, the plan, confirmation, creation, and the master's start."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 DECLINED = 1
 _TOKEN_BYTES = 32
 _COMMAND_NOT_FOUND = ("executable file not found", "no such file or directory")
-"""What container runtimes say of a command that is not there."""
+"""Parts of container runtimes' messages for a command that does not exist in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """What the command line says; see ``edl.cli.submit``."""
+    """The options of ``edl submit``; see ``edl.cli.submit``."""
 
     job_file: Path
     settings: Sequence[str] = ()
@@ -53,21 +53,21 @@ class SubmitOptions:
 
     @property
     def resumed_run(self) -> str | None:
-        """The run that the Job is to go on with, as its annotation says it."""
+        """The run to resume, as the Job's annotation names it."""
         return self.resume + CHECKPOINT_SUFFIX if self.resume is not None and self.from_checkpoint else self.resume
 
     def followup_command(self, verb: str, job: str) -> str:
-        """Another command about the job, with the same cluster and namespace."""
+        """A command ``verb`` for the job, with the same cluster and namespace."""
         return f"edl {verb} {command_arguments(job, self.context, self.namespace)}"
 
     def resume_command(self) -> str:
-        """This submission, to be gone on with: a run id may follow."""
+        """The command that resumes this submission; a run id may follow."""
         return (
             f"edl submit {command_arguments(str(self.job_file), self.context, self.namespace, self.settings)} --resume"
         )
 
     def render_command(self) -> str:
-        """The command that prints the manifests of this submission; it asks no cluster, and so names none."""
+        """The command that prints the manifests of this submission. It needs no cluster, so it names no context."""
         run = f" --resume {self.resumed_run}" if self.resumed_run else ""
         return f"edl render {command_arguments(str(self.job_file), None, self.namespace, self.settings)}{run}"
 
@@ -77,11 +77,11 @@ class MasterStartError(JobFailedError):
 
 
 class JobStateUnknownError(JobFailedError):
-    """The cluster does not tell any more what becomes of a job that was submitted; the job goes on."""
+    """The state of a submitted job can no longer be read from the cluster; the job continues."""
 
 
 def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPlan:
-    """The plan as far as it is known without a cluster."""
+    """The plan without the parts that need a cluster."""
     request = build_request(spec, namespace=options.namespace, run=options.resumed_run)
     pods_forecast = forecast_job(request.pod_groups, None, NamespaceQuotas(()))
     named = (options.job_file, options.namespace, options.context)
@@ -97,7 +97,7 @@ def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPla
 
 
 def new_job_token() -> str:
-    """The secret of a job."""
+    """A random secret by which the job's processes authenticate each other."""
     return secrets.token_hex(_TOKEN_BYTES)
 
 
@@ -105,10 +105,10 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
     """Submit the job; returns the exit code of the command.
 
     Raises:
-        PreflightError: the cluster would not take it; nothing was created.
-        MasterStartError: its master did not start; everything was removed.
-        ApiError: the cluster refuses; everything was removed.
-        JobStateUnknownError: it refuses, or is away, when the master was asked for already.
+        PreflightError: the cluster would not accept the job; nothing was created.
+        MasterStartError: the master did not start; everything was removed.
+        ApiError: the cluster refused an object; everything was removed.
+        JobStateUnknownError: the cluster refused a request, or did not answer, after the Job was created.
     """
     api = connect_api(options.context, options.namespace)
     request = build_request(spec, namespace=api.namespace, token=new_job_token(), run=options.resumed_run)
@@ -128,11 +128,11 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
 def plan_submission(
     api: KubeClient, spec: JobSpec, options: SubmitOptions, request: SubmissionRequest
 ) -> SubmissionPlan:
-    """The plan, after the cluster was asked whether it would take the job.
+    """Check that the cluster would accept the job, and return the plan.
 
     Raises:
-        PreflightError: it would not.
-        BadInputError: the run cannot be gone on with.
+        PreflightError: the cluster would not accept the job.
+        BadInputError: the run cannot be resumed.
     """
     from edl.ops.job_view import find_existing_job
     from edl.ops.preflight import run_preflight
@@ -215,9 +215,12 @@ def _wait_for_start(
 
     began = time.monotonic()
     with StatusLine() as ticker:
-        lookout = MasterStatusReader(api, submitted_job.name, submitted_job.uid)
+        status_reader = MasterStatusReader(api, submitted_job.name, submitted_job.uid)
         master_status = wait_for_start(
-            lookout.read_status, lambda seen: ticker.show_text(master_status_text(seen)), time.monotonic, time.sleep
+            status_reader.read_status,
+            lambda status: ticker.show_text(master_status_text(status)),
+            time.monotonic,
+            time.sleep,
         )
     if master_status.stage is MasterStage.FAILED:
         raise start_error(submitted_job.name, master_status, _remove_failed_job(api, options, submitted_job.name))
@@ -249,14 +252,14 @@ def _wait_for_start(
 
 
 def master_status_text(master_status: MasterPodStatus) -> str:
-    """Where the master is, in a line."""
+    """The state of the master, in one line."""
     pod = f" ({master_status.pod_name})" if master_status.pod_name else ""
-    why = ": ".join(
+    details = ": ".join(
         part
         for part in (_container_text(master_status), master_status.reason, " ".join(master_status.message.split()))
         if part
     )
-    return f"master {_STAGE_WORDS[master_status.stage.value]}{pod}" + (f": {why}" if why else "")
+    return f"master {_STAGE_WORDS[master_status.stage.value]}{pod}" + (f": {details}" if details else "")
 
 
 _STAGE_WORDS = {
@@ -272,12 +275,13 @@ _STAGE_WORDS = {
 """By the values of ``edl.ops.job_submission.MasterStage``."""
 
 
-def _container_text(sight: MasterPodStatus) -> str:
-    return f"init container {sight.container_name}" if sight.container_name else ""
+def _container_text(master_status: MasterPodStatus) -> str:
+    return f"init container {master_status.container_name}" if master_status.container_name else ""
 
 
 def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str:
-    """Remove a job that did not start; whatever comes of that, its reason is what the user must see."""
+    """Remove a job that did not start; returns the result as text."""
+    # An error here must not hide the reason why the master did not start.
     try:
         remove_job(api, job)
     except EdlError as error:
@@ -286,29 +290,35 @@ def _remove_failed_job(api: KubeClient, options: SubmitOptions, job: str) -> str
 
 
 def start_error(job: str, master_status: MasterPodStatus, removal_text: str) -> MasterStartError:
-    """Why the master did not start, as container or kubelet say it; ``removal_text``: what is left of it."""
+    """The error for a master that did not start, with the message of the container or the kubelet.
+
+    Args:
+        job: the job's name.
+        master_status: the last observed status.
+        removal_text: the result of removing the job.
+    """
     code = "" if master_status.exit_code is None else f"exit code {master_status.exit_code}"
     reason = "" if code and master_status.reason == "Error" else master_status.reason
-    how = ", ".join(part for part in (_container_text(master_status), reason, code) if part)
-    words = "\n".join(f"  {line}" for line in master_status.message.splitlines())
+    cause = ", ".join(part for part in (_container_text(master_status), reason, code) if part)
+    message = "\n".join(f"  {line}" for line in master_status.message.splitlines())
     hint = f"{_start_remedy(master_status)} {removal_text}".strip()
     return MasterStartError(
-        f"The master did not start ({how})" + (f":\n{words}" if words else ""), where=job, hint=hint
+        f"The master did not start ({cause})" + (f":\n{message}" if message else ""), where=job, hint=hint
     )
 
 
-def _start_remedy(sight: MasterPodStatus) -> str:
+def _start_remedy(master_status: MasterPodStatus) -> str:
     from edl.ops.pod_problems import waiting_remedy
 
-    if sight.container_name and "mage" in sight.reason:
-        return f"Check the image of {sight.container_name} in pod.overrides; the nodes must reach its registry."
-    if "edl-role" in sight.message and any(words in sight.message for words in _COMMAND_NOT_FOUND):
+    if master_status.container_name and "mage" in master_status.reason:
+        return f"Check the image of {master_status.container_name} in pod.overrides; the nodes must reach its registry."
+    if "edl-role" in master_status.message and any(words in master_status.message for words in _COMMAND_NOT_FOUND):
         return "The image has no edl-role: build the image with edl zoo build."
-    return waiting_remedy(sight.reason)
+    return waiting_remedy(master_status.reason)
 
 
 def next_step_lines(options: SubmitOptions, job: str, *, started: bool) -> Sequence[str]:
-    """What people do next."""
+    """The commands that a user usually needs next."""
     first = [] if started else [f"  Why:     {options.followup_command('why', job)}"]
     return [
         *first,
@@ -319,16 +329,16 @@ def next_step_lines(options: SubmitOptions, job: str, *, started: bool) -> Seque
 
 
 # --------------------------------------------------------------------------------------------------
-# ``edl submit --resume``: what can be known before the earlier job is removed, and what came of it.
+# ``edl submit --resume``: checks before the earlier job is removed, and the report of the resumed run.
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeCheck:
-    """What is known of a resumption beforehand, in words.
+    """The result of the checks before a job is resumed.
 
     Attributes:
-        changes: fields of the job file that are not as at the start before.
-        warnings: what the user may not have meant.
+        changes: the fields of the job file that differ from the earlier submission, as text.
+        warnings: consequences that the user may not expect.
     """
 
     changes: Sequence[str] = ()
@@ -336,7 +346,7 @@ class ResumeCheck:
 
 
 def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeCheck:
-    """Refuse what the new master would refuse, as far as the objects of the old job tell.
+    """Refuse a resumption that the new master would refuse, if the old job's objects already show it.
 
     Args:
         leftovers: the old job's objects on the cluster.
@@ -344,7 +354,7 @@ def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeChe
         run: a run id, or ``latest``: the run of the old job if its master ever started.
 
     Raises:
-        BadInputError: the run is done, or ``spec`` is about other work.
+        BadInputError: the run is done, or ``spec`` differs in fields that must not change.
     """
     from edl.ops.job_view import find_existing_job, read_submitted_spec
     from edl.storage.run_resumption import check_spec_changes, describe_nothing_to_do, format_change
@@ -362,10 +372,10 @@ def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeChe
 
 
 def report_resumed(api: KubeClient, job: str, reporter: SubmissionReporter) -> str | None:
-    """Say which run it became, how far that is, and what of the job file has changed.
+    """Report the resumed run, its progress, and the changes of the job file.
 
     Returns:
-        The run; None if its master has not said so yet.
+        The run id; None if the master has not published its status yet.
     """
     from edl.ops.job_view import find_job
 
