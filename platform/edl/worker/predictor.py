@@ -96,8 +96,10 @@ class Predictor:
                 if predictions is not None and self._output.add_minibatch(predictions):
                     steps_done = loaded.step + 1
                 self._progress.record_step(task.lease_id, steps_done, loss=None, skipped_records=loaded.skipped_records)
+                # A processor has delivered these records: after a revocation, the next worker starts behind them.
                 if steps_done:
                     self._progress.send_all()
+        # The file is durable before the range is reported as done.
         with self._gate.critical_section():
             self._output.end_range(task)
         self._progress.finish_task(task.lease_id)

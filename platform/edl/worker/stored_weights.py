@@ -221,6 +221,7 @@ class StoredTableRows:
             raise StorageError(f"the checkpoint has rows of table '{table.name}' but does not declare it")
         ids = np.concatenate([ids for ids, _ in row_parts])
         stored = np.concatenate([values for _, values in row_parts])
+        # Rows are distributed by a hash of their ids, so the ids of different shards interleave.
         order = np.argsort(ids)
         return cls(table.spec, ids[order], stored[order])
 
