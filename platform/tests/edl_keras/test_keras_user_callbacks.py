@@ -101,7 +101,10 @@ def train(watching: Any, losses: list[list[float]]) -> None:
 NEVER: dict[str, tuple[Any, str]] = {
     "BackupAndRestore": (lambda: CALLBACKS.BackupAndRestore("backup"), "checkpoint.every_steps"),
     "TerminateOnNaN": (CALLBACKS.TerminateOnNaN, "train.on_nan"),
-    "swap_on_epoch=True of the callback SwapEMAWeights": (lambda: CALLBACKS.SwapEMAWeights(True), "remove swap_on_epoch"),
+    "swap_on_epoch=True of the callback SwapEMAWeights": (
+        lambda: CALLBACKS.SwapEMAWeights(True),
+        "remove swap_on_epoch",
+    ),
 }
 """What a job cannot do, wherever it trains: the callback, and a word of what is to be used instead."""
 WITHOUT_WEIGHTS: dict[str, tuple[Any, str]] = {
