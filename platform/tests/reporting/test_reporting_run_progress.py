@@ -214,6 +214,18 @@ def test_an_event_is_one_line_with_its_names_and_numbers(event: JobEvent, words:
     assert positions == sorted(positions), line
 
 
+def test_what_happens_to_one_role_or_range_is_told_apart() -> None:
+    of_worker = [
+        RoleRequested("worker", 0, "", time=0.0),
+        RoleStarted("worker", 0, None, time=0.0),
+        RoleLeaving("worker", 0, "", time=0.0),
+        RoleEnded("worker", 0, None, "", None, time=0.0),
+    ]
+    of_records = [RecordsRequeued(0, 64, "/d/a", 2, "", time=0.0), RequeuedRecordsLeased(0, 64, "/d/a", 2, time=0.0)]
+    for events in (of_worker, of_records):
+        assert len({describe_event(event) for event in events}) == len(events)
+
+
 def test_a_status_in_words() -> None:
     shown = status(
         1.0, 250, epoch=2, epochs=4, loss=0.51234, metrics={"loss": 0.6, "accuracy": 0.9}, samples_per_second=1234.5,
