@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from peer import serve
 
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
-from edl.collective.round_identity import RoundId
 
 TOKEN = "benchmark"
 

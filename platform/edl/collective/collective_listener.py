@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from edl.api.errors import RefusedError, RetryableError
+from edl.api.round_id import RoundId
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest
-from edl.collective.round_identity import RoundBrokenError, RoundId
 from edl.transport.bulk_connection import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.bulk_server import BulkServer, HandOver
 from edl.transport.peer_errors import PeerRefusedError

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.element_types import ElementType, find_element_type, named_element_type
 from edl.collective.neighbours import connect_neighbours
 from edl.collective.numpy_ring import NumpyRing
 from edl.collective.reduction_plan import Algorithm, Bytes, choose_algorithm
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import MAX_CONTROL_BYTES
-from edl.collective.round_identity import RoundBrokenError, RoundId
 
 CONNECT_SECONDS = 10.0
 """Seconds that all ranks have to come together."""

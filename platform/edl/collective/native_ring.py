@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import threading
 
+from edl.api.round_id import RoundId
 from edl.collective import _ring
 from edl.collective.element_types import ElementType
 from edl.collective.neighbours import Neighbours
 from edl.collective.reduction_plan import Algorithm, Bytes
-from edl.collective.round_identity import InjectedFaultError, RoundBrokenError, RoundId
+from edl.collective.round_errors import InjectedFaultError, RoundBrokenError
 
 
 class NativeRing:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from edl.api.errors import EdlError, RetryableError
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener, RoundAdmission
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest, RoundHeader
-from edl.collective.round_identity import RoundBrokenError, RoundId
 from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_memory, receive_entry, send_entry
 from edl.transport.bulk_client import BulkClient, BulkRefusedError
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout

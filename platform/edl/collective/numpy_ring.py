@@ -12,9 +12,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from edl.api.round_id import RoundId
 from edl.collective.element_types import ElementType
 from edl.collective.neighbours import Neighbours
 from edl.collective.reduction_plan import Algorithm, Bytes, Step, gather_steps, ring_steps
+from edl.collective.round_errors import InjectedFaultError
 from edl.collective.round_frames import (
     CHUNK_BYTES,
     HEADER_SIZE,
@@ -23,7 +25,6 @@ from edl.collective.round_frames import (
     padded_size,
     read_control_size,
 )
-from edl.collective.round_identity import InjectedFaultError, RoundId
 from edl.collective.round_state import PEER_CLOSED, HeartbeatThread, RoundState
 from edl.transport.bulk_connection import FrameKind, remaining_views
 

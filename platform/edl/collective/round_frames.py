@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edl.collective.round_identity import RoundId
+from edl.api.round_id import RoundId
 from edl.transport.bulk_connection import FRAME_MAGIC, HEAD_SIZE, FrameKind
 from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError

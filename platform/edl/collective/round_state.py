@@ -12,8 +12,9 @@ import threading
 import time
 from contextlib import suppress
 
+from edl.api.round_id import RoundId
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import HEADER_SIZE, RoundHeader, read_rank
-from edl.collective.round_identity import RoundBrokenError, RoundId
 from edl.transport.bulk_connection import FrameKind
 
 _TICKS = 8  # of silence that are a loss

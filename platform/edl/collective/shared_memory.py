@@ -9,8 +9,8 @@ import os
 import socket
 from dataclasses import dataclass
 
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import HEADER_SIZE
-from edl.collective.round_identity import RoundBrokenError
 
 SEGMENT_HEAD_BYTES = 4096
 """Counters in front of the ring of bytes."""

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, RoundId, StepShares
+from edl.api.round_id import RoundId
+from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, StepShares
 
 
 class RankPhase(Enum):

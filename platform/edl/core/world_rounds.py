@@ -26,17 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
-
-class RoundId(NamedTuple):
-    """Identifies a round in every frame and report.
-
-    A master that was replaced may have announced a number that its successor uses as well, so the
-    incarnation belongs to it.
-    """
-
-    incarnation: int
-    number: int
-
+from edl.api.round_id import RoundId
 
 NO_ROUND = RoundId(0, 0)
 

@@ -14,7 +14,7 @@ from support.rank_threads import NUMPY, RankThreads
 from edl.api.errors import BadInputError
 from edl.collective.communicator import Communicator
 from edl.collective.element_types import named_element_type, widen_bfloat16
-from edl.collective.round_identity import RoundBrokenError
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.wire_compression import CompressedReducer, WireType, compress_in_numpy, expand
 
 WIRE_TYPES: tuple[WireType, ...] = ("float16", "bfloat16")

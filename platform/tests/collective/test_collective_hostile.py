@@ -15,7 +15,7 @@ from support.false_neighbour import FalseNeighbour
 from support.hostile_contract import HostileContract
 from support.rank_threads import NATIVE, NUMPY, Variant
 
-from edl.collective.round_identity import RoundBrokenError
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.shared_memory import SEGMENT_HEAD_BYTES, SharedSegment
 
 

@@ -17,11 +17,12 @@ import pytest
 from support.rank_threads import BOUND, NATIVE, NUMPY, TOKEN, RankThreads
 
 from edl.api.errors import BadInputError, RefusedError, RetryableError
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.neighbours import connect_neighbours
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest
-from edl.collective.round_identity import RoundBrokenError, RoundId
 from edl.transport.bulk_client import BulkClient, BulkRefusedError
 from edl.transport.bulk_connection import FrameKind, OutgoingFrame
 from edl.transport.bulk_server import BulkServer

@@ -15,16 +15,18 @@ import numpy as np
 import pytest
 from support.rank_threads import TOKEN
 
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
-from edl.collective.round_identity import RoundBrokenError, RoundId
+from edl.collective.round_errors import RoundBrokenError
 
 PROGRAM = """
 import sys
 import numpy as np
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
-from edl.collective.round_identity import RoundBrokenError, RoundId
+from edl.collective.round_errors import RoundBrokenError
+from edl.api.round_id import RoundId
 
 address, token, native = sys.argv[1:]
 native = native == "native"

@@ -8,6 +8,7 @@ import pytest
 from core.world_simulator import WorldSimulator
 from support.examples import examples
 
+from edl.api.round_id import RoundId
 from edl.core.rank_state import RankPhase, RankState
 from edl.core.world_rounds import (
     NO_ROUND,
@@ -16,7 +17,6 @@ from edl.core.world_rounds import (
     MemberReport,
     RoundAnnounced,
     RoundCommand,
-    RoundId,
     RoundPhase,
     RoundStarted,
     Share,

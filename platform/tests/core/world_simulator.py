@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+from edl.api.round_id import RoundId
 from edl.core.ledger import Ledger
 from edl.core.rank_state import RankPhase, RankState
 from edl.core.shuffle import RecordSource, ShardPlan
@@ -21,7 +22,6 @@ from edl.core.world_rounds import (
     MemberReport,
     RoundAnnounced,
     RoundCommand,
-    RoundId,
     RoundPhase,
     RoundStarted,
     Share,

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from support.rank_threads import BOUND, RankThreads, Variant
 
+from edl.api.round_id import RoundId
 from edl.collective.communicator import Communicator
 from edl.collective.element_types import find_element_type
 from edl.collective.neighbours import Neighbours, connect_neighbours
 from edl.collective.reduction_plan import Algorithm
 from edl.collective.round_frames import RoundHeader
-from edl.collective.round_identity import RoundId
 from edl.transport.bulk_connection import FrameKind
 
 COUNT = 100

@@ -12,8 +12,9 @@ import pytest
 from support.false_neighbour import BODY, FalseNeighbour, first_header
 from support.rank_threads import Variant
 
+from edl.api.round_id import RoundId
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import HEADER_SIZE, RoundHeader
-from edl.collective.round_identity import RoundBrokenError, RoundId
 from edl.transport.bulk_connection import FrameKind
 
 LARGE = 2**32 - 1

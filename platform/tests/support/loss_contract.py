@@ -14,8 +14,8 @@ from support.rank_threads import RankThreads, Variant
 
 from edl.collective.communicator import Communicator
 from edl.collective.reduction_plan import Algorithm, ring_steps
+from edl.collective.round_errors import InjectedFaultError, RoundBrokenError
 from edl.collective.round_frames import CHUNK_BYTES
-from edl.collective.round_identity import InjectedFaultError, RoundBrokenError
 
 SECONDS = 5.0
 """Within which all survivors must know, on a busy machine."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
-from edl.collective.round_identity import RoundId
 
 TOKEN = "the-token-of-these-tests"
 BOUND = 20.0

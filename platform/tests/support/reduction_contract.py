@@ -18,8 +18,8 @@ from support.rank_threads import RankThreads, Variant
 from edl.api.errors import BadInputError
 from edl.collective.communicator import Communicator
 from edl.collective.reduction_plan import Algorithm
+from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import CHUNK_BYTES, MAX_CONTROL_BYTES
-from edl.collective.round_identity import RoundBrokenError
 
 SIZES = (1, 2, 3, 4, 7)
 FLOATS = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)

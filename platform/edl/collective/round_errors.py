@@ -1,25 +1,8 @@
-"""Names a round and the ways in which it ends."""
+"""How a round of reductions ends before its time."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from edl.api.errors import RetryableError
-
-
-class RoundId(NamedTuple):
-    """One round; a later round is greater, whichever master announced it.
-
-    Attributes:
-        incarnation: of the master that announced it.
-        number: of the round; never used twice by one master.
-    """
-
-    incarnation: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"round {self.incarnation}.{self.number}"
 
 
 class RoundBrokenError(RetryableError):
