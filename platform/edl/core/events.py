@@ -21,6 +21,8 @@ from edl.core.shuffle import BlockLayout, RecordRange
 # ------------------------------------------------------------------------------------------------ events
 
 
+# Events are facts and name no decision. So what the core does follows from the list of events
+# alone, and a recorded list replays without a cluster, a disk or a clock.
 @dataclass(frozen=True, slots=True)
 class PodChanged:
     """The cluster reports the state of a pod."""
@@ -75,6 +77,8 @@ class DatasetDescribed:
     training: tuple[tuple[str, int], ...] = ()
     validation: tuple[tuple[str, int], ...] = ()
     prediction: tuple[tuple[str, int], ...] = ()
+    # With random access the master can shuffle: it leases positions of an order that it computes
+    # from the sizes of the blocks. Without, it leases ranges of the sources as they are listed.
     blocks: BlockLayout | None = None
 
 
@@ -91,6 +95,7 @@ class PsAttached:
     uid: str
     initialized: bool
     version: int
+    # A pin is usable only while every PS keeps it. A new master learns here which ones they keep.
     pins: tuple[int, ...] = ()
 
 
@@ -114,6 +119,8 @@ class PsRefused:
     uid: str
     kind: str
     message: str
+    # A cut can be aborted and taken again, so its refusal costs the job nothing. A refused
+    # attachment or revocation cannot: the parameters, or the progress of a lease, stay unknown.
     cut: int = 0
 
 
@@ -130,6 +137,7 @@ class CheckpointRefused:
     uid: str
     cut: int
     message: str
+    # Found by the shell, which reads every byte of the older checkpoints: the core reads no files.
     fallback: SavedCheckpoint | None = None
     skipped_reasons: str = ""
 
@@ -143,6 +151,8 @@ class ModelDeclared:
     """
 
     worker: str
+    # A restarted master has them in its journal. It compares them, because all workers of a run
+    # must declare the same ones.
     callbacks: tuple[CallbackSpec, ...] | None = None
 
 
@@ -155,6 +165,8 @@ class LeaseRequested:
     """
 
     worker: str
+    # A lease in the journal that the worker does not name was granted in an answer that was lost.
+    # It is granted again, so that its range does not stay idle until the lease expires.
     known_leases: frozenset[int] | None = None
 
 
@@ -162,6 +174,8 @@ class LeaseRequested:
 class LeaseProgress:
     """The progress of one lease: steps below ``done_steps`` are applied on all PS."""
 
+    # ``done_steps`` is absolute, so a message that arrives twice changes nothing. The other fields
+    # are about the steps since the previous message, and count only with a message that adds steps.
     lease: int
     done_steps: int
     loss_sum: float = 0.0
@@ -183,6 +197,8 @@ class TaskReported:
 
     worker: str
     lease: int
+    # In the same message as the result: the end of a task then needs one journal entry, and a
+    # master that dies cannot have recorded half of it.
     last_progress: LeaseProgress | None = None
     result: Any = None
 
@@ -193,6 +209,8 @@ class WorkerLeft:
 
     worker: str
     reason: str
+    # What the worker applied and had not reported. With it nothing is repeated: only a worker that
+    # is killed can lose the minibatch that it was computing.
     steps: tuple[LeaseProgress, ...] = ()
 
 
@@ -216,7 +234,11 @@ class LeasesRevoked:
     """
 
     ps: str
+    # Needed for every lease: until all live PS have answered for all of them, nothing of these
+    # ranges is leased again.
     applied_steps: Mapping[int, int]
+    # A PS that rolled back admitted no step before its first one, so ``applied_steps`` alone would
+    # count too many.
     first_steps: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -225,6 +247,8 @@ class CutPrepared:
     """A PS has allocated memory for its copy of a cut."""
 
     ps: str
+    # A stage of its own: memory is allocated and touched while updates go on, so that updates pause
+    # for the copy only.
     cut: int
 
 
@@ -237,6 +261,8 @@ class UpdatesHeld:
 
     ps: str
     cut: int
+    # Leases without a push are left out. A PS that loaded a checkpoint cannot tell a step that is
+    # on its way from one that it had and lost, so the cut is aborted while such a lease is missing.
     applied_steps: Mapping[int, int]
 
 
@@ -253,6 +279,8 @@ class SnapshotTaken:
     cut: int
     version: int
     pause: float
+    # At a cut no step is on its way, so with this number it is exact how many updates the PS lacks
+    # (``update_accounting``).
     admitted_steps: int | None = None
 
 
@@ -283,6 +311,8 @@ class StopRequested:
     """
 
     reason: str
+    # The senders limit their patience: ``edl run`` allows 10 s, because the supervisor sends
+    # SIGTERM to all roles after 11 s; ``edl stop`` allows 30 s.
     checkpoint_seconds: float = 0.0
 
 
@@ -310,6 +340,8 @@ class Tick:
         speaking_workers: workers whose messages have arrived and wait for the master's disk.
     """
 
+    # Both fields protect workers from delays of the master: a worker whose messages were not read,
+    # or wait for an fsync, is not silent.
     late_seconds: float = 0.0
     speaking_workers: frozenset[str] = frozenset()
 
@@ -365,6 +397,8 @@ class MissingPs:
 class RecordEntry:
     """Append an entry to the journal. Answers of the same batch are held back until it is on disk."""
 
+    # The order of a batch matters: a command depends on the entries before it and on no later one.
+    # The shell executes it when these are on disk.
     entry: JournalEntry
 
 
@@ -384,11 +418,15 @@ class LeaseReply:
     kind: str
     record_range: RecordRange
     minibatch: int
+    # The worker sends several heartbeats within this time (``lease_client``). It grows and shrinks
+    # with the measured silences, so it is sent with every lease.
     timeout_seconds: float
     pin: int = 0
     step: int = 0
     payload: Any = None
     window: int = 0
+    # The worker computes the order from its own reader. If the files differ, so do the
+    # fingerprints, and it refuses to train on other records than the ledger counts.
     order: str = ""
     one_by_one: bool = False
 
@@ -419,6 +457,8 @@ class Acknowledged:
 
     lost_leases: tuple[int, ...] = ()
     fatal: bool = False
+    # Nothing is recorded, because a result of the wrong form would make a later decision raise, and
+    # an exception in a decision ends the master.
     refusal: str = ""
 
 
@@ -459,9 +499,14 @@ class AttachPs:
     uid: str
     lowest_open_lease: int
     revoked_leases: tuple[int, ...]
+    # A PS believes no lease of an earlier master that is not named as live. So leases that a master
+    # granted after it was cut off have no effect.
     live_leases: tuple[int, ...]
+    # Updates that are paused for this cut or an earlier one resume. A new master thereby ends the
+    # pause of a cut that its predecessor left incomplete.
     passed_cut: int
     restore_cut: int | None = None
+    # True only after a planned handover, where updates are paused until the successor has loaded.
     complete: bool = False
 
 
@@ -500,7 +545,10 @@ class TakeSnapshot:
     checkpoint: bool
     pin: bool
     lowest_open_lease: int = 0
+    # The largest number that any PS has: a step that one PS has is on its way to the others,
+    # because a worker sends each step to all of them and the next one only after all have answered.
     included_steps: Mapping[int, int] = field(default_factory=dict)
+    # For a planned handover: the checkpoint must contain everything that was ever applied.
     keep_paused: bool = False
 
 

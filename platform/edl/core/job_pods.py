@@ -85,6 +85,8 @@ class PendingPodRequests:
 
     def add_request(self, name: PodKey, options: PodOptions, now: float) -> None:
         """Record that a pod was requested."""
+        # Also moves a repeated request to the end: ``_pending`` is in the order of the latest
+        # request.
         self._remove_request(name)
         self._pending[name[0]][name[1]] = PodRequest(options, now)
         self.elevated_count += options.elevated
@@ -98,6 +100,8 @@ class PendingPodRequests:
 
     def mark_refused(self, name: PodKey, reason: str) -> bool:
         """Record that a pod was refused; returns whether it was pending."""
+        # A late answer, to a request that was dropped or whose pod has appeared, says nothing about
+        # the next one.
         if self._remove_request(name) is None:
             return False
         self.refusals[name] = reason
@@ -108,6 +112,7 @@ class PendingPodRequests:
         """Drop a pending request."""
         asked = self._remove_request(name)
         assert asked is not None
+        # It was refused before and then requested again. The next request takes its index first.
         if name in self.refusals:
             self.rejected_indices[name[0]].add(name[1])
         return asked
@@ -231,11 +236,15 @@ class JobPod:
             status: the pod as the cluster reports it.
             job_ended: the job has ended, so that every pod is expected to leave.
         """
+        # A cluster may report the cause only while the pod leaves, and not with its end.
         self.cause = status.cause or self.cause
+        # Only a worker can exit too early: its model's code may call ``exit(0)`` in the middle of
+        # its work.
         leaving_expected = job_ended or self.role is not Role.WORKER or self.expected_to_leave
         reported = reported_state(replace(status, cause=self.cause), leaving_expected=leaving_expected)
         self.state = next_state(self.state, reported)
         self.told_to_leave = self.told_to_leave or self.state is PodState.LEAVING
+        # A pod may end before a report of it running arrives; an exit code proves that it ran.
         self.has_run = self.has_run or status.phase is PodPhase.RUNNING or status.exit_code is not None
         self.pid, self.node = status.pid or self.pid, status.node or self.node
         self.reason, self.exit_code, self.message = status.reason or self.reason, status.exit_code, status.message
@@ -291,6 +300,7 @@ class PodIndex:
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """Record that a pod was asked to stop because it is no longer wanted."""
         pod.leaving_since, pod.leaving_reason = now, reason
+        # Added again at the end: ``told_to_leave_before`` relies on the order of the last request.
         self.told_to_leave.pop(pod.uid, None)
         self.update_pod(pod)
 
@@ -339,6 +349,8 @@ class StartBackoff:
         """How many pods may be requested: one probe while starts are refused; None: no limit."""
         if not self.refusal_rounds:
             return None
+        # One request finds out whether the cluster accepts the role again. When its pod starts, the
+        # others follow at once.
         return 1 if now >= self.retry_at else 0
 
 
@@ -429,6 +441,7 @@ class JobPods:
         if pod is None:
             pod = self.by_uid[status.uid] = JobPod(status.uid, status.role, status.index, PodState.ASKED)
             if status.role is Role.WORKER:
+                # An index is never given twice, whichever master requested the pod.
                 self.next_worker_index = max(self.next_worker_index, status.index + 1)
         before = pod.state
         pod.update_status(status, job_ended=job_ended)
@@ -444,6 +457,7 @@ class JobPods:
 
     def mark_building(self, pod: JobPod) -> None:
         """Record that a worker started and builds its model, unless it already reported a built model."""
+        # The worker's message and the cluster's report arrive in any order.
         pod.building = pod.uid not in self.built_workers
         self.by_role[pod.role].update_pod(pod)
 
@@ -462,6 +476,7 @@ class JobPods:
 
     def missing_pods(self, workers: int, now: float, limit: int = _UNLIMITED) -> list[PodKey]:
         """The pods to request next, at most ``limit``, to reach all PS and the wanted number of workers."""
+        # PS first: no training is leased before all of them are ready.
         ps = self._missing_ps()[: min(limit, self._start_allowance(Role.PS, now))]
         new_workers = self._missing_workers(workers, min(limit - len(ps), self._start_allowance(Role.WORKER, now)))
         return [*((Role.PS, index) for index in ps), *((Role.WORKER, index) for index in new_workers)]
@@ -487,6 +502,7 @@ class JobPods:
         if now < self.relaunch_times.get(role, 0.0):
             return 0
         limit = self.start_backoff[role].start_limit(now)
+        # A probe that is still pending is the one that may be requested.
         return _UNLIMITED if limit is None else max(0, limit - self.requests.count_pending(role))
 
     def request_pod(self, role: Role, index: int, now: float, options: PodOptions = DEFAULT_OPTIONS) -> None:
@@ -517,6 +533,7 @@ class JobPods:
 
     def credit_steps(self, role: Role, steps: int) -> None:
         """Credit completed steps to a role. Enough steps offset a crash; unused credit is not kept."""
+        # Steps offset crashes that happened before them, never later ones.
         if not self.crash_counts.get(role):
             return
         forgiven, self.steps_since_crash[role] = divmod(self.steps_since_crash.get(role, 0) + steps, STEPS_PER_CRASH)

@@ -20,7 +20,10 @@ machine this takes many times longer than on an idle one.
 """
 STUCK_FLOOR, STUCK_FIRST = 60.0, 600.0
 """Lower limit of the stuck timeout, and the timeout before any step was measured, in seconds."""
+# Multiples of the longest recent silence and of the longest recent step.
 SILENCE_FACTOR, STUCK_FACTOR = 10.0, 20.0
+# A maximum is halved in 34 s. Without decay, one slow phase would lengthen the timeouts for the
+# rest of the job.
 _DECAY_PER_SECOND = 0.98
 """Decay of the maximum per second, regardless of the number of holders."""
 
@@ -32,12 +35,14 @@ class LeaseTimeouts:
     Maxima and not means, because a timeout must not hit the tail of the distribution.
     """
 
+    # Gives the lower limit of the silence timeout until a gap was measured.
     max_gap: float = 0.4
     max_step: float = 0.0
     decayed_at: float | None = None
 
     def record_gap(self, gap: float, now: float) -> None:
         """Record that a holder was silent for ``gap`` seconds and then spoke."""
+        # Decay first: the old maximum is compared as it counts now.
         self._decay(now)
         self.max_gap = max(gap, self.max_gap)
 
@@ -83,6 +88,7 @@ class LeaseHolder:
 
     def excuse_silence(self, seconds: float, now: float) -> None:
         """Exclude ``seconds`` from the worker's silence, because the master caused them."""
+        # Never into the future, which would excuse a part of the next silence too.
         self.last_seen = min(now, self.last_seen + seconds)
         for moments in (self.last_steps, self.last_mentioned):
             for lease, moment in moments.items():
@@ -102,10 +108,14 @@ class LeaseHolder:
         self.last_mentioned.pop(lease, None)
         self.partial_steps.pop(lease, None)
         if now is not None and self.last_steps:
+            # Lease numbers increase, so the lowest is the oldest. It could not progress while the
+            # closed one was worked on.
             self.last_steps[min(self.last_steps)] = now
 
     def find_unknown_leases(self, timeouts: LeaseTimeouts) -> list[int]:
         """Leases that the worker's heartbeats do not mention, because it never received them."""
+        # Measured at the last message and not now: a silent worker names no lease at all, and
+        # ``find_expired_leases`` decides about it.
         latest = self.last_seen - self.silence_limit(timeouts)
         return [number for number, at in self.last_mentioned.items() if at <= latest]
 
@@ -124,5 +134,7 @@ class LeaseHolder:
 
     def next_expiry(self, timeouts: LeaseTimeouts) -> float:
         """The earliest time at which ``find_expired_leases`` can return something."""
+        # An estimate that later measurements may move; the scan is repeated at least every second
+        # (``job``).
         first = self.last_steps[min(self.last_steps)] + timeouts.stuck_seconds
         return min(self.last_seen + self.silence_limit(timeouts), first)

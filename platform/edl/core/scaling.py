@@ -92,6 +92,7 @@ def _remove_excess_workers(state: JobState, now: float) -> None:
     excess = len(staying) - state.workers_max
     if excess > 0:
         why = f"only {state.workers_max} of {len(staying)} workers are wanted"
+        # A worker that has not run holds nothing, so it costs nothing to stop it.
         for pod in sorted(staying.values(), key=lambda pod: (pod.has_run, -pod.index))[:excess]:
             terminate_worker(state, pod, why, now)
 

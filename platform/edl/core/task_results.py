@@ -32,6 +32,8 @@ def find_result_error(
         evaluation_round: the evaluation in progress.
     """
     if kind == "training":
+        # Accepting it would enter the rest of the range as done, although its steps were not
+        # pushed.
         if last_progress is not None and last_progress.done_steps < lease.step_count:
             return f"a training task was reported done after {last_progress.done_steps} of {lease.step_count} steps"
         return ""
@@ -59,11 +61,14 @@ def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str
 def _are_valid_blocks(found: Any, rows: Any) -> bool:
     match found:
         case {"runs": list(runs), "record_bytes": int(record_bytes)} if isinstance(rows, list):
+            # The form is checked before the numbers are read; [-1] fails the comparison below.
             numbers = [x for source in runs for run in source for x in run] if _has_run_pairs(runs) else [-1]
             return (
                 record_bytes >= 0
                 and len(runs) == len(rows)
                 and all(x > 0 for x in numbers)
+                # A run is two numbers and can claim any number of blocks. A correct description
+                # merges neighbours beyond this limit.
                 and sum(times for source in runs for _, times in source) <= MAX_BLOCKS + len(rows)
                 and all(sum(n * t for n, t in source) == row[1] for source, row in zip(runs, rows, strict=True))
             )
@@ -73,6 +78,7 @@ def _are_valid_blocks(found: Any, rows: Any) -> bool:
 def _has_run_pairs(runs: list[Any]) -> bool:
     """Whether this is a list of pairs of integers for each source."""
     pairs = [pair for source in runs for pair in (source if isinstance(source, list) else [source])]
+    # The type itself and not ``isinstance``, which also accepts true and false.
     return all(
         isinstance(pair, list) and len(pair) == 2 and all(type(number) is int for number in pair) for pair in pairs
     )
@@ -103,6 +109,7 @@ def _is_state(found: Any) -> bool:
     match found:
         case {"additive": True, "states": list(states)}:
             return all(_is_number(state) for state in states)
+        # States that are not added may have any form: only the user's metric reads them.
         case {"additive": False, "states": list()}:
             return True
     return False
