@@ -1,7 +1,8 @@
 """Exports trained parameters as files that plain Keras and TensorFlow load without EDL.
 
-The user's model is made anew, with full tables in place of served ones, and given the values of a pinned cut. Files are
-written beside their place and renamed: at every moment the place holds a complete export, the earlier or this one.
+The export builds the user's model again, with full tables in place of PS-backed tables, and assigns
+the values of one consistent snapshot. It writes each file under a temporary name and renames it:
+the final path always holds a complete export, either the previous one or the new one.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ class CustomObject:
     """A class or function that Keras does not provide.
 
     Attributes:
-        module: that defines it.
-        name: of it in there.
-        is_registered: whether importing the module suffices.
+        module: the module that defines it.
+        name: its name in that module.
+        is_registered: whether Keras finds it once the module is imported.
     """
 
     module: str
@@ -75,12 +76,13 @@ class CustomObject:
 def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     """Python code that loads a model's file; empty if ``keras.models.load_model(path)`` is enough.
 
-    If no code loads it, because a class does not take what its ``get_config()`` gives, a comment that says so.
+    The result is a comment with the reason if no code can load the file: ``__init__`` of a class
+    does not accept the arguments that ``get_config()`` returns.
 
     Args:
-        model: that Keras can describe.
-        path: of its ``.keras`` file.
-        zoo: the model zoo. Its modules import each other as they do in a run, from it and from its parent folder.
+        model: a model that Keras can serialize.
+        path: the path of its ``.keras`` file.
+        zoo: the model zoo. The code puts it and its parent folder on ``sys.path``, as a run does.
     """
     model_config = keras.saving.serialize_keras_object(model)
     if why := _find_unloadable(model_config, model):
@@ -101,14 +103,15 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     if unregistered:
         names = ", ".join(f'"{own.name}": {own.name}' for own in unregistered[:_MAX_LISTED_OBJECTS])
         arguments.append(f"custom_objects={{{names}{', ...' if len(unregistered) > _MAX_LISTED_OBJECTS else ''}}}")
-    # A Lambda layer of a Python lambda is stored as code in the file.
+    # The file stores a Lambda layer of a Python lambda as code. Keras runs such code only if the
+    # caller turns safe mode off.
     if unsafe:
         arguments.append("safe_mode=False")
     return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
 
 
 def _find_unloadable(model_config: Any, model: Any) -> str:
-    """Why Keras cannot make a layer or the model again from its config; empty if nothing is known against it."""
+    """Why Keras cannot rebuild a layer or the model from its config; empty if no reason is known."""
     kinds: dict[tuple[str, str], Any] = {
         (kind.__module__, kind.__name__): kind for kind in map(type, model._flatten_layers())
     }
@@ -117,6 +120,7 @@ def _find_unloadable(model_config: Any, model: Any) -> str:
         kind, config = kinds.get((str(node.get("module")), str(node["class_name"]))), node.get("config")
         if kind is None or not isinstance(config, dict) or kind.__module__.split(".")[0] == "keras":
             continue
+        # Only an inherited from_config is known to call __init__ with the whole config.
         if kind.from_config.__func__ not in inherited or _is_functional_config(config):
             continue
         try:
@@ -131,7 +135,7 @@ def _find_unloadable(model_config: Any, model: Any) -> str:
 
 
 def _is_functional_config(config: Mapping[str, Any]) -> bool:
-    """Whether it holds the layers of a model of inputs and outputs, which Keras may connect without ``__init__``."""
+    """Whether the config is a functional model's; Keras may connect its layers without ``__init__``."""
     return {"name", "layers", "input_layers", "output_layers"} <= config.keys()
 
 
@@ -146,11 +150,15 @@ def _custom_classes(model_config: Any) -> Iterator[CustomObject]:
         if not isinstance(module, str) or not isinstance(name, str) or name in ("function", _LAMBDA_CLASS):
             continue
         if module.split(".")[0] not in ("keras", "builtins", "numpy", "tensorflow"):
+            # Keras writes a registered class as "package>name", every other class without ">".
             yield CustomObject(module, name, ">" in str(node.get("registered_name") or ""))
 
 
 def _custom_functions(model_config: Any, model: Any) -> Iterator[CustomObject]:
-    """The functions that a model uses. Keras' description has only their names; the layers have the objects."""
+    """The user's functions in a model.
+
+    The serialized model has only their names. Their modules come from the layers' attributes.
+    """
     names = {node["config"] for node in _iter_class_nodes(model_config) if node["class_name"] == "function"}
     for layer in model._flatten_layers():
         for value in vars(layer).values():
@@ -163,7 +171,7 @@ def _custom_functions(model_config: Any, model: Any) -> Iterator[CustomObject]:
 
 
 def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
-    """Every object in Keras' description of a model that names a class."""
+    """Every object of a serialized model that names a class."""
     if isinstance(model_config, dict):
         if "class_name" in model_config:
             yield model_config
@@ -175,12 +183,13 @@ def _iter_class_nodes(model_config: Any) -> Iterator[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Whole tables for an export, each held only once: they may take most of a worker's memory. Keras
-# would draw initial values (three times the size), assign others (twice), and copy them twice to
-# write them. Here the values are computed directly in the variable's memory, and Keras gets a view
-# instead of a copy.
+# Whole tables for an export, each held only once: they may take most of a worker's memory. Left to
+# itself, Keras draws initial values (three times the table's size), assigns the trained ones
+# (twice), and copies them twice while writing. Here the values are computed directly in the
+# variable's memory, and Keras gets a view instead of a copy.
 
 
+# Initial values are drawn in chunks, so that their temporary arrays stay small beside the table.
 _CHUNK_ROWS = 1 << 16
 
 RowChunks = Iterable[tuple[Ids, Floats]]
@@ -198,13 +207,16 @@ def materialize_table(table: TableSpec, stored_chunks: RowChunks) -> Floats:
 
 
 def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
-    """The stored rows of an unbounded table, and one row for all other ids: the mean of the initial values."""
+    """The stored rows of an unbounded table, and one row that stands for all other ids.
+
+    That row is the mean of the initial values.
+    """
     chunks = list(stored_chunks)
     ids = np.concatenate([np.empty(0, np.int64), *(ids for ids, _ in chunks)])
     ids.sort()
     rows = aligned_memory.allocate_aligned(1 + len(ids), table.dim)
     rows[0] = initializer_mean(table.initializer)
-    # Free each one before the next.
+    # Each chunk is freed before the next is copied, so that the rows are not held twice.
     while chunks:
         chunk_ids, values = chunks.pop()
         rows[1 + np.searchsorted(ids, chunk_ids)] = values
@@ -213,23 +225,25 @@ def collect_known_rows(table: TableSpec, stored_chunks: RowChunks) -> KnownRows:
 
 @contextmanager
 def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
-    """Give Embeddings that are built in this context these values from the start.
+    """Fill Embeddings with trained values when Keras builds them within this context.
 
-    The user's function may make a model more than once (``clone_model``), and only the last one is known when it has
-    ended. So each Embedding of a name has its values, all of them in the same memory.
+    The user's function may build a model more than once (``clone_model``), and which of them it
+    returns is known only at the end. Every Embedding with a table's name therefore gets the values.
+    All of them share one copy in memory.
 
     Args:
-        tables: by name of the variable; not to be written to.
+        tables: values by the variable's name. Do not write to them.
 
     Yields:
-        The variables that have values of ``tables``.
+        The variables that were filled from ``tables``.
     """
     build = keras.layers.Embedding.build
     filled_variables: list[Any] = []
 
     @functools.wraps(build)
     def build_filled(layer: Any, input_shape: Any = None) -> None:
-        # known_rows lacks this name.
+        # Embedding.build() of edl.layers found no known rows under this name, and a table without
+        # a bound has no shape that Keras could build.
         if layer.input_dim is None and isinstance(layer, AnyId):
             _build_without_rows(layer, input_shape)
             return
@@ -253,14 +267,14 @@ def filling_embeddings(tables: Mapping[str, Floats]) -> Iterator[list[Any]]:
 
 
 def _build_without_rows(layer: Any, input_shape: Any) -> None:
-    """Build a layer for unbounded ids whose name has no trained table, usually of a model that is discarded."""
+    """Build a layer for unbounded ids without a trained table; its model is usually discarded."""
     layer.known = 0
     AnyId.build(layer, input_shape)
 
 
 @contextmanager
 def saving_without_copies() -> Iterator[None]:
-    """Let Keras copy saved Embeddings once instead of twice."""
+    """Let Keras save Embeddings with one copy of the values instead of two."""
     save = keras.layers.Embedding.save_own_variables
 
     @functools.wraps(save)
@@ -275,7 +289,7 @@ def saving_without_copies() -> Iterator[None]:
 
 
 class _ZeroCopyStore:
-    """A Keras store that receives the memory of float32 variables without a copy."""
+    """A Keras store that takes float32 variables as views of their memory, without a copy."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -289,7 +303,7 @@ class _ZeroCopyStore:
 _LOG = logging.getLogger(__name__)
 
 RowChunksByTable = Mapping[str, RowChunks]
-"""By PS-backed table: chunks of ids and their rows; missing rows have their initial values."""
+"""Chunks of ids and their rows by PS-backed table. Rows that are missing have initial values."""
 
 
 def export_model(
@@ -298,20 +312,20 @@ def export_model(
     """Write a ``.keras`` file and a SavedModel.
 
     Args:
-        network: whose model it is.
-        flat_values: dense values.
-        table_rows: rows of the tables that PS hold.
-        keras_path: of the ``.keras`` file; its folder is made.
-        saved_model_path: folder of the SavedModel.
+        network: the network that was trained.
+        flat_values: the values of the dense variables, as one flat array.
+        table_rows: the stored rows of the PS-backed tables.
+        keras_path: the path of the ``.keras`` file. Its folder is created.
+        saved_model_path: the folder of the SavedModel.
 
     Returns:
-        JSON: ``keras`` and ``saved_model``, the paths. ``keras`` is None for a subclassed model that Keras cannot
-        describe (no ``get_config``); the log says why. ``loading``: Python that loads the file, where it takes more
-        than ``load_model``; else empty.
+        JSON. ``keras`` and ``saved_model`` are the paths. ``keras`` is None for a subclassed model
+        that Keras cannot serialize (no ``get_config``); the log has the reason. ``loading`` is
+        Python code that loads the ``.keras`` file, and empty if ``load_model`` alone does.
 
     Raises:
-        StorageError: the files cannot be written; what was there before is still valid.
-        BadInputError: the user's function makes another model than the one that was trained.
+        StorageError: the files cannot be written. The previous export is still valid.
+        BadInputError: the user's function builds a different model than the trained one.
         UserCodeError: the user's code raised.
     """
     model = build_export_model(network, flat_values, table_rows)
@@ -346,15 +360,16 @@ def export_keras_file(
     """Write one Keras file.
 
     Args:
-        network: whose model it is.
-        flat_values: dense values.
-        table_rows: rows of the tables that PS hold.
-        path: of the file; its folder is made.
-        weights_only: a ``.weights.h5`` file instead of the whole model.
+        network: the network that was trained.
+        flat_values: the values of the dense variables, as one flat array.
+        table_rows: the stored rows of the PS-backed tables.
+        path: the path of the file. Its folder is created.
+        weights_only: write a ``.weights.h5`` file instead of the whole model.
 
     Raises:
-        BadInputError: Keras cannot describe the model, or the user's function makes another one than was trained.
-        StorageError: the file cannot be written; what was there before is still valid.
+        BadInputError: Keras cannot serialize the model, or the user's function builds a different
+            model than the trained one.
+        StorageError: the file cannot be written. The previous file is still valid.
     """
     model = build_export_model(network, flat_values, table_rows)
     if not weights_only and not _can_serialize(model):
@@ -365,7 +380,7 @@ def export_keras_file(
         )
     with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as temporary_path:
         if weights_only:
-            # Keras accepts no other file extension.
+            # save_weights() refuses every other file extension.
             named = temporary_path.with_name(f"{temporary_path.name}.weights.h5")
             model.save_weights(named)
             named.replace(temporary_path)
@@ -379,7 +394,7 @@ def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: R
     """The user's Keras model with the given values, independent of parameter servers.
 
     Raises:
-        BadInputError: the user's function makes another model than the one that was trained.
+        BadInputError: the user's function builds a different model than the trained one.
     """
     known_rows_by_table = {
         table.name: collect_known_rows(table, table_rows[table.name]) for table in network.tables if not table.rows
@@ -398,6 +413,7 @@ def build_export_model(network: KerasNetwork, flat_values: Floats, table_rows: R
         | {n: k.rows.shape for n, k in known_rows_by_table.items()},
         rebuilt={spec.name: spec.shape for spec in export_variables.specs},
     )
+    # Tables have their values since they were built. Assigning them again would hold them twice.
     for spec, weight in zip(export_variables.specs, export_variables.weights, strict=True):
         if spec.name not in known_rows_by_table and not any(weight is each for each in filled_variables):
             weight.assign(values[spec.name])
@@ -414,7 +430,7 @@ def _can_serialize(model: Any) -> bool:
 
 
 def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:
-    """The model with Keras layers in place of EDL's where possible."""
+    """The model with Keras layers in place of EDL's, if Keras can clone the model."""
     try:
         model = replace_edl_layers(model, features, sample)
     except Exception as error:  # noqa: BLE001  Keras clones the user's model with the user's code; the file needs none
@@ -425,7 +441,11 @@ def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:
 
 
 def _write_keras(model: Any, path: Path) -> None:
-    """Like ``model.save(path)``, which would hold the file in memory where psutil is installed."""
+    """Write the file as ``model.save(path)`` does, without holding it in memory.
+
+    ``model.save`` builds the weights in memory if it believes that they fit: psutil, where it is
+    installed, reports all free memory of the machine.
+    """
     # With a relative path, Keras loses the assets.
     parts = path.absolute().with_name(f"{path.name}.parts")
     _remove_path(parts)
@@ -441,9 +461,9 @@ def _write_keras(model: Any, path: Path) -> None:
 
 
 def _write_saved_model(model: Any, features: Any, path: Path) -> None:
-    """Write a SavedModel with explicit inputs.
+    """Write a SavedModel with explicit input signatures.
 
-    Subclassed models and ragged or sparse features do not declare them.
+    Subclassed models, and models of ragged or sparse features, do not declare their inputs.
     """
     parts = named_component_specs(features)
 
@@ -460,8 +480,8 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
     archive = keras.export.ExportArchive()
     archive.track(model)
     archive.add_endpoint("serve", serve)
-    # A signature has plain tensors only, and the arguments of `serve` would be called given,
-    # given_1 and so on.
+    # A signature accepts plain tensors only. Without names for the components, TensorFlow would
+    # call the arguments given, given_1 and so on.
     if parts:
         archive.add_endpoint("serving_default", lambda *flat: model(whole(flat), training=False), parts)
     archive.write_out(str(path), verbose=False)
@@ -469,9 +489,9 @@ def _write_saved_model(model: Any, features: Any, path: Path) -> None:
 
 @contextmanager
 def _without_default_signature() -> Iterator[None]:
-    """Disable a property through which TensorFlow would trace every subclassed model again with dense features.
+    """Disable the property through which TensorFlow traces every subclassed model a second time.
 
-    A model that takes sparse or ragged features apart raises then.
+    That trace passes dense features. A model that takes sparse or ragged features apart raises.
     """
     keras.Model._default_save_signature = None
     try:
@@ -482,15 +502,19 @@ def _without_default_signature() -> Iterator[None]:
 
 @contextmanager
 def _replacing_atomically(path: Path) -> Iterator[Path]:
-    """A temporary path next to ``path`` that replaces it on success and is removed after an error."""
+    """Yield a temporary path that replaces ``path`` on success and is removed after an error.
+
+    It lies in the same folder: a rename is atomic only within one file system.
+    """
     temporary_path, previous_path = path.with_name(f".new-{path.name}"), path.with_name(f".earlier-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # An earlier export was killed between the two renames below.
+        # Undo an earlier export that was killed between the two renames below.
         if previous_path.exists() and not path.exists():
             previous_path.rename(path)
         _remove_path(temporary_path)
         yield temporary_path
+        # The data must be on disk before the rename: a rename may survive a crash that loses data.
         _sync_tree(temporary_path)
         _remove_path(previous_path)
         # A directory cannot be renamed over an existing one.
@@ -500,7 +524,7 @@ def _replacing_atomically(path: Path) -> Iterator[Path]:
         _remove_path(previous_path)
         sync_directory(path.parent)
     except (OSError, RuntimeError, tf.errors.OpError) as error:
-        # TensorFlow and HDF5 report a full disk in different, lengthy ways.
+        # TensorFlow and HDF5 report a full disk in their own lengthy messages, without an errno.
         if "No space left" in str(error):
             raise to_storage_error(
                 OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path, "export the model"

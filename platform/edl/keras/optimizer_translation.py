@@ -1,9 +1,10 @@
-"""Translates a Keras optimizer to what parameter servers apply.
+"""Translates a Keras optimizer into the update rule that parameter servers apply.
 
-Unsupported ones are refused before the first step.
+Unsupported optimizers are refused before the first step.
 
-The PS hold slot variables and apply the rules of ``edl.numerics.optimizer_spec``. Learning-rate schedules and clipping
-stay with the worker: the rate travels with each push, gradients arrive clipped.
+The PS hold the slot variables and apply the rules of ``edl.numerics.optimizer_spec``. Learning-rate
+schedules and clipping stay with the worker: each push carries its learning rate, and the worker
+clips gradients before it pushes them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class GradientClipping:
 
     Attributes:
         norm: each variable's gradient is scaled down to this L2 norm.
-        value: each element is cut to [-value, value].
+        value: each element is clipped to [-value, value].
         global_norm: all gradients together are scaled down to this L2 norm.
     """
 
@@ -44,15 +45,17 @@ class GradientClipping:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GradientClipping | None:
-        """The clipping of an optimizer's configuration; as in Keras, a limit of 0 or less means none."""
+        """The clipping of an optimizer's configuration. As in Keras, a limit <= 0 does not clip."""
         limits = [config[name] for name in ("clipnorm", "clipvalue", "global_clipnorm")]
         clipping = cls(*(float(limit) if limit and limit > 0 else None for limit in limits))
         return None if clipping == cls() else clipping
 
     def __call__(self, gradients: Sequence[NDArray[np.float32]]) -> None:
-        """Clip in place: one array per trained variable and per PS-backed table (with duplicate rows summed).
+        """Clip in place, as Keras does.
 
-        What is NaN leaves NaN behind, and so does what is infinite, of which ``value`` makes the limit, as in Keras.
+        There is one array per trained variable and one per PS-backed table, with the gradients of
+        duplicate rows summed. NaN stays NaN under every limit. An infinite element becomes NaN
+        under a norm, and the limit under ``value``.
         """
         if self.norm is not None:
             for gradient in gradients:
@@ -86,13 +89,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class LearningRate:
-    """The learning rate at a global step, from a schedule or from the optimizer's current variable or callable.
+    """The learning rate at a global step: from a schedule, or from the optimizer's variable or callable.
 
-    The optimizer is asked at each step, because a callback may assign another number or schedule at any time.
+    It reads the optimizer at every step, because a callback may assign another number or schedule
+    at any time.
 
     Args:
         optimizer: a Keras optimizer.
-        zoo: the model zoo; frames of files below it are the user's in tracebacks.
+        zoo: the model zoo. Traceback frames of files below it count as the user's.
     """
 
     def __init__(self, optimizer: Any, zoo: Path = Path()) -> None:
@@ -120,6 +124,8 @@ class LearningRate:
     def _compute_rate(self, step: int) -> float:
         import keras
 
+        # The public property `learning_rate` hides a schedule: it returns the schedule's value at
+        # the optimizer's own `iterations` instead.
         rate_or_schedule = self._optimizer._learning_rate
         if not isinstance(rate_or_schedule, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._optimizer.learning_rate)
@@ -129,14 +135,14 @@ class LearningRate:
 
 
 class JobLearningRate:
-    """The learning rate that a callback of the job has set, or else the optimizer's own.
+    """The learning rate that a callback of the job has set, or else the optimizer's own rate.
 
-    Assigned to the optimizer whenever it changes, as the callback would do it.
+    Every change is assigned to the optimizer, as a Keras callback would do.
 
     Args:
-        optimizer: the Keras optimizer, which callbacks of the worker see.
-        own_rate: the optimizer's rate at a step.
-        decided_rate: the rate that was set for all workers; None: none is set.
+        optimizer: the Keras optimizer that the worker's callbacks see.
+        own_rate: returns the optimizer's rate at a step.
+        decided_rate: returns the rate that was set for all workers; None if none was set.
     """
 
     def __init__(
@@ -149,7 +155,7 @@ class JobLearningRate:
         self._original_rate: float | None = None
 
     def __call__(self, step: int) -> float:
-        """The rate at ``step``; as :class:`LearningRate`."""
+        """The rate at ``step``; see :class:`LearningRate`."""
         decided_rate = self._decided_rate()
         if decided_rate != self._assigned_rate:
             if self._original_rate is None:
@@ -161,9 +167,9 @@ class JobLearningRate:
 
 
 def _trace_schedule(schedule: Any) -> Callable[[int], float]:
-    """Trace a schedule once as a function: eager schedules cost up to a millisecond per step.
+    """Trace a schedule once as a function: an eager schedule costs up to a millisecond per step.
 
-    One that decides by Python's ``if``, or computes with ``math``, cannot be traced.
+    A schedule that branches with Python's ``if``, or computes with ``math``, cannot be traced.
     """
     import tensorflow as tf
 
@@ -175,7 +181,7 @@ def _trace_schedule(schedule: Any) -> Callable[[int], float]:
     try:
         function.get_concrete_function()
     except (TypeError, NotImplementedError) as error:
-        # The errors of TensorFlow and NumPy for a tensor without a value.
+        # TensorFlow and NumPy raise these for a tensor that has no value yet.
         _LOG.info("the learning rate's schedule is called at every step, because it cannot be traced: %s", error)
         return lambda step: float(schedule(tf.constant(step, tf.int64)))
     return lambda step: float(function(tf.constant(step, tf.int64)))
@@ -195,7 +201,7 @@ _RULE_BY_CLASS: Mapping[str, str] = {
     "GroupFtrl": "ftrl",
     "Lamb": "lamb",
 }
-"""The parameter servers' names of Keras' optimizers and of EDL's own one."""
+"""The parameter servers' update rule by optimizer class, of Keras and of EDL (GroupFtrl)."""
 _KERAS_CLASSES = tuple(name for name in _RULE_BY_CLASS if name != "GroupFtrl")
 _ALTERNATIVES: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
@@ -207,10 +213,11 @@ _ALTERNATIVES: Mapping[str, str] = {
     "gradient_accumulation_steps": "leave it out, and raise train.minibatch_size",
     "loss_scale_factor": "leave it out, and use the policy mixed_bfloat16, which needs no loss scaling",
 }
-"""Alternatives to an unsupported class or argument."""
+"""Suggestions in place of an unsupported class or argument."""
+# The worker computes the rate and clips, so the PS need none of these.
 _WORKER_ARGUMENTS = frozenset({"name", "learning_rate", "clipnorm", "clipvalue", "global_clipnorm"})
 _IGNORED_ARGUMENTS = frozenset({"ema_momentum", "ema_overwrite_frequency"})
-"""Without effect unless ``use_ema`` is set, which is refused."""
+"""Have no effect unless ``use_ema`` is set, and ``use_ema`` is refused."""
 
 
 @dataclass(frozen=True)
@@ -218,9 +225,10 @@ class TranslatedOptimizer:
     """An optimizer, split between PS and worker.
 
     Attributes:
-        spec: what the PS apply.
-        learning_rate: of a global step, counted from 0 as Keras' ``optimizer.iterations``.
-        clip: applied to gradients in place; None when the optimizer does not clip. ``KerasNetwork.train`` does it.
+        spec: the update rule that the PS apply.
+        learning_rate: the rate by global step, counted from 0 as Keras' ``optimizer.iterations``.
+        clip: clips gradients in place; None when the optimizer does not clip. The caller is
+            ``KerasNetwork.train``.
     """
 
     spec: OptimizerSpec
@@ -230,8 +238,10 @@ class TranslatedOptimizer:
     def zero_gradient_update(self, name: str) -> str | None:
         """The hyperparameter that changes a variable or table even if its gradient is zero.
 
-        None: there is none.
+        None if no hyperparameter does.
         """
+        # FTRL computes a value anew from its accumulators at each update, so it changes without
+        # any hyperparameter.
         if self.spec.name == "ftrl":
             return "Ftrl"
         return "weight_decay" if self.spec.weight_decay_for(name) else None
@@ -243,13 +253,13 @@ def translate_optimizer(
     """Split a Keras optimizer between PS and worker.
 
     Args:
-        optimizer: what the user's ``optimizer()`` returned.
-        keras_names: for each trained variable and PS table, the name in Keras by the name in EDL
-            (``keras_variable_name``); ``exclude_from_weight_decay`` uses Keras' names.
-        zoo: the model zoo, where the code of the user's own schedules is.
+        optimizer: the object that the user's ``optimizer()`` returned.
+        keras_names: Keras' name by EDL's name, for each trained variable and PS-backed table
+            (``keras_variable_name``). ``exclude_from_weight_decay`` matches Keras' names.
+        zoo: the model zoo, which holds the code of the user's own schedules.
 
     Raises:
-        BadInputError: of another class, or with an argument that the PS cannot reproduce; both are named.
+        BadInputError: the PS cannot reproduce the class or an argument. The message names it.
     """
     kind = _supported_class_name(optimizer)
     config = _optimizer_config(optimizer, zoo)
@@ -261,17 +271,17 @@ def translate_optimizer(
 
 
 def keras_variable_name(variable: Any) -> str:
-    """The name that ``var_names`` is matched against: on TensorFlow its own name, such as ``head/bias:0``."""
+    """The name that ``var_names`` is matched against: TensorFlow's, such as ``head/bias:0``."""
     return str(variable.value.name)
 
 
 def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], ps_count: int) -> None:
     """Refuse LAMB for PS-backed tables on several PS.
 
-    It needs the norm of the whole variable, and no PS has all rows.
+    LAMB needs the norm of the whole variable, and no PS has all rows of a table.
 
     Raises:
-        BadInputError: that is so.
+        BadInputError: the optimizer is LAMB and several PS share a table.
     """
     if optimizer.name == "lamb" and tables and ps_count > 1:
         raise BadInputError(
@@ -291,6 +301,7 @@ def _supported_class_name(optimizer: Any) -> str:
             f"optimizer() returned {type(optimizer).__name__}, expected a Keras optimizer", hint=_supported_hint()
         )
     kind = type(optimizer).__name__
+    # The class itself, not a subclass of the same name: the PS would not run its changed update.
     if kind not in _RULE_BY_CLASS or type(optimizer) is not getattr(keras.optimizers, kind, GroupFtrl):
         raise BadInputError(
             f"the optimizer class {kind} cannot be reproduced by the parameter servers",
@@ -303,6 +314,8 @@ def _optimizer_config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
     """The optimizer's configuration, including its schedule."""
     import keras
 
+    # The base class's get_config() raises NotImplementedError, and the optimizer's calls it. The
+    # error here names the class that the user has to complete.
     schedule, base = optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
     if isinstance(schedule, base) and type(schedule).get_config is base.get_config:
         kind = type(schedule).__name__
@@ -336,7 +349,8 @@ def _make_spec(kind: str, config: Mapping[str, Any]) -> OptimizerSpec:
 
 
 def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that ``exclude_from_weight_decay`` excludes."""
+    """The variables that ``exclude_from_weight_decay`` excludes, by EDL's names."""
+    # Keras keeps var_list as id() of variable objects, which say nothing about EDL's variables.
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise BadInputError(
             "exclude_from_weight_decay(var_list=...) cannot be reproduced: the optimizer is made apart from the model",
@@ -347,7 +361,10 @@ def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...
 
 
 def _base_class_hint(kind: type) -> str | None:
-    """Suggest the base class of a subclass if the PS support it; the subclass's own changes cannot be known."""
+    """Suggest the base class of a subclass if the PS support it.
+
+    What the subclass changes cannot be known.
+    """
     base = next((base.__name__ for base in kind.__mro__[1:] if base.__name__ in _KERAS_CLASSES), None)
     return (
         f"use keras.optimizers.{base} itself: the parameter servers do not run the update of a subclass"
