@@ -143,6 +143,8 @@ class ControlRequestBuilder:
         def event(reply: pb.AttachReply) -> CoreEvent:
             return PsAttached(command.uid, reply.initialized, reply.version, tuple(reply.pins))
 
+        # Reading a checkpoint may take minutes, and a repeated attempt would wait behind the first
+        # one.
         deadline = REQUEST_DEADLINE if restore is None else RESTORE_DEADLINE
         return ControlRequest(
             PsControlMethods.Attach, request, event, deadline=deadline, is_required=True, restore_cut=restore or 0
@@ -248,6 +250,7 @@ class PsConnection:
 
     def close(self) -> None:
         """Close after the pod has ended: drop queued requests and cancel the current call."""
+        # Before the wake-up: the thread that ``put`` wakes has to see it.
         self._closed.set()
         self._requests.put(None)
         self._channel.close()
@@ -412,6 +415,8 @@ class PsControlClient:
 
     def _handle_answer(self, link: PsConnection, request: ControlRequest, reply: Any) -> None:
         if request.must_repeat(reply):
+            # Behind the queued requests: one of them may abort the cut or revoke the lease whose
+            # step is missing.
             link.put_request(request)
             return
         event = request.to_event(reply)
@@ -434,6 +439,8 @@ class PsControlClient:
         self._handle(self._checkpoints.copy(command))
 
     def _save_checkpoint(self, command: SaveCheckpoint) -> None:
+        # Channels of its own: ``Saved`` waits for minutes, and the connections stay free for other
+        # requests.
         addresses = {link.index: link.control_address for link in self.connections().values()}
         channels = {index: open_control_channel(address, self._token) for index, address in addresses.items()}
         try:

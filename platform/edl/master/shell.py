@@ -75,6 +75,7 @@ class CommandOutbox:
 
     def wait_until_empty(self, seconds: float) -> bool:
         """Wait until the queued commands are executed; returns whether they are."""
+        # An item of the queue itself, so it is reached after everything that was queued before.
         done = threading.Event()
         self._queue.put((0, done))
         return done.wait(seconds)
@@ -310,6 +311,7 @@ class MasterShell:
         self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
     ) -> RequestAnswer | None:
         answer, lsn = self._decide_now(decide, event)
+        # Commands wait in the outbox. Only a sender that gets an answer has to wait here.
         if answer is not None:
             self._wait_durable(lsn)
         return answer

@@ -45,11 +45,14 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
 
     def Attach(self, request: pb.AttachRequest, context: Any) -> pb.AttachReply:  # noqa: N802
         """Attach a new or returning master."""
+        # A number out of range is forged. If it were accepted, every real master and cut would
+        # count as older.
         if not 0 < request.incarnation < _NUMBER_LIMIT or not 0 <= request.cut < _NUMBER_LIMIT:
             raise PeerRefusedError(
                 f"incarnation {request.incarnation} or cut {request.cut} is out of range", kind="bad"
             )
         _check_lowest_open_lease(request.floor, request.incarnation)
+        # A PS that restores reads only the rows and variables of its own slots.
         if request.restore and len(request.slots) != SLOT_COUNT:
             raise PeerRefusedError(f"the placement has {len(request.slots)} slots, not {SLOT_COUNT}", kind="bad")
         attachment = MasterAttachment(
@@ -64,6 +67,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         )
         try:
             state = self._server.attach_master(attachment)
+        # By this kind the master knows that an older checkpoint may help.
         except StorageError as error:
             raise PeerRefusedError(str(error), kind="storage") from error
         return pb.AttachReply(
@@ -107,6 +111,8 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
             included_steps=within,
             keep_paused=request.keep,
         )
+        # No refusal, which would abort the cut. The master asks again behind its other requests,
+        # one of which may revoke the lease whose step is missing.
         if taken is None:
             return pb.SnapshotReply(waits=True)
         return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause_seconds, entered=taken.admitted_steps)

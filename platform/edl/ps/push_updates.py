@@ -91,10 +91,17 @@ class PendingPush:
     declaration: ModelDeclaration
     gradients: PushGradients | None
     worker: int = 0
+    # A round stops waiting for a worker whose connection closes: its process has ended.
     connection: int = 0
+    # Of this PS only: each PS counts its own updates.
     gradient_version: int = 0
+    # With it the first PS knows whom the next round has to wait for (docs/design/0008-modes.md).
     next_lease: int = 0
+    # If every PS formed its own rounds, two workers whose first pushes reach two PS in different
+    # order would wait for each other for ever.
     leader_round: tuple[PushId, ...] = ()
+    # At a PS that follows, a push that was sent before waits for no other: the others may have been
+    # answered by a process that is gone, and are then never sent again.
     is_retry: bool = False
     outcome: AdmissionOutcome | Exception | None = None
     round_pushes: tuple[PushId, ...] = ()
@@ -117,6 +124,7 @@ class PushUpdater(Protocol):
     def offer_push(self, push: PendingPush) -> None:
         """Offer a push that no cut excludes."""
 
+    # Otherwise the worker would send the push again while a round still contains it.
     def withdraw_push(self, push: PendingPush) -> str:
         """Withdraw a push that timed out and will be sent again; returns what it was waiting for."""
 

@@ -67,6 +67,8 @@ class GuardedReader:
     @property
     def blocks(self) -> Callable[[str], BlockSizes] | None:
         """``blocks`` of the user's reader; None if it has no such method, and so no random access."""
+        # A property that may be None, because callers ask for the attribute to find out about
+        # random access.
         return self._checked_blocks if hasattr(self._reader, "blocks") else None
 
     def _checked_blocks(self, source: str) -> BlockSizes:
@@ -87,6 +89,7 @@ class GuardedReader:
     @property
     def metadata(self) -> Any:
         """The metadata that ``feed`` receives."""
+        # It may be a property of the user's class, and raise.
         with user_code(self._zoo, "metadata of the custom reader"):
             return self._reader.metadata
 
@@ -108,6 +111,7 @@ class GuardedReader:
             )
         for position, source in enumerate(listed):
             name, records = getattr(source, "name", None), getattr(source, "records", None)
+            # Any type of integer, such as NumPy's, but not true and false.
             if not (isinstance(name, str) and isinstance(records, Integral)) or isinstance(records, bool):
                 description = f"{source!r:.80} of type {type(source).__name__}"
                 raise self._reader_error(
@@ -115,11 +119,13 @@ class GuardedReader:
                 )
             if records < 0:
                 raise self._reader_error(f"source {name!r} of the custom reader has {records} records", _SOURCES_HINT)
+        # The ledger identifies the source of a range by its name.
         names = Counter(source.name for source in listed)
         if (duplicate := next((name for name, count in names.items() if count > 1), None)) is not None:
             raise self._reader_error(
                 f"the custom reader has {names[duplicate]} sources called {duplicate!r}", "name each source once"
             )
+        # Plain integers, because the description is sent as JSON.
         return [Source(source.name, int(source.records)) for source in listed]
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
@@ -142,6 +148,7 @@ class GuardedReader:
         with user_code(self._zoo, "read() of the custom reader"):
             returned: Any = self._reader.read(source, start, end, **extra)
         call_text = f"read({source!r}, {start}, {end}) of the custom reader returned"
+        # These have a length and items too, but no records as items.
         if isinstance(returned, str | bytes | Mapping) or not (
             hasattr(returned, "__len__") and hasattr(returned, "__getitem__")
         ):

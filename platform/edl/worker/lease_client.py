@@ -22,6 +22,7 @@ from edl.worker.master_session import MasterSession
 
 _LOG = logging.getLogger(__name__)
 
+# Also bridges a restart of the master: the worker goes on with the second lease meanwhile.
 LEASES_AHEAD = 1
 """Leases held in addition to the current one."""
 TRAINING_KIND = "training"
@@ -67,6 +68,7 @@ class LeasedTask:
             source=task.source,
             start=task.start,
             end=task.end,
+            # ``step_count`` divides by it.
             minibatch_size=max(1, task.minibatch),
             epoch=task.epoch,
             pin=task.pin,
@@ -160,6 +162,8 @@ class LeaseClient:
         answer = reply.WhichOneof("answer")
         if answer == "task":
             task = LeasedTask.from_message(reply.task, self._position_describer)
+            # First: when another thread takes the task, its records must be on the way and its
+            # lease must be named in heartbeats.
             self._on_granted(task)
             self._enqueue_task(task)
             return True
@@ -178,6 +182,7 @@ class LeaseClient:
         self._enqueue_task(LeasedTask(0, PLACEMENT_CHECK_KIND))
 
     def _enqueue_task(self, task: LeasedTask) -> None:
+        # In this order: ``next_task`` removes the task here after it has taken it from the queue.
         self._queued_tasks.append(task)
         self._task_queue.put(task)
 
@@ -188,6 +193,8 @@ class LeaseClient:
             task = self._queued_tasks[0]
         except IndexError:
             return 0
+        # Each push names the next lease, so that a round of synchronous mode waits only for workers
+        # that have another push to send.
         return task.lease_id if task.kind == TRAINING_KIND and self.is_held(task.lease_id) else 0
 
     def next_task(self) -> LeasedTask | None:
@@ -351,12 +358,16 @@ class ProgressReporter:
     def unreported_progress(self) -> list[pb.LeaseProgress]:
         """All applied and unreported steps, for ``Leave``."""
         with self._changed:
+            # Some of it may have reached the master. It counts steps by their number, so nothing
+            # counts twice.
             held = [held.to_message(lease) for lease, held in self._buffers.items()]
             return held + [report.last_progress for report in self._report_queue]
 
     def known_leases(self) -> list[int]:
         """The leases that the master may attribute to this worker."""
         with self._changed:
+            # A finished task counts until its report is answered. Otherwise the master would take
+            # its lease for one that was granted in a lost answer, and grant it again.
             return [*self._buffers, *(report.last_progress.lease for report in self._report_queue)]
 
     def count_pending_reports(self) -> int:
@@ -367,6 +378,7 @@ class ProgressReporter:
     def send_all(self) -> None:
         """Send everything now: progress of the held leases first, then reports, in order."""
         # A report stays queued until it is answered, so that ``known_leases`` names its lease.
+        # Prediction sends from its own thread too. The messages of both keep their order.
         with self._send_lock:
             self._send_progress()
             while self._report_queue:
@@ -387,6 +399,8 @@ class ProgressReporter:
     def _send_report(self, report: TaskReport) -> None:
         reply = self._session.report_result(report.last_progress, report.result)
         self._note_sent()
+        # The master has taken the lease back and leases its records again, so nothing is left to do
+        # here.
         if not reply.accepted:
             _LOG.info("lease %d: the report was rejected: %s", report.last_progress.lease, reply.reason)
 
@@ -428,6 +442,7 @@ class ProgressReporter:
 
     def _heartbeat_seconds(self) -> float:
         # Four heartbeats within the time after which the master revokes the lease.
+        # A worker without a lease need not send anything.
         return min((held.expires_seconds / 4 for held in self._buffers.values()), default=float("inf"))
 
     def flush(self, timeout: float) -> None:

@@ -76,6 +76,7 @@ class PsPlacement:
 
 _LOG = logging.getLogger(__name__)
 
+# Seconds for one attempt. A request for work gets as many more as the master may hold it.
 _CALL_TIMEOUT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
 """Seconds between attempts. Short, because a killed master is back within about a second and steps wait for it."""
@@ -156,6 +157,8 @@ class MasterSession:
             ready: whether every PS holds the model's variables; stored for later registrations.
             callbacks: the callbacks for which the master decides, as JSON; stored too.
         """
+        # Kept for the registrations that ``_call_with_retry`` repeats: a restarted master has heard
+        # of neither.
         self._callbacks = callbacks or self._callbacks
         self._is_ready = self._is_ready or ready
         self._call_with_retry("Register", self._make_registration)
@@ -234,6 +237,8 @@ class MasterSession:
                 reply = self._call(method, request(), deadline=deadline)
                 self._observe_reply(reply)
             except RetryableError as error:
+                # Counted from the last answer to a request of any thread: it shows that a master is
+                # there.
                 self._give_up_after_timeout(error)
                 if not disconnected:
                     _LOG.info("the master does not answer (%s): retrying", error.message)
@@ -248,6 +253,8 @@ class MasterSession:
     def _observe_reply(self, reply: Any) -> None:
         """Process the header of every reply."""
         with self._lock:
+            # Replies arrive on several threads and in any order, so incarnation and versions only
+            # increase.
             known_version = self._newest_version
             incarnation = getattr(reply, "incarnation", self._incarnation)
             # A lower incarnation is a master that was replaced and does not know it.
@@ -256,6 +263,8 @@ class MasterSession:
             self._last_reply_at = self._clock()
             self._incarnation = incarnation
             self._announced_version = max(self._announced_version, getattr(reply, "placement_version", 0))
+            # Only these replies carry it. A missing field in them means that no callback has set a
+            # rate.
             if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):

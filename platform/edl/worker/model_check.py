@@ -43,11 +43,13 @@ TaskMinibatch = tuple["LeasedTask", "Minibatch"]
 
 def main(spec_file: Path, result_file: Path) -> int:
     """Check the job; returns 0 if there is no failure, otherwise the exit code of ``edl run``."""
+    # TensorFlow reads it when it is loaded.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
     warnings, log = _WarningCollector(result["lines"]), logging.getLogger("edl")
     log.addHandler(warnings)
     try:
+        # Inside ``try``: that TensorFlow cannot be imported is a finding too.
         import_tensorflow()
         for line in _JobCheck(load_job_file(spec_file)).run_checks():
             result["lines"].append(line)
@@ -84,6 +86,7 @@ class _JobCheck:
     """
 
     def __init__(self, spec: JobSpec) -> None:
+        # Some import TensorFlow, so they come after ``import_tensorflow``.
         from edl.keras import model_contract
         from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
         from edl.worker.feed_pipeline import FeedFunction
@@ -110,9 +113,11 @@ class _JobCheck:
         """
         data = self._spec.data
         if data.training:
+            # Needs only the sources: a data set that is too small is reported before ``feed`` runs.
             self._check_order(self._open_feed("training")[0])
         training_minibatch = self._find_first("training") if data.training else None
         prediction_minibatch = self._find_first("prediction") if data.prediction else None
+        # A model that is built by its first call needs the features of a minibatch.
         first = training_minibatch or prediction_minibatch
         sample = None if first is None else first[1].features
         if data.training and self._spec.strategy.name == "Local":
@@ -161,6 +166,7 @@ class _JobCheck:
             ps_count=spec.ps.count,
             sample=sample,
         )
+        # For its refusals only: not every optimizer can be applied on a worker.
         make_local_updater(spec.strategy, make_layout(network), network.optimizer.spec)
         return network
 
@@ -184,6 +190,8 @@ class _JobCheck:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
         task, minibatch = first
+        # A callback that raises when training begins raises here too. Those that write log files
+        # are left out: they would truncate the files of an earlier run.
         callbacks.begin_first_step()
         with add_record_range(task, 0):
             step = network.train(
@@ -247,6 +255,7 @@ class _JobCheck:
     def _check_same_model(self, network: KerasNetwork, sample: Any) -> None:
         from edl.keras.model_building import check_same_model
 
+        # An export calls the model function again, and needs the same names and shapes.
         again = self._build_network(sample)
         first, second = (
             {spec.name: spec.shape for spec in each.variables} | {t.name: (t.rows, t.dim) for t in each.tables}

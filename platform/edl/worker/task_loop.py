@@ -101,10 +101,13 @@ class TaskLoop:
         """Run one task; returns the exit code if the worker must exit."""
         if self._gate.closed:
             raise LeavingError
+        # Revoked while it waited in the queue.
         if not self._leases.is_held(task.lease_id):
             return None
         try:
             self._find_handler(task)(task)
+        # No failures of the task: the first ends the process in order, and of the second no master
+        # would hear.
         except (LeavingError, MasterLostError):
             raise
         except RefusedError as error:
@@ -129,4 +132,6 @@ class TaskLoop:
         _LOG.error("%s", failure.message, exc_info=error)
         self._progress.drop_lease(lease_id)
         fatal = self._session.report_failure(failure.kind, failure.message, failure.detail, lease_id)
+        # After a crash the worker exits whatever the answer: the master decides when its pod has
+        # ended.
         return failure.exit_code if fatal or failure.kind == "crash" else None
