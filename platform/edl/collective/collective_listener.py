@@ -1,4 +1,4 @@
-"""Accepts the connections of neighbours, over all rounds of a process."""
+"""Accepts neighbours' connections for all rounds of a process."""
 
 from __future__ import annotations
 
@@ -21,17 +21,23 @@ from edl.transport.peer_errors import PeerRefusedError
 
 log = logging.getLogger(__name__)
 
-_EARLY_SECONDS = 10.0  # seconds that a neighbour may be ahead of this process with a round
-_MAX_NEIGHBOURS = 64  # connections at a time; one is needed, others wait for a round or are on their way out
+# How long a neighbour waits here that knows of a round before this process does.
+_EARLY_SECONDS = 10.0
+# Connections at a time. One is needed. Others wait for a later round, or are being closed.
+_MAX_NEIGHBOURS = 64
 
 
 class RoundAdmission:
-    """Collects the previous rank's connection for one round; made by ``CollectiveListener.open_round``."""
+    """Collects the previous rank's connections for one round.
+
+    ``CollectiveListener.open_round`` creates it.
+    """
 
     def __init__(self, round_id: RoundId, rank: int, size: int, lock: threading.Condition) -> None:
         self.round_id = round_id
         self.rank = rank
         self.size = size
+        # The listener's condition, so that a new round and a stop wake the waits here as well.
         self._changed = lock
         self._arrived: deque[tuple[socket.socket, bool]] = deque()
         self._reason: str | None = None
@@ -39,17 +45,18 @@ class RoundAdmission:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody is admitted any more before the round was established."""
+        """Whether the round takes no more connections: it was cancelled, or is established."""
         return self._reason is not None
 
     def take_previous(self, deadline: float) -> tuple[socket.socket, bool]:
-        """Wait for a connection of the previous rank; the newest one if there are several.
+        """Wait for a connection of the previous rank. If there are several, take the newest one.
 
         Returns:
             the socket, and whether data comes through shared memory.
 
         Raises:
-            RoundBrokenError: none came until ``deadline`` (``time.monotonic()``), or the round was cancelled.
+            RoundBrokenError: no connection arrived before ``deadline`` (``time.monotonic()``), or
+                the round was cancelled.
         """
         previous = (self.rank - 1) % self.size
         with self._changed:
@@ -60,6 +67,7 @@ class RoundAdmission:
                     raise RoundBrokenError(previous, f"rank {previous} did not connect for {self.round_id}")
                 self._changed.wait(left)
             self.check()
+            # A neighbour that timed out and connected again has given up its older connection.
             return self._arrived.pop()
 
     def check(self) -> None:
@@ -68,7 +76,7 @@ class RoundAdmission:
             raise RoundBrokenError(None, self._reason)
 
     def cancel(self, reason: str) -> None:
-        """End the wait; what has arrived is closed."""
+        """End the wait and close the connections that have arrived. The first reason counts."""
         with self._changed:
             if self._reason is None:
                 self._reason = reason
@@ -78,25 +86,26 @@ class RoundAdmission:
             self._changed.notify_all()
 
     def on_cancel(self, end_wait: Callable[[], None] | None) -> None:
-        """Call this when the round is cancelled, or was before; None calls nothing any more."""
+        """Call ``end_wait`` when the round is cancelled, at once if it already is. None removes it."""
         with self._changed:
             self._end_wait = end_wait
             if end_wait is not None and self._reason is not None:
                 end_wait()
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until something happens to the round."""
+        """Wait ``seconds``, or until the round changes."""
         with self._changed:
             if self._reason is None:
                 self._changed.wait(seconds)
 
     def finish(self) -> None:
-        """The round is established: further connections are refused."""
+        """Refuse further connections, because the round is established."""
         self.cancel(f"{self.round_id} is established")
 
     def deliver(self, sock: socket.socket, shared_memory: bool) -> None:
-        """Take a connection that asked for this round and was told that it may come."""
+        """Take over a connection whose request to join was accepted."""
         with self._changed:
+            # The round may have ended after the answer was sent.
             if self._reason is not None:
                 sock.close()
                 return
@@ -109,15 +118,17 @@ class RoundAdmission:
 
 
 class CollectiveListener:
-    """Listens for neighbours while a process lives; one round at a time admits them.
+    """Listens for neighbours while a process lives. One round at a time admits them.
 
-    A connection proves the job's token first, as on the bulk plane, and then names its round. One of an earlier round
-    is refused; one of a later round waits until this process opens that round, at most ten seconds.
+    A connection first proves the job's token, as on the bulk plane, and then names its round. A
+    connection for an earlier round is refused. A connection for a later round waits until this
+    process opens that round, at most ten seconds.
 
     Args:
-        address: ``unix:<path>`` or ``host:port``; port 0 lets the kernel choose.
-        token: the job's.
-        shared_memory: neighbours on a Unix socket may send through shared memory; needs the native extension.
+        address: ``unix:<path>`` or ``host:port``. With port 0 the kernel chooses the port.
+        token: the job's token.
+        shared_memory: neighbours on a Unix socket may send through shared memory. This needs the
+            native extension.
     """
 
     def __init__(self, address: str, token: str, *, shared_memory: bool = True) -> None:
@@ -130,7 +141,7 @@ class CollectiveListener:
 
     @property
     def address(self) -> str:
-        """Where neighbours connect to; valid after ``start``."""
+        """The address that neighbours connect to; valid after ``start``."""
         return self._server.address
 
     def start(self) -> None:
@@ -142,7 +153,7 @@ class CollectiveListener:
         self._server.start()
 
     def stop(self) -> None:
-        """Stop listening; established rounds go on. Again is harmless."""
+        """Stop listening. Established rounds continue. Calling it twice is harmless."""
         with self._changed:
             self._stopped = True
             if self._admission is not None:
@@ -151,10 +162,10 @@ class CollectiveListener:
         self._server.stop()
 
     def open_round(self, round_id: RoundId, rank: int, size: int) -> RoundAdmission:
-        """Admit the previous rank to this round; an earlier round that is not established yet is cancelled.
+        """Admit the previous rank to this round. Cancels an earlier round that is not established.
 
         Raises:
-            RefusedError: this process knows a later round, or had this one already.
+            RefusedError: this process knows a later round, or has opened this one before.
         """
         with self._changed:
             if self._admission is not None:
@@ -166,7 +177,7 @@ class CollectiveListener:
             return self._admission
 
     def cancel_round(self, reason: str) -> None:
-        """End the wait for neighbours, from any thread; an established round is not concerned."""
+        """End the wait for neighbours, from any thread. An established round continues."""
         with self._changed:
             if self._admission is not None:
                 self._admission.cancel(reason)
@@ -181,11 +192,12 @@ class CollectiveListener:
         self.stop()
 
     def _answer(self, frame: ReceivedFrame) -> HandOver:
-        """Answer a proven connection's first request; called in its thread."""
+        """Answer the first request of a connection that proved the token. Runs in its thread."""
         if frame.kind is not FrameKind.JOIN_ROUND:
             raise PeerRefusedError(f"Here rounds are joined, not {frame.kind.name}", kind="bad")
         request = JoinRequest.decode(frame.meta)
         admission = self._await_round(request.round_id)
+        # Both sides must have the same list of members. Otherwise they would sum different shares.
         if (request.sender, request.receiver, request.size) != (
             (admission.rank - 1) % admission.size,
             admission.rank,
@@ -196,6 +208,7 @@ class CollectiveListener:
                 f"it is rank {admission.rank} of {admission.size} in {admission.round_id}",
                 kind="bad",
             )
+        # Shared memory needs both sides: the sender offers it, this side agrees.
         shared_memory = request.shared_memory and self.shared_memory
         agreed = JoinRequest(request.round_id, request.sender, request.receiver, request.size, shared_memory)
         answer = OutgoingFrame(FrameKind.JOINED_ROUND, agreed.encode())
@@ -206,6 +219,7 @@ class CollectiveListener:
         with self._changed:
             while self._admission is None or self._admission.round_id < round_id:
                 left = deadline - time.monotonic()
+                # Retryable: the master may announce the round to this process a little later.
                 if left <= 0 or self._stopped:
                     raise RetryableError(f"{round_id} was not opened here")
                 self._changed.wait(left)

@@ -1,4 +1,4 @@
-"""Reductions among the ranks of one round, as their callers see them."""
+"""Reductions among the ranks of one round: the interface for callers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import MAX_CONTROL_BYTES
 
 CONNECT_SECONDS = 10.0
-"""Seconds that all ranks have to come together."""
+"""Seconds within which all ranks of a round must connect."""
 HEARTBEAT_SECONDS = 2.0
 """Seconds of silence after which a neighbour counts as lost."""
 
@@ -30,7 +30,7 @@ _NOTHING: npt.NDArray[np.float32] = np.empty(0, np.float32)
 
 
 class Ring(Protocol):
-    """What ``NativeRing`` and ``NumpyRing`` have in common."""
+    """The interface of ``NativeRing`` and ``NumpyRing``."""
 
     @property
     def broken(self) -> bool:
@@ -46,21 +46,23 @@ class Ring(Protocol):
         """Leave the round."""
 
     def fail_after(self, count: int) -> None:
-        """Lose this process within the next reduction; for tests."""
+        """Simulate the loss of this process within the next reduction; for tests."""
 
 
 class Communicator:
-    """The ranks of one round; a context manager that leaves the round.
+    """The ranks of one round. As a context manager it leaves the round at the end.
 
-    Reductions are called in the same order with buffers of the same type and size on all ranks, from one thread at a
-    time; ``abort`` may be called from any thread. A call waits as long as all ranks live: heartbeats of neighbours
-    bound the wait, not the time that a rank computes. After a RoundBrokenError only a new round helps.
+    All ranks call the same reductions in the same order, with buffers of the same type and size,
+    from one thread at a time. Any thread may call ``abort``. A call waits as long as all ranks
+    live: neighbours' heartbeats bound the wait, not the time that a rank computes. After a
+    RoundBrokenError the caller needs a new round.
 
     Args:
-        round_id: of the round.
-        rank: of this process.
-        size: number of ranks.
-        ring: connections and reductions; None in a round of one rank, which needs no listener.
+        round_id: the id of the round.
+        rank: the rank of this process.
+        size: the number of ranks.
+        ring: the connections and the reductions; None in a round of one rank, which has no
+            neighbours.
     """
 
     def __init__(self, round_id: RoundId, rank: int, size: int, ring: Ring | None) -> None:
@@ -84,25 +86,28 @@ class Communicator:
         heartbeat_timeout: float = HEARTBEAT_SECONDS,
         native: bool | None = None,
     ) -> Self:
-        """Connect with the neighbours of a round; ``listener.cancel_round`` ends it from another thread.
+        """Connect to the neighbours of a round. ``listener.cancel_round`` ends the wait.
 
         Args:
-            listener: of this process; it holds the token.
-            round_id: later than every round that this process was in.
-            rank: of this process.
-            members: listeners' addresses, by rank.
-            timeout: seconds until all have to be there.
+            listener: the listener of this process. It holds the token.
+            round_id: an id later than every round that this process was in.
+            rank: the rank of this process.
+            members: the listeners' addresses by rank.
+            timeout: seconds within which all ranks must connect.
             heartbeat_timeout: seconds of silence after which a neighbour counts as lost.
-            native: reduce in native code; None: if it was built.
+            native: reduce in native code; None: if the extension was built.
 
         Raises:
-            RoundBrokenError: a neighbour did not come in time or is in another round, or the round was cancelled.
-            RefusedError: this process had a later round; a neighbour does not take the token.
-            BadInputError: ``rank`` is none of ``members``.
+            RoundBrokenError: a neighbour did not connect in time or is in another round, or the
+                round was cancelled.
+            RefusedError: this process knows a later round, or a neighbour refused the token.
+            BadInputError: ``rank`` is not an index of ``members``.
         """
         size = len(members)
         if not 0 <= rank < size:
             raise BadInputError(f"Rank {rank} is none of {size} members")
+        # Opened at the listener all the same, so that a late neighbour of an earlier round is
+        # refused instead of waiting.
         if size == 1:
             listener.open_round(round_id, rank, size).finish()
             return cls(round_id, rank, size, None)
@@ -118,7 +123,7 @@ class Communicator:
 
     @property
     def broken(self) -> bool:
-        """Whether the round has ended for this process: the next call raises RoundBrokenError."""
+        """Whether the round has ended for this process. The next reduction then raises."""
         return self._ended is not None or (self._ring is not None and self._ring.broken)
 
     def all_reduce(
@@ -129,12 +134,12 @@ class Communicator:
         algorithm: Algorithm | None = None,
         element_type: str | None = None,
     ) -> list[bytes]:
-        """Sum a buffer over all ranks, in place; the result has the same bits on all of them.
+        """Sum a buffer over all ranks, in place. The result has the same bits on all ranks.
 
         Args:
-            buffer: contiguous; float64, float32, float16, bfloat16 or integers. Its content means nothing after an
-                error.
-            control: this rank's message, at most 64 KiB; travels with the data.
+            buffer: a contiguous array of float64, float32, float16, bfloat16 or integers. After an
+                error it holds a partial sum.
+            control: this rank's message, at most 64 KiB. It travels with the data.
             algorithm: the same on all ranks; None: the faster one for this size.
             element_type: name of what the elements are if the buffer's type is only as wide: bfloat16 held as uint16.
 
@@ -156,19 +161,20 @@ class Communicator:
         return self._ring.all_reduce(data, element, chosen, control)
 
     def begin_step(self) -> ReductionStep:
-        """Begin to reduce a step's buckets in the background, while the backward pass makes the next ones."""
+        """Reduce a step's buckets in the background while the backward pass computes the next ones."""
+        # One thread: all ranks must reduce the buckets in the same order.
         if self._step_thread is None:
             self._step_thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
         return ReductionStep(self, self._step_thread)
 
     def abort(self, reason: str) -> None:
-        """End the round on all ranks, from any thread; a pending call raises RoundBrokenError at once."""
+        """End the round on all ranks, from any thread. A pending call raises RoundBrokenError."""
         self._ended = self._ended or reason
         if self._ring is not None:
             self._ring.abort(reason)
 
     def close(self) -> None:
-        """Leave the round; ranks that are still in the last reduction finish it. Again is harmless."""
+        """Leave the round. Ranks still in the last reduction finish it. Calling it twice is harmless."""
         with self._closing:
             self._ended = self._ended or "this process left the round"
             if self._ring is not None:
@@ -177,7 +183,7 @@ class Communicator:
                 self._step_thread.shutdown()
 
     def fail_after(self, count: int) -> None:
-        """Lose this process when so many bytes of the next reduction's data have come; for tests."""
+        """Simulate a loss after ``count`` bytes of the next reduction's data; for tests."""
         if self._ring is not None:
             self._ring.fail_after(count)
 
@@ -191,10 +197,10 @@ class Communicator:
 
 
 class ReductionStep:
-    """The buckets of one step, reduced one after the other; made by ``Communicator.begin_step``.
+    """The buckets of one step, reduced one after the other. ``Communicator.begin_step`` creates it.
 
-    All ranks hand in the same buckets in the same order. The control message goes with the last one, since only then a
-    rank knows whether its gradients are finite.
+    All ranks pass the same buckets in the same order. The control message goes with the last
+    bucket: only then does a rank know whether its gradients are finite.
     """
 
     def __init__(self, communicator: Communicator, thread: ThreadPoolExecutor) -> None:
@@ -203,20 +209,23 @@ class ReductionStep:
         self._pending: list[Future[list[bytes]]] = []
 
     def reduce_bucket(self, bucket: npt.NDArray[Any]) -> None:
-        """Reduce a buffer in place; it belongs to the step until ``finish`` returns."""
+        """Reduce a buffer in place. The caller must not use it until ``finish`` returns."""
         self._pending.append(self._thread.submit(self._communicator.all_reduce, bucket))
 
     def finish(self, control: bytes, last_bucket: npt.NDArray[Any] | None = None) -> list[bytes]:
-        """Wait for all buckets; the last one, which may be left out, carries the control message.
+        """Wait for all buckets. The last bucket carries the control message; it may be omitted.
 
         Returns:
             all ranks' messages, by rank.
 
         Raises:
-            RoundBrokenError: a rank was lost, or the round was aborted; no bucket means anything.
+            RoundBrokenError: a rank was lost, or the round was aborted. The content of every bucket
+                is then undefined.
         """
+        # Without a last bucket an empty one is reduced, because the message needs a frame.
         bucket = _NOTHING[:0] if last_bucket is None else last_bucket
         self._pending.append(self._thread.submit(self._communicator.all_reduce, bucket, control))
+        # Wait for all of them before raising: until then the thread may write to a bucket.
         results = [future.exception() for future in self._pending]
         for error in results:
             if error is not None:

@@ -1,4 +1,4 @@
-"""Which elements can be summed, and their sums in NumPy."""
+"""The element types that can be summed, and their sums in NumPy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edl.api.errors import BadInputError
 
 Array = npt.NDArray[Any]
 AddInto = Callable[[Array, Array], None]
-"""Adds the second array of bytes to the first, element by element."""
+"""Adds the second array of bytes to the first one, element by element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class ElementType:
     """One type of elements.
 
     Attributes:
-        number: in frames; ``edl/numerics/native/sums.hpp`` has the same.
-        size: bytes.
-        add_into: for arrays of bytes (uint8) of one length, a multiple of ``size``.
+        number: the type's number in frames, the same as in ``edl/numerics/native/sums.hpp``.
+        size: bytes of one element.
+        add_into: the sum, for arrays of bytes (uint8) of equal length, a multiple of ``size``.
     """
 
     name: str
@@ -35,7 +35,9 @@ class ElementType:
 
 @cache  # called for every reduction
 def find_element_type(dtype: np.dtype[Any]) -> ElementType:
-    """The type of a buffer's elements; unsigned integers are summed as signed ones, modulo 2**bits.
+    """The type of a buffer's elements.
+
+    Unsigned integers are summed as signed ones: modulo 2**bits the result is the same.
 
     Raises:
         BadInputError: buffers of this type cannot be summed.
@@ -48,10 +50,10 @@ def find_element_type(dtype: np.dtype[Any]) -> ElementType:
 
 
 def named_element_type(name: str) -> ElementType:
-    """The type of this name, for buffers whose NumPy type is only as wide.
+    """The type with this name, for buffers whose NumPy type only has the same width.
 
     Raises:
-        BadInputError: there is none.
+        BadInputError: there is no such type.
     """
     if name not in _TYPES:
         raise BadInputError(f"Elements of type {name!r} cannot be reduced", hint=f"those that can: {', '.join(_TYPES)}")
@@ -60,7 +62,7 @@ def named_element_type(name: str) -> ElementType:
 
 def _add_as(dtype: npt.DTypeLike) -> AddInto:
     def add(into: Array, other: Array) -> None:
-        # A gradient that overflows or is no number stays so: whether it is finite is for the caller to check.
+        # An overflow gives an infinite or NaN sum on every rank. The caller checks for it.
         with np.errstate(all="ignore"):
             target = into.view(dtype)
             np.add(target, other.view(dtype), out=target)
@@ -69,16 +71,18 @@ def _add_as(dtype: npt.DTypeLike) -> AddInto:
 
 
 def _add_bfloat16(into: Array, other: Array) -> None:
-    """Sum in float32, rounded after each addition; NumPy has no bfloat16 of its own."""
+    """Sum in float32 and round after each addition, as native code does. NumPy has no bfloat16."""
     target = into.view(np.uint16)
     with np.errstate(all="ignore"):
         target[:] = round_to_bfloat16(widen_bfloat16(target) + widen_bfloat16(other.view(np.uint16)))
 
 
 def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to nearest, ties to even; a NaN stays one."""
+    """Round to nearest, ties to even. NaN stays NaN."""
     bits = values.view(np.uint32)
     upper = bits >> np.uint32(16)
+    # Half of the last kept bit, less one unit unless that bit is odd: ties go to the even value.
+    # For NaN this could carry into an infinity, so NaN keeps its upper half with the quiet bit set.
     rounded = (bits + np.uint32(0x7FFF) + (upper & np.uint32(1))) >> np.uint32(16)
     return np.where(np.isnan(values), upper | np.uint32(0x40), rounded).astype(np.uint16)
 

@@ -1,6 +1,6 @@
-"""Reductions in native code: the GIL is released, and heartbeats need none.
+"""Reductions in native code. They release the GIL, and the heartbeat thread never needs it.
 
-The extension is built by ``make native``; importing this module without it is an ImportError.
+``make native`` builds the extension. Without it, importing this module raises ImportError.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from edl.collective.round_errors import InjectedFaultError, RoundBrokenError
 
 
 class NativeRing:
-    """The ranks of one round, connected, as ``NumpyRing`` is.
+    """The connected ranks of one round; has the interface of ``NumpyRing``.
 
     Args:
-        round_id: goes into every frame.
-        rank: of this process.
-        size: number of ranks, at least two.
-        neighbours: belong to the ring.
-        timeout: seconds of a neighbour's silence that are its loss.
+        round_id: the id that every frame carries.
+        rank: the rank of this process.
+        size: the number of ranks, at least two.
+        neighbours: the connections. The ring owns and closes them.
+        timeout: seconds of silence after which a neighbour counts as lost.
     """
 
     def __init__(self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float) -> None:
@@ -53,24 +53,26 @@ class NativeRing:
         try:
             return self._ring.all_reduce(buffer, element.number, algorithm, control)
         except _ring.RoundBroken:
+            # The native code reports an unknown rank as a negative number.
             rank = self._ring.lost_rank
             raise RoundBrokenError(None if rank < 0 else rank, self._ring.reason) from None
         except _ring.FaultInjected as fault:
             raise InjectedFaultError(str(fault)) from None
 
     def abort(self, reason: str) -> None:
-        """End the round, from any thread; a pending reduction raises RoundBrokenError."""
+        """End the round, from any thread. A pending reduction raises RoundBrokenError."""
         self._ring.abort(reason)
 
     def close(self) -> None:
-        """Leave the round and close its connections; again is harmless."""
+        """Leave the round and close its connections. Calling it twice is harmless."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            # In this order: the ring's threads use the neighbours' descriptors until it is closed.
             self._ring.close()
             self._neighbours.close()
 
     def fail_after(self, count: int) -> None:
-        """Lose this process when so many bytes of the next reduction's data have come; for tests."""
+        """Simulate a loss after ``count`` bytes of the next reduction's data; for tests."""
         self._ring.fail_after(count)

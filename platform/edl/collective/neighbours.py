@@ -1,4 +1,4 @@
-"""Connects a rank with both of its neighbours in the ring."""
+"""Connects a rank to both of its neighbours in the ring."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_me
 from edl.transport.bulk_client import BulkClient, BulkRefusedError
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
 
-_RETRY_SECONDS = 0.02  # seconds between attempts while the neighbour does not listen yet
-_LEAST_SECONDS = 0.05  # seconds: the kernel takes no timeout of zero
+# Seconds between attempts while the neighbour is not listening yet.
+_RETRY_SECONDS = 0.02
+# Shortest timeout in seconds. For the kernel, a socket timeout of zero means no timeout.
+_LEAST_SECONDS = 0.05
 
 
 @dataclass(slots=True)
 class Neighbours:
-    """Connections to the ranks beside this one; they belong to the holder.
+    """Connections to the two neighbouring ranks. The holder closes them.
 
     Attributes:
-        previous: data comes from here, and heartbeats go there.
-        next: data goes there, and heartbeats come from here.
-        previous_memory: the segment that data comes through; None: through the socket.
-        next_memory: the segment that data goes through.
+        previous: socket that receives data and sends heartbeats.
+        next: socket that sends data and receives heartbeats.
+        previous_memory: shared memory that data arrives in; None if it arrives on the socket.
+        next_memory: shared memory that data is sent through; None if it is sent on the socket.
     """
 
     previous: socket.socket
@@ -58,19 +60,20 @@ def connect_neighbours(
 ) -> Neighbours:
     """Connect to the next rank and wait for the previous one.
 
-    ``listener.cancel_round`` ends it from another thread.
+    ``listener.cancel_round`` ends the wait from another thread.
 
     Args:
-        listener: of this process; its address is ``members[rank]``.
-        round_id: later than every round before.
-        rank: of this process.
-        members: addresses by rank; at least two.
-        timeout: seconds for all of it.
-        shared_memory: data may go through shared memory where both ranks can.
+        listener: the listener of this process. Its address is ``members[rank]``.
+        round_id: an id later than every earlier round.
+        rank: the rank of this process.
+        members: addresses by rank, at least two.
+        timeout: seconds for both connections together.
+        shared_memory: use shared memory in each direction in which both ranks support it.
 
     Raises:
-        RoundBrokenError: a neighbour did not come in time or is in another round, or the round was cancelled.
-        RefusedError: this process had a later round; a neighbour does not take the token.
+        RoundBrokenError: a neighbour did not connect in time or is in another round, or the round
+            was cancelled.
+        RefusedError: this process knows a later round, or a neighbour refused the token.
     """
     deadline = time.monotonic() + timeout
     admission = listener.open_round(round_id, rank, len(members))
@@ -87,6 +90,8 @@ def _connect_both(
     deadline: float,
     shared_memory: bool,
 ) -> Neighbours:
+    # Every rank connects forward before it waits for the rank behind it. The listener accepts in
+    # its own threads, so the ring cannot deadlock.
     next_memory = None
     next_socket, shared = _join_next(listener, admission, members, deadline, shared_memory)
     try:
@@ -116,7 +121,7 @@ def _join_next(
     deadline: float,
     shared_memory: bool,
 ) -> tuple[socket.socket, bool]:
-    """Connect to the next rank until it takes the connection."""
+    """Try to connect to the next rank until it accepts or the deadline has passed."""
     rank = (admission.rank + 1) % admission.size
     address = members[rank]
     offered = shared_memory and address.startswith("unix:")
@@ -135,6 +140,7 @@ def _join_next(
         except RoundBrokenError:
             raise
         except BulkRefusedError as refused:
+            # "round": the neighbour knows a later round, so trying again cannot help.
             if refused.kind != "round":
                 raise
             raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
@@ -152,7 +158,7 @@ def _check_answer(request: JoinRequest, agreed: JoinRequest) -> None:
 
 @contextmanager
 def _cancelled_with(admission: RoundAdmission, client: BulkClient) -> Iterator[None]:
-    """Let a cancelled round end what this thread waits for at the neighbour."""
+    """Shut the client's connection down when the round is cancelled, to end this thread's wait."""
     admission.on_cancel(client.shut_down)
     try:
         yield
@@ -161,7 +167,7 @@ def _cancelled_with(admission: RoundAdmission, client: BulkClient) -> Iterator[N
 
 
 def _take_previous(admission: RoundAdmission, deadline: float) -> tuple[socket.socket, SharedSegment | None]:
-    """Wait for the previous rank; a connection that it has given up is passed over."""
+    """Wait for the previous rank. Skip connections that it has given up."""
     rank = (admission.rank - 1) % admission.size
     while True:
         sock, shared_memory = admission.take_previous(deadline)

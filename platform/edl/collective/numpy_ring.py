@@ -1,6 +1,7 @@
-"""Reductions over the ring of a round's ranks, in Python and NumPy: the reference, and what runs without the extension.
+"""Reductions over the ring of a round's ranks, in Python and NumPy.
 
-Frames and bits are those of ``edl/numerics/native/ring.cpp``: ranks with and without the extension share a round.
+It is the reference for the native code, and the fallback without the extension. Frames and bits are
+those of ``edl/numerics/native/ring.cpp``, so ranks with and without the extension share a round.
 """
 
 from __future__ import annotations
@@ -28,18 +29,19 @@ from edl.collective.round_frames import (
 from edl.collective.round_state import PEER_CLOSED, HeartbeatThread, RoundState
 from edl.transport.bulk_connection import FrameKind, remaining_views
 
-_POLL_MS = 1000  # milliseconds; everything that matters ends a wait earlier
+# Longest wait in milliseconds. Data, a closed socket and the alarm of an abort end it earlier.
+_POLL_MS = 1000
 
 
 class NumpyRing:
-    """The ranks of one round, connected; one reduction at a time.
+    """The connected ranks of one round. It runs one reduction at a time.
 
     Args:
-        round_id: goes into every frame.
-        rank: of this process.
-        size: number of ranks, at least two.
-        neighbours: without shared memory; they belong to the ring.
-        timeout: seconds of a neighbour's silence that are its loss.
+        round_id: the id that every frame carries.
+        rank: the rank of this process.
+        size: the number of ranks, at least two.
+        neighbours: the connections, without shared memory. The ring owns and closes them.
+        timeout: seconds of silence after which a neighbour counts as lost.
     """
 
     def __init__(self, round_id: RoundId, rank: int, size: int, neighbours: Neighbours, timeout: float) -> None:
@@ -61,15 +63,15 @@ class NumpyRing:
 
         Args:
             buffer: bytes of whole elements, aligned.
-            element: their type.
-            algorithm: the same on all ranks.
-            control: this rank's message.
+            element: the type of the elements.
+            algorithm: the algorithm, the same on all ranks.
+            control: this rank's control message.
 
         Returns:
             all ranks' messages, by rank.
 
         Raises:
-            RoundBrokenError: the round ended first.
+            RoundBrokenError: the round ended before the reduction was complete.
         """
         with self._lock:
             self._state.check()
@@ -80,11 +82,12 @@ class NumpyRing:
                 self._state.reducing = False
 
     def abort(self, reason: str) -> None:
-        """End the round, from any thread; a pending reduction raises RoundBrokenError."""
+        """End the round, from any thread. A pending reduction raises RoundBrokenError."""
         self._state.break_round(None, reason)
 
     def close(self) -> None:
-        """Leave the round and close its connections; again is harmless."""
+        """Leave the round and close its connections. Calling it twice is harmless."""
+        # Before the lock, which a pending reduction of another thread holds: leaving ends it.
         self._state.leave(None, "this process left the round")
         with self._lock:
             if self._closed:
@@ -96,7 +99,7 @@ class NumpyRing:
             self._state.close()
 
     def fail_after(self, count: int) -> None:
-        """Lose this process when so many bytes of the next reduction's data have come; for tests."""
+        """Simulate a loss after ``count`` bytes of the next reduction's data; for tests."""
         self._fail_after = count
 
     def _reduce(self, buffer: Bytes, element: ElementType, algorithm: Algorithm, control: bytes) -> list[bytes]:
@@ -111,7 +114,7 @@ class NumpyRing:
             contributions = np.empty((size, len(buffer)), np.uint8)
             contributions[rank] = buffer
             self._exchange(gather_steps(contributions, rank, size), element, algorithm, controls)
-            # On every rank in the order of the ranks: the same bits everywhere.
+            # Every rank sums in the order of the ranks, so the result has the same bits everywhere.
             buffer[:] = contributions[0]
             for contribution in contributions[1:]:
                 element.add_into(buffer, contribution)
@@ -121,7 +124,9 @@ class NumpyRing:
     def _exchange(
         self, steps: Sequence[Step], element: ElementType, algorithm: Algorithm, controls: list[bytes]
     ) -> None:
-        """Send and receive all steps at once, with both neighbours at their own pace."""
+        """Send and receive all steps at the same time, each neighbour at its own pace."""
+        # Two generators in one thread. Each yields where its socket would block, so neither
+        # direction has to wait for the other. A rank that only sent could deadlock the ring.
         progress = _Progress()
         receiving: Iterator[Any] | None = self._receive(steps, element, algorithm, controls, progress)
         sending: Iterator[bool] | None = self._send(steps, element, algorithm, controls, progress)
@@ -145,7 +150,8 @@ class NumpyRing:
         if sending:
             watched.register(state.next, PEER_CLOSED | (select.POLLOUT if blocked else 0))
         ready = dict(watched.poll(_POLL_MS))
-        # What comes before a neighbour's end is read all the same; what should go to it cannot.
+        # Only sending to a closed neighbour is a loss. Data that the previous rank sent before it
+        # closed is still read, because it may complete the reduction.
         if sending and ready.get(state.next.fileno(), 0) & (PEER_CLOSED | select.POLLHUP | select.POLLERR):
             self._lose(state.next_rank)
 
@@ -157,7 +163,7 @@ class NumpyRing:
         controls: list[bytes],
         progress: _Progress,
     ) -> Iterator[bool]:
-        """Receive all steps; yields where nothing has come."""
+        """Receive all steps. Yields when no data has arrived, and after each chunk."""
         scratch = np.empty(CHUNK_BYTES, np.uint8)
         received = 0
         for number, step in enumerate(steps):
@@ -168,7 +174,7 @@ class NumpyRing:
                 control_owner = step.receive_control if begin == 0 else None
                 control_size = read_control_size(header) if control_owner is not None else 0
                 if control_size > MAX_CONTROL_BYTES:
-                    control_size = 0  # no header that is expected
+                    control_size = 0  # then the header differs from the expected one
                 expected = RoundHeader(
                     FrameKind.CHUNK,
                     self._state.round_id,
@@ -181,6 +187,7 @@ class NumpyRing:
                     algorithm=algorithm,
                     element=element.number,
                 )
+                # Compared before memory is taken for the message or data is added to the buffer.
                 self._check_header(header, expected)
                 if control_owner is not None:
                     control = bytearray(padded_size(control_size))
@@ -202,6 +209,8 @@ class NumpyRing:
         if header == right:
             return
         previous = self._state.previous_rank
+        # Equal magic and version (bytes 0 to 6) and equal round (20 to 36): the neighbour is in
+        # this round, but called another reduction.
         of_round = header[:6] == right[:6] and header[20:36] == right[20:36]
         what = (
             "reduces something else: the ranks' buffers or calls differ" if of_round else "sent no frame of this round"
@@ -231,9 +240,10 @@ class NumpyRing:
         controls: list[bytes],
         progress: _Progress,
     ) -> Iterator[bool]:
-        """Send all steps; yields whether the socket is full, else what is to be sent has not come yet."""
+        """Send all steps. Yields True if the socket is full, False if the data is not ready yet."""
         for number, step in enumerate(steps):
             for index, begin in enumerate(_chunk_begins(step.send)):
+                # Chunk by chunk: a chunk is passed on as soon as it was received and added.
                 while step.after is not None and (progress.steps, progress.chunks) < (step.after, index + 1):
                     yield False
                 data = step.send[begin : begin + CHUNK_BYTES]
@@ -275,12 +285,12 @@ class NumpyRing:
 
 
 class _Progress:
-    """How far a reduction is.
+    """The progress of a reduction.
 
     Attributes:
-        steps: that were received.
-        chunks: of the step under way that were received and added.
-        moved: counts calls that moved bytes.
+        steps: number of steps received.
+        chunks: number of chunks of the current step received and added.
+        moved: number of calls that moved bytes.
     """
 
     def __init__(self) -> None:
@@ -288,5 +298,5 @@ class _Progress:
 
 
 def _chunk_begins(data: Bytes) -> range:
-    """Offsets of the chunks of a step; one without data carries a control message, too."""
+    """Offsets of the chunks of a step. A step without data has one, for its control message."""
     return range(0, max(len(data), 1), CHUNK_BYTES)

@@ -1,4 +1,7 @@
-"""Algorithms of a reduction as steps around the ring; ``edl/numerics/native/ring.cpp`` runs the same."""
+"""The algorithms of a reduction as steps around the ring.
+
+``edl/numerics/native/ring.cpp`` executes the same steps.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Algorithm(IntEnum):
-    """How a buffer is summed; the number goes into frames.
+    """How a buffer is summed. The number is part of every frame.
 
-    RING: reduce-scatter, then all-gather: 2 (n - 1) steps, each of a share of 1/n of the buffer.
-    GATHER: every buffer goes round whole and each rank sums all of them: n - 1 steps of the whole buffer.
+    RING: reduce-scatter, then all-gather: 2 (n - 1) steps, each of 1/n of the buffer.
+    GATHER: every whole buffer passes through all ranks, and each rank sums all of them: n - 1 steps.
     """
 
     RING = 1
@@ -24,15 +27,19 @@ class Algorithm(IntEnum):
 
 
 BLOCK_BYTES = 1024 * 1024
-"""Bytes that RING reduces together; with twice as many under way they fit into a second-level cache."""
-_MOST_STEPS = 60_000  # their numbers have 16 bits
+"""Bytes that RING reduces together. Two such blocks fit into a second-level cache."""
+# A frame stores the number of a step in 16 bits. Larger buffers get larger blocks instead.
+_MOST_STEPS = 60_000
 
 GATHER_BYTES = 64 * 1024
-"""Up to this many bytes in all n buffers GATHER is faster (docs/design/0011-collective.md)."""
+"""Up to this many bytes in all n buffers together, GATHER is used.
+
+The limit is a guess that has not been measured (docs/design/0011-collective.md).
+"""
 
 
 def choose_algorithm(nbytes: int, size: int) -> Algorithm:
-    """The faster algorithm for a buffer; the same on all ranks."""
+    """The algorithm for a buffer. It depends only on sizes, so all ranks choose the same one."""
     return Algorithm.GATHER if nbytes * size <= GATHER_BYTES or not nbytes else Algorithm.RING
 
 
@@ -41,11 +48,11 @@ class Step:
     """What one step sends and receives.
 
     Attributes:
-        after: index of the step that received what is sent; None: it is there from the beginning.
-        send_offset: of the data in its buffer, in bytes.
-        add: what is received is added to what is there; otherwise it replaces it.
-        send_control: rank whose control message goes with the first frame; None for none.
-        receive_control: the same for the frame that comes.
+        after: index of the step that receives the data to send; None if the data is this rank's.
+        send_offset: offset of the data in its buffer, in bytes.
+        add: add the received data to the buffer, instead of overwriting it.
+        send_control: rank whose control message the first frame sent carries; None for no message.
+        receive_control: rank whose control message the first frame received carries.
     """
 
     send: Bytes
@@ -61,19 +68,20 @@ class Step:
 def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
     """Steps of RING, in place.
 
-    A buffer is cut into blocks and each block into a segment for each rank. Phases of consecutive blocks take turns, so
-    that what is sent was received a moment ago and is still in the processor's cache.
+    A buffer is cut into blocks, and each block into one segment per rank. Phases of consecutive
+    blocks take turns: data to send was received a moment ago and is still in the processor's cache.
 
     Args:
         buffer: bytes of all elements.
         item: bytes of one element.
-        rank: of this process.
-        size: number of ranks.
+        rank: the rank of this process.
+        size: the number of ranks.
     """
     phases, count = 2 * (size - 1), len(buffer) // item
     block = max(BLOCK_BYTES // item, -(-count // (_MOST_STEPS // phases)))
     blocks = max(1, -(-count // block))
     steps: list[Step] = []
+    # The step that last received data of each block: the block's next step sends that data.
     latest: list[int | None] = [None] * blocks
     for turn in range(blocks + phases - 1):
         for phase in range(min(phases, turn + 1)):
@@ -82,6 +90,7 @@ def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
                 continue
             segments = _cut(number * block, min(block, count - number * block), item, size)
             out, into = (rank - phase) % size, (rank - 1 - phase) % size
+            # The reduce-scatter phases of the first block pass every rank's message to every rank.
             with_control = number == 0 and phase < size - 1
             steps.append(
                 Step(
@@ -100,7 +109,7 @@ def ring_steps(buffer: Bytes, item: int, rank: int, size: int) -> list[Step]:
 
 
 def _cut(begin: int, length: int, item: int, size: int) -> list[slice]:
-    """The bytes of each rank's segment of a block; the first ones are an element longer if need be."""
+    """The bytes of each rank's segment of a block. A remainder goes to the first segments."""
     each, rest = divmod(length, size)
     edges = [item * (begin + segment * each + min(segment, rest)) for segment in range(size + 1)]
     return [slice(edges[segment], edges[segment + 1]) for segment in range(size)]
@@ -110,9 +119,9 @@ def gather_steps(contributions: npt.NDArray[Any], rank: int, size: int) -> list[
     """Steps of GATHER.
 
     Args:
-        contributions: bytes, ``[size, bytes of a buffer]``; this rank's are there.
-        rank: of this process.
-        size: number of ranks.
+        contributions: bytes, ``[size, bytes of a buffer]``. Only this rank's row is filled.
+        rank: the rank of this process.
+        size: the number of ranks.
     """
     steps = []
     for number in range(size - 1):

@@ -1,4 +1,4 @@
-"""How a round of reductions ends before its time."""
+"""The errors that end a round of reductions early."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from edl.api.errors import RetryableError
 
 
 class RoundBrokenError(RetryableError):
-    """The round ended before the reduction was done; what the buffer holds means nothing.
+    """The round ended before the reduction was complete. The buffer holds a partial sum.
 
     Args:
-        rank: the neighbour at which the loss was noticed, or the rank that it reported as lost; None if this process
-            ended the round itself. The first of several losses is the one that is named.
-        reason: for people.
+        rank: the rank that a neighbour reported as lost, or else the neighbour whose loss was
+            noticed; None if this process ended the round itself. Of several losses, the first. It
+            is a hint, not a verdict.
+        reason: the reason as text.
     """
 
     def __init__(self, rank: int | None, reason: str) -> None:
@@ -21,4 +22,4 @@ class RoundBrokenError(RetryableError):
 
 
 class InjectedFaultError(RetryableError):
-    """A test asked for this process to be lost here."""
+    """A test simulated the loss of this process."""

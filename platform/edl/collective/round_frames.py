@@ -1,7 +1,9 @@
-"""Frames of a round, as bytes: bulk frames whose meta message has a fixed layout, since native code reads them, too.
+"""Frames of a round as bytes: bulk frames whose meta message has a fixed layout.
 
-The table is in ``edl/numerics/native/round_frames.hpp``. Every frame names its round. A receiver knows each header in
-advance, but for the length of a control message: any other header ends the round before memory is taken for it.
+The layout is fixed because native code reads the frames without protobuf. The table of fields is in
+``edl/numerics/native/round_frames.hpp``. Every frame names its round. A receiver knows each header
+in advance, except for the length of a control message. Any other header ends the round before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 HEADER_SIZE = 64
-"""Bytes of a header: the bulk frame's head and the fixed part of meta."""
+"""Bytes of a header: the bulk frame's head and the fixed part of the meta message."""
 MAX_CONTROL_BYTES = 64 * 1024
-"""Bytes of a rank's control message."""
+"""Maximum bytes of a rank's control message."""
 CHUNK_BYTES = 512 * 1024
-"""Bytes of the data of one frame, at most; both sides cut a step into the same chunks."""
+"""Maximum bytes of data in one frame.
+
+Part of the protocol: both sides cut a step into the same chunks. A multiple of every element's size.
+"""
 
 _HEADER = struct.Struct("<4sHHIQQQQQIHBBI")
 _JOIN = struct.Struct("<QQIIIB")
@@ -37,12 +42,13 @@ class RoundHeader:
 
     Attributes:
         kind: CHUNK, HEARTBEAT, ROUND_BROKEN, ROUND_LEFT or ENTER_ROUND.
+        rank: the sender's rank; in ROUND_BROKEN the lost rank.
         body_size: bytes of data that follow the control message.
         sequence: number of the reduction within the round.
-        offset: of the data in its buffer, in bytes; the size of the shared memory in ENTER_ROUND.
-        control_size: bytes of the control message, which is padded to a multiple of 64 on the wire.
-        step: of the algorithm.
-        rank: of the sender; of the lost one in ROUND_BROKEN.
+        offset: offset of the data in its buffer, in bytes; in ENTER_ROUND the size of the shared
+            memory.
+        control_size: bytes of the control message, without its padding.
+        step: number of the algorithm's step.
     """
 
     kind: FrameKind
@@ -76,7 +82,10 @@ class RoundHeader:
 
 
 def padded_size(control_size: int) -> int:
-    """Bytes that a control message takes in a frame."""
+    """Bytes that a control message takes in a frame: a multiple of 64.
+
+    Headers have 64 bytes too, so that bodies in shared memory are aligned.
+    """
     return -(-control_size // 64) * 64
 
 
@@ -93,20 +102,20 @@ def read_rank(header: Buffer) -> int:
 
 
 def read_offset(header: Buffer) -> int:
-    """The offset, or size of shared memory, that a header names."""
+    """The offset that a header names; in ENTER_ROUND the size of the shared memory."""
     offset: int = _HEADER.unpack(header)[8]
     return offset
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """What a rank says to the next one before they share a round, and what that one answers.
+    """A rank's request to join a round with the next rank, and the answer of that rank.
 
     Attributes:
-        sender: rank of the one that connects.
-        receiver: rank of the one that it takes the other for.
+        sender: rank of the connecting process.
+        receiver: rank that the connecting process assumes for the other one.
         size: number of ranks.
-        shared_memory: it can send through shared memory; in the answer: it does receive so.
+        shared_memory: the sender can use shared memory; in the answer: the receiver agrees to it.
     """
 
     round_id: RoundId
@@ -124,7 +133,7 @@ class JoinRequest:
         """Read the meta message.
 
         Raises:
-            PeerRefusedError: it is none.
+            PeerRefusedError: the bytes are not such a message.
         """
         if len(meta) != _JOIN.size:
             raise PeerRefusedError(f"A request to join a round has {_JOIN.size} bytes, not {len(meta)}", kind="bad")

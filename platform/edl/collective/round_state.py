@@ -1,4 +1,7 @@
-"""Whether a round still stands, for the reductions in NumPy: ``edl/numerics/native/round_state.cpp`` in Python."""
+"""The state of a round and its heartbeats, for reductions in NumPy.
+
+``edl/numerics/native/round_state.cpp`` is the same in C++.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,34 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import HEADER_SIZE, RoundHeader, read_rank
 from edl.transport.bulk_connection import FrameKind
 
-_TICKS = 8  # of silence that are a loss
-_LEAST_TICK = 0.005  # seconds
-_LOOK_AGAIN_SECONDS = 0.005  # while a reduction still reads what a closed neighbour had sent
-_MOST_FRAMES = 64  # that are read before the clock is looked at again
+# Ticks without a heartbeat after which a neighbour counts as lost.
+_TICKS = 8
+# Shortest tick in seconds.
+_LEAST_TICK = 0.005
+# Seconds between checks while a reduction still reads data that a closed neighbour had sent.
+_LOOK_AGAIN_SECONDS = 0.005
+# Reads in a row before the thread checks the clock again.
+_MOST_FRAMES = 64
+# Longest wait of a round that ends in order, until the kernel has delivered its data.
 _FLUSH_SECONDS = 5.0
 PEER_CLOSED: int = getattr(select, "POLLRDHUP", 0)
-"""What poll() reports of a peer that has closed; elsewhere than on Linux it is POLLHUP, which needs no asking."""
+"""The event of poll() for a peer that has closed. Only Linux has it.
+
+Elsewhere poll() reports POLLHUP, which need not be requested.
+"""
 
 
 class RoundState:
-    """The connections to both neighbours, and why they were closed.
+    """The connections to both neighbours, and the reason why the round ended.
 
-    Who reduces, who watches the neighbours and who aborts are different threads. Only the first reason counts.
+    Different threads reduce, watch the neighbours and abort. Only the first reason counts.
 
     Args:
-        round_id: goes into every frame.
-        rank: of this process.
-        size: number of ranks.
-        previous: connected to the rank that data comes from; heartbeats go there.
-        next_: connected to the rank that data goes to; heartbeats come from there.
+        round_id: the id that every frame carries.
+        rank: the rank of this process.
+        size: the number of ranks.
+        previous: socket that receives data and sends heartbeats.
+        next_: socket that sends data and receives heartbeats.
     """
 
     def __init__(self, round_id: RoundId, rank: int, size: int, previous: socket.socket, next_: socket.socket) -> None:
@@ -47,6 +58,8 @@ class RoundState:
         self.next = next_
         self.previous_rank, self.next_rank = (rank - 1) % size, (rank + 1) % size
         self.reducing = False
+        # A pipe that wakes the threads in poll() when the round ends. Nobody reads the byte, so it
+        # wakes every later poll() as well.
         self.alarm, self._alarm_writer = os.pipe()
         self._lock = threading.Lock()
         self._sending = threading.Lock()
@@ -62,7 +75,7 @@ class RoundState:
         return self._loss is not None
 
     def error(self) -> RoundBrokenError:
-        """Why it has ended."""
+        """The error that says why the round has ended."""
         rank, reason = self._loss or (None, "it goes on")
         return RoundBrokenError(rank, reason)
 
@@ -72,26 +85,27 @@ class RoundState:
             raise self.error()
 
     def break_round(self, lost: int | None, reason: str) -> None:
-        """End the round for this process and, by closing both connections, for all others."""
+        """End the round for all ranks. Closing both connections passes the end on."""
         self._end(FrameKind.ROUND_BROKEN, lost, reason)
 
     def leave(self, left: int | None, reason: str) -> None:
-        """End it in order: who is still in the last reduction finishes it with what was sent."""
+        """End the round in order. Ranks still in the last reduction finish it with the sent data."""
         self._end(FrameKind.ROUND_LEFT, left, reason)
 
     def drop(self) -> None:
-        """End it without a word, as a killed process does."""
+        """End the round without sending a frame, as a killed process does."""
         self._end(None, None, "a fault was injected")
 
     def send_heartbeat(self) -> None:
-        """Tell the previous rank that this process lives; never waits."""
+        """Send a heartbeat to the previous rank. Never waits."""
         self._send_backward(RoundHeader(FrameKind.HEARTBEAT, self.round_id, self.rank).encode())
 
     def flush(self) -> None:
-        """If the round ended in order: wait, at most five seconds, until the data has reached the next rank's kernel.
+        """After an end in order, wait until the data has reached the next rank's kernel.
 
-        To close the socket earlier, while heartbeats on it are unread, would discard it. What goes through a Unix
-        socket is in the neighbour's queue at once.
+        The wait lasts at most five seconds. Closing a TCP socket with unread heartbeats resets the
+        connection, which discards data that was not delivered yet. Data on a Unix socket is in the
+        neighbour's queue at once.
         """
         if not self._in_order or self.next.family == socket.AF_UNIX:
             return
@@ -99,10 +113,10 @@ class RoundState:
         gone = select.poll()
         gone.register(self.next, 0)
         while unsent_bytes(self.next) and time.monotonic() < deadline and not gone.poll(1):
-            pass  # a next rank that has closed its side too needs nothing more
+            pass  # poll() ends the wait early: a next rank that closed its side needs no more data
 
     def close(self) -> None:
-        """Close what is left; no other thread uses it any more."""
+        """Close the alarm. No other thread may use this object any more."""
         for descriptor in (self.alarm, self._alarm_writer):
             os.close(descriptor)
 
@@ -113,10 +127,13 @@ class RoundState:
             self._loss = lost, reason
         self._in_order = kind is FrameKind.ROUND_LEFT
         if kind is not None:
-            # Against the direction of the data, where frames are never half sent by a reduction.
+            # Backward, because no reduction sends frames in that direction. Forward, a chunk may be
+            # half sent, and a frame within it would be read as data.
             rank = self.rank if lost is None else lost
             self._send_backward(RoundHeader(kind, self.round_id, rank).encode())
-        # A heartbeat that meets a socket shut for reading resets it: what the next rank has not received yet is lost.
+        # After an end in order, the socket to the next rank stays open for reading. A heartbeat
+        # that arrives at a socket shut for reading resets the connection, and the next rank loses
+        # the data that it has not received yet.
         for sock, how in (
             (self.previous, socket.SHUT_RDWR),
             (self.next, socket.SHUT_WR if self._in_order else socket.SHUT_RDWR),
@@ -127,17 +144,18 @@ class RoundState:
 
     def _send_backward(self, frame: bytes) -> None:
         with self._sending:
-            # A full buffer is full of heartbeats: one more would tell nothing new.
+            # The rest of a half sent frame goes first. The new frame is then dropped: a full buffer
+            # is full of heartbeats, and one more adds no information.
             data = self._unsent or frame
             try:
                 count = self.previous.send(data, socket.MSG_DONTWAIT)
-            except OSError:  # full, or seen by who watches that neighbour
+            except OSError:  # the buffer is full, or the watching thread notices the closed socket
                 return
             self._unsent = data[count:]
 
 
 def unsent_bytes(sock: socket.socket) -> int:
-    """Bytes that were given to the kernel and are not with the peer's yet."""
+    """Bytes in this kernel's send queue that the peer's kernel has not acknowledged."""
     count = array.array("i", [0])
     try:
         fcntl.ioctl(sock, termios.TIOCOUTQ, count)
@@ -147,15 +165,16 @@ def unsent_bytes(sock: socket.socket) -> int:
 
 
 class HeartbeatThread:
-    """Tells the previous rank that this process lives, and watches whether the next one does.
+    """Sends heartbeats to the previous rank, and watches those of the next rank.
 
-    Silence is counted in ticks of this thread, an eighth of the timeout each: on a machine where this thread is not run
-    either, its count does not grow. Here it needs the GIL, which native code does not: a process that holds it for
-    longer than the timeout is taken for lost.
+    It counts silence in ticks of its own, each an eighth of the timeout, and not in seconds. On a
+    busy machine that does not run this thread either, the count does not grow. Unlike native code,
+    this thread needs the GIL: a process that holds the GIL for longer than the timeout counts as
+    lost.
 
     Args:
-        state: of the round.
-        timeout: seconds of silence that are a loss.
+        state: the state of the round.
+        timeout: seconds of silence after which the next rank counts as lost.
     """
 
     def __init__(self, state: RoundState, timeout: float) -> None:
@@ -168,7 +187,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait for the thread, which ends with its round."""
+        """Wait for the thread. It ends when its round ends."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -185,6 +204,7 @@ class HeartbeatThread:
         state = self._state
         while not state.broken and (left := end - time.monotonic()) > 0:
             gone = self._next_gone or self._previous_gone
+            # A pending reduction first reads the data that the neighbour sent before it closed.
             if gone and not state.reducing:
                 lost = state.next_rank if self._next_gone else state.previous_rank
                 if self._next_left:
@@ -205,6 +225,7 @@ class HeartbeatThread:
                 self._previous_gone = True
 
     def _read_next(self) -> None:
+        # All that has arrived counts before the tick does: a late thread must not overlook it.
         for _ in range(_MOST_FRAMES):
             try:
                 data = self._state.next.recv(HEADER_SIZE - len(self._received), socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""Memory that two neighbours on one machine share, and how its descriptors get from one to the other."""
+"""Memory that two neighbours on one machine share, and the transfer of its descriptors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import HEADER_SIZE
 
 SEGMENT_HEAD_BYTES = 4096
-"""Counters in front of the ring of bytes."""
+"""Bytes before the ring of data. They hold the counters of both sides."""
 RING_BYTES = 1 << 20
-"""Bytes that may be on their way: they stay in the cache that both processors share."""
+"""Capacity of the ring. So few bytes stay in the cache that both processors share.
 
+The size is a guess that has not been measured (docs/design/0011-collective.md).
+"""
+
+# Descriptors of one segment: the memory and two eventfds.
 _DESCRIPTORS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SharedSegment:
-    """The open descriptors of one segment; they belong to its holder.
+    """The open descriptors of one segment. The holder closes them.
 
     Attributes:
-        memory: a memfd that cannot shrink: a file that could would end the process that maps it.
+        memory: a memfd sealed against shrinking. If the file could shrink, access to the lost pages
+            would kill the process that maps it.
         data_event: an eventfd that wakes the reader.
         room_event: an eventfd that wakes the writer.
     """
@@ -36,11 +41,13 @@ class SharedSegment:
 
     @classmethod
     def create(cls, capacity: int = RING_BYTES) -> SharedSegment:
-        """Make a segment for the way to the next rank."""
+        """Create a segment for data to the next rank."""
         opened: list[int] = []
         try:
+            # A memfd has no name in any file system, so nothing is left of it after a SIGKILL.
             opened.append(os.memfd_create("edl-round", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
             os.ftruncate(opened[0], SEGMENT_HEAD_BYTES + capacity)
+            # The receiver maps the memory only with these seals, and if it has the agreed size.
             fcntl.fcntl(opened[0], fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             opened.extend(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         except OSError:
@@ -50,24 +57,24 @@ class SharedSegment:
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """All three, as the native ring takes them."""
+        """All three descriptors, in the order that the native ring expects."""
         return self.memory, self.data_event, self.room_event
 
     def close(self) -> None:
-        """Close the descriptors; what is mapped stays."""
+        """Close the descriptors. Mapped memory stays mapped."""
         _close_all(self.descriptors)
 
 
 def can_share_memory() -> bool:
-    """Whether this machine has what a segment is made of."""
+    """Whether this machine has memfds with seals, and eventfds."""
     return all(hasattr(os, name) for name in ("memfd_create", "eventfd")) and hasattr(fcntl, "F_ADD_SEALS")
 
 
 def send_entry(sock: socket.socket, header: bytes, segment: SharedSegment | None) -> None:
-    """Send the frame with which a connection enters a round, and the segment's descriptors with it.
+    """Send the ENTER_ROUND frame of a connection, together with the segment's descriptors.
 
     Raises:
-        OSError: the peer is gone.
+        OSError: the peer has closed the connection.
     """
     if segment is None:
         sock.sendall(header)
@@ -77,14 +84,15 @@ def send_entry(sock: socket.socket, header: bytes, segment: SharedSegment | None
 
 
 def receive_entry(sock: socket.socket, rank: int) -> tuple[bytes, SharedSegment | None]:
-    """Receive that frame.
+    """Receive the frame of ``send_entry``.
 
     Args:
-        sock: its kernel timeout bounds the wait.
-        rank: of the peer, for errors.
+        sock: the connection. Its kernel timeout bounds the wait.
+        rank: the peer's rank, for errors.
 
     Raises:
-        RoundBrokenError: the peer is gone or silent, or sent other descriptors than a segment has.
+        RoundBrokenError: the peer closed the connection, sent nothing in time, or sent a wrong
+            number of descriptors.
     """
     descriptors = array.array("i")
     try:
@@ -96,7 +104,10 @@ def receive_entry(sock: socket.socket, rank: int) -> tuple[bytes, SharedSegment 
 
 
 def _receive_header(sock: socket.socket, descriptors: array.array[int]) -> bytes:
-    """Receive a header, and none or all descriptors of a segment; an OSError leaves these to the caller to close."""
+    """Receive a header, with no or all descriptors of a segment.
+
+    After an OSError the caller closes the descriptors that have arrived.
+    """
     received, room = b"", socket.CMSG_SPACE(_DESCRIPTORS * descriptors.itemsize)
     while len(received) < HEADER_SIZE:
         data, ancillary, flags, _ = sock.recvmsg(HEADER_SIZE - len(received), room, _RECEIVE_FLAGS)

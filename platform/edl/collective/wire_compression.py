@@ -1,7 +1,8 @@
-"""Halves on the wire: float32 buffers are reduced as float16 or bfloat16, with error feedback.
+"""Reduces float32 buffers as float16 or bfloat16, with error feedback.
 
-What rounding takes from a value is kept and added to the value of the next step (Seide et al., 2014): small gradients
-come late instead of never. The sums between ranks are rounded, too, once for each rank; that is not fed back.
+The rounding error of each value is kept and added to the value of the next step (Seide et al.,
+2014): small gradients arrive late instead of never. The sums between ranks are rounded as well,
+once for each rank. Those errors are not fed back.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ _WIRE_TYPES = ("float16", "bfloat16")
 
 
 class CompressedReducer:
-    """Reduces one buffer in every step. It holds what rounding took, which is this rank's own.
+    """Reduces one buffer in every step. It holds the rounding errors of this rank.
 
     Args:
-        count: elements of the buffer.
-        wire_type: of the elements on the wire; bfloat16 has the range of float32, float16 three more bits.
+        count: number of elements of the buffer.
+        wire_type: type of the elements on the wire. bfloat16 has the range of float32; float16 has
+            three more bits of precision.
 
     Attributes:
-        residual: what rounding took so far, ``[count]``.
+        residual: the rounding errors that were not sent yet, ``[count]``.
     """
 
     def __init__(self, count: int, wire_type: WireType) -> None:
@@ -40,9 +42,10 @@ class CompressedReducer:
         self._halves: Halves = np.empty(count, np.uint16)
 
     def all_reduce(self, communicator: Communicator, buffer: Floats, control: bytes = b"") -> list[bytes]:
-        """Sum a buffer over all ranks, in place, with half of the bytes; see ``Communicator.all_reduce``.
+        """Sum a buffer over all ranks, in place, with half of the bytes on the wire.
 
-        After an error buffer and residual are what they were, so that the gradients can be reduced again.
+        See ``Communicator.all_reduce``. An error leaves buffer and residual unchanged, so that the
+        gradients can be reduced again in the next round.
         """
         before = self.residual.copy()
         compress(buffer, self.residual, self._halves, self.wire_type)
@@ -56,7 +59,7 @@ class CompressedReducer:
 
 
 def compress(values: Floats, residual: Floats, halves: Halves, wire_type: WireType) -> None:
-    """Round values + residual to halves and leave in ``residual`` what rounding took; all ``[n]``."""
+    """Round values + residual to halves, and store the rounding errors in ``residual``; all ``[n]``."""
     try:
         from edl.collective import _ring
     except ImportError:
@@ -76,7 +79,8 @@ def expand(halves: Halves, values: Floats, wire_type: WireType) -> None:
 
 
 def compress_in_numpy(values: Floats, residual: Floats, halves: Halves, wire_type: WireType) -> None:
-    """The reference, and what runs without the extension."""
+    """The reference for the native code, and the fallback without the extension."""
+    # A value beyond the range of float16 becomes infinite here. The caller checks the sum.
     with np.errstate(all="ignore"):
         total = values + residual
         if wire_type == "float16":
@@ -86,5 +90,5 @@ def compress_in_numpy(values: Floats, residual: Floats, halves: Halves, wire_typ
             halves[:] = round_to_bfloat16(total)
             kept = widen_bfloat16(halves)
         difference = total - kept
-    # An infinity or a NaN has no residual: it would stay in it for ever.
+    # An infinite or NaN value leaves no residual: the residual would then never be finite again.
     residual[:] = np.where(np.isfinite(difference), difference, np.float32(0))
