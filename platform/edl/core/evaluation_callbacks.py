@@ -37,6 +37,7 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
         state.end_job("Failed", message, kind="input")
         return
     state.declared_callbacks = tuple(specs)
+    # A restarted master has them from its journal.
     if state.declared_callbacks == state.callbacks.specs:
         return
     state.record_entry(CallbacksDeclared(declared=callbacks_to_json(specs)))

@@ -1,4 +1,4 @@
-"""A worker's side of the rounds of AllReduce: which state it has, and what it says of it.
+"""A worker's side of the rounds of AllReduce: which state it has, and what it reports about it.
 
 See ``edl.core.world_rounds`` for the master's side and docs/design/0010-allreduce.md for both. Nothing
 here computes: reductions, copies of variables and messages are effects of the caller.
@@ -18,14 +18,14 @@ class RankPhase(Enum):
     """What a worker does about the rounds."""
 
     OUTSIDE = "outside"
-    """It is in no round; it may follow one."""
+    """The worker is in no round; it may join a later one."""
     FETCHING = "fetching"
-    """It is a member, and lacks the state of the round's first step."""
+    """The worker is a member and lacks the state of the round's first step."""
     CONFIRMED = "confirmed"
-    """It has that state, and waits until all members have it."""
+    """The worker has that state and waits until all members have it."""
     RUNNING = "running"
     ENDED = "ended"
-    """Its round is over; it has kept its state, and waits for the next one."""
+    """The round is over. The worker has kept its state and waits for the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class StateSource:
     """Where a member gets the state of its round's first step.
 
     Attributes:
-        step: of the state.
-        workers: that have it. Empty: this worker is to build it, from the checkpoint of this step, or from
-            the model's initial variables if it is 0.
+        step: the step of the state.
+        workers: the workers that have the state. Empty: this worker builds it, from the checkpoint of this
+            step, or from the model's initial variables if the step is 0.
     """
 
     step: int
@@ -47,12 +47,12 @@ class RankState:
     """The rounds as one worker knows them.
 
     Attributes:
-        worker: its uid.
-        round: the newest round that it knows of as one of its own.
-        members: of that round, by rank.
+        worker: uid of this worker.
+        round: the newest round that concerns this worker and that it knows.
+        members: the members of that round, by rank.
         state_round: the newest round whose first state it had, or the one that its state was copied from.
         step: the newest step that is applied in its state; None: it has none.
-        shares: of the steps up to ``step`` that no master has acknowledged.
+        shares: by step, the shares of the steps up to ``step`` that no master has acknowledged.
     """
 
     worker: str
@@ -65,19 +65,19 @@ class RankState:
 
     @property
     def rank(self) -> int:
-        """Its rank in the round.
+        """The rank of this worker in the round.
 
         Raises:
-            ValueError: it is no member.
+            ValueError: this worker is no member.
         """
         return self.members.index(self.worker)
 
     def report(self, digest: int = 0) -> MemberReport:
-        """What the master needs to know of its state."""
+        """The report of this worker's state to the master."""
         return MemberReport(self.state_round, self.step, digest, dict(self.shares))
 
     def handle_announced(self, entry: RoundAnnounced) -> StateSource | None:
-        """A new round; returns where to get its first state, or None if there is nothing to get."""
+        """Handle a new round; returns where to get its first state, or None if there is nothing to get."""
         # The same round or an older one: the message came twice or late, or the round has ended since.
         if entry.round <= self.round or self.worker not in entry.members:
             return None
@@ -93,7 +93,7 @@ class RankState:
         return StateSource(entry.step, () if self.rank == 0 else entry.members[:1])
 
     def adopt_state(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> bool:
-        """A state was fetched, or built; returns whether it is the one of the round that waits for it."""
+        """Adopt a state that was fetched or built; returns whether the present round waits for it."""
         if self.phase is not RankPhase.FETCHING or round_id != self.round:
             return False
         self.step, self.shares = step, dict(shares)
@@ -104,15 +104,15 @@ class RankState:
         self.phase, self.state_round = RankPhase.CONFIRMED, self.round
 
     def handle_started(self, round_id: RoundId) -> None:
-        """All members have confirmed."""
+        """Start the round: all members have confirmed."""
         if round_id == self.round and self.phase is RankPhase.CONFIRMED:
             self.phase = RankPhase.RUNNING
 
     def apply_step(self, shares: StepShares) -> int:
-        """A reduction is finished and applied; returns the newest stable step.
+        """Record that a reduction is finished and applied; returns the newest stable step.
 
         Args:
-            shares: of all ranks, as the reduction carried them.
+            shares: the shares of all ranks, as the reduction transferred them.
         """
         if self.phase is not RankPhase.RUNNING or self.step is None:
             raise ValueError(f"{self.worker} applies a step while it is {self.phase.value}")
@@ -121,16 +121,16 @@ class RankState:
         return self.step - 1
 
     def handle_acknowledged(self, step: int) -> None:
-        """The steps up to ``step`` are in the ledger: nobody will ask for their shares."""
+        """Drop the shares of the steps up to ``step``: these steps are in the ledger, so nobody needs them."""
         for done in [number for number in self.shares if number <= step]:
             del self.shares[done]
 
     def handle_closed(self, round_id: RoundId) -> bool:
-        """A round is over; returns whether this worker is to report about it.
+        """Handle the end of a round; returns whether this worker must report about it.
 
         Args:
-            round_id: a round that it has not heard of counts as its own: it has done nothing since the one
-                before, and the master knows whether it was a member.
+            round_id: the round. One that this worker does not know counts as its own: it has done nothing since
+                the previous round, and the master knows whether it was a member.
         """
         if round_id < self.round:
             return False
@@ -138,6 +138,9 @@ class RankState:
         return True
 
     def leave_world(self, round_id: RoundId) -> None:
-        """The master does not count it as a member of this round, or of any later one: it joins like a new worker."""
+        """Leave the world: the master does not count this worker as a member of this round, or of any later one.
+
+        The worker joins like a new one.
+        """
         if round_id >= self.round:
             self.round, self.phase = round_id, RankPhase.OUTSIDE

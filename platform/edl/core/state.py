@@ -339,6 +339,7 @@ class JobState:
     def is_ledger_over(self, training: Ledger) -> bool:
         """Whether a training ledger, possibly that of a cut, has no required work left."""
         limit = self.settings.max_steps
+        # A held lease keeps training open in any case: its range may return.
         reached = limit is not None and training.done_steps >= limit
         return not training.leases and (reached or not training.has_work or bool(self.callbacks.stop_reason))
 
@@ -390,6 +391,7 @@ class JobState:
 
     def record_entry(self, entry: JournalEntry) -> None:
         """Change the ledger: the entry is journaled and applied at once."""
+        # Applied before it is on disk. What follows from it waits for the disk in the shell.
         self.pending_commands.append(RecordEntry(entry))
         self.apply_entry(entry)
 
@@ -469,6 +471,7 @@ def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
         return
     kind = found[0]
     _count_reported_fields(state, entry, *found)
+    # After the count, which needs the open lease.
     state.ledgers[kind].finish_lease(entry.lease)
     if kind == TRAINING:
         _close_revoked_lease(state, entry.lease)
@@ -533,6 +536,7 @@ def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced 
     state.checkpoint = SavedCheckpoint(entry.cut, entry.step, entry.version, entry.ledger)
     state.last_checkpoint = entry.step
     state.callbacks = state.callbacks.trim_history(entry.step)
+    # Only evaluated weights that are in a checkpoint can be kept as the best.
     if state.evaluation is not None and state.evaluation.pin == entry.cut:
         state.evaluation.saved = True
 
@@ -578,11 +582,13 @@ def _apply_final(state: JobState, entry: FinalCutPinned) -> None:
 
 def _apply_holds(state: JobState, entry: ParametersHeld) -> None:
     state.pods.parameter_holders[entry.index] = entry.ps
+    # The last successor has the parameters, so nothing waits for the pause any more.
     if len(state.pods.parameter_holders) == state.pods.ps_count:
         _release_paused_updates(state)
 
 
 def _apply_handed_over(state: JobState, entry: ParametersHandedOver) -> None:
+    # No holder any more: losing this PS now loses nothing.
     state.pods.parameter_holders.pop(entry.index, None)
     state.pods.handed_over_ps[entry.ps] = entry.index
     state.paused_cut = entry.cut
@@ -595,6 +601,7 @@ def _release_paused_updates(state: JobState) -> None:
 
 
 def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
+    # One PS of several went back. The others keep their parameters, and the ledger stays.
     if entry.ledger is None:
         fleet = state.pods
         assert entry.ps is not None
@@ -614,12 +621,14 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         # They are read, and counted, again.
         state.counters.corrupt.clear()
         state.last_checkpoint = state.last_evaluation = training.done_steps
+        # Every lease is below the lowest open one now, so none has to be named to the PS.
         state.revoked_leases.clear()
         state.revocations.clear()
         state.pods.parameter_holders.clear()
         _release_paused_updates(state)
         update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
         state.callbacks = state.callbacks.roll_back_to(training.done_steps)
+    # In both cases, a PS that kept a part of the pinned cuts is gone.
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
@@ -674,6 +683,7 @@ def _apply_resumed(state: JobState, entry: JobResumed) -> None:
 
 
 def _apply_incarnation(state: JobState, entry: MasterStarted) -> None:
+    # Lease numbers stay unique, because the incarnation is their upper half.
     state.incarnation, state.lease_counter = entry.number, 0
 
 
@@ -713,6 +723,7 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
 # The state as one JSON object, with which a compacted journal starts.
 
 
+# Their order is part of the file format.
 _SNAPSHOT_FIELDS = (
     "cut_number",
     "last_evaluation",
@@ -731,6 +742,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
     checkpoint, fleet = state.checkpoint, state.pods
     return {
         "sources": dataset_entry(state) if state.is_dataset_known else None,
+        # The ledger of the evaluation is in ``round``.
         "ledgers": {k: x.to_snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
         "round": state.evaluation.to_snapshot() if state.evaluation else None,
         "counters": {name: getattr(state.counters, name) for name in JobCounters.__slots__},

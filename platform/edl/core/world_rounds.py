@@ -50,8 +50,8 @@ class MemberReport:
     Attributes:
         state_round: the newest round whose first state it had; it is copied together with a state.
         step: newest step that is applied in its state; None: it has no state of this run.
-        digest: of all variables at that step.
-        shares: by step, of the steps that no master has acknowledged yet, up to ``step``.
+        digest: digest of all variables at that step.
+        shares: by step, the shares of the steps up to ``step`` that no master has acknowledged yet.
     """
 
     state_round: RoundId = NO_ROUND
@@ -100,7 +100,7 @@ class RoundAnnounced:
 
     Attributes:
         members: uids, by rank.
-        step: the step that it starts from.
+        step: the step from which the round starts.
         holders: members that have its state; the others fetch it from them. Empty: the state is that of
             the newest checkpoint, or the initial one of rank 0 if ``step`` is 0.
         reason: why the world changed, for users.
@@ -118,7 +118,7 @@ class RoundStarted:
     """All members have the state of ``step``: training continues, and the steps up to there are done.
 
     Attributes:
-        done: records done by lease, of the steps that were not entered before.
+        done: by lease, the done records of the steps that were not entered before.
     """
 
     round: RoundId
@@ -139,7 +139,7 @@ class StateDiverged:
     """Two members have different states of one step: the job must stop.
 
     Attributes:
-        workers: one of each state.
+        workers: one worker with each of the two states.
     """
 
     step: int
@@ -158,18 +158,18 @@ class WorldRounds:
     """The rounds of one job, as its master sees them.
 
     Attributes:
-        incarnation: of the master that decides now.
+        incarnation: incarnation of the present master.
         members_min: a round has at least so many members (``workers.min``).
         checkpoint_step: step of the newest checkpoint; training restarts there when no worker has a state.
         round: the newest round. In the journal, like the next six.
         started_round: the newest round that all its members confirmed.
         valid_from: states of older rounds do not count any more.
-        members: of the newest round, by rank.
-        base_step: the step from which it started.
+        members: members of the newest round, by rank.
+        base_step: the step from which that round started.
         holders: members that had the state of that step when the round was announced.
         committed_step: all steps up to it are done in the ledger.
         is_closing: whether the newest round is over. Not in the journal: a new master finds out.
-        reports: of the closed round's members, and of workers that join the next one.
+        reports: reports of the closed round's members and of workers that join the next round.
         confirmed: digests of the members that have the state of ``base_step``.
         candidates: workers outside the round that are ready to join, with their index.
         joining: candidates for whose reports a planned change waits.
@@ -295,7 +295,7 @@ class WorldRounds:
         Args:
             step: the newest stable step: one whose successor's reduction the sender has finished. Every member
                 put a gradient into that reduction, so every member had applied this step.
-            shares: of the steps up to it that no master has acknowledged.
+            shares: by step, the shares of the steps up to ``step`` that no master has acknowledged.
         """
         if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
             return []
@@ -377,7 +377,7 @@ class WorldRounds:
     # ------------------------------------------------------------------------------- effects of entries
 
     def apply_announced(self, entry: RoundAnnounced) -> None:
-        """A round is in the journal."""
+        """Apply a round that was announced."""
         self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
         self.is_closing = False
         if not entry.holders:
@@ -392,14 +392,14 @@ class WorldRounds:
         self.waiting_reason = "the members of a new round fetch its state"
 
     def apply_started(self, entry: RoundStarted) -> None:
-        """The newest round runs."""
+        """Apply that the newest round runs."""
         self.started_round = self.valid_from = entry.round
         self.committed_step = entry.step
         self.reports.clear()
         self.waiting_reason = ""
 
     def apply_committed(self, entry: StepsCommitted) -> None:
-        """Steps are done."""
+        """Apply that steps are done."""
         self.committed_step = entry.step
 
     def request_pending_joins(self) -> list[RoundCommand]:

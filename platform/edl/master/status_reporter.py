@@ -176,6 +176,7 @@ class StatusReporter:
 
     def emit_event(self, event: JobEvent) -> None:
         """Queue an event of the master itself."""
+        # Published before it is written: a volume that hangs must not hide it from users.
         self._on_event(event)
         log_event(event)
         self._lines.put(to_json(event))
@@ -197,6 +198,7 @@ class StatusReporter:
     def write_status(self, status: Status) -> None:
         """Replace ``status.json``."""
         try:
+            # The periodic report and the last one come from different threads.
             with self._writing:
                 write_json(self._run.status, to_json(status))
         except StorageError as error:
@@ -265,6 +267,7 @@ class StatusReporter:
         """The summary of the run. Call with the shell's lock held."""
         state, main, counters = self._state, self._state.main_ledger, self._state.counters
         quarantined = sum(work.records for work in main.quarantined_ranges) if main else 0
+        # Computed and not assumed to be 0, so that an error of the ledger would show.
         lost = main.total_records - main.done_records - quarantined - main.count_remaining_records() if main else 0
         return Summary(
             records_total=count_total_records(state),
@@ -369,6 +372,8 @@ def restore_throughput(run: RunDirectory, run_start: float) -> ThroughputMeter:
         status = from_json(Status, read_json(run.status), str(run.status))
         if status.updated >= run_start:
             rate = ThroughputMeter(status.records_worked, status.seconds_worked)
+            # The time of the previous master on this process's clock. Clocks of two machines may
+            # differ, so it may seem to lie in the future.
             rate.observe(time.monotonic() - max(0.0, time.time() - status.updated), status.records_done)
             return rate
     return ThroughputMeter()

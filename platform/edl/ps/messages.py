@@ -41,6 +41,7 @@ class MasterAttachment:
 
     @property
     def _restore_key(self) -> tuple[int, int, Path | None]:
+        # With the lowest open lease, because a job may roll back to the same checkpoint again.
         return self.incarnation, self.lowest_open_lease, self.restore_directory
 
 

@@ -124,6 +124,7 @@ class NpzOutput:
     def begin_range(self, task: LeasedTask) -> None:
         """Start a range."""
         del task
+        # A range whose lease was lost may have left minibatches.
         self._minibatch_outputs = []
 
     def add_minibatch(self, predictions: Any) -> bool:

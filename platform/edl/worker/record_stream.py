@@ -82,6 +82,8 @@ class CorruptRecordSkipper:
         Raises:
             CorruptRecordError: there are more corrupt records than allowed.
         """
+        # Without ``on_corrupt``: a user's reader that cannot skip records need not have the
+        # argument.
         if not self._limit:
             return RecordWindow(reader.read(source, start, end), 0, source, start)
         skipped: list[CorruptRange] = []
@@ -103,6 +105,7 @@ class CorruptRecordSkipper:
         self._count_corrupt(corrupt)
 
     def _count_corrupt(self, corrupt: CorruptRange) -> None:
+        # A record counts once, however often this process reads it.
         new_positions = {
             (corrupt.source, index) for index in range(corrupt.start, corrupt.end)
         } - self._corrupt_positions
@@ -250,6 +253,7 @@ class RecordStream:
             self._request_changed.notify_all()
         while self._next_minibatch is None or self._next_minibatch.tag < tag:
             self._next_minibatch = self._advance_pipeline()
+        # The lease was lost, and the reading thread has left out the rest of its range.
         if self._next_minibatch.tag > tag:
             return None
         minibatch, self._next_minibatch = self._next_minibatch, None

@@ -53,6 +53,7 @@ class WorkerRuntime:
         self.leases = LeaseClient(
             self.session,
             self._on_lease_granted,
+            # ``progress`` is made below, because it needs ``leases``.
             lambda: self.progress.known_leases(),
             position_describer=self._describe_positions,
         )
@@ -60,6 +61,7 @@ class WorkerRuntime:
         self._corrupt_records = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self._feeds_by_mode: dict[str, FeedFunction] = {}
         self.streams = {kind: self._make_stream(kind) for kind in DATA_SET_BY_MODE}
+        # A built-in reader can be opened while the user's module is still being imported.
         self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers_by_set: dict[str, Reader] = {}
         self._open_lock = threading.Lock()
@@ -92,6 +94,7 @@ class WorkerRuntime:
         wait = threading.Event()
         while not (placement := self.session.placement).is_complete:
             wait.wait(_PLACEMENT_POLL_SECONDS)
+            # Only the answer to a registration has the placement.
             self.session.register()
         return placement
 

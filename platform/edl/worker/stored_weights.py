@@ -143,6 +143,7 @@ class StoredWeights:
 
     def pull_rows(self, ids: Mapping[str, Ids], pin: int = 0) -> RowsByTable:
         """Rows by table; rows that were never trained have their initial values."""
+        # A checkpoint is a single version.
         del pin
         return {table: RowBatch(wanted, self._tables[table].read_rows(wanted)) for table, wanted in ids.items()}
 
@@ -232,6 +233,7 @@ class StoredTableRows:
 
     def read_rows(self, row_ids: Ids) -> Floats:
         """Rows of these ids."""
+        # Rows that were never trained are not stored: their values follow from the seed.
         values = initial_rows(self.spec.initializer, self.spec.seed, row_ids, self.spec.dim)
         insertion_points = np.searchsorted(self.ids, row_ids)
         is_stored = insertion_points < len(self.ids)

@@ -81,6 +81,7 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
 
 def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest) -> LocalTraining:
     import_tensorflow()
+    # After ``import_tensorflow``, which has to come before any other import of TensorFlow or Keras.
     from edl.keras import model_contract, user_callbacks
     from edl.keras.monitor_callbacks import check_monitors
     from edl.keras.user_callbacks import build_callback_params

@@ -36,6 +36,7 @@ class LocalModel:
         self.module = module
         self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
+        # Its slot variables must exist when ``restore`` compares them with those of a checkpoint.
         self.optimizer.build(self.model.trainable_variables)
         self.variables = ModelVariables.from_model(self.model, lambda name: 0, 1, trained_by_ps=False)
         warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
@@ -129,6 +130,7 @@ class LocalModel:
 
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the current evaluation."""
+        # As in a distributed job, where the master receives and merges them.
         states = json.loads(json.dumps(self._metrics.collect_states()))
         with user_code(self.module.zoo, "eval_metrics_fn()"):
             return self._metrics.compute_values(evaluation.merge_metric_states({}, states))

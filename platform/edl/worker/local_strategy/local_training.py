@@ -163,6 +163,7 @@ class LocalTraining:
         if found is None or found.directory is None:
             return
         arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(found.directory, 0))
+        # Weights that callbacks keep are no variables of the model.
         kept = {name: array for name, array in arrays.items() if name.startswith("best/")}
         self._model.restore({name: array for name, array in arrays.items() if name not in kept})
         self._watcher.restore(found.ledger.get("callbacks", {}), kept)
@@ -196,6 +197,7 @@ class LocalTraining:
         # A resumed run with fewer steps or epochs may already have done more.
         total = max(total, self._done)
         self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
+        # Without checkpoints there is nothing to write first, and a signal ends the run at once.
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
             self._refuse_untrained(self._done)
@@ -244,6 +246,7 @@ class LocalTraining:
         if getattr(self._model.model, "stop_training", False):
             self._stopped = True
             return
+        # Two iterators over the same plan, because the feeding thread is ahead of training.
         for plan, minibatch in zip(
             rest(), feed_in_background(self._feeders("training"), self._read(rest())), strict=True
         ):
