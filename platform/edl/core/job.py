@@ -80,6 +80,7 @@ def _check_pins(state: JobState) -> None:
     """Drop pins that some PS has lost: a pin is usable only while every PS keeps it."""
     if not state.pods.all_ps_ready():
         return
+    # Known of every PS now: each names its pins when it attaches.
     pins_by_ps = [state.pinned_cuts.get(ps.uid, frozenset()) for ps in state.pods.live_pods(Role.PS)]
     if state.evaluation is not None and not all(state.evaluation.pin in pins for pins in pins_by_ps):
         state.record_entry(EvaluationAbandoned(reason="not every parameter server still keeps its version"))

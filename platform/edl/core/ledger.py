@@ -224,6 +224,7 @@ class Ledger:
     def record_progress(self, number: int, done_steps: int) -> int:
         """Record done steps; returns the newly done records. A lower count than before changes nothing."""
         lease = self.leases[number]
+        # Clamped to the range: a faulty worker can report a step beyond its end.
         done_steps = max(lease.done_steps, min(done_steps, lease.step_count))
         added = lease.record_after_steps(done_steps) - lease.record_after_steps(lease.done_steps)
         self.done_records += added
@@ -304,6 +305,7 @@ class Ledger:
         self.leases, self._leases_by_worker = {}, {}
         for n, row, m, w, t in snapshot["leases"]:
             self._add_lease(Lease(n, RecordRange(*row), m, w, t))
+        # Follows from the leases, so it is not in the snapshot.
         self.outstanding_steps = sum(lease.step_count - lease.done_steps for lease in self.leases.values())
         self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]
         self.quarantined_ranges = [RecordRange(*row) for row in snapshot["quarantined"]]

@@ -216,6 +216,7 @@ def _encode_runs(sizes: Sequence[int]) -> BlockRuns:
     for size in sizes:
         if runs and runs[-1][0] == size:
             runs[-1] = (size, runs[-1][1] + 1)
+        # Without empty blocks, which the master refuses (``task_results``).
         elif size:
             runs.append((size, 1))
     return tuple(runs)

@@ -29,6 +29,7 @@ def decode_json(data: bytes | str, *, nonfinite_as_none: bool = False) -> Any:
     """
     try:
         value = json.loads(data.decode("utf-8") if isinstance(data, bytes) else data)
+    # Python's own limit, which a text may exceed before its depth is checked below.
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     return _check_value(value, MAX_DEPTH, nonfinite_as_none)

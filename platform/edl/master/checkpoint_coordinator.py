@@ -125,6 +125,8 @@ class CheckpointCoordinator:
                 target.mkdir(parents=True, exist_ok=True)
                 for shard in manifest.shards:
                     _link_or_copy(source / shard.file, target / shard.file)
+                # The manifest is written last, and must not be on the disk before the shards that
+                # it names.
                 sync_directory(target)
             self._wait_for_fence()
             created = datetime.now(UTC).isoformat(timespec="seconds")

@@ -115,6 +115,7 @@ class PsMetrics:
         ):
             return None
         forming = first.message.forming
+        # The message is untrusted: the index of a worker is never negative.
         awaited = sorted(worker for worker in forming.awaited if worker >= 0)
         return RoundStatus(
             arrived=len(forming.arrived),

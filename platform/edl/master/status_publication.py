@@ -64,6 +64,7 @@ def _is_end_written(run: RunDirectory) -> bool:
     except StorageError as error:
         log.error("%s", error)
         return False
+    # A resumed run starts and ends again, so the last of these events counts.
     return marks[-1:] == [JobEnded.kind]
 
 

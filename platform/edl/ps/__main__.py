@@ -16,6 +16,7 @@ def main() -> int:
     """Run until SIGTERM or a fatal error; returns the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     raise_open_files_limit()
+    # Before the job is read: SIGTERM may arrive at any time.
     stopping = stop_on_signals()
     try:
         identity = ProcessIdentity.from_environment()

@@ -188,6 +188,8 @@ def _read_table_ids(reader: BodyReader, table: TableSpec, count: int) -> Ids:
 MAX_REQUEST_BYTES = 1 << 34
 """Maximum size of a push or declaration, in bytes."""
 
+# ``UNKNOWN_MASTER`` is missing: ``ParameterServer.push`` refuses such a push, and the worker
+# retries it.
 _WIRE_OUTCOMES = {
     AdmissionOutcome.ADMITTED: pb.Pushed.APPLIED,
     AdmissionOutcome.DUPLICATE: pb.Pushed.DUPLICATE,

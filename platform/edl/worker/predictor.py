@@ -92,6 +92,8 @@ class Predictor:
                 with add_record_range(task, loaded.step):
                     rows = pull_needed_rows(self._network, self._row_source, features)
                     predictions = self._network.predict(self._flat_values, rows, features)
+            # SIGTERM must not come between a processor's call and its report: the call would be
+            # repeated.
             with self._gate.critical_section():
                 if predictions is not None and self._output.add_minibatch(predictions):
                     steps_done = loaded.step + 1

@@ -119,6 +119,7 @@ class PsBulkConnections:
                 _LOG.info("a parameter server does not answer (%s): retrying", problem.message)
             self._pause(pause)
             pause = min(_LONGEST_PAUSE, pause * 2)
+            # The PS may have been replaced, and only the master knows where its successor is.
             self._drop_replaced(self._directory.register())
         return answers
 
@@ -133,6 +134,7 @@ class PsBulkConnections:
                 try:
                     phase(ps_index, request, answers)
                 except RetryableError as error:
+                    # An answer that comes late would be taken for the one to the next request.
                     self._disconnect(ps_index)
                     requests, problem = (
                         _requests_without(requests, ps_index),
@@ -174,6 +176,7 @@ class PsBulkConnections:
         answers[ps_index] = _check_body_size(
             request, client.check_reply_kind(request.kind, client.receive(request.receive_into))
         )
+        # The process and not the index: a successor may be empty.
         self._answered_uids[ps_index] = self._clients[ps_index][0]
 
     def _get_client(self, ps_index: int) -> BulkClient:

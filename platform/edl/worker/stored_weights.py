@@ -138,6 +138,7 @@ class StoredWeights:
             BadInputError: a variable is missing or has another shape: the checkpoint belongs to another model.
         """
         return np.concatenate(
+            # All variables of a model may be PS-backed tables; NumPy cannot concatenate an empty list.
             [np.empty(0, np.float32), *(self._find_variable_values(variable).ravel() for variable in variables)]
         )
 

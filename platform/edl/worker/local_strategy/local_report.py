@@ -22,7 +22,9 @@ from edl.storage.training_history import TrainingHistory
 
 SUMMARY_FILE = "summary.json"
 STATUS_SECONDS = 0.5
+"""Minimum seconds between two writes of ``status.json``, and between two lines in JSON mode."""
 LINE_SECONDS = 2.0
+"""Minimum seconds between two lines of text on standard output."""
 
 
 class LocalReport:
