@@ -1,4 +1,4 @@
-"""``edl checkpoint``: which checkpoints a run has, what is in them, and their values for other programs."""
+"""``edl checkpoint``: list, inspect and export the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _STATISTICS_COLUMNS = ("MIN", "MEAN", "MAX", "NAN")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInspection:
-    """A checkpoint and what its values are like.
+    """A checkpoint and the statistics of its values.
 
     Attributes:
-        manifest: of the checkpoint.
-        contents: of its shards.
+        manifest: the checkpoint's manifest.
+        contents: the contents of its shards.
         variables: the statistics of each variable, by name.
-        tables: those of all rows of each table, by name.
+        tables: the statistics over all rows of each table, by name.
     """
 
     manifest: CheckpointManifest
@@ -49,10 +49,10 @@ class CheckpointInspection:
 def inspect_checkpoint(
     manifest: CheckpointManifest, contents: CheckpointContents, on_read: Callable[[int], None]
 ) -> CheckpointInspection:
-    """Look at all values, which takes NumPy.
+    """Read all values and compute their statistics. Needs NumPy.
 
     Raises:
-        StorageError: a file is gone.
+        StorageError: a file does not exist any more.
     """
     from edl.storage.checkpoint_export import compute_statistics
 
@@ -62,7 +62,7 @@ def inspect_checkpoint(
 
 
 def bytes_to_read(contents: CheckpointContents) -> int:
-    """Bytes that ``inspect_checkpoint`` looks at."""
+    """Number of bytes that ``inspect_checkpoint`` reads."""
     parts = [part.values for each in contents.tables for part in each.shards]
     return sum(array.nbytes for array in (*(each.values for each in contents.variables), *parts))
 
@@ -141,7 +141,7 @@ def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[s
     yield "files", f"{pluralize(len(manifest.shards), 'shard')}, {size}, intact"
     try:
         yield "position", ", ".join(_position_parts(manifest))
-    except (ValueError, TypeError):  # right checksum, but no ledger of a master
+    except (ValueError, TypeError):  # the checksum is right, but no master wrote this ledger
         yield "position", f"unknown: {manifest.ledger}"
     yield "optimizer", _optimizer_text(inspection.contents)
 
@@ -249,7 +249,7 @@ NumberOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _PIPE_WIDTH = 10_000
-"""Characters of a line that no terminal breaks."""
+"""Line width in characters when the output is not a terminal: lines are then not wrapped."""
 _EXPORT_SUFFIXES = (".npz", ".safetensors")
 
 
@@ -345,7 +345,7 @@ def export(
 
 
 def _open_checkpoint(run: str, number: int | None) -> tuple[CheckpointManifest, CheckpointContents]:
-    """The checkpoint that is wanted, intact, and what it holds; newer ones that cannot be used are told of."""
+    """The selected intact checkpoint and its contents. Prints which newer ones cannot be used."""
     from edl.storage.checkpoint_contents import read_checkpoint_contents
 
     skipped: list[SkippedCheckpoint] = []
@@ -380,7 +380,8 @@ def _numpy_required() -> Iterator[None]:
 
 @contextmanager
 def _byte_progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on the terminal, for what takes seconds."""
+    """A progress bar on a terminal, if reading or writing takes seconds."""
+    # Below 256 MiB it does not take seconds.
     if not sys.stderr.isatty() or total < 1 << 28:
         yield lambda _: None
         return

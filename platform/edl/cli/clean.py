@@ -90,7 +90,10 @@ def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
 
 
 def _find_surplus_runs(job: str, ended_runs: Sequence[LocalRun], keep: int) -> list[LocalRun]:
-    """A run that failed at once, or only predicted, must not push out the one that was trained."""
+    """The ended runs of a job beyond the newest ``keep``, and beyond the newest ``keep`` with a model.
+
+    The second rule protects a trained run from runs that failed at once or only predicted.
+    """
     runs = [run for run in ended_runs if run.name == job]
     newest = (_newest_runs(runs, keep), _newest_runs([run for run in runs if _model_kind(run)], keep))
     kept = {run.uid for some in newest for run in some}
@@ -102,9 +105,10 @@ def _newest_runs(runs: Sequence[LocalRun], count: int) -> Sequence[LocalRun]:
 
 
 def _model_kind(run: LocalRun) -> str:
-    """What a run has of a trained model: ``export``, ``checkpoint`` or nothing."""
+    """The kind of trained model that a run has: ``export``, ``checkpoint`` or empty."""
     if run.run_dir.export.is_dir() and any(run.run_dir.export.iterdir()):
         return "export"
+    # A checkpoint at step 0 holds initial values only.
     trained = run.status is not None and run.status.step > 0
     return "checkpoint" if trained and any(run.run_dir.checkpoints.glob("*/manifest.json")) else ""
 
@@ -114,10 +118,10 @@ def _directory_size(folder: Path) -> int:
 
 
 def _remove_run(run: LocalRun) -> None:
-    """Renamed first, so that nobody goes on with a half of it.
+    """Remove a run. It is renamed first, so that nothing resumes a partly deleted run.
 
     Raises:
-        StorageError: it cannot be removed.
+        StorageError: the run cannot be removed.
     """
     hidden = run.run_dir.path.with_name(f".removed-{run.uid}")
     try:

@@ -1,4 +1,4 @@
-"""``edl events``: what happened to a job, told by its master and by Kubernetes, in one row."""
+"""``edl events``: the events of a job from its master and from Kubernetes, in order of time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EventLine:
         origin: ``job`` or ``cluster``.
         text: for people.
         json_value: for programs.
-        key: of two looks at the same event, the same.
+        key: identifies the event, so that repeated polls show it once.
     """
 
     time: float

@@ -78,7 +78,11 @@ def _print_local_runs(local_runs: Sequence[JobView], now: float, *, as_json: boo
 
 
 def _require_namespace(api: KubeClient) -> None:
-    """The API server lists nothing for a namespace that is not there; who may read namespaces is told so."""
+    """Raise BadInputError if the namespace does not exist.
+
+    For a missing namespace the API server returns an empty list, like for one without jobs. The
+    check needs the right to read namespaces; without it nothing is raised.
+    """
     from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
     from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 
@@ -87,12 +91,12 @@ def _require_namespace(api: KubeClient) -> None:
     except NotFoundError as error:
         hint = "Choose another with -n; kubectl get namespaces lists them, edl list -A the jobs of all."
         raise BadInputError(f"There is no namespace {api.namespace}", hint=hint) from error
-    except ForbiddenError:  # many users may not: then it is not known
+    except ForbiddenError:  # many users may not read namespaces; then it stays unknown
         return
 
 
 def job_table(job_views: Sequence[JobView], now: float, *, everywhere: bool) -> list[str]:
-    """The jobs as lines, with a head; empty for none. Runs of this machine are marked as such."""
+    """The jobs as lines with a heading; empty without jobs. Marks runs of this machine."""
     if not job_views:
         return []
     head = ["JOB", "PHASE", "PROGRESS", "WORKERS", "SAMPLES/S", "AGE"]
@@ -136,7 +140,7 @@ def _display_name(job: JobView) -> str:
 
 
 def job_json(job: JobView) -> dict[str, Any]:
-    """A job for programs: what is known without its master, and the master's own status."""
+    """A job as JSON: the facts that Kubernetes has, and the status that its master published."""
     return {
         "job": job.name,
         "namespace": job.namespace,

@@ -1,4 +1,4 @@
-"""``edl render``: the manifests of a job, for those who apply them with other tools."""
+"""``edl render``: the manifests of a job, for users who apply them with other tools."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edl.cluster.kubernetes.resource_kinds import SECRETS
 from edl.jobfile.loader import load_job_file
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z/][-A-Za-z0-9./_]*(:[A-Za-z0-9][-A-Za-z0-9./_:]*)*|[0-9]+([KMGT]i|m)")
-# YAML 1.1, which kubectl reads, has more words for true, false and null than YAML 1.2
+# kubectl reads YAML 1.1, which has more words for true, false and null than YAML 1.2.
 _YAML_KEYWORDS = frozenset({"true", "false", "yes", "no", "on", "off", "y", "n", "null"})
 
 
 class _ManifestRepresenter(SafeRepresenter):
-    """Writes text such that YAML 1.1 and 1.2 both read it as text, and repeats values in place of anchors."""
+    """Writes strings that both YAML 1.1 and YAML 1.2 read as strings, and never writes anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -42,7 +42,7 @@ _ManifestRepresenter.add_representer(str, _ManifestRepresenter.represent_text)
 
 
 def manifests_yaml(manifests: Iterable[Mapping[str, Any]]) -> str:
-    """One document each, in the order of the manifests, their fields in the order of the mappings."""
+    """One YAML document per manifest. Keeps the order of manifests and of their fields."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _ManifestRepresenter
     yaml.default_flow_style = False
@@ -89,7 +89,8 @@ def render(
     for note in find_spec_warnings(spec):
         typer.echo(f"warning: {note}", err=True)
     typer.echo("\n".join(_heading_lines(str(job), holds_token=token is not None)))
-    # The token after the Job: a master of an earlier job of this name that sees the new Job leaves the token alone.
+    # The token's Secret comes after the Job: the master of an earlier job with this name leaves the
+    # Secret alone once it sees the new Job.
     typer.echo(manifests_yaml(sorted(manifests, key=lambda manifest: manifest["kind"] == SECRETS.name)), nl=False)
 
 

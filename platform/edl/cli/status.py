@@ -1,4 +1,4 @@
-"""``edl status``: a job as it is now, once or as a live view."""
+"""``edl status``: the current state of a job, once or as a live view."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ MAX_HEIGHT = 6
 
 
 def plot_workers(moments: Sequence[TimelinePoint], wanted: int, width: int, now: float | None = None) -> list[str]:
-    """Lines of at most ``width`` characters; empty when there is nothing to draw yet.
+    """A plot of the number of workers over time, in lines of at most ``width`` characters.
+
+    It is empty for fewer than two points.
 
     Args:
-        moments: of the job's life, oldest first; each holds until the next.
-        wanted: workers that are wanted now: the plot is at least so high.
-        width: of the terminal.
-        now: unix seconds until which the last moment holds; its own time by default.
+        moments: points of the timeline, oldest first. Each value holds until the next point.
+        wanted: the number of workers wanted now. The plot's axis reaches at least this value.
+        width: the width of the terminal.
+        now: unix seconds until which the last value holds; by default the time of its point.
     """
     if len(moments) < 2:
         return []
@@ -73,7 +75,8 @@ def plot_workers(moments: Sequence[TimelinePoint], wanted: int, width: int, now:
 def column_averages(
     moments: Sequence[TimelinePoint], begin: float, end: float, columns: int, value: Callable[[TimelinePoint], int]
 ) -> list[float]:
-    """The value of each column: how much it was on average in that part of the time."""
+    """The value's average over the time span of each column."""
+    # `or`: all points of a job may have the same time, and a span of 0 would divide by zero.
     step = (end - begin) / columns or 1.0
     sums = [0.0] * columns
     borders = [*(moment.time for moment in moments[1:]), end]
@@ -88,7 +91,7 @@ def column_averages(
 
 
 def _plot_cell(running: float, asked: float) -> str:
-    """One character: what of it is filled, 1 being all of it."""
+    """The character of one cell; both arguments are the filled share, where 1 is the whole cell."""
     if running >= 1:
         return "█"
     if running > 1 / 16:
@@ -97,7 +100,7 @@ def _plot_cell(running: float, asked: float) -> str:
 
 
 def _time_axis(seconds: float, columns: int) -> str:
-    """Under the plot: how long ago it begins, and where it ends."""
+    """The line below the plot: how long ago it begins, and ``now`` at its end."""
     left = f"{format_duration(seconds)} ago"
     return f"{left}{'now':>{max(4, columns - len(left))}}"
 
@@ -105,12 +108,18 @@ def _time_axis(seconds: float, columns: int) -> str:
 RECENT_EVENTS = 5
 _EVALUATIONS = 6
 _ROLES_SHOWN = 24
+# Age of a status from which the output says that the master is silent.
 _STALE_STATUS_SECONDS = 30.0
+# Shorter waits of an update for gradients are not shown.
 _LONG_WAIT_SECONDS = 1.0
 
 
 def status_lines(job: JobView, now: float, width: int) -> list[str]:
-    """The lines of a job at ``now``; the drawn ones fit ``width`` characters, paths and reasons may be longer."""
+    """The lines about a job at ``now``.
+
+    Bars and plots fit into ``width`` characters. Paths and reasons may be longer.
+    """
+    # Single lines: a reason may contain line breaks and control characters from a pod's message.
     return [to_single_line(line) for line in [_title_line(job, now), *_body_lines(job, now, width)]]
 
 
@@ -179,7 +188,7 @@ def _desired_lines(job: JobView) -> Iterator[str]:
 
 
 def _push_lines(parameters_status: ParametersStatus) -> Iterator[str]:
-    """How pushes become updates, and an update that waits for more of them."""
+    """Statistics of pushes, and the update that has been waiting for gradients, if one has."""
     yield from (f"{name} {text}" for name, text in ps_statistics_text.push_rows(parameters_status))
     waits = parameters_status.round
     if waits is not None and waits.seconds >= _LONG_WAIT_SECONDS:
@@ -210,11 +219,13 @@ def _role_lines(status: Status) -> Iterator[str]:
         yield ""
         head = ["POD", "STATE", "SAMPLES/S", "NODE", "WHY"]
         table = [head, *(_role_row(name, each) for name, each in shown)]
+        # Without a measured speed, as before the first step, the column would be empty.
         if not any(each.samples_per_second for _, each in shown):
             table = [[*row[:2], *row[3:]] for row in table]
         yield from align_columns(table, right=(2,) if len(table[0]) == len(head) else ())
     if len(members) > len(shown):
         yield f"and {len(members) - len(shown)} more"
+    # Many pods may have the same reason, so each reason is shown once with all its pods.
     for text in dict.fromkeys(status.refusals.values()):
         yield f"refused: {format_short_list([who for who, said in status.refusals.items() if said == text])}: {text}"
 
@@ -234,7 +245,7 @@ def _event_lines(job: JobView) -> Iterator[str]:
 
 
 def suggest_next_step(job: JobView, job_arguments: str) -> str:
-    """What to call next; ``job_arguments`` is the job as commands name it."""
+    """The command to run next. ``job_arguments`` are the arguments that select the job."""
     if job.is_local:
         return _suggest_local_step(job, job_arguments)
     if job.phase == "Done":
@@ -292,7 +303,8 @@ def status(
 
 
 def _watch_job(look: JobLookup, name: str, *, as_json: bool) -> None:
-    """Until the job has ended or is deleted."""
+    """Show the job until it has ended or is deleted."""
+    # A live view redraws the screen, so a pipe gets lines instead.
     if as_json or not sys.stdout.isatty():
         _watch_lines(look, as_json=as_json)
     else:
@@ -322,6 +334,7 @@ def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
 
     last_shown: object = None
     for seen in poll_repeatedly(look):
+        # Polls without a change print nothing.
         known = (seen.phase, seen.status)
         if known != last_shown:
             text = status_headline(seen.status) if seen.status else seen.phase

@@ -1,4 +1,4 @@
-"""What ``edl submit`` is about to do, in words and as JSON: decided from values, before anything is created."""
+"""The plan of ``edl submit`` as text and as JSON, made from values before anything is created."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ if TYPE_CHECKING:
     from edl.ops.job_view import JobView
 
 _QUOTA_RESOURCES = ("cpu", "memory", "pods", "nvidia.com/gpu")
-"""Resources of a quota that are worth a word."""
+"""The resources of a quota that the plan shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionPlan:
-    """One submission.
+    """The plan of one submission.
 
     Attributes:
-        job_file: as the user named it.
-        namespace: None: the context's, and nobody has looked.
-        context: of the kubeconfig; None in a pod, and when nobody has looked.
-        manifests: what will be created.
-        forecast: how much of it finds room; of ``edl submit --dry-run=client`` only what is asked for.
-        quotas: name, what is left and what is allowed, of each; None when they may not be listed.
-        replaced_job: the ended job of that name, which is removed first.
-        resumed_run: the run that is gone on with.
-        changes: what differs from the job file that it had, in words.
-        warnings: sentences.
-        cluster_asked: whether a cluster was asked at all.
+        job_file: the path as the user wrote it.
+        namespace: the namespace; None if it is the context's and no cluster was asked.
+        context: the context of the kubeconfig; None in a pod, or if no cluster was asked.
+        manifests: the objects to create.
+        forecast: how many pods fit; with ``edl submit --dry-run=client`` only the requests.
+        quotas: name, remaining amounts and limits of each quota; None if the user may not list
+            them.
+        replaced_job: the ended job with this name, which is removed first.
+        resumed_run: the run to resume.
+        changes: differences to the job file of the resumed run, as text.
+        warnings: warnings, one sentence each.
+        cluster_asked: whether a cluster was asked.
     """
 
     spec: JobSpec
@@ -66,7 +67,7 @@ class SubmissionPlan:
         return self.spec.name
 
     def plan_lines(self, width: int = 80) -> list[str]:
-        """The plan, for people."""
+        """The plan as text for people."""
         lines = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
         for label, text in self._plan_rows():
             lines += wrap_labelled(label, text, width)
@@ -78,7 +79,7 @@ class SubmissionPlan:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """The plan, for programs."""
+        """The plan as JSON for programs."""
         return {
             "job": self.job,
             "namespace": self.namespace,
@@ -150,7 +151,11 @@ class SubmissionPlan:
 
 
 def _created_text(manifests: Sequence[Manifest]) -> str:
-    """Kinds and names, the Job first; kinds of one name and names of one kind together."""
+    """Kinds and names of the created objects, the Job first.
+
+    Kinds with the same name are grouped, and so are names of the same kind.
+    """
+    # Reversed, because the Job is the last manifest.
     by_name: dict[str, list[str]] = {}
     for manifest in reversed(manifests):
         by_name.setdefault(manifest["metadata"]["name"], []).append(manifest["kind"])
@@ -169,7 +174,7 @@ def _submitted_at(job: JobView) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# How much of a job would run at once, in words: a table of its pods, who waits for what.
+# The forecast as text: a table of the job's pods, and which pods wait for what.
 
 
 _COLUMNS = ("role", "pods", "priority", "each")
@@ -177,7 +182,7 @@ _ROLE_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: 
 
 
 def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
-    """The job's pods, a line for each kind; how many start at once only where that is known."""
+    """The job's pods, one line per kind. Shows how many start at once if the capacity is known."""
     rows = [
         [fit.group.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
         for fit in forecast.placements
@@ -190,7 +195,7 @@ def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
 
 
 def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
-    """What can never start on today's nodes, and what will not start at once, by reason; a sentence each."""
+    """A sentence for each reason why pods can never start on the current nodes, or have to wait."""
     yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
     for role, found in groupby(
@@ -216,7 +221,7 @@ def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
 
 
 def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
-    """One kind of pods, for programs."""
+    """One kind of pods as JSON."""
     return {
         "role": fit.group.role.value,
         "count": fit.group.count,
@@ -230,17 +235,18 @@ def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
 
 
 def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
-    """Amounts as JSON has them."""
+    """Amounts as JSON numbers: whole amounts as integers."""
     return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}
 
 
 def priority_class(fit: GroupPlacement) -> str:
-    """The PriorityClass; empty for none."""
+    """The name of the PriorityClass; empty if the pods have none."""
     return str(fit.group.pod["spec"].get("priorityClassName", ""))
 
 
 def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
-    """So many pods, or from so many to so many, where that is about all workers."""
+    """The number of pods, or the range from the least to the most workers."""
+    # The range counts all workers, so it is shown only if they form a single group.
     count = fit.group.count
     elastic = (
         len(forecast.placements_for_role(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
@@ -253,7 +259,7 @@ def _requests_text(fit: GroupPlacement) -> str:
 
 
 def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
-    """What the first pod that waits is waiting for."""
+    """The reason why the first group with waiting pods has to wait."""
     fit = next(fit for fit in fits if fit.immediate_pods < fit.group.count)
     if fit.immediate_pods == fit.allowed_pods and fit.refusal is not None:
         return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
@@ -275,33 +281,33 @@ def _join_words(words: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# How ``edl submit`` speaks: to people in lines, to programs in one JSON object a line.
+# The output of ``edl submit``: lines for people, or one JSON object per line for programs.
 
 
 MAX_WIDTH = 120
 
 
 class SubmissionReporter(Protocol):
-    """What a submission has to say."""
+    """Receives the output of a submission."""
 
     def report_plan(self, plan: SubmissionPlan) -> None:
-        """What will be done."""
+        """Report the plan, before anything is done."""
 
     def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
-        """Something was done, or is known now: in words, and as facts."""
+        """Report a completed action or a new fact: ``facts`` for programs, ``text`` for people."""
 
     def report_note(self, text: str) -> None:
-        """For people only."""
+        """Report a text that is for people only."""
 
     def report_failure(self, error: EdlError) -> None:
-        """It came to nothing; the command prints the error itself on standard error."""
+        """Report a failure. The command also prints the error on standard error."""
 
 
 class TextReporter:
-    """Lines on standard output."""
+    """Prints lines on standard output."""
 
     def report_plan(self, plan: SubmissionPlan) -> None:
-        """The plan, as wide as the terminal."""
+        """Print the plan in the width of the terminal."""
         width = min(MAX_WIDTH, shutil.get_terminal_size().columns)
         print("\n".join(plan.plan_lines(width)), flush=True)
 
@@ -314,11 +320,11 @@ class TextReporter:
         print(text, flush=True)
 
     def report_failure(self, error: EdlError) -> None:
-        """Nothing: what standard error says is for people."""
+        """Print nothing: the error on standard error is for people."""
 
 
 class JsonReporter:
-    """JSON on standard output; what is for people only goes to standard error."""
+    """Prints JSON on standard output. Notes for people go to standard error."""
 
     def report_plan(self, plan: SubmissionPlan) -> None:
         """One object."""
@@ -329,11 +335,11 @@ class JsonReporter:
         self._write_object({"event": event, **facts})
 
     def report_note(self, text: str) -> None:
-        """Standard error."""
+        """Print the text on standard error."""
         print(text, file=sys.stderr, flush=True)
 
     def report_failure(self, error: EdlError) -> None:
-        """The last object: ``refused`` if nothing was asked for that could have run, else ``failed``."""
+        """Print the last object: ``refused`` if the exit code is that of bad input, else ``failed``."""
         fields = {"message": error.message, "where": error.where, "hint": error.hint, "exit_code": error.exit_code}
         self._write_object({"event": "refused" if error.exit_code == BadInputError.exit_code else "failed", **fields})
 
@@ -342,5 +348,5 @@ class JsonReporter:
 
 
 def make_reporter(*, as_json: bool) -> SubmissionReporter:
-    """The voice that the options ask for."""
+    """The reporter that the option ``--json`` selects."""
     return JsonReporter() if as_json else TextReporter()

@@ -1,6 +1,6 @@
-"""``python -m edl.cli.submitter SPEC``: what the pod of a submitter runs; see ``edl.ops.release``.
+"""``python -m edl.cli.submitter SPEC``: the program in a submitter's pod; see ``edl.ops.release``.
 
-Without a release (``EDL_RELEASE``) it is ``edl submit SPEC --yes --watch``.
+Without a release (``EDL_RELEASE``) it runs ``edl submit SPEC --yes --watch``.
 """
 
 from __future__ import annotations
@@ -68,30 +68,31 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 MASTER_END_SECONDS = 30.0
-"""That a master may need, once its job is over, to put its last logs away and end."""
+"""Seconds that a master may take after the end of its job, to store its last logs and exit."""
+# The codes that a job's end is reduced to, because the Job controller acts on them: see exit_code.
 _FAILED, _REFUSED = 1, 2
 
 
 class JobVanishedError(JobFailedError):
-    """The job is there no more; whose doing that was is another question."""
+    """The job no longer exists. The next decision finds out who removed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitterClock:
-    """Monotonic seconds, and how to let them pass."""
+    """A monotonic clock in seconds, and a sleep that matches it. Tests replace both."""
 
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
 
 class ReleaseSubmitter:
-    """One submitter.
+    """Submits the job of one release and follows it to its end.
 
     Args:
-        api: of the release's namespace.
-        identity: the release and the pod of this submitter.
-        spec: the job, under its own name; see ``Identity.job_name``.
-        source: the file that it came from.
+        api: client for the release's namespace.
+        identity: the release and the Job of this submitter.
+        spec: the job under its name in the cluster; see ``SubmitterIdentity.derive_job_name``.
+        source: the file that the job was read from.
     """
 
     def __init__(
@@ -113,13 +114,15 @@ class ReleaseSubmitter:
         )
 
     def run(self) -> int:
-        """The exit code, once there is one.
+        """Run until the job has ended or was replaced; return the exit code.
 
         Raises:
-            RetryableError: the API server is away for too long.
-            DeletionTimeoutError: an earlier job does not go.
-            EdlError: refused, or failed.
+            RetryableError: the API server was unavailable for too long.
+            DeletionTimeoutError: objects of an earlier job were not deleted in time.
+            EdlError: the job was refused or failed.
         """
+        # Each round reads the release anew and takes one step. Two submitters of one release cannot
+        # both keep a job, because each decides again before its suspended Job may start.
         while True:
             try:
                 decision = decide_step(read_release_view(self._api, self._identity))
@@ -138,17 +141,18 @@ class ReleaseSubmitter:
                 self._wait_or_raise(error)
 
     def _wait_or_raise(self, error: EdlError) -> None:
-        """Wait a little before the next look; raises the error when it has lasted."""
+        """Wait before the next attempt. Raise the error if it has lasted for too long."""
         if self._failure_timeout.may_retry(error, self._clock.clock()):
             self._progress_line.show_text(f"{error.message.splitlines()[0]}; retrying")
             self._clock.sleep(POLL_SECONDS)
             return
+        # After a retryable error a new pod continues with the suspended Job.
         if not isinstance(error, RetryableError):
             self._roll_back_job(error)
         raise error
 
     def _roll_back_job(self, cause: EdlError) -> None:
-        """Remove the Job of a job that cannot be completed."""
+        """Remove the suspended Job of a submission that cannot be completed."""
         name = names.master_name(self._spec.name)
         try:
             roll_back_submission(self._api, name, self._identity.submission_id)
@@ -156,7 +160,7 @@ class ReleaseSubmitter:
             cause.hint = f"The suspended Job {name} may be left ({error.message}); it is deleted with the release."
 
     def _take_step(self, decision: SubmitterDecision) -> None:
-        """One step towards a job that runs."""
+        """Take one step towards a running job."""
         if decision.step is SubmitterStep.FINISH:
             self._complete_job(decision.master_jobs[0])
         elif self._is_cleanup_pending(self._cleanup.delete_round(decision.master_jobs)):
@@ -165,7 +169,11 @@ class ReleaseSubmitter:
             self._reserve_job()
 
     def _is_cleanup_pending(self, left: JobObjects) -> bool:
-        """Whether something of an earlier job is still there; raises DeletionTimeoutError if it does not go."""
+        """Whether objects of an earlier job still exist.
+
+        Raises:
+            DeletionTimeoutError: they still exist after the timeout.
+        """
         if self._cleanup_timeout.has_expired(left=bool(left), now=self._clock.clock()):
             raise DeletionTimeoutError(
                 f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s these objects still exist: {format_object_list(left.objects)}",
@@ -183,13 +191,18 @@ class ReleaseSubmitter:
         return replace(request, manifests=add_release_labels(request.manifests, self._identity), replaces_ended=False)
 
     def _reserve_job(self) -> None:
-        """Ask whether the cluster would take the job, and take its name; the next look decides about the rest."""
+        """Check that the cluster would accept the job, and reserve its name with a suspended Job.
+
+        The next decision completes the job or gives it up.
+        """
         request = self._build_request()
         plan = plan_submission(self._api, self._spec, self._options, request)
         self._reporter.report_plan(plan)
         create_suspended_job(self._api, request.job_name, request.manifests[-1], self._identity.submission_id)
 
     def _complete_job(self, own: MasterJob) -> None:
+        # The dependents and the mark exist before the Job may start. The mark names the Job, so a
+        # later pod of this submitter can tell it from a Job that replaced it.
         *parts, job = self._build_request().manifests
         made = SubmittedJob(own.job_name, job["metadata"]["name"], own.uid, self._api.namespace)
         create_dependents(self._api, made, parts)
@@ -198,7 +211,7 @@ class ReleaseSubmitter:
         self._reporter.report_note(f"Job {made.name} submitted to namespace {made.namespace}.")
 
     def _follow_job(self, own: MasterJob) -> int:
-        """Until the end of the job; a submitter that goes on with a job shows its newest events again."""
+        """Follow the job to its end. A restarted submitter shows the newest events again."""
         release, where = self._identity.release, f"-n {self._api.namespace}"
         resume_command = f"helm upgrade {release} … {where} --set resume=latest"
         watched = WatchedJob(
@@ -209,7 +222,11 @@ class ReleaseSubmitter:
         return code if code in (0, _REFUSED) else _FAILED
 
     def _wait_for_master_end(self, own: MasterJob) -> None:
-        """Wait for the master's own end: a CronJob that keeps no history removes it with this submitter."""
+        """Wait until the master's Job has ended.
+
+        A CronJob without history deletes this submitter's Job when it ends, and the master's Job
+        with it.
+        """
         end = self._clock.clock() + MASTER_END_SECONDS
         while self._clock.clock() < end:
             with suppress(ApiError, RetryableError):
@@ -225,7 +242,7 @@ class ReleaseSubmitter:
         return job["metadata"]["uid"] != own.uid or bool({"Complete", "Failed"} & set(job_conditions(job)))
 
     def _start_observer(self, own: MasterJob) -> Callable[[JobView | None], None]:
-        """Ends the watch of a job that is gone, or whose master will not start."""
+        """A callback that ends the watch of a job that is gone, or whose master does not start."""
         lookout, patience = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
 
         def check(seen: JobView | None) -> None:
@@ -248,7 +265,7 @@ _RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
 
 
 def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> NoReturn:
-    """Exit codes: 0 done or replaced, 1 failed, 2 refused, 75 try again, 143 told to end."""
+    """Run the submitter. Exit codes: 0 done or replaced, 1 failed, 2 refused, 75 retry, 143 SIGTERM."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if len(given) != 1:
         print("usage: python -m edl.cli.submitter SPEC", file=sys.stderr)
@@ -263,7 +280,7 @@ def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | 
 
 
 def exit_code(error: EdlError) -> int:
-    """What an error tells the Job controller: whether a new pod may have more luck."""
+    """The exit code for an error. It tells the Job controller whether a new pod may succeed."""
     if isinstance(error, _RETRYABLE_ERRORS):
         return TRY_AGAIN_EXIT
     return REFUSED_EXIT if isinstance(error, ApiError) else min(error.exit_code, REFUSED_EXIT)
@@ -280,7 +297,7 @@ def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
 
 
 def _load_spec(source: Path, identity: SubmitterIdentity) -> JobSpec:
-    """The job, under the name that it has in the cluster."""
+    """The job under the name that it has in the cluster."""
     spec = load_job_file(source, required_datasets=("training",), extra_rules=find_spec_problems)
     name = identity.derive_job_name(spec.name)
     return (
@@ -291,7 +308,11 @@ def _load_spec(source: Path, identity: SubmitterIdentity) -> JobSpec:
 
 
 def _exit_on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
-    """Process 1 has no default action for SIGTERM. Nothing has to be put in order, and a request may hang."""
+    """Exit at once, because process 1 has no default action for SIGTERM.
+
+    There is nothing to clean up, and waiting for a pending request could take too long.
+    """
+    # os.write: the signal may interrupt a print, and Python's streams are not reentrant.
     os.write(sys.stderr.fileno(), b"told to end; the job goes on\n")
     os._exit(SIGTERM_EXIT)
 

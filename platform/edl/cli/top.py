@@ -1,4 +1,4 @@
-"""``edl top``: what the pods of a job use."""
+"""``edl top``: the resource usage of a job's pods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def top(
     from edl.ops.pod_usage import list_pod_usage
 
     api = connect_api(context, namespace, job)
-    job_view.find_job(api, job)  # its error names the jobs that there are
+    job_view.find_job(api, job)  # for a wrong name: its error lists the existing jobs
     found = list_pod_usage(api, job)
     if as_json:
         print(json.dumps([_usage_json(use) for use in found]))
@@ -40,7 +40,7 @@ def top(
 
 
 def usage_table(usages: list[PodUsage]) -> list[str]:
-    """The pods as lines, with a head."""
+    """The pods as lines with a heading."""
     head = ["POD", "NODE", "CPU", "OF", "MEMORY", "OF"]
     return align_columns([head, *(_usage_row(use) for use in usages)], right=(2, 3, 4, 5))
 

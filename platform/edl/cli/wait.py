@@ -1,4 +1,4 @@
-"""``edl wait``: come back when a job is where it is waited for."""
+"""``edl wait``: return when a job has reached a goal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 TIMED_OUT_EXIT = 124
-"""As timeout(1) has it."""
+"""The exit code that timeout(1) uses too."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitGoal:
-    """What is waited for.
+    """The goal to wait for.
 
     Attributes:
-        is_reached: whether a job is there.
-        name: as the command line has it.
+        name: the goal as the command line names it.
+        is_reached: whether a job has reached it.
     """
 
     name: str
@@ -80,7 +80,10 @@ def wait_for_goal(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[int, str]:
-    """Exit code and what is said, once it is known; raises UnknownJobError if there is no such job to begin with."""
+    """Poll until the result is known; return the exit code and a message.
+
+    Raises UnknownJobError if the job does not exist at the first poll.
+    """
     from edl.ops.job_following import poll_repeatedly
     from edl.ops.job_view import UnknownJobError
 
@@ -118,7 +121,7 @@ def _workers_text(job: JobView) -> str:
 
 
 def parse_timeout(text: str) -> float:
-    """The seconds that ``--timeout`` says; raises BadInputError for what is no time."""
+    """The value of ``--timeout`` in seconds; raises BadInputError if it is not a duration."""
     from edl.jobfile.quantities import parse_duration
 
     try:
