@@ -1,7 +1,8 @@
-"""The port between a master and users without a route to it: the published status, and the desired state.
+"""The port between a master and users who cannot connect to it.
 
-``edl.cluster.kubernetes.status_publisher`` implements it with a ConfigMap and an annotation of the Job. On one machine
-files and signals serve the purpose, and there is no implementation.
+The master publishes its status and receives the desired state.
+``edl.cluster.kubernetes.status_publisher`` implements the port with a ConfigMap and an annotation of
+the Job. On one machine, files and signals replace it, and there is no implementation.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What users requested of a running job with ``edl scale`` and ``edl stop``. None: as in the spec.
+    """The state of a running job that users requested with ``edl scale`` and ``edl stop``.
 
     Attributes:
-        min: with fewer workers, the job counts as starved.
-        max: number of workers that the job requests.
+        min: number of workers below which the job counts as starved; None: as in the spec.
+        max: number of workers that the job requests; None: as in the spec.
         stop: end the job now; it can be resumed.
-        unreadable: what is wrong with the request; the numbers of workers are then those before it.
+        unreadable: the problem of a request that cannot be read. The previous numbers of workers
+            then stay in force.
     """
 
     min: int | None = None

@@ -17,10 +17,10 @@ def vanished_status(last: PodStatus) -> PodStatus:
 
 
 class WatchDeduplicator:
-    """The pods that one watch has yielded.
+    """Remembers the pods that one watch has yielded, and filters repeated statuses.
 
     Args:
-        end: makes the final status of a pod that is missing in a list, from its last known status.
+        end: returns the final status of a pod that is missing in a list, given its last status.
     """
 
     def __init__(self, end: Callable[[PodStatus], PodStatus] = vanished_status) -> None:
@@ -29,18 +29,21 @@ class WatchDeduplicator:
         self._ended: set[str] = set()
 
     def apply_list(self, pods: Iterable[PodStatus]) -> list[PodStatus]:
-        """Return what to yield for a full list: pods that are new or changed, and an end for each that is missing."""
+        """Return the statuses to yield for a full list.
+
+        These are new and changed pods, and a final status for each missing pod.
+        """
         pods = list(pods)
-        # by uid: a new pod may have the name of one that vanished
+        # By uid: a new pod may have the name of one that vanished.
         present = {pod.uid for pod in pods}
-        # uids of ended pods are needed only as long as lists contain them
+        # Uids of ended pods are needed only as long as lists contain them.
         self._ended &= present
         gone = [self._end_status(pod) for uid, pod in self._alive.items() if uid not in present]
         return [pod for each in (*gone, *pods) for pod in self.apply_change(each)]
 
     def apply_change(self, pod: PodStatus) -> list[PodStatus]:
-        """Return what to yield for one status: nothing if it is not news."""
-        # an ended pod stays ended, whatever a late report says
+        """Return the status in a list, or an empty list if it was yielded before."""
+        # An ended pod stays ended: a late report must not revive it.
         if pod.uid in self._ended or self._alive.get(pod.uid) == pod:
             return []
         if pod.has_ended:

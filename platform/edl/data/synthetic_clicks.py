@@ -198,6 +198,7 @@ def roc_auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) ->
     Returns:
         NaN if all or none were clicked.
     """
+    # Equal scores form one group: a click in it is counted above half of the group's non-clicks.
     _, group = np.unique(scores, return_inverse=True)
     clicks, others = (np.bincount(group, weights=weights) for weights in (clicked, 1.0 - clicked))
     below = np.cumsum(others) - others / 2

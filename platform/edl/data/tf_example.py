@@ -40,6 +40,7 @@ def _fill_feature(feature: Any, name: str, value: FeatureValue) -> None:
     values = [value] if isinstance(value, bytes | str | int | float) else value
     try:
         kinds = set(map(type, values))
+        # Integers first: every int would also pass as a float. An empty list becomes int64.
         if all(issubclass(kind, int) for kind in kinds):
             feature.int64_list.value.extend(values)
         elif all(issubclass(kind, int | float) for kind in kinds):

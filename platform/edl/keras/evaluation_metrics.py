@@ -244,6 +244,8 @@ class EvaluationMetrics:
                 continue
             for entry, half in ((first, 0), (second, 1), (both, 0), (both, 1)):
                 self._update_entry(entry, *halves[half])
+            # Keep the last undecided metric for the warning. A state that provably does not add up
+            # raises instead.
             if not _states_add_up(first, second, both):
                 undecided_entry = both
         self.states_verified = undecided_entry is None
@@ -259,6 +261,8 @@ class EvaluationMetrics:
             BadInputError: a function compares each label with every prediction; names the function.
             UserCodeError: a metric raised an exception; names the metric.
         """
+        # The mean loss of a minibatch counts for each of its records, so that smaller minibatches
+        # at the end of a range do not count for more.
         records = tf.cast(count_records(predictions), tf.float32)
         self._loss_metric._total.assign_add(loss * records)
         self._loss_metric._records.assign_add(records)

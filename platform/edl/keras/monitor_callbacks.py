@@ -101,6 +101,7 @@ def declare_callbacks(monitors: Sequence[Any], optimizer: Any) -> tuple[Callback
 
 def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
     kind = type(callback)
+    # The exact class: a subclass may decide differently, and the master cannot run its code.
     of_keras = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
     if kind not in of_keras:
         base = next(each.__name__ for each in of_keras if isinstance(callback, each))

@@ -216,6 +216,8 @@ class KerasNetwork:
                 hint="name the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
                 "with Keras",
             )
+        # The file is loaded into the model's own variables, which hold the initial values
+        # otherwise; they are restored below.
         try:
             self.model.load_weights(path)
             return self._variables.read_values()
@@ -282,6 +284,7 @@ class KerasNetwork:
             user_code(self.module.zoo, "the model or its metrics", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
+            # Before the first update: the states of a metric that cannot be added are never sent.
             if not self._metrics.states_verified:
                 self._metrics.verify_states_add_up(
                     labels, self._traced_predict(flat_values, self._bind_rows(rows, features), features), weights

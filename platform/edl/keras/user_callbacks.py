@@ -449,6 +449,7 @@ class KerasCallbacks:
     def _calling_user_code(self, name: str) -> Iterator[None]:
         with user_code(self._zoo, f"{name}() of a callback"):
             yield
+        # Checked after every call, because any method may set it. Logged once for the job.
         if not self._trains_locally and not self._stop_warning_logged and getattr(self._model, "stop_training", False):
             self._stop_warning_logged = True
             _LOG.warning(
@@ -510,7 +511,7 @@ def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
 
 
 def _json_number(value: Any) -> float | int | None:
-    """A number as JSON; None if it is not finite."""
+    """A number as JSON; None if it is not finite, because JSON has no infinity and no NaN."""
     if value is None or isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None

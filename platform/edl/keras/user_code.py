@@ -75,6 +75,7 @@ def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = N
     """
     try:
         yield
+    # An error of EDL already says where and why; contexts may be nested.
     except EdlError:
         raise
     except (Exception, SystemExit) as error:

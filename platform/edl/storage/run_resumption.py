@@ -75,7 +75,7 @@ def format_change(change: FieldChange) -> str:
 
 
 def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
-    """A message that a run has already reached the limits of ``spec``, so it would end at once; None: there is work.
+    """A message if the run has reached the limits of ``spec`` and would end at once; else None.
 
     Args:
         status: the run's newest status. Its newest checkpoint may be older.
@@ -116,7 +116,9 @@ def read_phase(run: RunDirectory) -> str | None:
 
 
 def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> None:
-    """Make an ended run continue: its next master reads that in the journal. (Strategy Local has neither.)
+    """Make an ended run continue: its next master reads an entry about it in the journal.
+
+    Strategy Local has neither a master nor a journal.
 
     Args:
         run: the run.

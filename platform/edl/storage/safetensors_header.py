@@ -19,7 +19,7 @@ from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import translate_os_errors
 
 MAX_HEADER_BYTES = 100 << 20
-"""The limit of the safetensors package."""
+"""Maximum length of a header in bytes: the limit of the safetensors package."""
 DTYPE_CODES = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -147,4 +147,5 @@ def _parse_array_entry(name: str, field: Mapping[str, Any], path: Path, data: in
 
 
 def _is_valid_count(value: object) -> bool:
+    # bool is a subclass of int in Python, and JSON's true is no count.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
