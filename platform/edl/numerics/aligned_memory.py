@@ -1,7 +1,8 @@
-"""Arrays in memory that TensorFlow accepts without a copy, so that pulled values are not copied before a step.
+"""Aligned arrays, which TensorFlow uses without a copy.
 
-TensorFlow holds an array for as long as it may read its memory. So whoever wants to write there again asks first
-whether anybody still holds it (``slab.DoubleBuffer``).
+Pulled values are therefore not copied before a step. TensorFlow holds a reference to such an array
+for as long as it may read its memory. Before a worker writes to the array again, it checks that no
+reference is left (``slab.DoubleBuffer``).
 """
 
 from __future__ import annotations
@@ -19,18 +20,22 @@ ALIGNMENT = 64
 def allocate_aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """Allocate aligned, uninitialized memory."""
     size = np.dtype(dtype).itemsize * prod(shape)
+    # NumPy does not promise this alignment. Allocate more and start at the first aligned byte.
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -_memory_address(memory) % ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def is_aligned(array: npt.NDArray[Any]) -> bool:
-    """Whether TensorFlow can use the array without a copy: contiguous numbers, aligned to ``ALIGNMENT``."""
+    """Whether TensorFlow can use the array without a copy.
+
+    It must be contiguous, writeable, not empty and aligned to ``ALIGNMENT``, and hold numbers.
+    """
     flags = array.flags
     return bool(
         array.dtype.kind in "fi"
         and flags.c_contiguous
-        # DLPack supports no other memory.
+        # DLPack does not export read-only arrays.
         and flags.writeable
         and array.size
         and _memory_address(array) % ALIGNMENT == 0

@@ -15,13 +15,14 @@ Ids = NDArray[np.int64]
 """Row ids, ``[n]``."""
 
 StepNumbers = NDArray[np.uint32]
-"""By row, the step that last used it, ``[n]``."""
+"""For each row, the step that last named it, ``[n]``."""
 
 
 class RowBatch(NamedTuple):
-    """Some rows of a table: ids ``[n]``, and their values or gradients, ``[n, dim]`` float32.
+    """Rows of a table: ids ``[n]``, and their values or gradients, ``[n, dim]`` float32.
 
-    Rows that a worker pulls have each id once. Gradients that reach a table may name an id twice: it sums them.
+    Pulled rows contain each id once. Gradients may contain an id several times; the table sums
+    them.
     """
 
     ids: Ids

@@ -1,14 +1,16 @@
 """Initial values of embedding rows, as a function of the table's seed and the row's id.
 
-A row that nobody has trained yet is not stored anywhere: the PS makes it when it is first pulled, the worker makes it
-when a model is exported, and both must see the same numbers. So the values are counter-based (Salmon et al.: Parallel
-Random Numbers: As Easy as 1, 2, 3, SC 2011): nothing depends on the order in which rows appear, nor on the machine.
+An untrained row is not stored. The PS computes it for each pull and the worker computes it when it
+exports a model, and both must get the same numbers. So the values come from a counter-based
+generator (Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011). They do not depend
+on the order in which rows appear, nor on the machine.
 
 An initializer is a JSON object: ``{"name": "zeros"}``, ``{"name": "constant", "value": c}``,
 ``{"name": "uniform", "minval": a, "maxval": b}``, ``{"name": "normal", "mean": m, "stddev": s}`` or
-``{"name": "truncated_normal", "mean": m, "stddev": s}``, which leaves out what is more than two deviations from the
-mean. Those whose spread depends on the table's shape (Glorot, He, LeCun) become one of them by
-:func:`variance_scaling`: a table keeps its initial values when its vocabulary grows.
+``{"name": "truncated_normal", "mean": m, "stddev": s}``, which contains no value more than two
+deviations from the mean. The spread of the Glorot, He and LeCun initializers depends on the table's
+shape. :func:`variance_scaling` replaces them by one of the above with fixed numbers, so that a
+table keeps its initial values when its vocabulary grows.
 """
 
 from __future__ import annotations
@@ -57,18 +59,19 @@ def variance_scaling(
     input_axes: Sequence[int] | None = None,
     output_axes: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """The row initializer equivalent to ``keras.initializers.VarianceScaling`` for a table of this shape.
+    """The row initializer that ``keras.initializers.VarianceScaling`` is for a table of this shape.
 
     Args:
-        shape: rows and width of the table; Keras takes them for the numbers of inputs and of outputs.
-        scale: the variance times the number that ``mode`` names.
+        shape: rows and width of the table. Keras uses them as the numbers of inputs and outputs.
+        scale: the variance, multiplied by the number that ``mode`` selects.
         mode: ``fan_in``, ``fan_out`` or ``fan_avg``.
         distribution: ``uniform``, ``truncated_normal`` or ``untruncated_normal``.
-        input_axes: axes whose lengths make up the inputs, when ``output_axes`` are given as well.
-        output_axes: the same for the outputs.
+        input_axes: axes whose lengths are multiplied to the number of inputs. Used only together
+            with ``output_axes``.
+        output_axes: the same for the number of outputs.
 
     Returns:
-        An initializer as in the module's docstring: Glorot's uniform one is
+        An initializer as described in the module's docstring. Glorot's uniform initializer is
         ``variance_scaling(shape, scale=1.0, mode="fan_avg", distribution="uniform")``.
     """
     inputs, outputs = shape
@@ -81,6 +84,7 @@ def variance_scaling(
             limit = math.sqrt(3.0 * variance)
             return {"name": "uniform", "minval": -limit, "maxval": limit}
         case "truncated_normal":
+            # Truncation narrows the distribution. A wider one keeps the variance, as in Keras.
             deviation = math.sqrt(variance) / _TRUNCATED_DEVIATION
             return {"name": "truncated_normal", "mean": 0.0, "stddev": deviation}
         case "untruncated_normal":
@@ -92,7 +96,8 @@ def check_initializer(initializer: Mapping[str, Any]) -> None:
     """Refuse an initializer that :func:`initial_rows` cannot compute.
 
     Raises:
-        BadInputError: if the name is unknown or its parameters are not exactly the expected numbers.
+        BadInputError: if the name is unknown or its parameters are not exactly the expected
+            numbers.
     """
     name = str(initializer.get("name"))
     if name not in INITIALIZER_PARAMETERS:
@@ -107,6 +112,7 @@ def check_initializer(initializer: Mapping[str, Any]) -> None:
 
 
 def _is_number(value: object) -> bool:
+    # ``True`` is an int in Python, but no number in JSON. NaN fails the comparison.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_PARAMETER
 
 
@@ -115,7 +121,7 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
 
     Args:
         initializer: as described in the module's docstring.
-        seed: the table's seed; two tables with different seeds have unrelated values.
+        seed: the table's seed. Tables with different seeds have unrelated values.
         ids: int64 ``[n]``, non-negative.
         dim: length of a row.
 
@@ -123,7 +129,7 @@ def initial_rows(initializer: Mapping[str, Any], seed: int, ids: NDArray[np.int6
         float32 ``[n, dim]``, a new array. Row i depends on ``seed`` and ``ids[i]`` only.
 
     Raises:
-        BadInputError: as :func:`check`.
+        BadInputError: as :func:`check_initializer`.
     """
     import numpy as np
 
@@ -156,6 +162,8 @@ def _uniform_fractions(streams: Words, offsets: NDArray[np.int64]) -> Doubles:
     """Uniform values in (0, 1), from 53 bits of each stream position."""
     import numpy as np
 
+    # A float64 has 53 bits of precision. Half a unit is added, so that no value is 0: the
+    # Box-Muller transform takes the logarithm.
     bits = splitmix64(streams + offsets.astype(np.uint64))
     fractions: Doubles = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return fractions
@@ -168,13 +176,14 @@ def _standard_normal(streams: Words, draw: int, dim: int) -> Doubles:
     """
     import numpy as np
 
+    # np.log and np.cos are not the same bits on every machine; those of portable_math are.
     offsets = np.arange(2 * dim) + draw * 2 * dim
     radius: Doubles = np.sqrt(-2.0 * log(_uniform_fractions(streams, offsets[:dim])))
     return radius * cos_of_turns(_uniform_fractions(streams, offsets[dim:]))
 
 
 def _truncated_normal(streams: Words, dim: int) -> Doubles:
-    """Truncated normal values: a value beyond 2 is drawn again from its next stream positions."""
+    """Truncated normal values. A value beyond 2 is drawn again from its next stream positions."""
     import numpy as np
 
     values, draw = _standard_normal(streams, 0, dim), 0

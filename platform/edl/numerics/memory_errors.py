@@ -17,19 +17,19 @@ OUT_OF_MEMORY_HINT = (
 
 
 class OutOfMemoryError(RefusedError):
-    """There is no memory for a request; nothing was changed."""
+    """There is no memory for a request. The request changed nothing."""
 
     kind = "full"
 
 
 class PartialUpdateError(RefusedError):
-    """A push was only partially applied; the values must not be used any more."""
+    """A push was only partially applied. The values must not be used any more."""
 
     kind = "full"
 
 
 def out_of_memory_error(what: str) -> OutOfMemoryError:
-    """The error that refuses a request; ``what`` names it, with shapes."""
+    """Makes the error that refuses a request. ``what`` names the allocation, with shapes."""
     return OutOfMemoryError(f"this parameter server has no memory for {what}", hint=OUT_OF_MEMORY_HINT)
 
 

@@ -1,7 +1,7 @@
-"""What a worker declares to a parameter server: variables, tables, optimizer and the model's fingerprint.
+"""A worker's declaration to a parameter server: variables, tables, optimizer, model fingerprint.
 
-The first declaration of a job wins; every later one must be equal, because two different models, or two different
-optimizers, must not mix their updates. A checkpoint shard carries the declaration as JSON.
+The first declaration of a job wins and every later one must be equal: updates of different models
+or of different optimizers must not be mixed. A checkpoint shard contains the declaration as JSON.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 MAX_TABLE_ROWS = 2**31 - 1
-"""Maximum rows of a bounded table: the ids that Keras' own tables can be indexed with."""
+"""Maximum rows of a bounded table: Keras' own tables cannot be indexed with larger ids."""
 MAX_ROW_VALUES = 1 << 16
-"""Maximum values of a row: with three slot variables it takes a megabyte."""
+"""Maximum values of a row. With three slot variables such a row takes a megabyte."""
 
 
 def check_table_shape(table: TableSpec) -> None:
     """Refuse a table that no parameter server can hold.
 
     Raises:
-        BadInputError: it has too many rows, or too many values in a row, or the initializer is not known.
+        BadInputError: the table has too many rows, a row has too many values, or the initializer is
+            unknown.
     """
     if not (0 <= table.rows <= MAX_TABLE_ROWS and 0 < table.dim <= MAX_ROW_VALUES):
         raise BadInputError(
@@ -59,13 +60,15 @@ class ModelDeclaration:
     """The complete declaration.
 
     Attributes:
-        variables: the variables that this PS owns, in slab order: those that are trained before statistics.
+        variables: the variables that this PS owns, in the order of the slab: trained variables
+            before statistics.
         tables: all served tables, in the order in which their rows follow the slab in a push.
-        optimizer: applied to trained variables and rows.
-        fingerprint: of the whole model, equal on all PS.
+        optimizer: updates the trained variables and the rows.
+        fingerprint: fingerprint of the whole model, equal on all PS.
 
     Raises:
-        BadInputError: a variable or table that no PS can hold, a name twice, a statistic before a trained variable.
+        BadInputError: no PS can hold a variable or table, a name occurs twice, or a statistic is
+            declared before a trained variable.
     """
 
     variables: tuple[VariableSpec, ...]
@@ -81,6 +84,7 @@ class ModelDeclaration:
         for names in ([v.name for v in self.variables], [t.name for t in self.tables]):
             if len(set(names)) != len(names):
                 raise BadInputError(f"a name is declared twice: {sorted(names)}")
+        # The optimizer updates the leading part of the slab; statistics follow it (trained_size).
         for before, after in pairwise(self.variables):
             if before.statistic and not after.statistic:
                 raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
@@ -96,14 +100,14 @@ class ModelDeclaration:
         return sum(variable.size for variable in self.variables if not variable.statistic)
 
     def variable_slices(self) -> Iterator[tuple[VariableSpec, slice]]:
-        """Every dense variable with its part of the slab."""
+        """Every dense variable with its slice of the slab."""
         start = 0
         for variable in self.variables:
             yield variable, slice(start, start + variable.size)
             start += variable.size
 
     def get_table(self, name: str) -> TableSpec:
-        """A table by name; raises BadInputError if there is none."""
+        """The table with this name. Raises BadInputError if there is none."""
         table = self._tables_by_name.get(name)
         if table is None:
             raise BadInputError(f"no table '{name}' is declared", hint=f"declared: {[t.name for t in self.tables]}")
@@ -114,7 +118,7 @@ class ModelDeclaration:
         return {table.name: table for table in self.tables}
 
     def describe_difference(self, other: ModelDeclaration) -> str | None:
-        """How ``other`` differs from this declaration; None if it does not. The order of variables matters."""
+        """How ``other`` differs from this declaration, or None. The order of variables matters."""
         if self.optimizer != other.optimizer:
             return (
                 f"the optimizer is {_describe_optimizer(other.optimizer)}, this PS applies"
@@ -180,7 +184,10 @@ def _check_shape(variable: VariableSpec) -> None:
 
 
 def _comparable_fields(items: Sequence[VariableSpec | TableSpec]) -> Mapping[str, tuple[object, ...]]:
-    """By name, the fields that must be equal in a compatible declaration; the shape comes first."""
+    """By name, the fields that must be equal in a compatible declaration.
+
+    The shape comes first, because error messages describe a variable or table by its shape.
+    """
     return {
         one.name: (
             (list(one.shape), one.statistic)

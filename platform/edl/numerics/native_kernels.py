@@ -1,7 +1,7 @@
-"""Maps an optimizer to the native kernels: which kernel updates the rows, and with which arguments.
+"""Maps an optimizer to a native kernel and computes the kernel's arguments.
 
-The numbers come from the functions of ``edl.numerics.optimizers``, so that they are rounded as the NumPy rules round
-them.
+The functions of ``edl.numerics.optimizers`` compute the numbers, so that they are rounded as in the
+NumPy rules. Both implementations must give the same bits.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from edl.numerics.optimizers.ftrl import SQUARE_ROOT_POWER, FtrlStrengths, uses_
 
 KernelNumbers = Mapping[str, float]
 KernelStepFactory = Callable[[float, int], _native.Step]
-"""Computes the kernel's argument from the learning rate and the update count, including this update."""
+"""Computes the kernel's argument from the learning rate and the count of updates up to this one."""
 
 
 def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
     """The kernel that updates rows under this optimizer.
 
     Raises:
-        BadInputError: there is none. LAMB scales a step to the length of all rows of a push, and kernels see one row.
+        BadInputError: the optimizer has no kernel. LAMB needs the norm of all rows of a push, and a
+            kernel sees one row.
     """
     if optimizer.name not in NATIVE_OPTIMIZERS:
         raise BadInputError(
             f"optimizer '{optimizer.name}' has no native kernel",
             hint=f"those that have: {', '.join(NATIVE_OPTIMIZERS)}",
         )
+    # A variant that needs other slots or another formula has a kernel of its own.
     kinds = _native.Optimizer
     match optimizer.name:
         case "momentum" if optimizer.get_flag("nesterov"):
@@ -55,17 +57,19 @@ def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
 
 
 def make_step_factory(optimizer: OptimizerSpec, table: TableSpec) -> KernelStepFactory:
-    """A function that makes the kernel argument of each push to a table."""
+    """A function that computes the kernel's argument for each push to a table."""
     group = float(FtrlStrengths.from_optimizer(optimizer).lasso_limit(table.dim)) if optimizer.name == "ftrl" else 0.0
     return _make_step_factory(optimizer, optimizer.weight_decay_for(table.name), group)
 
 
 def make_flat_rule(optimizer: OptimizerSpec, decay: float) -> UpdateRule:
-    """The kernel as a rule, like ``edl.numerics.optimizers.make_rule`` returns one.
+    """The kernel as an update rule, with the interface of ``edl.numerics.optimizers.make_rule``.
 
-    The same bits in one pass over dense parameters instead of seven.
+    It gives the same bits as the NumPy rule. For Adagrad it makes one pass over the dense
+    parameters instead of seven.
 
-    A group lasso regards their rows, of which a kernel would have to know: there it is that function.
+    A group lasso needs the rows of an embedding, and the kernel sees flat values. For such an
+    optimizer this function returns the NumPy rule.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
@@ -184,4 +188,4 @@ _KERNEL_NUMBERS: Mapping[str, Callable[[OptimizerSpec, float, int], KernelNumber
     "ftrl": _ftrl_numbers,
 }
 NATIVE_OPTIMIZERS = tuple(_KERNEL_NUMBERS)
-"""The optimizers with native kernels."""
+"""The optimizers that have native kernels."""

@@ -1,7 +1,7 @@
-"""Rows of one embedding table in native code: what ``numpy_table.NumpyTable`` holds, with the same bits.
+"""Rows of one embedding table in native code, with the same bits as ``numpy_table.NumpyTable``.
 
-The extension is built by ``make native``; importing this module without it is an ImportError.
-docs/design/0007-the-parameter-table.md says how it works.
+``make native`` builds the extension. Without it, importing this module raises ImportError.
+docs/design/0007-the-parameter-table.md explains the data structures.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ from edl.numerics.parameter_snapshot import PinError, RowArrays
 from edl.numerics.parameter_store import TableParameterStore
 
 # --------------------------------------------------------------------------------------------------
-# A native table's rows at one moment: nothing is copied when they are taken, pushes keep what they change.
-#
-# docs/design/0007-the-parameter-table.md says how.
+# A snapshot of a native table. Taking it copies no rows. A push saves the old row to the snapshot
+# before it changes it (docs/design/0007-the-parameter-table.md).
 
 
 CHUNK_BYTES = 8 << 20
-"""Of what :meth:`NativeTableSnapshot.iter_chunks` yields at once; the table's lock is taken for smaller parts of it."""
+"""Size of a chunk of :meth:`NativeTableSnapshot.iter_chunks`.
+
+Reading holds the table's lock for smaller parts of a chunk, so that a push does not wait for 8 MB.
+"""
 
 
 class NativeTableSnapshot:
     """See :class:`edl.numerics.parameter_snapshot.TableSnapshot`.
 
     Args:
-        table: is kept alive.
+        table: the table. The snapshot keeps it alive.
         dim: elements of a row.
-        slot_names: names of its slot variables.
-        has_last_steps: its rows say by which step they were named last.
+        slot_names: names of the table's slot variables.
+        has_last_steps: whether rows contain the step that named them last.
     """
 
     def __init__(self, table: _native.Table, dim: int, slot_names: tuple[str, ...], *, has_last_steps: bool) -> None:
@@ -69,7 +71,7 @@ class NativeTableSnapshot:
         return self._has_last_steps
 
     def read(self, ids: Ids, table_spec: TableSpec) -> Floats:
-        """As the protocol says; the table itself knows the initial values."""
+        """See the protocol. ``table_spec`` is unused: the native table has its initializer."""
         out = np.empty((len(ids), self._dim), np.float32)
         with _translate_released():
             self._snapshot.read(ids, out)
@@ -80,11 +82,16 @@ class NativeTableSnapshot:
         return self._copy_rows(min(start, self._position_limit), rows, pass_by=False)
 
     def iter_chunks(self) -> Iterator[RowArrays]:
-        """As the protocol says. What was given to a holder who is alone is not kept any more when it changes."""
+        """See the protocol.
+
+        If the snapshot has one holder, pushes no longer save the rows that were yielded already: no
+        one else can ask for them.
+        """
+        # One row takes 8 bytes for its id and 4 for each value, of the row and of its slots.
         chunk_rows = max(1, CHUNK_BYTES // (8 + 4 * self._dim * (1 + len(self._slot_names))))
         buffer = self._allocate_rows(
             min(chunk_rows, self._position_limit)
-        )  # once: new memory for each piece costs as much as its rows
+        )  # allocated once: new memory for each chunk costs as much as copying its rows
         for start, end in pairwise([*range(0, self._position_limit, chunk_rows), self._position_limit]):
             chunk = self._copy_rows(start, buffer.first_rows(end - start), pass_by=self._holder_count == 1)
             if len(chunk):
@@ -100,6 +107,7 @@ class NativeTableSnapshot:
     def release(self) -> None:
         with self._lock:
             self._holder_count -= 1
+            # A pin and a checkpoint writer may hold one snapshot. The last holder frees the memory.
             if self._holder_count > 0:
                 return
         self._snapshot.release()
@@ -108,7 +116,10 @@ class NativeTableSnapshot:
         return RowArrays.allocate(row_count, self._dim, self._slot_names, with_last_steps=self._has_last_steps)
 
     def _copy_rows(self, start: int, rows: RowArrays, *, pass_by: bool) -> RowArrays:
-        """Those of the positions from ``start`` on, as many as ``rows`` has room for, at which there are rows."""
+        """Copy the rows at the positions from ``start`` on, as many positions as fit into ``rows``.
+
+        Some positions have no row, so fewer rows than positions may be returned.
+        """
         slots = [*rows.slots.values()]
         with _translate_released():
             return rows.first_rows(
@@ -117,7 +128,7 @@ class NativeTableSnapshot:
 
 
 def count_positions(start: int, limit: int, position_limit: int) -> int:
-    """How many of the positions ``start`` to ``start + limit`` there are, if start is not negative."""
+    """How many positions from ``start`` to ``start + limit`` exist; a negative start counts as 0."""
     return max(0, min(limit, position_limit - max(0, start)))
 
 
@@ -132,17 +143,17 @@ def _translate_released() -> Iterator[None]:
 class NativeTable:
     """One table.
 
-    Unlike the NumPy table it takes every 64-bit id and is safe to use by several threads at once; readers do not wait
-    for each other, and the GIL is released.
+    Unlike the NumPy table it accepts every 64-bit id, and several threads may use it at once.
+    Readers do not wait for each other, and calls release the GIL.
 
     Args:
-        table_spec: its shape and initial values.
-        optimizer: one of OPTIMIZERS.
-        threads: that share a large batch.
-        isa: ``baseline``, ``avx2`` or ``avx512``; empty for the best that this processor has.
-        retention: which rows it keeps.
-        salt: 64 bits, of its hash tables; by default secret, so that nobody can choose ids that crowd. No result
-            depends on it.
+        table_spec: shape and initial values of the table.
+        optimizer: one of NATIVE_OPTIMIZERS.
+        threads: number of threads that share a large batch.
+        isa: ``baseline``, ``avx2`` or ``avx512``; empty for the best that this processor supports.
+        retention: which rows the table keeps.
+        salt: salt of the hash tables, 64 bits. It is random and secret by default, so that nobody
+            can choose ids that collide. No result depends on it.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
@@ -190,7 +201,7 @@ class NativeTable:
 
     @property
     def memory_bytes(self) -> int:
-        """As the port says: what the kernel has given, for rows, index, pushes and snapshots."""
+        """See the protocol: resident memory of rows, index, pushes and snapshots."""
         return self.memory_usage.resident
 
     @property
@@ -204,7 +215,7 @@ class NativeTable:
 
     @property
     def memory_usage(self) -> _native.Memory:
-        """Bytes that it occupies now, as the kernel counts them."""
+        """Bytes that the table occupies now, as the operating system counts them."""
         return self._table.memory()
 
     def read(self, ids: Ids) -> Floats:
@@ -214,35 +225,42 @@ class NativeTable:
         return out
 
     def read_into(self, ids: Ids, out: Floats) -> None:
-        """The same into ``out``, ``[n, dim]``."""
+        """Like ``read``, into ``out``, ``[n, dim]``."""
         self._table.read(ids, out)
 
     def prepare_update(self, ids: Ids, step: int) -> None:
+        # Evict before counting: rows that are due make room for new ones.
         self._evict_rows(step)
         row_limit = self._retention.row_limit
+        # Searching for missing ids costs a lookup per id. Skip it while all ids would fit if new.
         if row_limit is not None and len(self) + len(ids) > row_limit:
             self._retention.check_capacity(self._table_spec, len(self), self._table.missing(ids))
 
     def apply_gradients(self, ids: Ids, gradients: Floats, learning_rate: float, step: int) -> None:
-        """Sum the gradients of equal ids, in their order, and update those rows, and no others.
+        """Sum the gradients of equal ids in the order of the push, and update the rows of these
+        ids.
 
         Raises:
-            MemoryError: a part of the rows was updated.
+            MemoryError: only a part of the rows was updated. There is no undo; the server must
+                restore a checkpoint.
         """
         self._evict_rows(step)
         self._table.apply(ids, gradients, self._make_kernel_step(learning_rate, step), step)
 
     def scan(self, start: int, limit: int) -> RowArrays:
-        """The stored rows from a position, copied, without slot variables."""
+        """A copy of the stored rows from a position on, without slot variables."""
         rows = RowArrays.allocate(count_positions(start, limit, self.position_limit), self._dim)
         return rows.first_rows(self._table.scan(start, rows.ids, rows.values)) if len(rows) else rows
 
     def take_snapshot(self) -> NativeTableSnapshot:
-        """The stored rows as they are now; taking it copies none, and pushes go on while it is read."""
+        """A snapshot of the stored rows.
+
+        Taking it copies none, and pushes continue during reads.
+        """
         return NativeTableSnapshot(self._table, self._dim, self._slot_names, has_last_steps=self._evicts_rows)
 
     def load(self, rows: RowArrays, step: int = 0) -> None:
-        """As the port says; what is stored already is overwritten."""
+        """See the protocol. Rows that are stored already are overwritten."""
         self._table.load(rows.ids, rows.values, [rows.slots[name] for name in self._slot_names], rows.last_steps, step)
 
     def _evict_rows(self, step: int) -> None:
@@ -256,7 +274,8 @@ class NativeTable:
 
 
 def _native_initializer(table_spec: TableSpec) -> _native.Initializer:
-    """The table's initializer; that its parameters are right was checked with the declaration."""
+    """The table's initializer. The declaration has checked its parameters."""
+    # ``zeros`` matches no case below: it is the constant 0.
     parameters: Mapping[str, Any] = table_spec.initializer
     distribution, a, b = _native.Distribution.constant, 0.0, 0.0
     match parameters["name"]:
@@ -273,17 +292,18 @@ __all__ = ["CHUNK_BYTES", "NATIVE_OPTIMIZERS", "NativeTable", "NativeTableSnapsh
 
 
 class NativeParameterStore(TableParameterStore):
-    """A store with native tables, whose dense values are updated by the native kernels.
+    """A store with native tables. The native kernels update its dense values, too.
 
     Args:
-        declaration: what it holds; its optimizer is one of ``edl.numerics.native_table.NATIVE_OPTIMIZERS``.
+        declaration: variables, tables and optimizer. The optimizer is one of
+            ``edl.numerics.native_table.NATIVE_OPTIMIZERS``.
         initial_values: initial slab, copied.
-        retention: which rows its tables keep; by default all.
-        threads: that share a large batch of one table.
+        retention: which rows the tables keep; by default all.
+        threads: number of threads that share a large batch of one table.
 
     Raises:
         BadInputError: the optimizer has no native kernel.
-        OutOfMemoryError: for the dense values, or a table.
+        OutOfMemoryError: there is no memory for the dense values or for a table.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Optimizer settings as values, sent by workers to the parameter servers and stored in checkpoints.
 
-The learning rate is not part of it: it travels with each push, because only workers evaluate schedules.
-``edl.numerics.optimizer_spec`` says what each optimizer has.
+The learning rate is not a part of them. Each push contains it, because only workers evaluate
+schedules.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from edl.api.fields import JsonValue
 from edl.jobfile.scalar_types import join_alternatives
 
 # --------------------------------------------------------------------------------------------------
-# What there is to know of each optimizer: its hyperparameters with defaults and bounds, and its slot variables.
+# The definition of each optimizer: hyperparameters with defaults and bounds, and slot variables.
 #
-# Names, meaning and defaults are those of keras.optimizers, and so are the slots' names, with three exceptions:
-# Momentum
-# is SGD with momentum > 0 in Keras, AdamW is Adam with another default of ``weight_decay``, and Ftrl has no
-# ``group_lasso_regularization_strength`` there (``edl.keras.group_ftrl``).
+# Names, meaning and defaults are those of keras.optimizers, and so are the names of the slots.
+# There are three exceptions. Momentum is SGD with momentum > 0 in Keras. AdamW is Adam with another
+# default of ``weight_decay``. Ftrl has no ``group_lasso_regularization_strength`` in Keras; EDL
+# adds it (``edl.keras.group_ftrl``).
 
 
 HyperparameterValue = float | bool
@@ -31,8 +31,8 @@ class ValueBound:
     """The allowed range of a number.
 
     Attributes:
-        description: to stand after "must be".
-        contains: whether a number is inside.
+        description: completes an error message after "must be".
+        contains: whether a number is in the range.
     """
 
     description: str
@@ -41,15 +41,16 @@ class ValueBound:
 
 @dataclass(frozen=True, slots=True)
 class HyperparameterSpec:
-    """A hyperparameter with its default and bound; without a bound it is a boolean."""
+    """A hyperparameter with its default and bound. Without a bound it is a boolean."""
 
     default: HyperparameterValue
     bound: ValueBound | None = None
 
     def describe_violation(self, value: object) -> str | None:
-        """The allowed values, if ``value`` is not allowed."""
+        """A description of the allowed values, if ``value`` is not one of them."""
         if self.bound is None:
             return None if isinstance(value, bool) else "true or false"
+        # ``True`` is an int in Python; as a number it would be 1.0.
         inside = isinstance(value, int | float) and not isinstance(value, bool) and self.bound.contains(float(value))
         return None if inside else self.bound.description
 
@@ -63,10 +64,10 @@ class SlotSpec:
     """A slot variable.
 
     Attributes:
-        start_parameter: the hyperparameter that every element of it starts at; None starts at zero.
-        required_parameter: the hyperparameter that must be true, or more than zero, for the slot to be there; None:
-            it always is.
-        former_name: what checkpoints of earlier versions call it.
+        start_parameter: the hyperparameter whose value every element starts at; None: zero.
+        required_parameter: the slot exists only if this hyperparameter is true or above zero; None:
+            the slot always exists.
+        former_name: the slot's name in checkpoints of earlier versions.
     """
 
     start_parameter: str | None = None
@@ -160,7 +161,7 @@ OPTIMIZER_DEFINITIONS: Mapping[str, OptimizerDefinition] = {
     ),
     "lamb": _define_optimizer({"momentum": SlotSpec(), "velocity": SlotSpec()}, **_MOMENTS),
 }
-"""By name."""
+"""The definitions, by the optimizer's name."""
 
 _FIELDS = ("name", "hyperparameters")
 
@@ -170,12 +171,12 @@ class OptimizerSpec:
     """An optimizer with all its hyperparameters.
 
     Attributes:
-        name: of a rule in ``edl.numerics.optimizer_spec``, such as ``adam``.
-        hyperparameters: those of the rule. Those that are not given get Keras' defaults; read-only.
-        undecayed: variables and tables, by the names that the PS know, that ``weight_decay`` leaves alone; sorted.
+        name: a key of ``OPTIMIZER_DEFINITIONS``, such as ``adam``.
+        hyperparameters: all hyperparameters, read-only. Missing ones get Keras' defaults.
+        undecayed: variables and tables without ``weight_decay``, by their names on the PS; sorted.
 
     Raises:
-        BadInputError: an unknown optimizer or hyperparameter, or a value that is out of bounds.
+        BadInputError: the optimizer or a hyperparameter is unknown, or a value is out of bounds.
     """
 
     name: str
@@ -194,9 +195,11 @@ class OptimizerSpec:
             name: parameter.convert_value(self.hyperparameters.get(name, parameter.default))
             for name, parameter in rule.parameters.items()
         }
+        # Complete and sorted: two specs are equal if the optimizers are, whatever was left out.
         object.__setattr__(self, "hyperparameters", MappingProxyType(complete))
         object.__setattr__(self, "undecayed", tuple(sorted(set(self.undecayed))))
 
+    # The generated hash fails: a mapping proxy is not hashable. Nor can it be pickled (__reduce__).
     def __hash__(self) -> int:
         return hash((self.name, tuple(sorted(self.hyperparameters.items())), self.undecayed))
 
@@ -240,7 +243,8 @@ class OptimizerSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> OptimizerSpec:
-        """Parse a JSON object; raises BadInputError if its fields are not exactly the expected ones."""
+        """Parse a JSON object. Raises BadInputError if a field is missing or unknown."""
+        # Optional, because to_json leaves it out when it is empty.
         undecayed = value.get("undecayed", [])
         missing_or_unknown = set(value) - {"undecayed"} != set(_FIELDS)
         if missing_or_unknown or not isinstance(value["hyperparameters"], dict) or not isinstance(undecayed, list):

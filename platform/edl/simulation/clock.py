@@ -16,7 +16,7 @@ class VirtualClock:
         self._order = itertools.count()
 
     def now(self) -> float:
-        """Return the present, in seconds; usable wherever ``time.monotonic`` is."""
+        """The current time in seconds; replaces ``time.monotonic``."""
         return self._now
 
     __call__ = now
@@ -38,7 +38,8 @@ class VirtualClock:
         return self._due[0][0] if self._due else None
 
     def advance(self, seconds: float) -> None:
-        """Advance by ``seconds`` and run every call that becomes due, including those scheduled meanwhile.
+        """Advance by ``seconds`` and run every call that becomes due, including those scheduled
+        meanwhile.
 
         Raises:
             ValueError: ``seconds`` is negative.

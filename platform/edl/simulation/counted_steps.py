@@ -1,4 +1,4 @@
-"""What the recount counts: steps, their leases, and rollbacks."""
+"""The values of the recount: steps, leases and rollbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edl.simulation.order_recount import RecordedEpoch
 class CountedStep:
     """The ``step``-th minibatch of a lease: records ``[start, end)`` of a source in an epoch.
 
-    With an ``order``: positions ``[start, end)`` of that order of the epoch.
+    With an ``order``, ``[start, end)`` are positions in that order of the epoch.
     """
 
     lease: int
@@ -24,7 +24,7 @@ class CountedStep:
 
     @property
     def records(self) -> int:
-        """How many records it covers."""
+        """The number of records of the minibatch."""
         return self.end - self.start
 
     def places(self) -> list[tuple[str, int]]:
@@ -68,8 +68,9 @@ class PartRollback:
     """One of several PS rolled back to a cut.
 
     Attributes:
-        before: steps that counted when it was entered.
-        live: leases that were held then: of these, steps may have been in that were not entered yet.
+        before: steps that counted when the rollback was entered in the journal.
+        live: leases that workers held at that time. The parameters may have contained steps of
+            these leases that the journal did not have yet.
     """
 
     ps: int

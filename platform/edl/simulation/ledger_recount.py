@@ -1,8 +1,8 @@
 """Recounts the ledger from the journal's entries alone, with no code shared with the master.
 
-It counts *steps*, into which every lease is divided. A step counts once the journal has it as done, until
-the job rolls back to a cut without it. The steps that count determine the parameters, see
-docs/design/0002-record-accounting.md.
+It counts *steps*, into which every lease is divided. A step counts from the journal entry that
+reports it as done until the job rolls back to a cut without it. The steps that count determine the
+parameters (docs/design/0002-record-accounting.md).
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ class Recount:
     Attributes:
         sources: records of each training source.
         order: the shuffled order; None: leases are ranges of the sources.
-        leases: training leases that are in force or closed, by number; none from before the newest rollback's cut.
-        cuts: steps in the parameters at each cut that was taken.
+        leases: training leases by number, open and closed. A rollback removes the leases that have
+            no step in its cut.
+        cuts: the steps in the parameters at each cut.
         repeated, rolled_back: numbers of records. partial: number of steps.
-        updates_of: updates that each PS lacks, by its index, as the entries say.
-        halves: the partial steps: some PS hold them besides what is counted, since they were leased again.
-        quarantined: ranges ``(epoch, source, start, end)`` that were given up.
-        phases: in order.
+        updates_of: updates that each PS lacks according to the entries, by the index of the PS.
+        halves: partial steps. They were leased again, so some PS hold them in addition to the steps
+            that count.
+        quarantined: skipped ranges ``(epoch, source, start, end)``.
+        phases: phases of the job, in order.
     """
 
     sources: dict[str, int] = field(default_factory=dict)
@@ -70,7 +72,7 @@ class Recount:
         return self.updates_of.total()
 
     def enter(self, entry: Mapping[str, Any]) -> None:
-        """Count one entry."""
+        """Count one entry; kinds of entries that do not change the ledger are ignored."""
         count = _COUNT.get(entry["kind"])
         if count is not None:
             count(self, entry)
@@ -122,9 +124,10 @@ class Recount:
             self.quarantined.append((epoch, source, at, min(end, at + entry["quarantine"])))
 
     def _cut_taken(self, entry: Mapping[str, Any]) -> None:
-        """The steps in the cut.
+        """Record the steps in a cut.
 
-        As the entry says for leases that were live, all steps for leases closed before.
+        The entry lists the steps of each lease that was open. Of a lease below ``below`` that it
+        does not list, all steps that counted are in the cut.
         """
         applied = {int(number): through for number, through in entry["applied"].items()}
         held: set[CountedStep] = set()
@@ -142,6 +145,8 @@ class Recount:
         _check_position(entry["ledger"], held)
 
     def _rolled_back(self, entry: Mapping[str, Any]) -> None:
+        # Without a ledger position only one of several PS rolled back. The steps still count; the
+        # PS lacks their updates.
         if entry["ledger"] is None:
             live = tuple(number for number, lease in sorted(self.leases.items()) if not lease.closed)
             self.parts.append(PartRollback(entry["ps"], entry["cut"], self.counted, live))
@@ -156,6 +161,7 @@ class Recount:
         through = Counter(step.lease for step in held)
         self.leases = {number: lease for number, lease in self.leases.items() if number in through}
         self.updates_of = Counter(entry["ledger"].get("lacking", {}))
+        # Steps outside the cut are leased again under new numbers, so the old leases stay closed.
         for number, lease in self.leases.items():
             lease.through, lease.closed = through[number], True
 
@@ -177,10 +183,10 @@ _COUNT = {
 
 
 def problems(found: Recount, epochs: int) -> list[str]:
-    """Errors in the ledger of a finished job, in which every record of every epoch must count exactly once.
+    """Errors in the ledger of a finished job: every record of every epoch must count exactly once.
 
-    If records are shuffled, every position of the order must count once, and the order must have every
-    record once.
+    If records are shuffled, every position of the order must count once, and the order must contain
+    every record once.
     """
     wrong: list[str] = []
     if found.order is not None:

@@ -1,7 +1,8 @@
 """Recomputes which records a shuffled epoch visits, and in which order.
 
-It uses only the journal's entry and docs/design/0002 (*Shuffled records*), and none of the product's
-arithmetic, so that both cannot have the same error. Each window is computed as a complete list.
+It uses only the journal's entry and docs/design/0002 (*Shuffled records*), and none of the
+product's arithmetic, so that both cannot have the same error. Each window is computed as a complete
+list.
 """
 
 from __future__ import annotations

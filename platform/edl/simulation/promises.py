@@ -38,8 +38,9 @@ def no_more_than_wanted(master: JobStateMachine) -> None:
 
 
 def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
-    """Workers are requested only up to the wanted number and only for waiting work, except one to complete the
-    job.
+    """Workers are requested only up to the wanted number, and only for waiting work.
+
+    One worker is allowed without waiting work: it completes the job.
     """
     there = master.pods.count_expected_workers()
     if role is Role.WORKER and (there > master.workers_max or (there > 1 and not has_waiting_work(master))):
@@ -80,7 +81,8 @@ def applied_once(
         applied: how often the PS applied each minibatch.
         done: minibatches that are done according to the ledger.
         lacking: minibatches that the PS lost because it restarted without a checkpoint.
-        twice: minibatches that may be applied twice, because only some PS had them when their worker was lost.
+        twice: minibatches that may be applied twice, because only some PS had them when their
+            worker was lost.
     """
     missing = done - applied.keys() - lacking
     extra = applied.keys() - done - twice
@@ -128,7 +130,7 @@ def evaluated_once(validation: Sequence[tuple[str, int]], payload: Mapping[str, 
 
 
 def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
-    """Every done minibatch: all that were ever handed out, minus those still to be done."""
+    """Every done minibatch: all that were ever leased, minus those that are still open."""
     todo = {
         (work.epoch, work.source, start)
         for _, work in ledger.open_ranges()

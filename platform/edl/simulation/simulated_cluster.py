@@ -1,4 +1,6 @@
-"""A simulated cluster: pods wait for capacity, are evicted, and end for every reason of a real cluster."""
+"""A simulated cluster: pods wait for capacity, are evicted, and end for every reason of a real
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from edl.simulation.clock import VirtualClock
 
 NOTICED = 10.0
-"""Seconds until the cluster declares a node lost that does not answer."""
+"""Seconds after which the cluster declares a node lost that does not answer."""
 
 
 class SimulatedCluster:
@@ -94,7 +96,7 @@ class SimulatedCluster:
         self._clock.after(grace, lambda: self.end(uid, 137))
 
     def lose(self, uid: str) -> None:
-        """Lose a pod's node: the process ends at once, the pod when the cluster has noticed."""
+        """Lose a pod's node. The process ends at once, the pod when the cluster has noticed."""
         if uid in self.pods and self.pods[uid].phase is PodPhase.RUNNING:
             self._died(uid)
             self._clock.after(NOTICED, lambda: self.delete(uid, NOTICED, TerminationCause.NODE_LOST))

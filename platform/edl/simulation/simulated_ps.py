@@ -1,4 +1,6 @@
-"""A simulated parameter server: real lease and cut logic around a set of minibatches instead of arrays."""
+"""A simulated parameter server: real lease and cut logic around a set of minibatches instead of
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps
 from edl.ps.cut_state import CutState
 
 Minibatch = tuple[int, str, int]
-"""Epoch, source and first record: the minibatches of a range keep their borders however often it is leased.
+"""Epoch, source and first record.
+
+A range keeps the borders of its minibatches however often it is leased, so these identify one.
 """
 
 
@@ -92,7 +96,7 @@ class SimulatedPs:
         return copy
 
     def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
-        """Restore a checkpoint; the rest of ``everything`` that was applied is missing from now on."""
+        """Restore a checkpoint. The PS lacks the rest of ``everything`` from now on."""
         self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
         self.steps = set(copy.steps)
         self.lacking = frozenset(everything) - self.applied.keys()

@@ -1,4 +1,7 @@
-"""A simulated worker: leases, steps, progress and reports over calls that are delayed, duplicated or lost."""
+"""A simulated worker: leases, steps, progress and reports.
+
+Its messages may be delayed, duplicated or lost.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
 
 @dataclass(slots=True)
 class Held:
-    """A lease that this worker holds."""
+    """A lease that this worker holds; ``through`` is the number of its finished steps."""
 
     granted: LeaseReply
     lease: Lease
@@ -46,9 +49,9 @@ class SimulatedWorker:
     """One worker process.
 
     Attributes:
-        pace: seconds a step.
-        ahead: leases it holds at most.
-        frozen_until: stopped (SIGSTOP): what it would do happens then.
+        pace: seconds per step.
+        ahead: maximum number of leases that it holds.
+        frozen_until: end of a SIGSTOP. Calls that are due earlier run then.
     """
 
     world: World
@@ -66,7 +69,7 @@ class SimulatedWorker:
     # ------------------------------------------------------------------ time and messages
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Continue after a delay, unless dead by then; if stopped, after that."""
+        """Call after a delay, or at the end of a SIGSTOP; not at all if the worker has died."""
 
         def go() -> None:
             if not self.alive:
@@ -79,7 +82,7 @@ class SimulatedWorker:
         self.world.clock.after(seconds, go)
 
     def say(self, event: CoreEvent, then: Callable[[Any], None]) -> None:
-        """Send a message to the master, after the earlier ones."""
+        """Send a message to the master, after the answers to the earlier ones."""
         self.wire.append((event, then))
         if len(self.wire) == 1:
             self._send()
@@ -148,6 +151,7 @@ class SimulatedWorker:
 
     def _beat(self) -> None:
         """One iteration of the reporting thread."""
+        # A report behind an unanswered message would only wait for it.
         if not self.wire:
             self._tell()
         self.later(HEARTBEAT, self._beat)
@@ -178,7 +182,9 @@ class SimulatedWorker:
             self.later(self.pace, lambda: self._push(held))
 
     def _feeds_lethal(self) -> bool:
-        """Whether a minibatch that crashes this worker is among those it has read or fed so far."""
+        """Whether a minibatch that crashes this worker is among those that it has read or fed."""
+        # A worker feeds up to MAX_FED_AHEAD minibatches ahead, but none of a lease that is granted
+        # one by one: so a crash has one suspect.
         steps = [
             (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.step_count)
         ]
@@ -188,9 +194,9 @@ class SimulatedWorker:
         return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
 
     def _push(self, held: Held) -> None:
-        """Push to every PS; the step ends when all have answered.
+        """Push to every PS. The step ends when all have answered.
 
-        Messages in flight arrive even if a process dies.
+        Messages in flight arrive even if the worker dies.
         """
         if held.granted.lease not in self.held:
             self.next()

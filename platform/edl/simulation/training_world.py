@@ -1,7 +1,8 @@
-"""A whole job without processes: the real core, simulated workers and parameter servers, faults, on a virtual clock.
+"""A whole job without processes: the real core, simulated workers and PS, and faults.
 
-What a run shows is a function of its seed. While it runs, and in ``check_end``, ``World`` checks what the
-design promises (module ``promises``), and that each request has one answer.
+It runs on a virtual clock, and its result is a function of the seed. While it runs, and in
+``check_end``, ``World`` checks what the design promises (module ``promises``), and that each
+request has exactly one answer.
 """
 
 from __future__ import annotations
@@ -51,16 +52,17 @@ class World:
     """A complete simulated job.
 
     Args:
-        settings: of the job.
+        settings: settings of the job.
         training, validation: sources, ``(name, records)``.
-        seed: of everything that is left to chance.
-        pace: seconds a step.
-        poison: minibatches that make workers crash.
-        lethal: minibatches that make workers end without a word: by a signal, or with exit code 0.
-        lethal_fed: the same, as soon as they are read or fed, while an earlier one trains.
-        forgets: whether the cluster forgets pods that ended while no master was there.
-        capacity: workers that have room in the cluster; None: no limit.
-        alone: seconds that a PS that was told to go bears without a master.
+        seed: seed of all random decisions.
+        pace: seconds per step.
+        poison: minibatches that make a worker fail with an error that it reports.
+        lethal: minibatches that make a worker end without a report: by a signal, or with exit code
+            0.
+        lethal_fed: the same, as soon as the minibatch is read or fed, while an earlier one trains.
+        forgets: whether the cluster forgets pods that ended while no master was running.
+        capacity: number of workers that fit into the cluster; None: no limit.
+        alone: seconds after which a terminating PS ends if no master answers.
     """
 
     def __init__(
@@ -117,24 +119,25 @@ class World:
     # ------------------------------------------------------------------ running
 
     def run(self, until: float) -> None:
-        """Let time pass until the job has ended, or ``until``."""
+        """Advance the clock until the job has ended, or to ``until``."""
         if self.master is None and not self.incarnation:
             self.start_master()
         while self.ended is None and self.clock.now() < until and self.clock.advance_to_next():
             pass
 
     def latency(self) -> float:
-        """Seconds of one way."""
+        """A random delivery time of one message, in seconds."""
         return self.rng.uniform(self.network.shortest, self.network.longest)
 
     # ------------------------------------------------------------------ the master
 
     def start_master(self) -> None:
-        """Start a new master process: it replays the journal, takes an incarnation, and lists the pods."""
+        """Start a new master process: it replays the journal, takes an incarnation, lists the pods."""
         self.incarnation += 1
         master = JobStateMachine(self.settings)
         self.shadow = JobStateMachine(self.settings)
-        # Each parses the journal anew: they share no objects.
+        # The shadow gets journal entries only. After each event it must equal the master
+        # (promises.journal_is_enough). Each parses the journal anew, so they share no objects.
         for state in (master, self.shadow):
             snapshot = json.loads(self.base) if self.base is not None else None
             state.replay_journal(snapshot, [json.loads(line) for line in self.journal])
@@ -150,14 +153,14 @@ class World:
         self._tick(self.incarnation)
 
     def kill_master(self, away: float) -> None:
-        """Kill the process; another one starts after ``away`` seconds."""
+        """Kill the master. Another one starts after ``away`` seconds."""
         self.master = None
         if self.forgets:
             self.cluster.forget_ended()
         self.clock.after(away, self.start_master)
 
     def resume(self, away: float = 1.0) -> None:
-        """Resume a stopped job as ``--resume`` does: no earlier process is left."""
+        """Resume a stopped job as ``--resume`` does, with no process of the earlier run left."""
         assert self.ended is not None
         for worker in self.alive_workers():
             self.end(worker.uid, 137)
@@ -185,7 +188,7 @@ class World:
         """Let the master decide and execute its commands; returns its answer.
 
         Raises:
-            MasterLost: it died before all of it was carried out.
+            MasterLost: the master died before it executed all commands.
         """
         assert self.master is not None
         commands = self.master.handle(event, self.clock.now())
@@ -205,7 +208,7 @@ class World:
         return answers[0] if answers else None
 
     def _die_torn(self, commands: list[ev.CoreCommand]) -> None:
-        """Write only some of the entries to disk, and do nothing else."""
+        """Let the master die after some of its journal entries were written; execute no command."""
         self.die_at = None
         entries = [command for command in commands if isinstance(command, ev.RecordEntry)]
         for command in entries[: self.rng.randint(0, len(entries))]:
@@ -261,7 +264,10 @@ class World:
         self.shadow.apply_entry(JournalEntry.from_json(json.loads(line)))
 
     def _ask_ps(self, uid: str, command: ev.CoreCommand) -> None:
-        """Let one PS execute commands in order, including those of a master that has died since."""
+        """Let one PS execute commands in order, including those of a master that has died since.
+
+        Commands of an older incarnation are dropped once a newer master has attached the PS.
+        """
         ps, incarnation = self.servers[uid], self.incarnation
         ps.busy_until = max(self.clock.now() + self.latency(), ps.busy_until)
 
@@ -270,7 +276,7 @@ class World:
                 return
             happened = self._on_ps(ps, command, incarnation)
             if happened is None and isinstance(command, ev.TakeSnapshot) and incarnation == self.incarnation:
-                # Behind the commands queued by now.
+                # Try again after the commands that are queued by now.
                 self._ask_ps(uid, command)
             if happened is not None:
                 self.clock.after(self.latency(), lambda: self._back(incarnation, happened))
@@ -316,7 +322,7 @@ class World:
         return ev.UpdatesHeld(ps.uid, cut, ps.leases.steps_of_pushed_leases())
 
     def _take(self, ps: SimulatedPs, command: ev.TakeSnapshot) -> ev.CoreEvent | None:
-        """Take a snapshot; None while a step of the cut is missing."""
+        """Take a snapshot; None while the PS lacks a step of the cut."""
         ps.cuts.expire_pause(self.clock.now())
         try:
             ps.cuts.check_open(command.cut)
@@ -371,7 +377,7 @@ class World:
     def _asked_to_go(self, uid: str) -> None:
         """A pod received SIGTERM.
 
-        A worker leaves between two steps, a PS serves until its master releases it.
+        A worker leaves between two steps. A PS serves until its master releases it.
         """
         if uid in self.workers:
             self.workers[uid].leaving = True
@@ -426,7 +432,7 @@ class World:
     # ------------------------------------------------------------------ the workers' view
 
     def placed(self) -> list[SimulatedPs]:
-        """The parameter servers that a worker may use, as the master says."""
+        """The parameter servers that a worker may use, according to the master's last answer."""
         if self.master is None:
             return [ps for ps in self.placement if ps.alive]
         restored = self.master.checkpoint is not None
@@ -435,7 +441,7 @@ class World:
         return [ps for ps in self.placement if ps.alive]
 
     def placed_at(self, index: int) -> SimulatedPs | None:
-        """Where pushes for a PS go: addresses stay known while no master is running."""
+        """The PS that receives pushes. Workers keep the addresses while no master is running."""
         return next((ps for ps in self.placed() if ps.index == index), None)
 
     def readable(self, pin: int) -> bool:
@@ -474,7 +480,7 @@ class World:
     # ------------------------------------------------------------------ invariants
 
     def everything(self, index: int) -> set[Minibatch]:
-        """Everything that was applied, as far as the journal, a live PS or a lost one of this index knows."""
+        """All minibatches that the journal, a live PS or a lost PS of this index has as applied."""
         holding = self.shadow.pods.parameter_holders.values()
         holders = [ps for ps in self.alive_servers() if self.settings.durable or ps.uid in holding]
         applied = {what for ps in holders for what in ps.applied.keys() | ps.lacking}

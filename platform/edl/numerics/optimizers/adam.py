@@ -1,7 +1,10 @@
-"""Steps along the first moment, divided by the root of the second: Adam with AMSGrad, and Adamax and Nadam.
+"""Adam with AMSGrad, Adamax and Nadam.
 
-AdamW is Adam with weight decay. Bias corrections count the pushes of the whole PS, also for a row that is touched for
-the first time; they are computed in float32, as Keras does: 1 - 0.999 differs by 1e-5 between float32 and float64.
+They step along the first moment, divided by the root of the second or, in Adamax, by the largest
+gradient.
+AdamW is Adam with weight decay. Bias corrections count the pushes of the whole PS, also for a row
+that is updated for the first time. They are computed in float32, as in Keras: 1 - 0.999 differs by
+1e-5 between float32 and float64.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, Scratch
 def adam(optimizer: OptimizerSpec) -> UpdateRule:
     """Moments ``m`` and ``v``; then ``w -= alpha * m / (sqrt(v) + epsilon)``.
 
-    ``alpha`` is the rate with both bias corrections. Under ``amsgrad`` the root is of the largest ``v`` so far.
+    ``alpha`` is the rate with both bias corrections. With ``amsgrad``, the largest ``v`` so far
+    replaces ``v``.
     """
     return partial(
         _adam, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
@@ -26,14 +30,20 @@ def adam(optimizer: OptimizerSpec) -> UpdateRule:
 
 
 def adamax(optimizer: OptimizerSpec) -> UpdateRule:
-    """Adam with the largest gradient so far, fading by ``beta_2``, in place of the root of the second moment."""
+    """Adam with the largest gradient so far in place of the root of the second moment.
+
+    The largest gradient decays by ``beta_2`` at each step.
+    """
     return partial(
         _adamax, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
     )
 
 
 def nadam(optimizer: OptimizerSpec) -> UpdateRule:
-    """Adam with Nesterov's momentum, whose factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``."""
+    """Adam with Nesterov's momentum.
+
+    Its factor warms up: ``u(t) = beta_1 * (1 - 0.5 * 0.96 ** t)``.
+    """
     return partial(
         _nadam, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"), optimizer.get_number("epsilon")
     )
@@ -47,7 +57,7 @@ def update_mean(mean: Floats, sample: Floats, weight: float, scratch: Floats) ->
 
 
 def update_moments(m: Floats, v: Floats, gradient: Floats, weights: tuple[float, float], scratch: Floats) -> None:
-    """Both moments, in place; ``weights`` are 1 - beta_1 and 1 - beta_2."""
+    """Update both moments in place; ``weights`` are 1 - beta_1 and 1 - beta_2."""
     update_mean(m, gradient, weights[0], scratch)
     np.multiply(gradient, gradient, out=scratch)
     update_mean(v, scratch, weights[1], scratch)
@@ -69,7 +79,7 @@ def first_moment_rate(beta_1: float, rate: float, step: int) -> np.float32:
 
 
 def one_minus_float32(beta: float) -> float:
-    """1 - beta in float32, as Keras computes it in Nadam and Lion; in Adam it does so in float64."""
+    """1 - beta in float32, as Keras computes it in Nadam and Lion. Adam in Keras uses float64."""
     return float(np.float32(1) - np.float32(beta))
 
 
@@ -89,6 +99,7 @@ def _adam(
     update: ParameterUpdate,
     scratch: ScratchArrays,
 ) -> None:
+    # The third slot exists with amsgrad only.
     m, v, *largest = slots
     change, root = scratch.first, scratch.second
     update_moments(m, v, update.gradient, (1 - beta_1, 1 - beta_2), change)
@@ -154,13 +165,14 @@ def _momentum_at_step(beta_1: float, step: int) -> float:
 _WARMUP_PRODUCTS = np.cumprod(1 - 0.5 * 0.96 ** np.arange(1, 1001))
 """Cached products of the warm-up factors.
 
-After 1000 steps the warm-up has ended to the last bit of a float64.
+After 1000 steps every further factor is 1 to the last bit of a float64.
 """
 
 
 def momentum_product(beta_1: float, step: int) -> float:
-    """The product of Nadam's momentum at all steps to this one: what Keras keeps in a variable, as a function of step.
+    """The product of Nadam's momentum at all steps up to this one.
 
-    So a checkpoint needs no slot for it.
+    Keras keeps it in a variable. Here it is a function of the step, so a checkpoint needs no slot
+    for it.
     """
     return float(beta_1**step * _WARMUP_PRODUCTS[min(step, len(_WARMUP_PRODUCTS)) - 1])

@@ -1,7 +1,7 @@
 """FTRL (follow the regularized leader).
 
-McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 makes values exactly zero, the
-group lasso whole rows of embeddings.
+McMahan et al., *Ad Click Prediction: a View from the Trenches*, 2013. L1 regularization makes
+single values exactly zero, and the group lasso whole rows of embeddings.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from edl.numerics.optimizers.update_rule import Floats, ParameterUpdate, Scratch
 from edl.numerics.portable_math import power as power_of
 
 SQUARE_ROOT_POWER = 0.5
-"""The default of the power."""
+"""The default power: a square root."""
 # Number of dimensions of an array of rows.
 _ROW_DIMENSIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FtrlStrengths:
-    """The regularization strengths, named as in Keras' Ftrl, and the power of the rate's decay (negative in
-    Keras).
+    """The regularization strengths, named as in Keras' Ftrl, and the power of the rate's decay.
+
+    Keras has the power with the opposite sign.
     """
 
     power: float
@@ -52,14 +53,15 @@ class FtrlStrengths:
         return 2 * self.l2 + self.beta / rate
 
     def lasso_limit(self, dim: int) -> np.float32:
-        """The minimum norm of the pull on a row of this width; below it the group lasso makes the row zero."""
+        """The norm of ``clip(z) - z`` below which the group lasso makes a row of this width zero."""
         return np.float32(self.group_lasso * np.sqrt(dim))
 
 
 def ftrl(optimizer: OptimizerSpec) -> UpdateRule:
-    """With ``a`` the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
+    """FTRL, where ``a`` is the sum of squared gradients and ``s = (a_new^p - a_old^p) / lr``.
 
-    ``z += g + 2 * shrinkage * w - s * w``, then ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
+    ``z += g + 2 * shrinkage * w - s * w``, then
+    ``w = (clip(z, -l1, l1) - z) / (a_new^p / lr + 2 * l2 + beta / lr)``.
     """
     return partial(_ftrl, FtrlStrengths.from_optimizer(optimizer))
 
@@ -93,17 +95,20 @@ def _ftrl(
     np.add(after, strengths.added_curvature(rate), out=after)
     np.clip(linear, -strengths.l1, strengths.l1, out=before)
     np.subtract(before, linear, out=before)
-    # No curvature: all gradients so far were zero, and there is no regularization.
+    # Where the curvature is 0, all gradients so far were zero and there is no regularization. Such
+    # values stay as they are.
     np.divide(before, after, out=values, where=after > 0)
     if strengths.group_lasso and values.ndim == _ROW_DIMENSIONS:
         np.multiply(values, _lasso_factors(before, strengths.lasso_limit(values.shape[1])), out=values)
 
 
 def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
-    """The fraction of each row that the group lasso leaves: 0 where ``|clip(z) - z|`` is below the limit.
+    """The factor by which the group lasso shrinks each row.
 
-    Squares of float32 are exact in float64, and a cumulative sum has an order: other sums of NumPy have that of the
-    processor's vectors.
+    It is 0 where ``|clip(z) - z|`` is below the limit.
+    The result must have the same bits as the native kernel. Squares of float32 are exact in
+    float64, and a cumulative sum adds from the first to the last. Other sums of NumPy add in an
+    order that depends on the processor's vectors.
     """
     squares = np.square(pull, dtype=np.float64)
     lengths = np.sqrt(np.cumsum(squares, axis=1)[:, -1]).astype(np.float32)
@@ -113,6 +118,8 @@ def _lasso_factors(pull: Floats, limit: np.float32) -> Floats:
 
 def _power_function(exponent: float) -> Callable[[Floats, Floats], object]:
     """``out = base ** exponent`` for non-negative bases."""
+    # IEEE 754 rounds a square root exactly. Other powers need portable_math for equal bits
+    # everywhere.
     if exponent == SQUARE_ROOT_POWER:
         return lambda base, out: np.sqrt(base, out=out)
     return lambda base, out: np.copyto(out, power_of(base, float(np.float32(exponent))))

@@ -1,4 +1,4 @@
-"""Steps along the gradient, along a running mean of it, or along its signs: SGD, Momentum and Lion."""
+"""SGD, Momentum, Lion, Adagrad, RMSprop and Adadelta."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ def sgd(optimizer: OptimizerSpec) -> UpdateRule:
 
 
 def momentum(optimizer: OptimizerSpec) -> UpdateRule:
-    """``m = momentum * m - lr * g``, then ``w += m``; with ``nesterov`` ``w += momentum * m - lr * g``."""
+    """``m = momentum * m - lr * g``, then ``w += m``.
+
+    With ``nesterov``, ``w += momentum * m - lr * g`` instead.
+    """
     return partial(_momentum, optimizer.get_number("momentum"), optimizer.get_flag("nesterov"))
 
 
 def lion(optimizer: OptimizerSpec) -> UpdateRule:
-    """``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``, then ``m = beta_2 * m + (1 - beta_2) * g``."""
+    """``w -= lr * sign(beta_1 * m + (1 - beta_1) * g)``.
+
+    Then ``m = beta_2 * m + (1 - beta_2) * g``.
+    """
     return partial(_lion, optimizer.get_number("beta_1"), optimizer.get_number("beta_2"))
 
 
@@ -61,6 +67,8 @@ def _lion(
     update: ParameterUpdate,
     scratch: ScratchArrays,
 ) -> None:
+    # Lion mixes the gradient into the step with beta_1, and into the stored mean with beta_2. So
+    # the mean changes after the step was computed.
     (mean,) = slots
     step, weighted_gradient = scratch.first, scratch.second
     np.multiply(mean, beta_1, out=step)
@@ -75,7 +83,8 @@ def _lion(
 
 
 # --------------------------------------------------------------------------------------------------
-# Steps divided by the root of what the squared gradients add up to (Adagrad) or average (RMSprop, Adadelta).
+# Adagrad divides a step by the root of the sum of squared gradients. RMSprop and Adadelta divide it
+# by the root of their running mean.
 
 
 def adagrad(optimizer: OptimizerSpec) -> UpdateRule:
@@ -86,14 +95,15 @@ def adagrad(optimizer: OptimizerSpec) -> UpdateRule:
 def rmsprop(optimizer: OptimizerSpec) -> UpdateRule:
     """``v = rho * v + (1 - rho) * g²``, then ``w -= lr * g / sqrt(v + epsilon)``.
 
-    ``centered`` takes the square of the mean gradient from ``v``; ``momentum`` makes a velocity of the steps.
+    ``centered`` subtracts the square of the mean gradient from ``v``. ``momentum`` accumulates the
+    steps in a velocity.
     """
     momentum, centered = optimizer.get_number("momentum"), optimizer.get_flag("centered")
     return partial(_rmsprop, optimizer.get_number("rho"), optimizer.get_number("epsilon"), momentum, centered)
 
 
 def adadelta(optimizer: OptimizerSpec) -> UpdateRule:
-    """Like RMSprop, with the root mean square of the steps so far in place of a rate; times ``lr``."""
+    """RMSprop whose rate is the root mean square of the steps so far, multiplied by ``lr``."""
     return partial(_adadelta, optimizer.get_number("rho"), optimizer.get_number("epsilon"))
 
 
@@ -121,6 +131,7 @@ def _rmsprop(
     update: ParameterUpdate,
     scratch: ScratchArrays,
 ) -> None:
+    # ``others`` holds the momentum and the mean gradient, each only if the optimizer uses it.
     velocity, *others = slots
     root, step = scratch.first, scratch.second
     _update_mean_square(velocity, update.gradient, rho, root)

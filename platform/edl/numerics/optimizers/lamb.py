@@ -1,7 +1,7 @@
 """LAMB: Adam's step, scaled to the norm of the variable.
 
-The one rule that is not elementwise: it takes the arrays that it is given as one variable. That is a dense variable in
-the slab, and of a table the rows that one push touches.
+This is the only rule that is not elementwise: it treats the given arrays as one variable. In the
+slab that is a dense variable. In a table it is the set of rows that a push names.
 """
 
 from __future__ import annotations

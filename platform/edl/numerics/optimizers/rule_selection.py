@@ -1,4 +1,4 @@
-"""Selects the update rule, by optimizer and by weight decay of a variable or table."""
+"""Selects the update rule for an optimizer and the weight decay of a variable or table."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
     """The function that applies updates of this optimizer.
 
     Args:
-        optimizer: with its hyperparameters.
-        weight_decay: the weight decay of what it is applied to: ``OptimizerSpec.weight_decay_for``.
+        optimizer: the optimizer with its hyperparameters.
+        weight_decay: the weight decay of the updated values (``OptimizerSpec.weight_decay_for``).
     """
     base_rule = _RULE_FACTORIES[optimizer.name](optimizer)
     return partial(_apply_with_decay, weight_decay, base_rule) if weight_decay else base_rule
@@ -47,24 +47,28 @@ def make_rule(optimizer: OptimizerSpec, weight_decay: float) -> UpdateRule:
 def make_blocks(
     optimizer: OptimizerSpec, variable_slices: Iterable[tuple[VariableSpec, slice]]
 ) -> tuple[FlatBlock, ...]:
-    """Split the trained part of the flat buffer where the weight decay changes, or at each variable if the rule
-    needs it.
+    """Split the trained part of the flat buffer into blocks that a rule updates in one call.
+
+    A block ends where the weight decay changes, before and after an embedding of a group lasso, and
+    at each variable if the rule is not elementwise.
 
     Args:
-        optimizer: that moves it.
-        variable_slices: the variables in the order of the flat parameters, those that are trained before statistics,
-            each with its part of them.
+        optimizer: the optimizer that updates the buffer.
+        variable_slices: the variables with their slices of the flat buffer, in its order: trained
+            variables before statistics.
     """
     block_per_variable = optimizer.name in _WHOLE_VARIABLE_OPTIMIZERS
     merged_blocks: list[FlatBlock] = []
     for variable, place in variable_slices:
         if variable.statistic:
+            # No trained variable follows a statistic (ModelDeclaration).
             break
         block = FlatBlock(
             place,
             optimizer.weight_decay_for(variable.name),
             _embedding_width(variable) if uses_row_groups(optimizer) else 0,
         )
+        # Merge with the block before if the rule treats both alike.
         if (
             merged_blocks
             and not block_per_variable

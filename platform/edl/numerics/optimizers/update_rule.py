@@ -1,4 +1,7 @@
-"""The arguments of an update rule: values and slot variables, changed in place, and the gradient."""
+"""The types of an update rule: its arguments, the rule itself, and a block that it updates.
+
+A rule changes values and slot variables in place.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +33,9 @@ class ParameterUpdate:
     """One gradient with its learning rate and update count.
 
     Attributes:
-        gradient: in the shape of the values, not changed.
-        learning_rate: of this step.
-        update_number: how many updates there are with this one, from 1 (bias corrections).
+        gradient: has the shape of the values; a rule does not change it.
+        learning_rate: learning rate of this step.
+        update_number: number of this update, from 1; bias corrections use it.
     """
 
     gradient: Floats
@@ -49,9 +52,10 @@ class FlatBlock:
     """A part of the flat buffer that a rule updates in one call.
 
     Attributes:
-        flat_slice: in the slab.
-        weight_decay: weight decay of all variables in it.
-        row_width: of its rows, when it is one embedding whose rows the rule regards as groups; else 0.
+        flat_slice: position of the block in the slab.
+        weight_decay: weight decay of all variables in the block.
+        row_width: width of a row, if the block is one embedding whose rows the rule treats as
+            groups; otherwise 0.
     """
 
     flat_slice: slice
