@@ -1,4 +1,4 @@
-"""Which requests EDL's users and masters make, and whether they may: access reviews of the API server."""
+"""The requests that EDL's users and masters make, and access reviews of whether they may."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class AccessRight:
     """One kind of request.
 
     Attributes:
-        verb: as RBAC has it.
+        verb: an RBAC verb.
         resource: plural, with its subresource: ``pods/exec``.
         group: API group; empty for the core group.
-        needed_for: what does not work without it.
-        cluster_role: who has it, by the name of the ClusterRole.
-        namespaced: asked about the namespace, not about the whole cluster.
+        needed_for: the commands that do not work without it.
+        cluster_role: name of the ClusterRole that grants it.
+        namespaced: whether the right is for the namespace, not for the whole cluster.
     """
 
     verb: str
@@ -68,11 +68,11 @@ OPTIONAL_RIGHTS = (
         "edl-cluster-viewer",
         namespaced=False,
     ),
-    # a websocket is a GET; from Kubernetes 1.35 on it needs both
+    # A websocket is opened by a GET. From Kubernetes 1.35 on it needs both verbs.
     *(AccessRight(verb, "pods/exec", "", "edl data cp, ls", "edl-data-copy") for verb in ("get", "create")),
     AccessRight("list", "pods", "metrics.k8s.io", "edl top"),
 )
-"""Without these something less is shown or possible."""
+"""Without these the commands show less, or some commands do not work."""
 
 
 _MASTER_ROLE = "the master of a job"
@@ -87,19 +87,25 @@ MASTER_RIGHTS = (
     ),
     AccessRight("create", "events", "", _MASTER_ROLE),
 )
-"""What a job needs of the ClusterRole edl-job-master. With the policies it may also delete its token."""
+"""The rights of the ClusterRole edl-job-master that a job needs.
+
+With the admission policies a master may also delete its token.
+"""
 
 READ_SECRETS_RIGHT = AccessRight("get", "secrets", "", "nothing")
-"""Who has it is not held to the admission policies."""
+"""The admission policies do not apply to users who have this right."""
 
 
 def has_right(api: KubeClient, right: AccessRight) -> bool:
-    """Whether whoever asks has a right, as far as the API server's authorizers know."""
+    """Whether the user has a right, according to the API server's authorizers."""
     return _review_access(api, SELF_ACCESS_REVIEWS, right, {})
 
 
 def master_has_right(api: KubeClient, right: AccessRight) -> bool:
-    """Whether the account of jobs' masters has a right; raises RbacDeniedError where one may not ask about others."""
+    """Whether the service account of masters has a right.
+
+    Raises RbacDeniedError if the user may not ask about other accounts.
+    """
     groups = ["system:serviceaccounts", f"system:serviceaccounts:{api.namespace}", "system:authenticated"]
     user = f"system:serviceaccount:{api.namespace}:{names.MASTER_ACCOUNT}"
     return _review_access(api, LOCAL_ACCESS_REVIEWS, right, {"user": user, "groups": groups})

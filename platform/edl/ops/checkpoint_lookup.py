@@ -42,7 +42,7 @@ class CheckpointLocation:
     """A folder of checkpoints.
 
     Attributes:
-        directory: contains one folder for each cut.
+        directory: contains one folder per cut.
         name: name of the run, for messages.
         cut: number of the cut that the argument names; None for all.
     """
@@ -56,8 +56,8 @@ def find_checkpoints(word: str) -> CheckpointLocation:
     """The checkpoints that ``word`` names.
 
     Args:
-        word: a job's name or ``JOB/RUN`` below ``.edl``, a job file, or the path of a job's folder, of a run, of its
-            ``checkpoints`` or of one checkpoint.
+        word: a job's name or ``JOB/RUN`` below ``.edl``, a job file, or the path of a job's folder,
+            of a run, of its ``checkpoints`` or of one checkpoint.
 
     Raises:
         BadInputError: no job, run or checkpoint has this name.
@@ -75,7 +75,9 @@ def find_checkpoints(word: str) -> CheckpointLocation:
 
 
 def _resolve_word(word: str) -> Path:
-    """The folder of a job or of a run below ``.edl``, if ``word`` names one; otherwise ``word`` as a path."""
+    """The folder of a job or of a run below ``.edl``, if ``word`` names one; otherwise ``word`` as
+    a path.
+    """
     job, _, run = word.partition("/")
     of_job = job in local_run_files.local_job_names() and "/" not in run
     named = local_run_files.local_jobs_folder() / word
@@ -115,7 +117,10 @@ def _location_of_file(path: Path) -> CheckpointLocation:
 
 
 def _owner_name(checkpoints: Path) -> str:
-    """The name to show for a folder of checkpoints. Only ``checkpoints`` belongs to a run; other folders are copies."""
+    """The name to show for a folder of checkpoints.
+
+    Only ``checkpoints`` belongs to a run; other folders are copies.
+    """
     return _run_name(checkpoints.parent) if checkpoints.name == "checkpoints" else str(checkpoints)
 
 
@@ -136,7 +141,8 @@ def _known_jobs_hint() -> str:
 
 @contextmanager
 def storage_errors_as_bad_input() -> Iterator[None]:
-    """Report damaged checkpoint files as bad input: the user named them, so the command exits with 2.
+    """Report damaged checkpoint files as bad input: the user named them, so the command exits with
+    2.
 
     Raises:
         BadInputError: instead of a StorageError.
@@ -151,7 +157,7 @@ def storage_errors_as_bad_input() -> Iterator[None]:
 def choose_checkpoint(
     location: CheckpointLocation, number: int | None, skipped: list[SkippedCheckpoint]
 ) -> CheckpointManifest:
-    """The intact checkpoint ``number``, or the one that the place names, or the newest.
+    """The intact checkpoint ``number``, or the one that the location names, or the newest.
 
     Args:
         location: the checkpoints.
@@ -213,8 +219,8 @@ class ListedCheckpoint:
     Attributes:
         cut: its number.
         directory: the folder of its files.
-        state: ``intact`` (every byte was verified), ``complete`` (all files exist and have their size), ``unfinished``
-            or ``damaged``.
+        state: ``intact`` (every byte was verified), ``complete`` (all files exist and have their
+            size), ``unfinished`` or ``damaged``.
         problem: why it cannot be used; empty if it can.
         manifest: None if the manifest cannot be read.
     """
@@ -227,7 +233,10 @@ class ListedCheckpoint:
 
     @property
     def usable(self) -> bool:
-        """Whether no problem is known; without ``read_all_bytes`` a damaged shard of the right size is not noticed."""
+        """Whether no problem is known.
+
+        Without ``read_all_bytes``, a damaged shard of the right size is not noticed.
+        """
         return not self.problem
 
     @property
@@ -236,19 +245,22 @@ class ListedCheckpoint:
         return None if self.manifest is None else sum(shard.size for shard in self.manifest.shards)
 
     def ledger_number(self, *names: str) -> int | None:
-        """A number of the ledger, by the first of these names that it has: older versions used other names."""
+        """A number of the ledger, by the first of these names that exists.
+
+        Older versions used other names.
+        """
         ledger = self.manifest.ledger if self.manifest else None
         found = next((ledger[name] for name in names if name in ledger), None) if isinstance(ledger, dict) else None
         return found if isinstance(found, int) else None
 
     @property
     def step(self) -> int | None:
-        """The step that it was taken at."""
+        """The step at which the checkpoint was taken."""
         return self.manifest.step if self.manifest else None
 
     @property
     def records(self) -> int | None:
-        """Records trained when it was taken."""
+        """Records that were trained when the checkpoint was taken."""
         return self.ledger_number("done_records", "records_done")
 
     @property

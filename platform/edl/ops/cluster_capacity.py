@@ -1,9 +1,10 @@
-"""What a cluster has free now, and how many pods of a job would find room: arithmetic over lists of nodes and pods.
+"""Computes the free capacity of a cluster and how many pods of a job would fit, from lists of nodes
+and pods.
 
-It answers as the scheduler would, as far as requests, taints, node selectors and node affinity go: pods are placed one
-after the other where most is free. It is a forecast: others submit too, and what a node's own affinity rules between
-pods forbid only the scheduler knows. Nor does it say which pods Kubernetes would preempt: only that there are some of
-lower priority.
+It follows the scheduler for requests, taints, node selectors and node affinity, and places each pod
+on the node with the most free capacity. The result is a forecast: other users submit jobs, too, and
+affinity rules between pods are left to the scheduler. It does not say which pods Kubernetes would
+preempt, only that pods of lower priority exist.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from edl.ops.resource_quantities import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# Which nodes the scheduler lets a pod go to at all: taints, node selector, required node affinity.
+# The nodes on which the scheduler may place a pod: taints, node selector, required node affinity.
 
 
 _REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 
 def is_node_usable(node: Manifest) -> bool:
-    """Whether the node is ready and takes new pods."""
+    """Whether the node is ready and accepts new pods."""
     ready = {entry["type"]: entry["status"] for entry in node.get("status", {}).get("conditions") or ()}
     return not node.get("spec", {}).get("unschedulable") and ready.get("Ready") == "True"
 
 
 def node_admits_pod(node: Manifest, pod: Manifest) -> bool:
-    """Whether the node's taints and the pod's wishes about nodes allow it there."""
+    """Whether the node's taints and the pod's node selector and affinity allow the pod there."""
     spec, labels = pod["spec"], node["metadata"].get("labels") or {}
     taints = [taint for taint in node.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
     tolerations = spec.get("tolerations") or ()
@@ -74,7 +75,7 @@ def _all_match(expressions: Sequence[Mapping[str, Any]], labels: Mapping[str, st
 
 
 def matches_expression(expression: Mapping[str, Any], value: str | None) -> bool:
-    """Whether a label's value (None: there is no such label) is what a selector's expression asks for."""
+    """Whether a selector's expression matches a label's value; None: there is no such label."""
     values: Sequence[str] = expression.get("values") or ()
     match expression["operator"]:
         case "In":
@@ -101,12 +102,14 @@ PODS_RESOURCE = "pods"
 
 @dataclass(frozen=True, slots=True)
 class PodPlacement:
-    """Where one pod of a forecast goes.
+    """The placement of one pod of a forecast.
 
     Attributes:
-        node: None when there is no room for it now.
-        lacking: of which resources there is too little, where it would come closest; empty when no node admits it.
-        may_preempt: nodes that admit the pod run pods of lower priority, which Kubernetes may preempt for it.
+        node: the node; None if the pod does not fit now.
+        lacking: the resources that are insufficient on the node where the pod comes closest; empty
+            if no node admits it.
+        may_preempt: whether nodes that admit the pod run pods of lower priority, which Kubernetes
+            may preempt for it.
     """
 
     node: str | None
@@ -126,11 +129,11 @@ class _NodeCapacity:
 
 
 class ClusterCapacity:
-    """The nodes of a cluster with what is free on each; ``place_pod`` takes from it.
+    """The nodes of a cluster with their free capacity; ``place_pod`` reduces it.
 
     Args:
         nodes: all nodes.
-        pods: all pods of all namespaces; ended ones count for nothing.
+        pods: all pods of all namespaces; ended pods use no capacity.
     """
 
     def __init__(self, nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> None:
@@ -150,11 +153,11 @@ class ClusterCapacity:
 
     @property
     def nodes_usable(self) -> int:
-        """Nodes that are ready and take pods."""
+        """Nodes that are ready and accept pods."""
         return len(self._nodes)
 
     def free_for_pod(self, pod: Manifest) -> dict[str, Fraction]:
-        """What is free on all nodes that admit ``pod``."""
+        """The free capacity of all nodes that admit ``pod``."""
         return sum_resources(
             {name: max(Fraction(), amount) for name, amount in node.free.items()}
             for node in self._nodes.values()
@@ -162,7 +165,10 @@ class ClusterCapacity:
         )
 
     def place_pod(self, pod: Manifest) -> PodPlacement:
-        """Find room for a pod as the API server admitted it (with its priority), and take it."""
+        """Place a pod and reserve its requests.
+
+        The pod is as the API server admitted it, so that its priority is known.
+        """
         wanted, priority = pod_requests(pod), int(pod["spec"].get("priority") or 0)
         nodes = [node for node in self._nodes.values() if node_admits_pod(node.manifest, pod)]
         roomy = [node for node in nodes if not lacking_resources(node.free, wanted)]
@@ -175,9 +181,10 @@ class ClusterCapacity:
         return PodPlacement(None, tuple(closest), may_preempt=lower and pod["spec"].get("preemptionPolicy") != "Never")
 
     def never_fits_reason(self, pod: Manifest) -> str:
-        """Why ``pod`` can never start on the nodes that there are today, were they all empty; empty if it can.
+        """Why ``pod`` could not start on today's nodes even if they were empty; empty if it could.
 
-        Nodes that are not ready or cordoned count: they come back. An autoscaler may bring others, hence *today's*.
+        Nodes that are not ready or cordoned count, because they come back. An autoscaler may add
+        other nodes, so the message says *today's*.
         """
         wanted = pod_requests(pod)
         fits = [
@@ -204,7 +211,7 @@ class ClusterCapacity:
 
 
 def _without_transient_taints(node: Manifest) -> Manifest:
-    """A node without the taints that Kubernetes sets for what passes: not ready, cordoned, short of memory."""
+    """A node without the taints of temporary conditions: not ready, cordoned, short of memory."""
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
     return {**node, "spec": {**spec, "taints": taints}}
@@ -215,9 +222,9 @@ def _format_most(name: str, most: ResourceAmounts) -> str:
 
 
 def pod_requests(pod: Manifest) -> dict[str, Fraction]:
-    """What the scheduler reserves for a pod: the most that it asks for at any one time of its life."""
+    """What the scheduler reserves for a pod: its maximum requests at any time of its life."""
     spec = pod["spec"]
-    beside: list[ResourceAmounts] = []  # init containers that go on beside the others
+    beside: list[ResourceAmounts] = []  # sidecars: they run beside the other containers
     peaks: list[ResourceAmounts] = []
     for container in spec.get("initContainers") or ():
         asked = _container_requests(container)

@@ -1,4 +1,7 @@
-"""Why a job waits, is slow or has failed: findings from what the cluster and the master say; nothing is asked here."""
+"""Finds why a job waits, is slow or has failed, from the reports of the cluster and the master.
+
+This module makes no requests.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from edl.ops.resource_quantities import format_amounts
 from edl.reporting.unit_formats import format_bytes, format_percent
 
 LONG_UPDATE_SECONDS = 5.0
-"""An update that waits for a shorter time waits for workers that compute."""
+"""An update that waits for less is not reported: its workers are still computing."""
 FULL_TABLE_SHARE = 0.9
-"""Share of ps.max_rows from which a table is worth a word."""
+"""Share of ps.max_rows from which a table is reported."""
 HIGH_REFUSED_SHARE, MIN_PUSHES = 0.05, 20
-"""Share of pushes that is worth a word when it is refused, and below how many pushes no share says anything."""
+"""Share of refused pushes that is reported, and the pushes below which a share means nothing."""
 _MAX_NAMED_WORKERS = 4
 _FULL_TABLE_HINT = (
     "Raise ps.max_rows, or let rows go that are not used any more (ps.evict_after_steps; lower it where it is set). "
@@ -34,7 +37,7 @@ _FULL_TABLE_HINT = (
 
 
 def diagnose_pushes(job: JobView, command_target: str) -> Iterator[JobFinding]:
-    """What holds updates up or will; ``command_target`` is the job as the next command names it."""
+    """What delays or will stop updates; ``command_target`` is the job's name in commands."""
     parameters_status = job.status.parameters if job.status else None
     if parameters_status is None:
         return
@@ -49,13 +52,13 @@ def diagnose_pushes(job: JobView, command_target: str) -> Iterator[JobFinding]:
 def _find_waiting_update(
     job: JobView, parameters_status: ParametersStatus, command_target: str
 ) -> Iterator[JobFinding]:
-    """An update that has not got its gradients for long."""
+    """An update that has waited long for its gradients."""
     current_round = parameters_status.round
     if current_round is None or current_round.seconds < LONG_UPDATE_SECONDS or not current_round.awaited:
         return
     missing = max(
         1, min(current_round.wanted - current_round.arrived, current_round.awaited_total)
-    )  # a worker that was refused once is waited for
+    )  # a refused worker is still awaited
     gradients = "1 gradient" if missing == 1 else f"{missing} gradients"
     text = (
         f"an update has been waiting for {gradients} for {current_round.seconds:.0f} s (sync, "
@@ -70,7 +73,7 @@ def _find_waiting_update(
 
 
 def _find_small_updates(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
-    """Updates of fewer gradients than the job wants, because workers are not there."""
+    """Updates from fewer gradients than the job wants, because workers are missing."""
     wanted, running = parameters_status.strategy.grads_to_wait, job.running_workers
     if parameters_status.strategy.mode == "sync" and 0 < running < wanted:
         text = (
@@ -92,7 +95,7 @@ def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iter
 
 
 def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
-    """Work that was thrown away because the values it was computed at were too old."""
+    """Pushes that were refused because their gradients were computed at outdated values."""
     share = parameters_status.refused_share
     if share < HIGH_REFUSED_SHARE or parameters_status.pushes + parameters_status.refused < MIN_PUSHES:
         return
@@ -116,7 +119,7 @@ def _awaited_workers(current_round: RoundStatus) -> str:
 
 
 def _missing_workers_text(job: JobView, current_round: RoundStatus | None) -> str:
-    """``; worker-1 is gone, not waited for``; empty when everybody is there."""
+    """``; worker-1 is gone, not waited for``; empty if no worker is missing."""
     awaited = set(current_round.awaited) if current_round else set()
     gone, away = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
     if not gone | away:
@@ -135,7 +138,7 @@ def _workers_text(workers: set[int], one: str, several: str) -> str:
 
 
 def _gone_workers(job: JobView) -> set[int]:
-    """Workers that leave, or ended and that nobody has started anew, as far as events are kept."""
+    """Workers that are terminating, or ended without a restart, as far as events are kept."""
     ended: set[int] = set()
     for event in job.publication.events:
         if isinstance(event, RoleEnded) and event.role == "worker":
@@ -156,17 +159,17 @@ def _worker_labels(workers: Sequence[int]) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Why a job was slower than it might have been: the workers it had over time, and what was lost on the way.
+# Why a job was slower than possible: missing workers over time, and lost work.
 
 
 ENOUGH_WORKERS_SHARE = 0.9
-"""Share of the wanted workers below which too few are worth a word."""
+"""Share of the wanted workers below which their average number is reported."""
 MIN_TIMELINE_SECONDS = 60.0
-"""Workers that have been awaited for a shorter time are no reason for anything."""
+"""A shorter timeline is not judged: its workers may still be starting."""
 
 
 def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]:
-    """What cost time so far; ``command_target`` is the job as the next command names it."""
+    """What cost time so far; ``command_target`` is the job's name in commands."""
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
     publication = job.publication
@@ -178,7 +181,10 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
 
 
 def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFinding]:
-    """Steps done and pushes applied differ: the parameters are not what the records would have made of them."""
+    """A difference between finished steps and applied pushes.
+
+    The parameters are then not the result of the records that count as trained.
+    """
     steps = job.status.steps_not_applied if job.status is not None else 0
     if steps:
         text = f"{steps:,} steps differ between what workers reported as done and what parameter servers applied"
@@ -203,14 +209,14 @@ def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFind
 
 
 def average_workers(moments: Sequence[TimelinePoint]) -> float:
-    """Workers at work on average, each count weighed with how long it held."""
+    """The average number of running workers, weighted by time."""
     spans = [(after.time - before.time, before.workers) for before, after in pairwise(moments)]
     whole = sum(span for span, _ in spans)
     return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(moments[-1].workers)
 
 
 def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Iterator[JobFinding]:
-    """What was lost, over the job's whole life."""
+    """Work that was lost over the job's whole life."""
     for what, by_reason in (
         ("workers", losses.workers),
         ("parameter servers", losses.ps),
@@ -243,14 +249,14 @@ _UNKNOWN_CAPACITY_HINT = (
 
 @dataclass(frozen=True, slots=True)
 class JobEvidence:
-    """All that a diagnosis is made from.
+    """The input of a diagnosis.
 
     Attributes:
         job: the job.
         pods: its pods.
-        events: what Kubernetes says about its objects, by time.
-        nodes: all nodes; None where they may not be listed.
-        command_target: the job as the next command names it: ``mnist -n team``.
+        events: Kubernetes events about its objects, by time.
+        nodes: all nodes; None if the user may not list them.
+        command_target: the job's name in commands: ``mnist -n team``.
     """
 
     job: JobView
@@ -261,7 +267,7 @@ class JobEvidence:
 
 
 def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
-    """What is the matter, the most important first; empty when nothing is."""
+    """The problems of a job, the most important first."""
     if evidence.job.has_ended:
         return [*_find_failure(evidence), *_find_slowdowns(evidence)]
     found = [
@@ -276,13 +282,13 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
 
 
 def _find_slowdowns(evidence: JobEvidence) -> Iterator[JobFinding]:
-    """What holds it up, and what has cost it time."""
+    """What delays the job now, and what has cost it time."""
     yield from diagnose_pushes(evidence.job, evidence.command_target)
     yield from diagnose_slowdown(evidence.job, evidence.command_target)
 
 
 def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
-    """How it ended, if not well."""
+    """Why the job failed, if it did."""
     job = evidence.job
     if job.phase == "Done":
         return
@@ -299,7 +305,7 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
 
 
 def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
-    """Why there is no master, if there is none."""
+    """Why the job has no master, if it has none."""
     if any(pod_role(pod) is Role.MASTER for pod in evidence.pods):
         return
     if evidence.job.phase == "Suspended":
@@ -319,7 +325,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
 
 
 def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
-    """That training stands, and for want of what."""
+    """A stalled training, and what it waits for."""
     job = evidence.job
     if job.stall_reason:
         remedy = "It continues by itself when that is available; the master replaces processes that do not answer."
@@ -331,7 +337,7 @@ def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
 
 
 def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
-    """Pods that wait, those with the same reason together."""
+    """Pending pods, grouped by reason."""
     together: dict[PodProblem, list[Manifest]] = {}
     for pod in evidence.pods:
         wait = find_pod_problem(pod)
@@ -344,14 +350,14 @@ def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
 
 
 def _capacity_problem(pod: Manifest, problem: PodProblem, nodes: Sequence[Manifest] | None) -> tuple[str, str] | None:
-    """Text and remedy, if the pod is not known to fit on an empty node."""
+    """Text and remedy if the pod may not fit even on an empty node."""
     if problem.reason != "Unschedulable":
         return None
     return _unknown_capacity(pod, problem) if nodes is None else _exceeds_every_node(pod, nodes)
 
 
 def _unknown_capacity(pod: Manifest, problem: PodProblem) -> tuple[str, str] | None:
-    """That nobody here can tell whether room would be enough, if it is room that it waits for."""
+    """Text and remedy for a user who may not list nodes, if the pod waits for resources."""
     wanted = pod_requests(pod)
     lacking = {name: wanted[name] for name in insufficient_resources(problem.cluster_message) if name in wanted}
     if not lacking:
@@ -361,7 +367,7 @@ def _unknown_capacity(pod: Manifest, problem: PodProblem) -> tuple[str, str] | N
 
 
 def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, str] | None:
-    """That even the cluster without any other pod has no room, if that is so."""
+    """Text and remedy if the pod does not fit on today's nodes, even if they were empty."""
     if not nodes:
         return None
     room = ClusterCapacity(nodes, [])
@@ -375,7 +381,7 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
 
 
 def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
-    """Pods that the cluster would not even take."""
+    """Pods that the API server refuses to create."""
     texts: dict[str, list[str]] = {}
     for name, text in (job.status.refusals if job.status else {}).items():
         texts.setdefault(text, []).append(name)

@@ -1,4 +1,4 @@
-"""Which Docker engine there is, and a client for it."""
+"""Finds the Docker engine and connects to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 from edl.api.errors import BadInputError, EdlError
 
 # --------------------------------------------------------------------------------------------------
-# What goes wrong with a Docker engine, translated once.
+# Errors of a Docker engine, translated in one place.
 
 
 START_HINT = (
@@ -32,7 +32,7 @@ class NoEngineError(BadInputError):
 
 
 class EngineError(EdlError):
-    """The engine refused, failed, or went away in the middle."""
+    """The engine refused a request, failed, or the connection broke."""
 
 
 class BuildFailedError(EngineError):
@@ -40,7 +40,7 @@ class BuildFailedError(EngineError):
 
 
 class PushRefusedError(EngineError):
-    """A registry did not take the image."""
+    """A registry refused the image."""
 
 
 def no_engine_error(address: str, reason: BaseException) -> NoEngineError:
@@ -52,7 +52,7 @@ def no_engine_error(address: str, reason: BaseException) -> NoEngineError:
 
 
 def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    """Whether an error of this kind is below ``error``: in its chain of causes, or wrapped in its arguments."""
+    """Whether an error of this kind caused ``error``: in its chain, or wrapped in its arguments."""
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
@@ -67,7 +67,7 @@ def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool
 
 @contextmanager
 def translate_docker_errors(address: str) -> Iterator[None]:
-    """Raise what the library and its transport raise as :class:`EngineError`."""
+    """Translate errors of the library and its transport to :class:`EngineError`."""
     try:
         yield
     except APIError as error:
@@ -79,21 +79,22 @@ def translate_docker_errors(address: str) -> Iterator[None]:
 
 
 DockerClient: TypeAlias = Any
-"""A ``docker.APIClient``; the library has no types."""
+"""A ``docker.APIClient``. The library has no type annotations."""
 
 DEFAULT_ADDRESS = "unix:///var/run/docker.sock"
 GREETING_TIMEOUT = 10.0
-"""Seconds that the engine has to say which version it speaks."""
+"""Seconds within which the engine must answer with its API version."""
 SILENCE_TIMEOUT = 600.0
-"""Seconds without a word after which an engine at work counts as gone."""
+"""Seconds without a message after which a working engine counts as gone."""
 _SCHEMES = ("unix://", "tcp://", "http://", "https://", "npipe://")
 
 
 def engine_address(environment: Mapping[str, str]) -> str:
-    """The engine's address: ``DOCKER_HOST``, else that of the current context of the ``docker`` command.
+    """The engine's address: ``DOCKER_HOST``, else that of the current context of the ``docker``
+    command.
 
     Raises:
-        BadInputError: an address of a kind that this client does not speak, such as ssh://.
+        BadInputError: the client does not support the address's scheme, such as ssh://.
     """
     found = environment.get("DOCKER_HOST") or _context_address() or DEFAULT_ADDRESS
     if not found.startswith(_SCHEMES):
@@ -108,8 +109,8 @@ class DockerEngine:
     """An engine that answers.
 
     Attributes:
-        client: what talks to it.
-        address: where it is, for messages.
+        client: the library's client.
+        address: the engine's address, for messages.
     """
 
     client: DockerClient
@@ -118,13 +119,13 @@ class DockerEngine:
 
 @contextmanager
 def connect_engine(environment: Mapping[str, str] | None = None) -> Iterator[DockerEngine]:
-    """The engine that the environment names, for as long as the block lasts.
+    """Connect to the engine that the environment names, for the duration of the block.
 
     TLS follows ``DOCKER_TLS_VERIFY`` and ``DOCKER_CERT_PATH``.
 
     Raises:
-        NoEngineError: nothing answers there, or this user may not ask.
-        BadInputError: the address is not one.
+        NoEngineError: no engine answers at the address, or the user has no access to it.
+        BadInputError: the address is invalid.
     """
     known = os.environ if environment is None else environment
     where = engine_address(known)
@@ -138,7 +139,7 @@ def connect_engine(environment: Mapping[str, str] | None = None) -> Iterator[Doc
 def _make_client(where: str, tls: object) -> DockerClient:
     try:
         if where.startswith("unix://"):
-            os.stat(where.removeprefix("unix://"))  # the library leaves a socket open when there is none
+            os.stat(where.removeprefix("unix://"))  # raises first: the library would leak a socket
         client = APIClient(base_url=where, version="auto", timeout=GREETING_TIMEOUT, tls=tls)
     except (DockerException, OSError, ValueError) as error:
         raise no_engine_error(where, error) from error
@@ -150,5 +151,5 @@ def _context_address() -> str | None:
     try:
         context = ContextAPI.get_current_context()
     except (DockerException, OSError, ValueError):
-        return None  # a damaged context of another program's: the default socket may still answer
+        return None  # the context is damaged; the default socket may still answer
     return context.Host if context else None

@@ -1,7 +1,7 @@
 """The checks of ``edl doctor``: what a cluster lacks for EDL, and who can fix it.
 
-A ``check_`` function asks the API server and passes the answers to a ``judge_`` function, which makes no requests. A
-check that lacks the right to ask reports that as a finding instead of failing.
+A ``check_`` function asks the API server and passes the answers to a ``judge_`` function, which
+makes no requests. A check that lacks the right to ask reports that as a finding instead of failing.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class DoctorFinding:
     """The result of one check.
 
     Attributes:
-        level: its severity.
-        about: what was checked.
-        text: what was found.
-        remedy: what to do, and who can do it; empty if nothing is to be done.
+        level: the severity.
+        about: the property that was checked.
+        text: the result.
+        remedy: what to do, and who can do it; empty if there is nothing to do.
     """
 
     level: FindingLevel
@@ -194,7 +194,8 @@ def _binds_master_account(binding: Manifest, namespace: str) -> bool:
 
 
 def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) -> Iterator[DoctorFinding]:
-    """The teams that would lose their ClusterRoles and PriorityClasses if a release were uninstalled.
+    """The teams that would lose their ClusterRoles and PriorityClasses if a release were
+    uninstalled.
 
     A release that installs the cluster-wide part also serves the teams of other releases.
 
@@ -259,7 +260,9 @@ def judge_secret_admission(namespace: str, refusal: ForbiddenError | None) -> Do
 
 
 def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> DoctorFinding:
-    """Whether the server refuses a pod without a PriorityClass, which quotas of PriorityClasses would not count.
+    """Whether the server refuses a pod without a PriorityClass.
+
+    Quotas of PriorityClasses would not count such a pod.
 
     Args:
         namespace: of the pod.
@@ -295,7 +298,9 @@ class PriorityClassNames:
 
 
 def judge_priorities(classes: PriorityClassNames, high: int, low: int) -> DoctorFinding:
-    """Whether masters and parameter servers can preempt workers, by the values of their PriorityClasses."""
+    """Whether masters and parameter servers can preempt workers, by the values of their
+    PriorityClasses.
+    """
     if high > low:
         text = f"PriorityClasses {classes.high} ({high:,}) and {classes.low} ({low:,})"
         return DoctorFinding(FindingLevel.OK, "priorities", text)
@@ -346,7 +351,10 @@ def _judge_claim(claim: Manifest) -> DoctorFinding:
 
 
 UNPULLABLE_IMAGE = "registry.invalid/none"
-"""Image of a pod for dry runs. ``.invalid`` never resolves, so nothing runs even if the pod were created."""
+"""Image of a pod for dry runs.
+
+``.invalid`` never resolves, so nothing runs even if the pod were created.
+"""
 
 DoctorCheck = Callable[[KubeClient], Iterable[DoctorFinding]]
 
@@ -381,11 +389,11 @@ def examine_cluster(api: KubeClient, classes: PriorityClassNames) -> Iterator[Do
 
 
 def check_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
-    """Whether a Helm release with the cluster's part can go without taking it from under other teams.
+    """Whether uninstalling a Helm release would remove the cluster-wide part that other teams use.
 
     Args:
         api: the cluster, and the release's namespace.
-        release: its name.
+        release: the release's name.
 
     Raises:
         ApiError: RoleBindings of all namespaces cannot be listed.
@@ -396,7 +404,7 @@ def check_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
 def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
     try:
         yield judge_pod_security(api.get(NAMESPACES, api.namespace))
-    except RbacDeniedError:  # most users may not read namespaces; a dry run tells the same
+    except RbacDeniedError:  # most users may not read namespaces; a dry run shows the same
         asked = _render_probe_pod(classes)
         del asked["spec"]["securityContext"], asked["spec"]["containers"][0]["securityContext"]
         yield judge_pod_security_dry_run(api.namespace, _dry_run_refusal(api, asked))
@@ -426,7 +434,9 @@ def _check_accounts(api: KubeClient) -> Iterator[DoctorFinding]:
 
 
 def _check_master_rights(api: KubeClient) -> Iterator[DoctorFinding]:
-    """Whether masters have their rights: checked one by one, or derived from the bindings, or unknown."""
+    """Whether masters have their rights: checked one by one, or derived from the bindings, or
+    unknown.
+    """
     try:
         yield judge_master_rights(api.namespace, [right for right in MASTER_RIGHTS if not master_has_right(api, right)])
     except ForbiddenError:
@@ -453,7 +463,9 @@ def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
 
 
 def _check_admission(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
-    """Check the admission policies by a dry run: listing policies needs rights in the whole cluster."""
+    """Check the admission policies by a dry run: listing policies needs rights in the whole
+    cluster.
+    """
     if has_right(api, READ_SECRETS_RIGHT):
         yield DoctorFinding(
             FindingLevel.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway"
@@ -487,7 +499,9 @@ def _check_claims(api: KubeClient) -> Iterator[DoctorFinding]:
 def check_image_pull(
     api: KubeClient, image: str, classes: PriorityClassNames, on_wait: Callable[[str], None]
 ) -> DoctorFinding:
-    """Whether nodes can pull an image: starts a pod with it, at a worker's priority, and deletes the pod."""
+    """Whether nodes can pull an image: starts a pod with it, at a worker's priority, and deletes
+    the pod.
+    """
     helper_spec = HelperPodSpec(
         None, image, RunAsSpec(), lifetime_seconds=600, purpose="tries the image", priority_class=classes.low
     )

@@ -2,12 +2,13 @@
 
 A fault is ``ROLE[-INDEX]:SIGNAL@WHEN``:
 
-* ROLE is ``worker``, ``ps`` or ``master``; without INDEX the lowest one at work is meant;
-* SIGNAL is KILL, TERM, STOP or CONT;
-* WHEN is a step (``@400``) or a share of all records (``@50%``).
+* ROLE is ``worker``, ``ps`` or ``master``; without INDEX it is the running one with the lowest
+index; * SIGNAL is KILL, TERM, STOP or CONT; * WHEN is a step (``@400``) or a share of all records
+(``@50%``).
 
-Roles contain no code for this. The run's ``events.jsonl`` says which processes there are, its ``status.json`` how far
-the job is, and a fault is ``os.kill``. Only processes that were started after the command are sent anything.
+Roles contain no code for this. The run's ``events.jsonl`` lists the processes, its ``status.json``
+has the job's progress, and a fault is a call of ``os.kill``. Only processes that started after the
+command receive signals.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Roster:
     """Pids of live roles, from the lines of ``--json`` or ``events.jsonl``.
 
     Args:
-        since: unix seconds; older lines are of an earlier life of the run and their pids may be anybody's.
+        since: unix seconds. Older lines are from an earlier start of the run, and other processes
+            may have their pids now.
     """
 
     def __init__(self, since: float = 0.0) -> None:
@@ -41,7 +43,7 @@ class Roster:
         self._pids: dict[tuple[str, int], int] = {}
 
     def see(self, event: Mapping[str, Any]) -> None:
-        """Enter a line; those that start or end no process change nothing."""
+        """Enter a line. Lines that do not start or end a process are ignored."""
         if event.get("time", 0.0) < self._since or not event.get("pid"):
             return
         key = (event["role"], event["index"])
@@ -80,10 +82,10 @@ class Fault:
     """A signal for a role at a point of the training.
 
     Attributes:
-        index: of the role's process; None means the lowest one at work.
-        signal: its name without SIG.
-        step: sent when so many steps are done; None when ``share`` says when.
-        share: of all records that are done, 0 to 1.
+        index: index of the process; None: the running one with the lowest index.
+        signal: name of the signal without SIG.
+        step: number of finished steps at which the signal is sent; None if ``share`` is set.
+        share: share of finished records at which it is sent, 0 to 1.
     """
 
     role: str
@@ -109,14 +111,14 @@ class Fault:
         return f"SIG{self.signal} to {self.role}{'' if self.index is None else f'-{self.index}'}"
 
     def due(self, status: Mapping[str, Any]) -> bool:
-        """Whether the job of this ``status.json`` is as far as the fault wants it."""
+        """Whether the job of this ``status.json`` has reached the fault's step or share."""
         if self.step is not None:
             return bool(status["step"] >= self.step)
         assert self.share is not None
         return bool(0 < status["records_total"] * self.share <= status["records_done"])
 
     def target(self, status: Mapping[str, Any], roster: Roster) -> tuple[int, int] | None:
-        """Index and pid of the process that is meant; None while there is none."""
+        """Index and pid of the target process; None while there is none."""
         pids = roster.of(self.role)
         if self.index is not None:
             return (self.index, pids[self.index]) if self.index in pids else None
@@ -131,11 +133,12 @@ def _share(percent: str) -> float:
 
 
 class Watched:
-    """The run that a command has started, seen through its files.
+    """The run that a command has started, observed through its files.
 
     Args:
-        folder: of all runs of the job.
-        since: unix seconds; what was there before is of an earlier run or of an earlier life of this one.
+        folder: folder of all runs of the job.
+        since: unix seconds; older files belong to an earlier run or to an earlier start of this
+            one.
     """
 
     def __init__(self, folder: Path, since: float) -> None:
@@ -144,7 +147,7 @@ class Watched:
         self.roster = Roster(since)
 
     def status(self) -> Mapping[str, Any] | None:
-        """The job's status, with the roster brought up to date; None while the run has not told one."""
+        """Update the roster and read the job's status; None before the first status."""
         run = newest_run(self._folder)
         if run is None:
             return None
@@ -167,13 +170,13 @@ class Injector:
         self._watched = watched
 
     def poll(self) -> None:
-        """Send what is due."""
+        """Send the signals that are due."""
         status = self._watched.status()
         if status is None:
             return
         for fault in [fault for fault in self.left if fault.due(status)]:
             target = fault.target(status, self._watched.roster)
-            # A pid in the file may belong to another process by now.
+            # The process may have ended, and another one may have its pid by now.
             if target is not None and is_alive(target[1], self._watched.since):
                 self._send(fault, *target, step=status["step"])
 
@@ -181,16 +184,16 @@ class Injector:
         try:
             os.kill(pid, getattr(signal, f"SIG{fault.signal}"))
         except ProcessLookupError:
-            return  # it ended by itself in this moment: another one is looked for
+            return  # it has just ended by itself; the next poll looks for another one
         self.left.remove(fault)
         self.sent.append(f"SIG{fault.signal} was sent to {fault.role}-{index} (pid {pid}) at step {step}")
 
 
 def runs_of(command: Sequence[str], cwd: Path) -> Path:
-    """The folder of all runs of the job that ``edl run`` in ``command`` means.
+    """The folder of all runs of the job that ``command``, an ``edl run``, starts.
 
     Raises:
-        BadInputError: there is no job file among the arguments, or it is not valid.
+        BadInputError: the arguments contain no job file, or it is invalid.
     """
     files = [arg for arg in command if arg.endswith((".yaml", ".yml", ".json"))]
     if not files:
@@ -210,12 +213,13 @@ def _overrides(command: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class InjectionResult:
-    """How the command ended, and which faults it met.
+    """The end of the command, and the faults that were sent.
 
     Attributes:
-        exit_code: the command's, 128 + N if signal N ended it; 1 in place of 0 if a fault was not sent.
-        sent: a line about each fault that was sent.
-        unsent: the faults that were never due, or had no process to go to.
+        exit_code: the command's exit code; 128 + N if signal N ended it; 1 instead of 0 if a fault
+            was not sent.
+        sent: one line for each fault that was sent.
+        unsent: the faults that were never due, or had no target process.
     """
 
     exit_code: int
@@ -227,17 +231,17 @@ def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Calla
     """Run the command on this terminal and send each fault to its job when it is due.
 
     Args:
-        warn: gets a line when the files of the run cannot be read.
+        warn: called with a line if the files of the run cannot be read.
 
     Raises:
-        BadInputError: the command is no ``edl run`` of a valid job file, or cannot be started.
+        BadInputError: the command is not an ``edl run`` of a valid job file, or cannot be started.
     """
     injector = Injector(faults, Watched(runs_of(command, Path.cwd()), time.time()))
     try:
         process = subprocess.Popen(command)
     except OSError as error:
         raise BadInputError(f"{command[0]} cannot be started: {error.strerror}") from error
-    # Ctrl-C reaches the command too, which ends in its own way; this process stays to report the result.
+    # Ctrl-C reaches the command too, and ends it. This process stays to report the result.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     warned = ""

@@ -1,4 +1,6 @@
-"""The client of a file transfer: sends requests to ``edl.pod.files`` in a pod and verifies the checksums."""
+"""The client of a file transfer: sends requests to ``edl.pod.files`` in a pod and verifies the
+checksums.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class VolumeEntry:
 
 @dataclass(frozen=True, slots=True)
 class PathStat:
-    """What is at a path: ``file``, ``directory``, ``other`` or ``missing``; the checksum only on request."""
+    """What is at a path: ``file``, ``directory``, ``other`` or ``missing``; the checksum only on
+    request.
+    """
 
     kind: str
     size: int
@@ -69,8 +73,9 @@ class PathStat:
 class VolumeFiles:
     """The files of a volume, accessed through a pipe.
 
-    Every method raises BadInputError or StorageError for an error that the process in the pod reports, and
-    RetryableError if the connection breaks. A partial file is kept, and a new connection continues it.
+    Every method raises BadInputError or StorageError for an error that the process in the pod
+    reports, and RetryableError if the connection breaks. A partial file is kept, and a new
+    connection continues it.
     """
 
     def __init__(self, pipe: ProcessPipe) -> None:
@@ -128,7 +133,9 @@ class VolumeFiles:
         return size - arrived
 
     def download(self, path: str, target: Path, on_moved: BytesMoved) -> int:
-        """Copy a file of the volume to this machine, unless an identical one exists; returns the bytes received."""
+        """Copy a file of the volume to this machine, unless an identical one exists; returns the
+        bytes received.
+        """
         source_stat = self.stat(path, with_digest=True)
         if source_stat.kind != "file":
             raise BadInputError(f"this is not a file ({source_stat.kind})", where=path)
@@ -158,13 +165,15 @@ class VolumeFiles:
                 self._pipe.write(encode_frame(DATA_FRAME, data))
                 on_moved(len(data))
                 offset += len(data)
-                # The receiver answers only at the end. An earlier frame is an error (its disk is full), and
-                # reading it now saves sending the rest of the file.
+                # The receiver answers only at the end. An earlier frame is an error (its disk is
+                # full), and reading it now saves sending the rest of the file.
                 if self._pipe.has_pending_input():
                     self._check_interruption()
 
     def _check_interruption(self) -> None:
-        """Raise the error if the receiver sent one in the middle of a file; a keep-alive frame is ignored."""
+        """Raise the error if the receiver sent one in the middle of a file; a keep-alive frame is
+        ignored.
+        """
         heard = self._next_frame()
         if heard.kind == ERROR_FRAME:
             raise _error_from_frame(heard)
@@ -201,9 +210,9 @@ def _error_from_frame(heard: CopyFrame) -> EdlError:
 # --------------------------------------------------------------------------------------------------
 # Planning a copy between this machine and a volume: which files, and their names at the target.
 #
-# A file is copied to the named path, or into it if that is a directory or ends in ``/``. The content of a directory
-# is copied into the named directory. This does not depend on whether the target exists, so repeating a command
-# means the same files and resumes an interrupted copy.
+# A file is copied to the named path, or into it if that is a directory or ends in ``/``. The
+# content of a directory is copied into the named directory. This does not depend on whether the
+# target exists, so repeating a command means the same files and resumes an interrupted copy.
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,10 +283,12 @@ def plan_download(
         entries: all entries below it, or the file itself.
         target: path on this machine.
         is_file: whether ``source`` is a file.
-        into_directory: whether a file is copied into ``target``: it is a directory, or ends in ``/``.
+        into_directory: whether a file is copied into ``target``: it is a directory, or ends in
+            ``/``.
 
     Raises:
-        BadInputError: a file would replace a directory, or a name on the volume points outside of ``target``.
+        BadInputError: a file would replace a directory, or a name on the volume points outside of
+            ``target``.
     """
     found = list(entries)
     if is_file:
@@ -285,7 +296,8 @@ def plan_download(
         return CopyPlan((CopyItem(here, source, found[0].size),))
     if target.is_file():
         raise BadInputError("this is a file, and a directory would take its place", where=str(target))
-    # The names come from the pod, which runs an image of the user's choice: never write outside of the target.
+    # The names come from the pod, which runs an image of the user's choice: never write outside of
+    # the target.
     for entry in found:
         if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
             raise BadInputError("the volume's file name points outside of the target", where=entry.path)
@@ -399,14 +411,15 @@ def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession
 
     Raises:
         RbacDeniedError: the user may not use pods/exec.
-        BadInputError: the claim does not exist, or the pod cannot start; PodImageError if its image is the cause.
+        BadInputError: the claim does not exist, or the pod cannot start; PodImageError if its image
+            is the cause.
     """
     from edl.ops.helper_pod import run_helper_pod
     from edl.reporting.text_table import StatusLine
 
     with _exit_on_sigterm(), StatusLine() as ticker, run_helper_pod(api, visit, ticker.show_text) as pod:
         if sys.stderr.isatty():
-            ticker.show_text("")  # its line is the progress bar's now
+            ticker.show_text("")  # frees its line for the progress bar
         yield VolumeSession(api, pod)
 
 
@@ -425,7 +438,10 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 
 def image_from_environment() -> str | None:
-    """The image of helper pods, from the environment. There is no default: EDL publishes no image."""
+    """The image of helper pods, from the environment.
+
+    There is no default: EDL publishes no image.
+    """
     return os.environ.get(IMAGE_VARIABLE) or None
 
 

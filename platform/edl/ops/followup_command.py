@@ -1,6 +1,6 @@
-"""The command to call next, with the cluster, the namespace and the settings of the one that names it.
+"""Formats the next command to call, with cluster, namespace and settings of the current one.
 
-What a shell would read otherwise is quoted: the command can be copied as it is.
+Arguments are quoted for a shell, so that the command can be copied as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def command_arguments(job: str, context: str | None, namespace: str | None, settings: Sequence[str] = ()) -> str:
-    """A job, or a job file with its settings, as the next command names it: ``mnist -n team``."""
+    """The arguments that name a job, or a job file with its settings: ``mnist -n team``."""
     words = [job]
     for setting in settings:
         words += ["--set", setting]
@@ -25,6 +25,9 @@ def command_arguments(job: str, context: str | None, namespace: str | None, sett
 
 
 def program_name() -> str:
-    """``edl``, or where it is if a shell would not find it: in an environment that is not active, as of `make demo`."""
+    """``edl``, or its path if a shell would not find it.
+
+    That is the case in an environment that is not active, such as that of `make demo`.
+    """
     here = sys.argv[0]
     return shlex.quote(here) if Path(here).name == "edl" and shutil.which("edl") is None else "edl"

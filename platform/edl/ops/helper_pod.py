@@ -1,7 +1,10 @@
-"""A pod that lives for one copy: it mounts a claim, and its container's only use is that programs run in it.
+"""A pod for the duration of one copy.
 
-Nothing but the claim, the account that has no rights, no token, no more than ``restricted`` allows; it ends by itself
-when whoever made it does not come back.
+It mounts a claim, and programs are executed in its container.
+
+The pod has nothing else: its service account has no rights, it gets no token, and it meets the Pod
+Security level ``restricted``. It ends by itself, in case the command that created it cannot delete
+it.
 """
 
 from __future__ import annotations
@@ -27,17 +30,17 @@ from edl.ops.pod_problems import IMAGE_REASONS, PodProblem, find_pod_problem, in
 
 CLAIM_MOUNT = "/claim"
 DATA_COPY_ROLE = "edl-data-copy"
-"""The ClusterRole that allows pods/exec, and nothing that jobs need."""
+"""The ClusterRole that allows pods/exec and none of the rights that jobs need."""
 READY_TIMEOUT_SECONDS = 180.0
 CPU_REQUEST, MEMORY_REQUEST = "100m", "64Mi"
-"""What the pod asks for."""
+"""Requests of the pod."""
 _POLL_SECONDS = 0.3
 _EXEC_RIGHT = AccessRight("get", "pods/exec", "", "edl data", DATA_COPY_ROLE)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimPath:
-    """A path on a claim, as the command line has it: ``CLAIM:/path``."""
+    """A path on a claim, on the command line: ``CLAIM:/path``."""
 
     claim: str
     path: str
@@ -47,7 +50,7 @@ class ClaimPath:
 
 
 def parse_claim_path(text: str) -> ClaimPath | None:
-    """The place that ``CLAIM:/path`` names; None for a path of this machine."""
+    """Parse ``CLAIM:/path``; None for a path of this machine."""
     claim, colon, path = text.partition(":")
     if not colon or "/" in claim or not claim:
         return None
@@ -59,15 +62,17 @@ class HelperPodSpec:
     """The specification of a helper pod.
 
     Attributes:
-        claim: that it mounts; None for a pod that only shows that its image can be pulled.
-        image: has Python and EDL.
-        run_as: must be allowed to read or write there.
-        read_only: whether it mounts the claim so.
-        lifetime_seconds: after which it ends by itself.
-        purpose: what the pod is there for, as in "the pod that copies".
-        image_remedy: what the user can do when there is something wrong with the image.
-        pull_secrets: names of Secrets to pull the image with.
-        priority_class: name of its PriorityClass: quotas count pods by it, and policies refuse a pod without one.
+        claim: the claim that it mounts; None for a pod that only tests whether its image can be
+            pulled.
+        image: an image with Python and EDL.
+        run_as: user and group, which must have access to the claim's files.
+        read_only: whether the claim is mounted read-only.
+        lifetime_seconds: seconds after which the pod ends by itself.
+        purpose: the pod's purpose for messages, as in "the pod that copies".
+        image_remedy: what the user can do if the image is the problem.
+        pull_secrets: names of the Secrets for pulling the image.
+        priority_class: name of its PriorityClass. Quotas count pods by it, and policies refuse a
+            pod without one.
     """
 
     claim: str | None
@@ -82,12 +87,12 @@ class HelperPodSpec:
 
 
 def new_pod_name() -> str:
-    """A new name for a pod; the admission policies know these pods, and no others of EDL, by such names."""
+    """A new name for a helper pod. The admission policies recognize helper pods by such names."""
     return f"edl-data-{secrets.token_hex(4)}"
 
 
 class PodImageError(BadInputError):
-    """The pod cannot start, and another image may help."""
+    """The pod cannot start. Another image may help."""
 
 
 def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
@@ -131,18 +136,19 @@ def render_helper_pod(helper_spec: HelperPodSpec, name: str) -> Manifest:
 
 @contextmanager
 def run_helper_pod(api: KubeClient, helper_spec: HelperPodSpec, on_wait: Callable[[str], None]) -> Iterator[str]:
-    """Run a pod that mounts the claim, yield its name, and delete it on every way out.
+    """Run a pod that mounts the claim, yield its name, and delete it on every exit from the block.
 
     Args:
         api: the cluster and namespace.
         helper_spec: the pod to run.
-        on_wait: called with the reason that the pod waits for, when it changes.
+        on_wait: called with the reason why the pod waits, when it changes.
 
     Raises:
         RbacDeniedError: pods/exec is not allowed; nothing was created.
-        PodImageError: the image keeps the pod from starting.
+        PodImageError: the pod cannot start because of its image.
         BadInputError: the claim does not exist, the pod is refused, or it cannot start.
-        RetryableError: the API server does not answer, or the pod is not ready within READY_TIMEOUT_SECONDS.
+        RetryableError: the API server does not answer, or the pod is not ready within
+            READY_TIMEOUT_SECONDS.
     """
     if helper_spec.claim is not None:
         _require_exec(api)
@@ -172,11 +178,11 @@ def _create_pod(api: KubeClient, helper_spec: HelperPodSpec, name: str) -> None:
 
 
 def exec_file_server(api: KubeClient, name: str) -> PodExec:
-    """The program in the pod that serves its files.
+    """Start the program in the pod that serves its files.
 
     Raises:
         RbacDeniedError: pods/exec is not allowed; the message names the ClusterRole.
-        ApiError: the pod is gone; NoResponseError when there is no answer.
+        ApiError: the pod is gone; NoResponseError if the server does not answer.
     """
     try:
         return PodExec(api.connection, name, ["python", "-m", "edl.pod.files", CLAIM_MOUNT], namespace=api.namespace)
@@ -192,7 +198,7 @@ def exec_file_server(api: KubeClient, name: str) -> PodExec:
 
 
 def _require_exec(api: KubeClient) -> None:
-    """Asked first: a pod is not made and waited for only to find that nobody may use it."""
+    """Check the right first, so that no pod is created and awaited that the user may not use."""
     if not has_right(api, _EXEC_RIGHT):
         message = f"You may not {_EXEC_RIGHT} in namespace {api.namespace}; nothing was created"
         raise RbacDeniedError(message, hint=_exec_role_hint(api))
@@ -210,7 +216,7 @@ def _require_claim(api: KubeClient, claim: str) -> None:
         api.get(VOLUME_CLAIMS, claim)
     except NotFoundError as error:
         with_names = ""
-        with suppress(ApiError):  # then the message is shorter
+        with suppress(ApiError):  # the names are only a hint
             found = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
             with_names = f"There are: {', '.join(found)}." if found else "The namespace has none."
         raise BadInputError(
@@ -240,7 +246,10 @@ def _wait_until_running(api: KubeClient, name: str, helper_spec: HelperPodSpec, 
 
 
 def _pod_remedy(problem: PodProblem, helper_spec: HelperPodSpec) -> str:
-    """What can be done; ``problem`` may speak of a job file, and this pod has none."""
+    """The remedy for a helper pod.
+
+    That of ``problem`` may name a job file, and this pod has none.
+    """
     if problem.reason in IMAGE_REASONS:
         return helper_spec.image_remedy
     if insufficient_resources(problem.cluster_message):

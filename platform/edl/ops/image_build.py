@@ -1,4 +1,4 @@
-"""Building an image: a context in, the engine's own words out."""
+"""Builds an image from a context and yields the engine's output."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from edl.api.errors import BadInputError
 from edl.ops.docker_engine import BuildFailedError, DockerEngine, translate_docker_errors
 
 # --------------------------------------------------------------------------------------------------
-# The files that a build sends to the engine: the zoo without what no image needs, readable by any uid.
+# The files that a build sends to the engine: the zoo without ignored files, readable by any uid.
 
 
 DOCKERFILE = ".edl.Dockerfile"
-"""The Dockerfile's name in the context: one that no zoo has."""
+"""The Dockerfile's name in the context. It must differ from every file of a zoo."""
 IGNORE_FILE = ".dockerignore"
 ALWAYS_IGNORED = (".git", ".edl", ".venv", "**/__pycache__", "**/*.pyc")
 
 
 def ignore_patterns(zoo: Path) -> list[str]:
-    """Patterns of what stays out: the zoo's ``.dockerignore``, and what is never part of a model."""
+    """Patterns of excluded files: the zoo's ``.dockerignore``, and files that no model needs."""
     file = zoo / IGNORE_FILE
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     return [*ALWAYS_IGNORED, *(line.strip() for line in lines if line.strip() and not line.startswith("#"))]
 
 
 def pack_context(zoo: Path, dockerfile: str, archive_file: IO[bytes]) -> int:
-    """Write the context as a tar archive; its size in bytes.
+    """Write the context as a tar archive; returns its size in bytes.
 
-    The engine reads the Dockerfile from it and, because the context's ``.dockerignore`` names it, does not copy it.
+    The engine reads the Dockerfile from it and, because the context's ``.dockerignore`` names it,
+    does not copy it.
 
     Args:
         zoo: the folder whose content becomes the context.
@@ -45,7 +46,7 @@ def pack_context(zoo: Path, dockerfile: str, archive_file: IO[bytes]) -> int:
         archive_file: a binary file; left open, positioned at its start.
 
     Raises:
-        BadInputError: the zoo is no folder, holds no Python file, or one of its files cannot be read.
+        BadInputError: the zoo is not a folder, has no Python file, or a file cannot be read.
     """
     _require_models(zoo)
     patterns = ignore_patterns(zoo)
@@ -64,7 +65,7 @@ def pack_context(zoo: Path, dockerfile: str, archive_file: IO[bytes]) -> int:
 
 
 def make_readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The entry as root's, readable by everybody: a job's uid is not the uid of who built the image."""
+    """The entry with owner root, readable by all: a job's uid is not that of the image's builder."""
     runs = entry.isdir() or entry.mode & 0o100
     entry.mode = 0o755 if runs else 0o644
     entry.uid = entry.gid = 0
@@ -73,7 +74,7 @@ def make_readable(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _included_paths(zoo: Path, patterns: Sequence[str], added: Mapping[str, str]) -> Iterator[str]:
-    # the library appends to the list it is given
+    # exclude_paths appends to the given list: pass a copy.
     return (path for path in sorted(exclude_paths(str(zoo), list(patterns), DOCKERFILE)) if path not in added)
 
 
@@ -123,7 +124,7 @@ def require_image_name(image: str) -> str:
 
 
 def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments: Mapping[str, str]) -> Iterator[str]:
-    """Build the image; what the engine says meanwhile, line by line.
+    """Build the image; yields the engine's output line by line.
 
     Args:
         engine: from :func:`edl.ops.docker_engine.connect_engine`.
@@ -133,7 +134,7 @@ def build_image(engine: DockerEngine, context: IO[bytes], image: str, arguments:
 
     Raises:
         BuildFailedError: a step failed, or the base image cannot be pulled.
-        EngineError: the engine went away.
+        EngineError: the connection to the engine broke.
     """
     with translate_docker_errors(engine.address):
         messages = engine.client.build(
@@ -156,7 +157,7 @@ def build_lines(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         BuildFailedError: the messages say that the build failed.
     """
     rest, step, error = "", "", ""
-    for message in messages:  # to its end, error or not: the connection is free then
+    for message in messages:  # read to the end even after an error: this frees the connection
         error = error or str(message.get("error", ""))
         *whole, rest = (rest + _message_text(message)).split("\n")
         for line in (found.rstrip() for found in whole if found.strip()):
@@ -169,7 +170,7 @@ def build_lines(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def build_error(reason: str, step: str) -> BuildFailedError:
-    """The error for a build that failed at a step, such as ``Step 2/3 : FROM edl/edl:1``."""
+    """The error of a build that failed at a step, such as ``Step 2/3 : FROM edl/edl:1``."""
     if _BASE_IMAGE_MISSING.search(reason) and " FROM " in f"{step} ":
         hint = (
             "build the base image first (`make images` in EDL's repository: edl/edl, tagged dev and with the version) "
@@ -228,7 +229,7 @@ def render_dockerfile(base: str, *, packages: bool) -> str:
 def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[str, str]]:
     """The text of the Dockerfile to build, and its build arguments.
 
-    It is ``file``, else the zoo's own Dockerfile, else one that is made here.
+    It is ``file``, else the zoo's own Dockerfile, else a generated one.
 
     Args:
         zoo: the folder of models.
@@ -236,7 +237,7 @@ def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[s
         file: a Dockerfile to use instead of the zoo's own.
 
     Raises:
-        BadInputError: the Dockerfile cannot be read, or lets nobody choose its base.
+        BadInputError: the Dockerfile cannot be read, or has no argument for the base image.
     """
     own = zoo / "Dockerfile"
     chosen = file or (own if own.exists() else None)
@@ -263,7 +264,7 @@ def _read_dockerfile(file: Path) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Is an image one that a job's pods can run?
+# Checks whether a job's pods can run an image.
 
 
 ENTRY_POINT = "edl-role"
@@ -275,7 +276,7 @@ def inspect_image(engine: DockerEngine, image: str) -> dict[str, Any]:
     """The engine's description of an image: ``Config``, ``Size`` (bytes) and more.
 
     Raises:
-        EngineError: there is no such image, or the engine went away.
+        EngineError: there is no such image, or the connection to the engine broke.
     """
     with translate_docker_errors(engine.address):
         description: dict[str, Any] = engine.client.inspect_image(image)
@@ -283,7 +284,7 @@ def inspect_image(engine: DockerEngine, image: str) -> dict[str, Any]:
 
 
 def image_faults(config: Mapping[str, Any]) -> Iterator[str]:
-    """Why pods could not run an image of this ``Config``; nothing if they can."""
+    """The reasons why pods cannot run an image of this ``Config``."""
     kind = (config.get("Labels") or {}).get(IMAGE_LABEL)
     if kind is None:
         yield "it has no EDL inside: start FROM the training image edl/edl"
@@ -295,10 +296,10 @@ def image_faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def require_runnable_image(image: str, config: Mapping[str, Any]) -> None:
-    """Raise what keeps pods from running the image.
+    """Refuse an image that pods cannot run.
 
     Raises:
-        BadInputError: with every reason.
+        BadInputError: pods cannot run the image; the message has every reason.
     """
     if reasons := list(image_faults(config)):
         raise BadInputError("the image was built, but no job can run it", where=image, hint="\n  ".join(reasons))

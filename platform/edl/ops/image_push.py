@@ -1,4 +1,4 @@
-"""Pushing an image: what each layer has sent, and how a registry says no."""
+"""Pushes an image: progress by layer, and the refusals of registries."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DONE_STATUSES = ("Pushed", "Layer already exists")
 
 @dataclass(frozen=True, slots=True)
 class PushProgress:
-    """How far a push is.
+    """The progress of a push.
 
     Attributes:
-        sent_bytes: bytes sent, of each layer that is under way or done.
-        total_bytes: bytes in all, of the same layers.
+        sent_bytes: bytes sent of each layer that has started.
+        total_bytes: size of each of these layers.
         waiting_layers: layers that have not started.
         finished_layers: layers that the registry has.
-        digest: of the pushed image, once everything is there.
+        digest: digest of the pushed image, at the end.
     """
 
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -58,7 +58,7 @@ class PushProgress:
 
     def _with_layer_progress(self, layer: str, detail: Mapping[str, int]) -> PushProgress:
         sent = detail.get("current", 0)
-        size = max(detail.get("total", 0), sent)  # the engine estimates totals, and passes them
+        size = max(detail.get("total", 0), sent)  # totals are estimates, and more may be sent
         return replace(
             self,
             sent_bytes={**self.sent_bytes, layer: sent},
@@ -71,8 +71,8 @@ def push_image(engine: DockerEngine, image: str) -> Iterator[PushProgress]:
     """Push an image to the registry that its name says, with the credentials of ``docker login``.
 
     Raises:
-        PushRefusedError: there is no such image here, or the registry refuses it.
-        EngineError: the engine went away.
+        PushRefusedError: the engine has no such image, or the registry refuses it.
+        EngineError: the connection to the engine broke.
     """
     with translate_docker_errors(engine.address):
         try:
@@ -86,10 +86,10 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
     """The states of a push, from the engine's messages.
 
     Raises:
-        PushRefusedError: a message says no.
+        PushRefusedError: a message reports an error.
     """
     state, error = PushProgress(), ""
-    for message in messages:  # to its end, error or not: the connection is free then
+    for message in messages:  # read to the end even after an error: this frees the connection
         error = error or str(message.get("error", ""))
         state = state.with_message(message)
         yield state
@@ -98,7 +98,7 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
 
 
 def push_error(reason: str, image: str) -> PushRefusedError:
-    """The error for a push that ended with these words."""
+    """The error of a push, from the engine's message."""
     if _NO_IMAGE.search(reason):
         hint = "`edl zoo build PATH --image NAME` makes it; `docker images` lists what there is"
         return PushRefusedError("there is no such image in the Docker engine", where=image, hint=hint)
