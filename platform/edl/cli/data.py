@@ -200,8 +200,9 @@ app = typer.Typer(
 app.command()(cp)
 app.command()(ls)
 
-# NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the light client has none
-# of them. Hence these choices are named here too; mypy compares them with those of edl.data.
+# NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the
+# light client has none of them. Hence these choices are named here too; mypy compares them with
+# those of edl.data.
 Format: TypeAlias = Literal["recordio", "csv"]
 Compression: TypeAlias = Literal["none", "snappy", "gzip"]
 ImageSource: TypeAlias = Literal["auto", "keras", "digits"]

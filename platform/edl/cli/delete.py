@@ -71,20 +71,20 @@ def delete(
 
 
 def _require_known_jobs(api: KubeClient, names: list[str]) -> None:
-    """Nothing is deleted where one of the names is wrong."""
+    """Raise UnknownJobError if one of the jobs does not exist, before any of them is deleted."""
     from edl.ops import job_view
     from edl.ops.job_deletion import list_job_objects, token_secret_exists
 
     for job in names:
         if not list_job_objects(api, job) and not token_secret_exists(api, job):
-            job_view.find_job(api, job)  # says which there are
+            job_view.find_job(api, job)  # its error lists the existing jobs
 
 
 def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
-    """Names of the namespace's jobs in one of the phases; says so when there are none.
+    """Names of the namespace's jobs in one of the phases. Prints a message if there are none.
 
     Raises:
-        BadInputError: there is no such phase.
+        BadInputError: a phase does not exist.
     """
     from edl.ops import job_view
 
@@ -101,7 +101,10 @@ def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
 
 
 def deletion_outline(job: str, leftovers: JobObjects) -> list[str]:
-    """What there is of the job; nothing that can be seen: its token."""
+    """A summary of the objects to delete.
+
+    If no object can be listed, the token's Secret is all that is left.
+    """
     from edl.ops.job_deletion import count_by_kind
     from edl.ops.job_view import find_existing_job, format_submit_time
 

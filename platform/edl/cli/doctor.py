@@ -1,4 +1,4 @@
-"""``edl doctor``: whether a cluster and a namespace are fit for jobs, and who can mend what is missing."""
+"""``edl doctor``: whether jobs can run in a cluster and a namespace, and who can fix the problems."""
 
 from __future__ import annotations
 

@@ -293,7 +293,8 @@ def _is_thread(number: int) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The logs of a run of this machine: files, of which the newest lines are followed until the run has ended.
+# The logs of a run of this machine: files, of which the newest lines are followed until the run has
+# ended.
 
 
 _POLL_SECONDS = 0.5

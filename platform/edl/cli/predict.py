@@ -42,7 +42,8 @@ def predict(
 
     Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
-    # How to train is nothing to those who predict, and may ask for more workers than this command starts
+    # Rules about training do not apply to a prediction: workers.min may exceed the number of
+    # workers that this command starts.
     spec = replace(read_job_file(job, settings or [], workers, None, required="prediction"), strategy=Strategy())
     if next(output.glob("*.npz"), None) is not None:
         raise BadInputError("holds predictions already", where=str(output), hint="Name another directory, or empty it.")

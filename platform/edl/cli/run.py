@@ -79,7 +79,7 @@ def run(
 def read_job_file(
     job: Path, settings: list[str], workers: int | None, ps: int | None, required: str = "training"
 ) -> JobSpec:
-    """The job with what the command line says, and with the paths of this machine.
+    """The job file with the overrides of the command line and the paths of this machine.
 
     Raises:
         BadInputError: the file or an option is wrong.
@@ -115,7 +115,7 @@ def _open_run_directory(
 
 @contextmanager
 def _explain_damaged_journal(folder: Path, resume: str | None, order: RunArguments) -> Iterator[None]:
-    """Give the hint of a damaged journal as the command to type."""
+    """Add the command that resumes from a checkpoint to the hint of a damaged journal."""
     try:
         yield
     except JournalDamagedError as error:

@@ -329,7 +329,8 @@ def next_step_lines(options: SubmitOptions, job: str, *, started: bool) -> Seque
 
 
 # --------------------------------------------------------------------------------------------------
-# ``edl submit --resume``: checks before the earlier job is removed, and the report of the resumed run.
+# ``edl submit --resume``: checks before the earlier job is removed, and the report of the resumed
+# run.
 
 
 @dataclass(frozen=True, slots=True)

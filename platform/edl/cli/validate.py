@@ -1,4 +1,4 @@
-"""``edl validate``: is this job file right, and what would it run?"""
+"""``edl validate``: check a job file and show what it would run."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def validate(
 
 
 def spec_outline(spec: JobSpec) -> list[str]:
-    """What the job would run, a few lines for people."""
+    """A few lines about what the job would run, for people."""
     lines = [f"job {spec.name}: {spec.model.definition} from {spec.model.zoo}"]
     if spec.data.training:
         lines.append(f"trains on {_path_list(spec.data.training)}: {_training_text(spec)}")

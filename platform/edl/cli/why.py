@@ -1,4 +1,4 @@
-"""``edl why``: why a job waits, is slow or has failed, in plain words and with what can be done."""
+"""``edl why``: why a job waits, is slow or has failed, and what the user can do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def why(
 
 
 def gather_evidence(api: KubeClient, job: str, job_arguments: str) -> JobEvidence:
-    """All that a diagnosis needs; raises UnknownJobError."""
+    """Collect the input of a diagnosis; raises UnknownJobError."""
     from edl.ops import job_view
     from edl.ops.diagnosis import JobEvidence
     from edl.ops.job_view import list_job_events
@@ -88,6 +88,8 @@ def _list_nodes(api: KubeClient) -> list[Manifest] | None:
     from edl.cluster.kubernetes.api_errors import ForbiddenError
     from edl.cluster.kubernetes.resource_kinds import NODES
 
-    with suppress(ForbiddenError):  # many users may not; then what can never fit is not told apart
+    # Many users may not list nodes. The diagnosis then cannot tell a pod that can never fit from
+    # one that waits for capacity.
+    with suppress(ForbiddenError):
         return list(api.list(NODES).items)
     return None

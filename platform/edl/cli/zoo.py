@@ -1,4 +1,4 @@
-"""``edl zoo``: a folder of models becomes an image that jobs run."""
+"""``edl zoo``: create a model zoo; build and push its image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
-    """Show the states of a push as they come: a bar on a terminal, a line per layer elsewhere. The last state."""
+    """Show the progress of a push and return its last state.
+
+    A terminal gets a bar; other outputs get one line per layer.
+    """
     from edl.ops.image_push import PushProgress
 
     last = PushProgress()
@@ -141,7 +144,7 @@ def _job_file_hint(zoo: Path, image: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The model zoo that ``edl zoo init`` writes, and what a zoo defines.
+# The model zoo that ``edl zoo init`` writes, and the model definitions of a zoo.
 
 
 TEMPLATE_DIRECTORY = files("edl.cli").joinpath("templates", "zoo")
@@ -152,18 +155,21 @@ TEMPLATE_FILES = {
     "job.yaml": "job.yaml",
     "README.md": "README.md",
 }
-"""The template's files, and their names in a zoo."""
+"""The template's files and their names in a zoo.
+
+The template has no dot files; ``.dockerignore`` gets its dot when it is written.
+"""
 
 
 def write_zoo(directory: Path, base: str) -> list[Path]:
-    """Write the template; the files, in the order of :data:`TEMPLATE_FILES`.
+    """Write the template; return the files in the order of :data:`TEMPLATE_FILES`.
 
     Args:
-        directory: made if it is not there.
-        base: the training image that the Dockerfile starts from.
+        directory: the zoo's folder. It is created if it does not exist.
+        base: the training image that the Dockerfile is based on.
 
     Raises:
-        BadInputError: one of the files exists; nothing was written.
+        BadInputError: one of the files exists already; nothing was written.
         StorageError: the directory cannot be written.
     """
     targets = {source: directory / name for source, name in TEMPLATE_FILES.items()}

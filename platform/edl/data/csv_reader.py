@@ -19,8 +19,9 @@ from edl.data.reader_factory import ReaderOptions
 # --------------------------------------------------------------------------------------------------
 # One CSV file, read by row number through an index of byte offsets.
 #
-# Files are UTF-8 and quoted as in RFC 4180, so cells may contain line breaks. Empty lines are not records. The first
-# pass over a file counts its rows and stores the byte offset of every 256th row; this index stays in memory.
+# Files are UTF-8 and quoted as in RFC 4180, so cells may contain line breaks. Empty lines are not
+# records. The first pass over a file counts its rows and stores the byte offset of every 256th row;
+# this index stays in memory.
 
 
 _ROWS_PER_BLOCK = 256
@@ -78,8 +79,8 @@ class CsvFile:
     def __init__(self, path: Path, dialect: CsvDialect) -> None:
         self.path = path
         self._dialect = dialect
-        # Row number and offset at which the last read ended, so that reads in order parse no row twice. One tuple,
-        # replaced as a whole, because threads share it.
+        # Row number and offset at which the last read ended, so that reads in order parse no row
+        # twice. One tuple, replaced as a whole, because threads share it.
         self._resume_position = (0, 0)
 
     @cached_property
@@ -175,7 +176,8 @@ class CsvRowStream(Iterator[CsvRow]):
                 cells = next(self._parser)
             except csv.Error as error:
                 fault = str(error)
-            # decoding happens inside next(), line by line, so the flag is about the lines of this row
+            # decoding happens inside next(), line by line, so the flag is about the lines of this
+            # row
             if self._has_invalid_utf8:
                 fault = NOT_UTF8
             if cells or fault:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from edl.api.errors import BadInputError, EdlError, RetryableError
 
 # --------------------------------------------------------------------------------------------------
-# Hints for files in other formats: for each format, a few lines of Python that convert such a file to RecordIO.
+# Hints for files in other formats: for each format, a few lines of Python that convert such a file
+# to RecordIO.
 #
 # Each hint has a complete program to copy. A test runs each of them and reads what it wrote.
 

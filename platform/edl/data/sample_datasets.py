@@ -19,7 +19,8 @@ from edl.data.synthetic_clicks import ID_FEATURES, NUMBER_FEATURES, ClickModel, 
 from edl.data.tf_example import FeatureValue
 
 # --------------------------------------------------------------------------------------------------
-# Handwritten digits that need no network: the 8x8 images of scikit-learn, enlarged to the shape of MNIST.
+# Handwritten digits that need no network: the 8x8 images of scikit-learn, enlarged to the shape of
+# MNIST.
 
 
 ImageArray: TypeAlias = npt.NDArray[np.uint8]
@@ -110,13 +111,13 @@ def _add_noise(images: ImageArray, rng: np.random.Generator) -> ImageArray:
 # --------------------------------------------------------------------------------------------------
 # MNIST through keras.datasets, if the network or Keras' cache has it.
 #
-# Keras runs in another process, because importing TensorFlow takes seconds and a process can be killed if a download
-# hangs.
+# Keras runs in another process, because importing TensorFlow takes seconds and a process can be
+# killed if a download hangs.
 
 
 _MNIST_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/mnist.npz"
-# A short probe of the network first: Keras would wait and retry much longer. The process limit is above urllib's own
-# timeout, because that timeout does not cover DNS lookups.
+# A short probe of the network first: Keras would wait and retry much longer. The process limit is
+# above urllib's own timeout, because that timeout does not cover DNS lookups.
 _PROBE_SECONDS = 4.0
 _PROBE_SCRIPT = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=3).close()"
 _LOAD_SECONDS = 180.0

@@ -20,8 +20,9 @@ from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Reco
 # --------------------------------------------------------------------------------------------------
 # Copies records in any order out of the buffers that contain them.
 #
-# A shuffled minibatch reads memory in random order, so nearly every record is a cache miss. The native code prefetches
-# the next records while it copies one. ``make native`` builds it; without it, slower Python code does the same.
+# A shuffled minibatch reads memory in random order, so nearly every record is a cache miss. The
+# native code prefetches the next records while it copies one. ``make native`` builds it; without
+# it, slower Python code does the same.
 
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -45,8 +46,8 @@ def fastest_gather() -> Callable[[list[bytes], Numbers, Numbers, Numbers], list[
 # --------------------------------------------------------------------------------------------------
 # The keyed permutation of ``edl.core.shuffle``, for many positions at once.
 #
-# The native code (``make native``) takes a tenth of NumPy's time, because NumPy passes over all numbers once for each
-# operation.
+# The native code (``make native``) takes a tenth of NumPy's time, because NumPy passes over all
+# numbers once for each operation.
 
 
 Positions: TypeAlias = npt.NDArray[np.int64]
@@ -55,7 +56,8 @@ PermutedRange: TypeAlias = Callable[[int, int, int, int], Positions]
 
 def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions:
     """Images of the positions ``[first, last)`` under the keyed permutation of ``range(count)``: ``[last - first]``."""
-    # the Feistel network permutes a range up to four times as large: repeat it for results outside of ``count``
+    # the Feistel network permutes a range up to four times as large: repeat it for results outside
+    # of ``count``
     found = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
     while (beyond := np.flatnonzero(found >= count)).size:
         found[beyond] = feistel_permute(found[beyond], count, key)
@@ -179,7 +181,8 @@ class ShuffledReader:
         blocks = numbers.tolist()
         for number in set(blocks).difference(cached_blocks):
             self._cache_block(number, self._load_block(number, on_corrupt))
-        # blocks in packed form and as lists may be mixed: only if all are packed, the fast path applies
+        # blocks in packed form and as lists may be mixed: only if all are packed, the fast path
+        # applies
         if len(window.held) == len(cached_blocks):
             collected += window.take(unmixed)
             return
@@ -229,8 +232,8 @@ class ShuffledReader:
         start, size, _ = order.window_at(position)
         if self._window == (epoch, start):
             return
-        # Two windows may share blocks: the last block of one is often the first of the next, and a small data set is
-        # one window in every epoch.
+        # Two windows may share blocks: the last block of one is often the first of the next, and a
+        # small data set is one window in every epoch.
         cached_records = {self._blocks[number]: records for number, records in self._cached_blocks.items()}
         damaged = {self._blocks[number] for number in self._damaged_blocks}
         self._blocks = order.blocks

@@ -166,7 +166,8 @@ def _shared_embedding(layer: Any, **options: Any) -> Any:
 
 def _known_id_lookup(known_ids: Any) -> Any:
     """A layer that maps the known ids to 1, 2, ... in ascending order, and all other ids to 0."""
-    # IntegerLookup needs an id for unknown ids that is not in the vocabulary: the smallest free one.
+    # IntegerLookup needs an id for unknown ids that is not in the vocabulary: the smallest free
+    # one.
     counted = known_ids[known_ids >= 0]
     gaps = np.flatnonzero(counted != np.arange(len(counted)))
     lookup = keras.layers.IntegerLookup(mask_token=None, oov_token=int(gaps[0]) if len(gaps) else len(counted))

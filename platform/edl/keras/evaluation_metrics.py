@@ -452,7 +452,8 @@ def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_ba
             added = a + b
         finite = np.isfinite(added) & np.isfinite(together)
         all_finite = all_finite and bool(finite.all())
-        # float32 sums in another order differ slightly; states that cannot be added differ by far more.
+        # float32 sums in another order differ slightly; states that cannot be added differ by far
+        # more.
         if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
             raise BadInputError(
                 f"the states of the metric '{first_half.name}' ({type(first_half.metric).__name__}) "

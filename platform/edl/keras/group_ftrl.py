@@ -64,7 +64,8 @@ class GroupFtrl(keras.optimizers.Ftrl):  # type: ignore[misc]
         linear, l1 = self._linears[self._get_variable_index(variable)], self.l1_regularization_strength
         pull = ops.subtract(ops.clip(linear, -l1, l1), linear)
         lengths = ops.sqrt(ops.sum(ops.square(pull), axis=1, keepdims=True))
-        # The square root of the width makes the strength comparable between tables of different widths.
+        # The square root of the width makes the strength comparable between tables of different
+        # widths.
         limit = self.group_lasso_regularization_strength * sqrt(variable.shape[1])
         return 1 - limit / ops.maximum(lengths, limit)
 

@@ -165,7 +165,8 @@ class ModelVariables:
 
         Only workers whose models have equal digests may train together.
         """
-        # Sorted, because the flat order depends on the number of PS, and a job may be resumed with another number.
+        # Sorted, because the flat order depends on the number of PS, and a job may be resumed with
+        # another number.
         facts = sorted([s.name, s.shape, s.statistic] for s in self.specs)
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 

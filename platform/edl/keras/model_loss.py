@@ -242,7 +242,8 @@ class ModelLoss:
             squeezed = tf.squeeze(labels, axis=-1) if labels.shape.rank > 1 else labels
             classes = tf.cast(tf.round(squeezed) if labels.dtype.is_floating else squeezed, tf.int32)
         known = tf.logical_and(classes >= 0, classes < len(table))
-        # tf.gather raises on a CPU for a class outside of the table, so these look up class 0 first.
+        # tf.gather raises on a CPU for a class outside of the table, so these look up class 0
+        # first.
         class_weights = tf.gather(tf.constant(table), tf.where(known, classes, 0))
         return tf.where(known, class_weights, 1.0)
 

@@ -47,7 +47,8 @@ def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: 
                 f"{callback_text} decides by evaluations, but the job has no records to evaluate on",
                 hint="set data.validation, or remove the callback",
             )
-        # ModelCheckpoint is useful with a single evaluation at the end; the others can change nothing then.
+        # ModelCheckpoint is useful with a single evaluation at the end; the others can change
+        # nothing then.
         if spec.train.evaluation_steps is None and not isinstance(callback, keras.callbacks.ModelCheckpoint):
             raise BadInputError(
                 f"{callback_text} decides by evaluations, but the only evaluation is at the end",

@@ -355,7 +355,8 @@ class KerasNetwork:
             _zeros_where_none(row_gradients_or_none, row_values),
         )
         self._update_local_variables(scope)
-        # For a statistic the worker sends its change, because the PS adds the changes of all workers.
+        # For a statistic the worker sends its change, because the PS adds the changes of all
+        # workers.
         by_position = dict(zip(self._variables.trained_positions, gradients, strict=True))
         pieces = [
             by_position[index] if index in by_position else scope.get_current_value(weight) - values[index]
@@ -465,7 +466,8 @@ def _optional_argument(weights: Any) -> tuple[Any, ...]:
 
 
 def _check_id_range(table: TableSpec, ids: UniqueIds) -> UniqueIds:
-    # One comparison checks both bounds: as unsigned numbers, negative ids are larger than all others.
+    # One comparison checks both bounds: as unsigned numbers, negative ids are larger than all
+    # others.
     if table.rows and ids.size and np.asarray(ids).view(np.uint64).max() >= table.rows:
         wrong_id = ids.min() if ids.min() < 0 else ids.max()
         raise id_out_of_range_error(int(wrong_id), table.rows, {table.name: table.dim})

@@ -221,9 +221,10 @@ def _tensor_id(tensor: Any) -> TensorId:
 # Losses of one label and one prediction per record that accidentally broadcast.
 #
 # TensorFlow broadcasts labels ``(n,)`` and predictions ``(n, 1)``, the shape of ``Dense(1)``: their
-# difference is ``(n, n)``. The mean of it falls in training, but compares labels with predictions of
-# other records. Keras' ``compile`` gives both the same shape before it calls a loss. EDL cannot do
-# that: a loss that reshapes by itself, as with ``tf.expand_dims(labels, 1)``, would then broadcast.
+# difference is ``(n, n)``. The mean of it falls in training, but compares labels with predictions
+# of other records. Keras' ``compile`` gives both the same shape before it calls a loss. EDL cannot
+# do that: a loss that reshapes by itself, as with ``tf.expand_dims(labels, 1)``, would then
+# broadcast.
 
 
 _PROBE_RECORD_COUNT = 7919

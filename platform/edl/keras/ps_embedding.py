@@ -154,7 +154,8 @@ def convert_to_ps_embedding(layer: Any, seed: int) -> None:
     unsupported = _unsupported_reason(layer)
     if unsupported is not None:
         raise unsupported_embedding_error(layer, *unsupported)
-    # This creates a variable without rows, because only Keras knows the name that the table would have.
+    # This creates a variable without rows, because only Keras knows the name that the table would
+    # have.
     variable = layer.add_weight(shape=(0, layer.output_dim), initializer="zeros", name="embeddings")
     layer._untrack_variable(variable)
     # Bypass Keras, which would track variables and layers in assigned attributes.

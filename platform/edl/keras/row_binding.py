@@ -263,8 +263,8 @@ def _is_widening_cast(operation: Any) -> bool:
 # Check that a model's ids depend only on its features.
 #
 # Rows are pulled before a step runs. So ids must not depend on variables, on looked-up rows or on
-# random numbers, and must be the same in training and in evaluation. The check traces the model once
-# in each mode and examines the operations that compute the ids; it runs nothing.
+# random numbers, and must be the same in training and in evaluation. The check traces the model
+# once in each mode and examines the operations that compute the ids; it runs nothing.
 
 
 def check_id_dependencies(model: Any, layers: Sequence[Any], features: Any) -> None:

@@ -44,7 +44,8 @@ class TracedFunction:
         """Call the function; traces it for new types and shapes."""
         trace, leaves = self.find_trace(*arguments)
         flat = tf.nest.flatten(leaves, expand_composites=True)
-        # A private method of TensorFlow: the part of a tf.function call after the comparison of signatures.
+        # A private method of TensorFlow: the part of a tf.function call after the comparison of
+        # signatures.
         return trace._call_flat(flat, trace.captured_inputs)
 
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:

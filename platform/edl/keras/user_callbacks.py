@@ -73,7 +73,8 @@ def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> Non
     if not params:
         return
     for callback in callbacks:
-        # A progress bar shows global steps here, which do not restart with an epoch: it gets no target.
+        # A progress bar shows global steps here, which do not restart with an epoch: it gets no
+        # target.
         bar = isinstance(callback, keras.callbacks.ProgbarLogger)
         callback.set_params({**params, "steps": None} if bar else dict(params))
 
@@ -258,7 +259,8 @@ class KerasCallbacks:
 
     def begin_step(self, step: int) -> None:
         """Call the callbacks before a minibatch; ``step`` is the global step."""
-        # Callbacks read this step's rate from a schedule, and TensorBoard its step, from iterations.
+        # Callbacks read this step's rate from a schedule, and TensorBoard its step, from
+        # iterations.
         if not self._trains_locally:
             self._model.optimizer.iterations.value.assign(step, read_value=False)
         with self._calling_user_code("on_train_batch_begin"):
@@ -305,8 +307,8 @@ class KerasCallbacks:
                 self._scheduled_rates.assign_epoch_rate(epoch)
             rate = self._current_rate() if epoch == self._resumed_epoch else None
             self._callback_list.on_epoch_begin(epoch)
-            # The run was resumed in the middle of this epoch. Callbacks set a rate at its beginning,
-            # which ReduceLROnPlateau may have lowered since: keep the restored rate.
+            # The run was resumed in the middle of this epoch. Callbacks set a rate at its
+            # beginning, which ReduceLROnPlateau may have lowered since: keep the restored rate.
             if rate is not None:
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
@@ -471,8 +473,8 @@ class _EpochRates:
 
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-        # Keras does not allow to assign the rate of an optimizer with a schedule. The callback itself
-        # raises Keras' error for it.
+        # Keras does not allow to assign the rate of an optimizer with a schedule. The callback
+        # itself raises Keras' error for it.
         self._schedules = [] if has_schedule else schedules
         self._optimizer = optimizer
         self._rate_by_epoch = [float(optimizer.learning_rate)] if self._schedules else []

@@ -85,8 +85,8 @@ def import_zoo_module(zoo: Path, zoo_module: ZooModule) -> ModuleType:
             sys.path.remove(folder)
         sys.path.insert(0, folder)
     if str(Path.cwd()) not in sys.path:
-        # Role processes start without the current folder, but a model may import from it. It comes last so
-        # that it hides nothing.
+        # Role processes start without the current folder, but a model may import from it. It comes
+        # last so that it hides nothing.
         sys.path.append(str(Path.cwd()))
     path_parts = [part for part in zoo_module.path.relative_to(zoo).with_suffix("").parts if part != "__init__"]
     # A name with the zoo's own name in front has one part more than the path inside the zoo.

@@ -235,7 +235,8 @@ class _ShardArrays:
 
 def _split_row_array_name(rest: str) -> tuple[str, str]:
     """Split an array's name after ``rows/`` into the table and ``ids``, ``values``, ``seen`` or ``slot/<slot>``."""
-    # from the right, because names of tables contain slashes; a slot variable may be called seen, too
+    # from the right, because names of tables contain slashes; a slot variable may be called seen,
+    # too
     table, _, last = rest.rpartition("/")
     if last in ("ids", "values") or (last == "seen" and not table.endswith("/slot")):
         return table, last

@@ -207,7 +207,8 @@ def prune_checkpoints(
     committed = committed_cuts(checkpoints_dir)
     if not committed:
         return []
-    # newer cuts without a manifest are being written by parameter servers: only older ones are removed
+    # newer cuts without a manifest are being written by parameter servers: only older ones are
+    # removed
     stay = {*committed[-keep_count:], *protected_cuts}
     removed = [cut for cut in cuts if cut < committed[-1] and cut not in stay]
     for cut in removed:

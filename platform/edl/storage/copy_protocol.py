@@ -108,10 +108,12 @@ def read_frame(read: Callable[[int], bytes]) -> CopyFrame | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# A file that arrives in parts, perhaps over several connections. It gets its name when its checksum was verified.
+# A file that arrives in parts, perhaps over several connections. It gets its name when its checksum
+# was verified.
 #
-# Received bytes are in ``.<name>.<16 hex digits of its SHA-256>.part`` beside the final name. The digits ensure that a
-# transfer continues only what an earlier transfer of the same content has left.
+# Received bytes are in ``.<name>.<16 hex digits of its SHA-256>.part`` beside the final name. The
+# digits ensure that a transfer continues only what an earlier transfer of the same content has
+# left.
 
 
 _BLOCK_BYTES = 1 << 20

@@ -134,7 +134,8 @@ def write_json(path: Path, value: Any, *, fsync: bool = False, mode: int | None 
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        # without fsync the rename is still atomic for readers, but a crash of the machine may lose the content
+        # without fsync the rename is still atomic for readers, but a crash of the machine may lose
+        # the content
         os.rename(temporary, path)
         if fsync:
             sync_directory(path.parent)

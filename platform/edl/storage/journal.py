@@ -72,8 +72,8 @@ class DurablePosition:
         """
         if lsn <= self._lsn:
             return
-        # A lock for each waiter: a commit wakes only the threads that it covers. With a shared Condition, all of them
-        # would wake and contend for its lock.
+        # A lock for each waiter: a commit wakes only the threads that it covers. With a shared
+        # Condition, all of them would wake and contend for its lock.
         gate = threading.Lock()
         gate.acquire()
         if self.call_when_reached(lsn, gate.release) and not gate.acquire(timeout=-1 if timeout is None else timeout):
@@ -167,7 +167,8 @@ class Journal:
         )
         try:
             journal_replay = replay_journal(directory)
-            # before anything is written: a new segment's fence would make a lost end of the journal permanent
+            # before anything is written: a new segment's fence would make a lost end of the journal
+            # permanent
             validate_replay(journal_replay)
             remove_unfinished_segments(directory)
             incarnation = max(journal_replay.incarnation + 1, minimum_incarnation)
@@ -302,7 +303,8 @@ class Journal:
             if isinstance(item, bytes):
                 group.append(item)
             else:
-                # entries before the snapshot belong to the old segment, which must be complete first
+                # entries before the snapshot belong to the old segment, which must be complete
+                # first
                 self._commit_group(group)
                 self._chain.compact(item.opening)
                 self._durable_position.advance(1)

@@ -162,7 +162,8 @@ def _load_segment(directory: Path, segment: SegmentId, fenced_length: int | None
     except BadRecordError as bad:
         raise _damaged_error(path, bad) from None
     end, count, bad_record = _scan_intact_records(view, begin, limit)
-    # a bad record is a torn tail only in the newest segment, and only if no durable group follows it
+    # a bad record is a torn tail only in the newest segment, and only if no durable group follows
+    # it
     if bad_record is not None and (fenced_length is not None or find_group_start(data, end) is not None):
         raise _damaged_error(path, bad_record)
     return _SegmentData(path, view, _decode_record(view, HEADER_STRUCT.size, begin, path), begin, end, count)

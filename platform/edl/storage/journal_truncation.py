@@ -95,7 +95,8 @@ def check_not_truncated(run: RunDirectory, journal_replay: JournalReplay) -> Jou
     journaled_checkpoint = journaled_cuts.checkpoint
     if journaled_checkpoint is None or _has_manifest(run, journaled_checkpoint.cut):
         return journaled_cuts
-    # a checkpoint is pruned only after the journal has a newer one, so the named one must exist if a newer one does
+    # a checkpoint is pruned only after the journal has a newer one, so the named one must exist if
+    # a newer one does
     complete = [cut for cut in existing_cuts if _has_manifest(run, cut)]
     if complete and complete[-1] > journaled_checkpoint.cut:
         raise JournalDamagedError(
@@ -134,11 +135,13 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# Replacing a damaged journal by one that begins at the newest intact checkpoint: ``--resume RUN --from-checkpoint``.
+# Replacing a damaged journal by one that begins at the newest intact checkpoint: ``--resume RUN
+# --from-checkpoint``.
 #
-# A checkpoint has the parameters, the ledger and the description of the data set, so it is all that a run needs to
-# continue. Records that were done after it are done again. The new journal is one segment with an empty fence, so it
-# voids the older segments at the moment in which it gets its name. These are then moved aside, for analysis.
+# A checkpoint has the parameters, the ledger and the description of the data set, so it is all that
+# a run needs to continue. Records that were done after it are done again. The new journal is one
+# segment with an empty fence, so it voids the older segments at the moment in which it gets its
+# name. These are then moved aside, for analysis.
 
 
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")

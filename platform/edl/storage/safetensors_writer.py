@@ -24,9 +24,9 @@ from edl.storage.safetensors_header import DTYPE_CODES, encode_safetensors_heade
 # --------------------------------------------------------------------------------------------------
 # The CRC-32 of concatenated bytes, like zlib's ``crc32_combine``, which Python does not have.
 #
-# CRC-32 is linear: the checksum of a concatenation is that of the second part, xor the checksum of the first part times
-# x^(8n), for n bytes in the second part. Products are of polynomials over GF(2) modulo that of the CRC
-# (https://zlib.net/crc_v3.txt).
+# CRC-32 is linear: the checksum of a concatenation is that of the second part, xor the checksum of
+# the first part times x^(8n), for n bytes in the second part. Products are of polynomials over
+# GF(2) modulo that of the CRC (https://zlib.net/crc_v3.txt).
 
 
 _MODULUS = 0xEDB88320
@@ -69,8 +69,8 @@ def _raise_polynomial(base: int, exponent: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Checking for free space before the first byte of a checkpoint is written.
 #
-# The journal is on the same disk. If a checkpoint filled the disk, the master could not write its journal, and the job
-# would fail.
+# The journal is on the same disk. If a checkpoint filled the disk, the master could not write its
+# journal, and the job would fail.
 
 
 RESERVE_BYTES = 16 << 20
@@ -102,10 +102,11 @@ def ensure_free_space(folder: Path, size: int) -> None:
 # --------------------------------------------------------------------------------------------------
 # Writing a large file in steps, each of which is synced, instead of syncing everything at the end.
 #
-# The kernel would keep gigabytes of written data in memory, which counts toward the memory limit of a pod. Each new
-# page is allocated and cleared before data is copied into it, which costs more than the copy; in a virtual machine
-# that returns unused memory, it also causes a page fault in the host. At the end, fsync would have to write everything.
-# In steps, the file uses the memory of one step again and again. RocksDB's ``bytes_per_sync`` does the same.
+# The kernel would keep gigabytes of written data in memory, which counts toward the memory limit of
+# a pod. Each new page is allocated and cleared before data is copied into it, which costs more than
+# the copy; in a virtual machine that returns unused memory, it also causes a page fault in the
+# host. At the end, fsync would have to write everything. In steps, the file uses the memory of one
+# step again and again. RocksDB's ``bytes_per_sync`` does the same.
 
 
 SYNC_STEP_BYTES = 32 << 20

@@ -261,7 +261,8 @@ class SegmentChain:
                 sync_file(directory / name)
         opening = encode_record({"holder": holder, "fence": dict(fence)})
         self._writer = SegmentWriter(directory, SegmentId(incarnation, 1), opening)
-        # time (ns) of the folder's last change for which it was checked that no newer incarnation exists; 0: check it
+        # time (ns) of the folder's last change for which it was checked that no newer incarnation
+        # exists; 0: check it
         self._checked_mtime_ns = 0
 
     @property
@@ -320,7 +321,8 @@ class SegmentChain:
                 where=str(self._directory),
                 hint="Another master runs this job now; this one must exit.",
             )
-        # Within one clock tick of the file system, a file may still be created without a new modification time.
+        # Within one clock tick of the file system, a file may still be created without a new
+        # modification time.
         self._checked_mtime_ns = modified if time.time_ns() - modified > _CLOCK_TICK_NS else 0
 
 
