@@ -43,7 +43,7 @@ COMMANDS = {
     "data": "Write example data sets; copy files to and from volumes.",
     "zoo": "Create a model zoo; build and push its image.",
 }
-"""The commands, each with its line in the help, in the order of the help."""
+"""The commands in the order of the help, each with its line there."""
 
 
 class DeferredCommand(TyperCommand):

@@ -1,7 +1,8 @@
-"""Runs of this machine, for the commands about jobs: the same picture that a job on a cluster has.
+"""Runs of this machine, in the form in which commands see a job on a cluster.
 
-A run directory holds what a master publishes on a cluster: status, events, summary and failure. Runs below ``./.edl``
-are found, where ``edl run`` keeps them unless ``storage.path`` says otherwise.
+A run directory has the same data that a master publishes on a cluster: status, events, summary and
+failure. Only runs below ``./.edl`` are found. ``edl run`` stores them there unless ``storage.path``
+names another folder.
 """
 
 from __future__ import annotations
@@ -64,27 +65,27 @@ class LocalRun(JobView):
 
     @property
     def is_local(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     @property
     def has_logs(self) -> bool:
-        """Not one of strategy Local, which prints to its terminal."""
+        """Whether the run has log files. Strategy Local has none: it prints to its terminal."""
         return any(self.run_dir.logs.glob("*.log"))
 
     @property
     def is_prediction(self) -> bool:
-        """Whether its directory has what a prediction starts from."""
+        """Whether the run is a prediction; only a prediction's directory has this file."""
         return (self.run_dir.path / PREDICT_FILE).exists()
 
     @property
     def location_text(self) -> str:
-        """Where it is and what its age counts from."""
+        """The run's place, and the event that its age counts from, as text."""
         return f"run {self.run_dir.run_id} on this machine, started"
 
     @property
     def created_at(self) -> float:
-        """When it was started or resumed last, in unix seconds."""
+        """When the run was last started or resumed, in unix seconds."""
         starts = [event.time for event in self.publication.events if isinstance(event, RunStarted)]
         if starts:
             return starts[-1]
@@ -94,12 +95,13 @@ class LocalRun(JobView):
 
     @property
     def desired(self) -> DesiredState:
-        """Nothing: who wants something of a run here presses Ctrl-C."""
+        """Always empty: on this machine only Ctrl-C changes a run."""
         return DesiredState()
 
     @property
     def phase(self) -> str:
-        """What it is doing; a run whose processes are gone without a word was interrupted."""
+        """The phase. A run whose processes are gone without a final status is ``Interrupted``."""
+        # The status of an earlier start may still be in the directory, so the process decides.
         status_phase = self.status.phase if self.status else ""
         if self.alive:
             return status_phase if status_phase and status_phase not in ENDED else "Starting"
@@ -107,7 +109,7 @@ class LocalRun(JobView):
 
     @property
     def ended_at(self) -> float | None:
-        """When it ended, as far as it said something."""
+        """When the run ended, if it wrote a status."""
         return self.status.updated if self.has_ended and self.status else None
 
 
@@ -122,7 +124,7 @@ def find_local_run(job: str) -> LocalRun:
     """The newest run of a job, or the one that ``JOB/RUN`` names.
 
     Raises:
-        BadInputError: there is none; says which there are.
+        BadInputError: there is no such run; the hint lists the existing runs.
     """
     name, _, run_id = job.partition("/")
     run_dirs = (
@@ -137,15 +139,16 @@ def find_local_run(job: str) -> LocalRun:
 
 
 def choose_local_run(job: str, *, local: bool, context: str | None, namespace: str | None) -> LocalRun | None:
-    """The run of this machine that a command is about; None: it is about a job on a cluster.
+    """The run of this machine that a command selects; None if it selects a job on a cluster.
 
-    ``--local`` and ``-n`` say so. Else a job on the cluster comes first, and a run of this machine is meant where there
-    is no kubeconfig, or no job of the name.
+    ``--local`` selects a run, and ``-n`` or ``--context`` a job. Without them a job on the cluster
+    has precedence: a run is selected if there is no kubeconfig, or no job with the name.
 
     Raises:
-        BadInputError: ``--local`` was given and there is no such run, or together with options about a cluster; or
-            there is no such run, and no kubeconfig.
-        RetryableError: whether there is such a job cannot be found out; ``--local`` needs no cluster.
+        BadInputError: ``--local`` was given without a matching run, or together with options of a
+            cluster; or there is neither a matching run nor a kubeconfig.
+        RetryableError: the cluster did not answer whether the job exists. With ``--local`` no
+            cluster is asked.
     """
     of_cluster = context is not None or namespace is not None
     if local and of_cluster:
@@ -167,11 +170,12 @@ JobLookup: TypeAlias = Callable[[], JobView]
 
 
 def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | None) -> JobLookup:
-    """How to look at a job again and again, wherever it is; the same run at each look.
+    """A function that reads the current state of a job, on the cluster or of this machine.
 
     Raises:
-        BadInputError: as ``choose_local_run``.
+        BadInputError: see ``choose_local_run``.
     """
+    # Chosen once: a newer run of the job must not replace the one that is being watched.
     local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
     if local_run is not None:
         run = local_run.run_dir
@@ -184,12 +188,12 @@ def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | N
 
 
 def has_kubeconfig() -> bool:
-    """Whether there is a kubeconfig; no cluster is asked."""
+    """Whether there is a kubeconfig. Asks no cluster."""
     return not _no_kubeconfig_reason()
 
 
 def _no_kubeconfig_reason() -> str:
-    """That there is no kubeconfig, and where one was looked for; empty if there is one."""
+    """A message that there is no kubeconfig, with the searched places; empty if there is one."""
     from edl.cluster.kubernetes import kubeconfig
     from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
@@ -197,7 +201,7 @@ def _no_kubeconfig_reason() -> str:
         kubeconfig.make_client(None, None)
     except NoKubeconfigError as error:
         return error.message.removeprefix("No cluster can be used: ")
-    except EdlError:  # there is one, and what is wrong with it is said by whoever uses it
+    except EdlError:  # there is one; the command that uses it reports what is wrong with it
         return ""
     return ""
 
@@ -214,7 +218,7 @@ def _is_cluster_job(job: str) -> bool:
 
 
 def read_local_run(run: RunDirectory) -> LocalRun:
-    """A run as its directory has it now."""
+    """The current state of a run, from the files in its directory."""
     unreadable = ""
     status = summary = failure = None
     try:
@@ -237,11 +241,12 @@ def _read_optional(path: Path, kind: type[RunFile]) -> RunFile | None:
     return section_type.from_json(kind, read_json(path), str(path)) if path.exists() else None
 
 
-_LAST_TIME = 253402300800.0  # the year 10000, which no calendar here can write
+# The year 10000 in unix seconds: later times cannot be formatted as a date.
+_LAST_TIME = 253402300800.0
 
 
 def read_events(run: RunDirectory) -> Iterator[JobEvent]:
-    """All events of a run; one of another version of EDL is told as a warning."""
+    """All events of a run. An unreadable event, of another version of EDL, becomes a warning."""
     for value in follow_json_lines(run.events).poll():
         try:
             yield event_from_json(value)
@@ -250,16 +255,16 @@ def read_events(run: RunDirectory) -> Iterator[JobEvent]:
 
 
 def _event_time(value: Mapping[str, object]) -> float:
-    """When an event that cannot be read was; now, if it does not say."""
+    """The time of an unreadable event; the current time if it has none."""
     moment = to_finite_float(value.get("time"))
     return moment if moment and 0 < moment < _LAST_TIME else time.time()
 
 
 def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
-    """Workers and pace in the course of the run, thinned out as a master does it for a cluster's."""
+    """Workers and speed over the time of the run, thinned out as a master does before it publishes."""
     timeline: tuple[TimelinePoint, ...] = ()
     for value in follow_json_lines(run.history).poll():
-        with suppress(SpecError):  # of another version
+        with suppress(SpecError):  # a line of another version of EDL
             known = {name: value[name] for name in TimelinePoint.__slots__ if name in value}
             moment = section_type.from_json(TimelinePoint, known)
             timeline = extend_timeline(timeline, moment)
@@ -267,7 +272,11 @@ def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
 
 
 def _is_alive(run: RunDirectory) -> bool:
-    """Whether the process that the job's lock names runs this run; it empties the lock when it ends."""
+    """Whether the process that the job's lock names runs this run.
+
+    That process empties the lock when it ends. After a SIGKILL the name stays, so the process is
+    checked as well.
+    """
     try:
         holder = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
         if holder is None or holder[3] != run.run_id or holder[2] != socket.gethostname():
@@ -283,7 +292,10 @@ def _is_alive(run: RunDirectory) -> bool:
 
 
 def _is_thread(number: int) -> bool:
-    """Whether a number is that of a thread of another process, which answers signals as a process does (Linux)."""
+    """Whether a number is the id of a thread of another process.
+
+    On Linux, signal 0 reaches a thread's id like that of a process.
+    """
     try:
         status = Path(f"/proc/{number}/status").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""The options of every command that talks to a cluster, and the connection that they choose."""
+"""The options of all commands that use a cluster, and the connection that they select."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def confirm_action(question: str, *, yes: bool, command: str) -> bool:
 
 
 def is_interactive() -> bool:
-    """Whether a person reads and types."""
+    """Whether input and output are a terminal, so that a person can answer a question."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -154,14 +154,14 @@ def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
 
 
 class OptionalRunCommand(TyperCommand):
-    """A command whose ``--resume`` may come without a run: only what looks like one after it is taken for one."""
+    """A command whose ``--resume`` needs no value: only a following word like a run id becomes one."""
 
     run_id_pattern: ClassVar[re.Pattern[str]] = re.compile(r"r[1-9][0-9]*")
     newest_run: ClassVar[str] = "newest"
     """What a ``--resume`` that stands alone means."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Give a ``--resume`` that stands alone its value."""
+        """Give a ``--resume`` without a run the default value."""
         return super().parse_args(ctx, [self._with_default_run(arg, after) for arg, after in pairwise([*args, ""])])
 
     def _with_default_run(self, arg: str, after: str) -> str:

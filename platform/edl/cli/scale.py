@@ -1,4 +1,4 @@
-"""``edl scale``: how many workers a job that runs may have."""
+"""``edl scale``: change the number of workers of a running job."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
 
 
 def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
-    """Stay until the job has ended; raises Exit if it does not, or is deleted."""
+    """Wait until the job has ended. Raises Exit if it does not end in time, or is deleted."""
     from edl.ops import job_view
 
     with StatusLine() as ticker:
@@ -87,7 +87,7 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
 
 
 def _kept_text(api: KubeClient, job: str, status: Status, *, ended: bool) -> str:
-    """What is there to go on with."""
+    """Text about the state from which the stopped run can be resumed."""
     from edl.ops.job_view import read_job_spec
 
     spec = read_job_spec(api, job)
