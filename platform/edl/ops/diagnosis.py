@@ -165,7 +165,7 @@ def _worker_labels(workers: Sequence[int]) -> list[str]:
 ENOUGH_WORKERS_SHARE = 0.9
 """Share of the wanted workers below which their average number is reported."""
 MIN_TIMELINE_SECONDS = 60.0
-"""A shorter timeline is not judged: its workers may still be starting."""
+"""Workers that have been missing for a shorter time are not reported."""
 
 
 def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]:

@@ -1,4 +1,4 @@
-"""What can be found wrong with a job before a process starts: its model module and its data, without running either."""
+"""Checks a job's model module and its data before a process starts, without running either."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, find_model_funct
 from edl.ops.local_run_plan import RecordCounts
 
 REQUIRED_FUNCTIONS = ("loss", "optimizer", "feed")
-"""What a model module defines beside the model, whatever is done with it."""
+"""Functions that every model module defines, in addition to the model."""
 _METRICS_FUNCTION = "eval_metrics_fn"
-"""What it defines for a job that evaluates."""
+"""Function that a model module defines for a job that evaluates."""
 _READER_FUNCTION = "custom_data_reader"
 _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
-"""Of the extra ``train``: what no job can do without."""
+"""Packages of the extra ``train`` that every job needs."""
 
 
 def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordCounts:
-    """The job's record counts, after its model module and its data were found.
+    """Check a job's model module and data, and count its records.
 
     Args:
-        spec: with the paths of this machine.
-        predict: whether ``data.prediction`` is needed, else ``data.training``.
-        resumed: a run goes on, whose minibatches were decided when it began.
+        spec: the job, with the paths of this machine.
+        predict: whether ``data.prediction`` is needed instead of ``data.training``.
+        resumed: whether a run is resumed. Its minibatches were decided when it began.
 
     Raises:
-        BadInputError: a module, function, file or record is missing; names what is there. Or native code is. Or an
-            epoch has fewer records than a minibatch. Or this is the light client.
+        BadInputError: a module, function, file, record or native code is missing, an epoch has
+            fewer records than a minibatch, or this is the light client.
     """
     require_training_packages()
     for problem in _missing_native_code(spec):
@@ -52,13 +52,14 @@ def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordC
     try:
         return _count_all_records(spec, predict=predict, resumed=resumed)
     except BadInputError:
-        if STAR_IMPORT in defined_names:  # perhaps a reader of its own: whoever runs the module finds out
+        if STAR_IMPORT in defined_names:  # may import a reader; running the module will tell
             return _UNKNOWN_COUNTS
         raise
 
 
 def require_training_packages() -> None:
-    """Refuse to start processes from the light client, where each of them would die of an ImportError.
+    """Refuse to start processes from the light client, where each of them would die of an
+    ImportError.
 
     Raises:
         BadInputError: a package of the extra ``train`` is not installed.
@@ -86,10 +87,14 @@ def _count_all_records(spec: JobSpec, *, predict: bool, resumed: bool) -> Record
 
 
 def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
-    """What of a job's module and data is not on this machine, with the field that names it; no record is counted.
+    """The parts of a job's module and data that are missing on this machine, by field of the job
+    file.
+
+    Records are not counted.
 
     Args:
-        spec: with the paths of this machine. Below a volume that is not mounted here nothing is looked for.
+        spec: the job, with the paths of this machine. Paths below a volume that is not mounted here
+            are not checked.
     """
     problems = [("ps.store", problem) for problem in _missing_native_code(spec)]
     defined_names: Sequence[str] = ()
@@ -108,18 +113,18 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
 
 
 def check_reader_options(spec: JobSpec) -> None:
-    """Refuse a ``data.reader`` that a run would refuse, as far as names or files tell the format of the data.
+    """Refuse a ``data.reader`` that a run would refuse, if names or files show the data's format.
 
     Args:
-        spec: with the paths of this machine.
+        spec: the job, with the paths of this machine.
 
     Raises:
-        BadInputError: the format has no such option, or the option no such value.
+        BadInputError: the format has no such option, or the option does not accept the value.
     """
     from edl.data import reader_factory
 
     defined_names: Sequence[str] = ()
-    with suppress(BadInputError):  # a module that is not here may have a reader of its own, with options of its own
+    with suppress(BadInputError):  # a missing module may have a reader with other options
         defined_names = find_model_function(Path(spec.model.zoo), spec.model.definition).names
     if not defined_names or _READER_FUNCTION in defined_names or STAR_IMPORT in defined_names:
         return
@@ -132,7 +137,7 @@ _UNKNOWN_COUNTS = RecordCounts(training=None, validation=None, prediction=None)
 
 
 def _missing_native_code(spec: JobSpec) -> Iterator[BadInputError]:
-    """That the job insists on native code which this installation of EDL was built without."""
+    """An error if the job requires native code and this installation has none."""
     if (
         spec.ps.store == "native"
         and spec.strategy.name == "ParameterServer"
@@ -192,23 +197,24 @@ def _count_records(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int
 
 
 # --------------------------------------------------------------------------------------------------
-# Runs the check of a job's model in a process of its own: the command line never imports TensorFlow, nor user code.
+# Checks a job's model in another process: the command line imports neither TensorFlow nor user
+# code.
 
 
 _CHECK_PROGRAM = ("-P", "-m", "edl.worker.model_check")
 _LAST_LINES = 12
-"""How much of what it printed is shown of a process that ended without a result."""
+"""Lines of output that are shown of a process that ended without a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCheckResult:
-    """What was found.
+    """The result of a model check.
 
     Attributes:
-        lines: about the model and its first minibatch, for people.
-        failure: why a run would fail before its first update; empty: it would not.
-        detail: the traceback for people, or the last lines that were printed; may be empty.
-        exit_code: of the run.
+        lines: description of the model and its first minibatch.
+        failure: why a run would fail before its first update; empty if it would not.
+        detail: the traceback, or the last lines of output; may be empty.
+        exit_code: exit code that the run would have.
     """
 
     lines: tuple[str, ...]
@@ -218,10 +224,10 @@ class ModelCheckResult:
 
 
 def check_model(spec: JobSpec) -> ModelCheckResult:
-    """Import the model's module, make the model, and feed it the first minibatch, as a run does.
+    """Import the model's module, make the model and feed it the first minibatch, as a run does.
 
     Args:
-        spec: with the paths of this machine.
+        spec: the job, with the paths of this machine.
     """
     with tempfile.TemporaryDirectory(prefix="edl-check-") as folder:
         spec_file, result_file = Path(folder, "spec.json"), Path(folder, "result.json")
@@ -243,7 +249,7 @@ def check_model(spec: JobSpec) -> ModelCheckResult:
 
 
 def _result_of_crash(code: int, printed: str) -> ModelCheckResult:
-    """The user's code ended the process, or the kernel did."""
+    """The result if the user's code or the kernel ended the process."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     failure = f"the process that checked the model ended early: {how}"
     hint = "the model's code must not end its process" if code >= 0 else "SIGKILL is mostly too little memory"

@@ -1,4 +1,4 @@
-"""Removes a job from a cluster whole: what the Job owns, what nobody owns yet, and pods that a dead node holds."""
+"""Removes a job from a cluster: the objects of the Job, objects without an owner, and stuck pods."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from edl.cluster.kubernetes.resource_kinds import (
 DELETION_TIMEOUT_SECONDS = 300.0
 DELETION_POLL_SECONDS = 0.25
 LOST_NODE_GRACE_SECONDS, OVERDUE_GRACE_SECONDS = 5.0, 30.0
-"""How long past its grace period a pod may stay: on a lost node, and anywhere else."""
+"""Time after its grace period that a pod may take to disappear: on a lost node, and elsewhere."""
 _JOB_KINDS = (PODS, JOBS, CONFIGMAPS, SERVICES, SECRETS, LEASES)
 _NODE_LOST_REASONS = ("DeletionByTaintManager", "DeletionByPodGC")
 
 
 class DeletionTimeoutError(EdlError):
-    """Not everything went in time."""
+    """Objects of the job were left at the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobObjects:
-    """What of a job is there at one moment.
+    """The objects of a job at one moment.
 
     Attributes:
-        objects: all with the job's label, pods first.
+        objects: all objects with the job's label, pods first.
         server_time: the server's clock, unix seconds.
-        unlistable_kinds: kinds that this user may not list, such as ``secrets``.
+        unlistable_kinds: kinds that the user may not list, such as ``secrets``.
     """
 
     objects: tuple[Manifest, ...]
@@ -62,7 +62,7 @@ class JobObjects:
 
 @dataclass(frozen=True, slots=True)
 class ObjectDeletion:
-    """An object to delete; ``grace_seconds`` 0 takes a pod from its node unasked."""
+    """An object to delete. ``grace_seconds`` 0 removes a pod without waiting for its node."""
 
     kind: ResourceKind
     name: str
@@ -71,7 +71,10 @@ class ObjectDeletion:
 
 
 def list_job_objects(api: KubeClient, job: str) -> JobObjects:
-    """What of a job is there. Pods are listed first: once the master's is gone nobody makes anything new."""
+    """List the objects of a job.
+
+    Pods are listed first: once the master's pod is gone, no new objects are created.
+    """
     objects: list[Manifest] = []
     unlistable: list[str] = []
     now = 0.0
@@ -81,7 +84,7 @@ def list_job_objects(api: KubeClient, job: str) -> JobObjects:
         except RbacDeniedError:
             if kind in (PODS, JOBS):
                 raise
-            unlistable.append(kind.plural)  # the Job owns it, so it goes with the Job
+            unlistable.append(kind.plural)  # garbage-collected with the Job, which owns it
             continue
         head = {"apiVersion": kind.api_version, "kind": kind.name}
         objects += [{**head, **item} for item in answer.body.get("items") or ()]
@@ -90,10 +93,11 @@ def list_job_objects(api: KubeClient, job: str) -> JobObjects:
 
 
 def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> list[ObjectDeletion]:
-    """The objects to delete explicitly: the Job, objects without an owner, and pods that should be gone.
+    """The objects to delete explicitly: the Job, objects without an owner, and pods that should be
+    gone.
 
-    Kubernetes garbage-collects the rest with the Job. The master is deleted first; otherwise it would
-    replace the workers that are deleted.
+    Kubernetes garbage-collects the rest with the Job. The master is deleted first; otherwise it
+    would replace the workers that are deleted.
 
     Args:
         job_objects: the objects that the job still has.
@@ -117,11 +121,11 @@ def _is_master_pod(thing: Manifest) -> bool:
 
 
 def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> bool:
-    """Whether a pod that was told to go is still there because its node cannot let it go.
+    """Whether a pod was deleted but stays, because its node does not confirm its end.
 
     Args:
-        pod: with a deletionTimestamp, which is when its grace period is over.
-        node_ready: None when nobody may say.
+        pod: a pod with a deletionTimestamp, which is the end of its grace period.
+        node_ready: None if it is not known.
         now: the server's clock, unix seconds.
     """
     late = now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
@@ -131,7 +135,7 @@ def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> boo
 
 
 def _evicted_from_lost_node(pod: Manifest) -> bool:
-    """Whether the control plane took the pod from a node that it had given up."""
+    """Whether the control plane evicted the pod because its node was lost."""
     return any(
         condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST_REASONS
         for condition in pod.get("status", {}).get("conditions") or ()
@@ -139,7 +143,7 @@ def _evicted_from_lost_node(pod: Manifest) -> bool:
 
 
 def token_secret_exists(api: KubeClient, job: str) -> bool:
-    """Whether the token of a job is there, for somebody who may delete it but not look: a deletion that is not done."""
+    """Whether a job's token exists, for a user who may delete but not read it: a dry-run deletion."""
     try:
         api.delete(SECRETS, names.token_secret(job), dry_run=True)
     except (NotFoundError, ForbiddenError):
@@ -148,14 +152,14 @@ def token_secret_exists(api: KubeClient, job: str) -> bool:
 
 
 class JobDeletion:
-    """Deletes a job round by round until nothing of it is left."""
+    """Deletes a job in rounds until none of its objects is left."""
 
     def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job = api, job
         self._requested: set[tuple[str, int | None]] = set()
 
     def delete_round(self) -> JobObjects:
-        """Ask for the deletion of what nobody has asked for yet; returns what there was before."""
+        """Delete the objects that are not being deleted yet; returns the objects found before."""
         job_objects = list_job_objects(self._api, self._job)
         if SECRETS.plural in job_objects.unlistable_kinds and not self._requested:
             self._delete_unlistable_token()
@@ -172,10 +176,11 @@ class JobDeletion:
         sleep: Callable[[float], Any],
         timeout: float = DELETION_TIMEOUT_SECONDS,
     ) -> None:
-        """Go on until nothing is left; ``on_round`` hears of each round.
+        """Run rounds until no object is left; ``on_round`` is called with the objects of each
+        round.
 
         Raises:
-            DeletionTimeoutError: something is left after ``timeout``.
+            DeletionTimeoutError: objects are left after ``timeout`` seconds.
             ApiError: the server refuses a deletion.
         """
         end = clock() + timeout
@@ -193,17 +198,20 @@ class JobDeletion:
         try:
             self._api.delete(deletion.kind, deletion.name, uid=deletion.uid, grace=deletion.grace_seconds)
         except (NotFoundError, ConflictError):
-            return  # it is gone already, or another has its name
+            return  # it is gone, or another object has its name now
 
     def _delete_unlistable_token(self) -> None:
-        """Who may not read Secrets cannot see whether the Job owns the token's; its name is known."""
+        """Delete the token's Secret by its name.
+
+        A user who may not read Secrets cannot see whether the Job owns it.
+        """
         try:
             self._api.delete(SECRETS, names.token_secret(self._job))
         except (NotFoundError, RbacDeniedError):
-            return  # it is gone, or goes with the Job
+            return  # it is gone, or is garbage-collected with the Job
 
     def _nodes_ready(self, job_objects: JobObjects) -> dict[str, bool]:
-        """Whether the nodes of leaving pods are ready, as far as this user may know."""
+        """Whether the nodes of terminating pods are ready, as far as the user may read nodes."""
         leaving = [pod for pod in job_objects.select_kind(PODS) if "deletionTimestamp" in pod["metadata"]]
         ready: dict[str, bool] = {}
         for name in {pod["spec"].get("nodeName", "") for pod in leaving} - {""}:
@@ -222,7 +230,7 @@ class JobDeletion:
 
 
 def count_by_kind(objects: Iterable[Manifest]) -> str:
-    """How many objects of each kind."""
+    """The number of objects of each kind, as text."""
     kinds = Counter(thing["kind"] for thing in objects)
     return ", ".join(f"{count} {kind}" + ("s" if count > 1 else "") for kind, count in kinds.items())
 

@@ -1,4 +1,4 @@
-"""What a diagnosis finds."""
+"""The finding of a diagnosis."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class JobFinding:
-    """One thing that keeps a job from going on, or from going faster.
+    """One reason why a job makes no progress, or is slow.
 
     Attributes:
         about: the job, or its pods: ``worker-2, worker-3``.
-        text: what is the matter, in a sentence without a full stop.
-        remedy: what the user can do; empty when there is nothing to do.
-        said: the cluster's own words; empty when the text has them.
+        text: the problem, as a sentence without a full stop.
+        remedy: what the user can do; empty if there is nothing to do.
+        said: the cluster's original message; empty if the text contains it.
     """
 
     about: str

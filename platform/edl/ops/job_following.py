@@ -1,4 +1,7 @@
-"""Follows a job on a cluster until its end, by what its master publishes; the job does not need whoever watches."""
+"""Follows a job on a cluster until its end, by the status that its master publishes.
+
+The job does not depend on the command that follows it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ if TYPE_CHECKING:
 
 
 # --------------------------------------------------------------------------------------------------
-# Looks at something again and again, through the short absences of an API server.
+# Polls the API server, and tolerates short outages of it.
 
 
 POLL_SECONDS = 1.0
 LONGEST_ABSENCE_SECONDS = 120.0
-"""An absence of the API server that is waited out."""
+"""Longest outage of the API server that is tolerated."""
 
 PolledValue = TypeVar("PolledValue")
 
@@ -38,18 +41,19 @@ def poll_repeatedly(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[PolledValue]:
-    """Yield what ``look`` returns, every ``seconds``, for as long as the caller wants it.
+    """Yield the result of ``look`` every ``seconds``, until the caller stops.
 
     Args:
         look: asks the API server.
-        seconds: between two calls.
-        server_answered: whether the server has answered before. If it never has, its address is probably wrong, and
-            the first error is raised at once.
-        clock: monotonic seconds.
+        seconds: time between two calls.
+        server_answered: whether the server has answered before. If it never has, its address is
+            probably wrong, and the first error is raised at once.
+        clock: monotonic clock in seconds.
         sleep: waits for a number of seconds.
 
     Raises:
-        RetryableError: ``look`` has raised nothing else for PATIENCE_SECONDS, or before it returned anything.
+        RetryableError: all calls failed for LONGEST_ABSENCE_SECONDS, or the first call failed and
+            the server has never answered.
     """
     failing_since: float | None = None
     while True:
@@ -77,10 +81,10 @@ JobObserver = Callable[["JobView | None"], object]
 
 @dataclass(frozen=True, slots=True)
 class WatchedJob:
-    """A job on a cluster, for a face.
+    """A job on a cluster, for a renderer.
 
     Attributes:
-        resume_command: the command that goes on with it.
+        resume_command: the command that resumes it.
         delete_command: the command that removes it.
     """
 
@@ -92,17 +96,17 @@ class WatchedJob:
     output: str | None = None
 
     def plan_lines(self) -> list[str]:
-        """Nothing: the plan was shown before the question."""
+        """No lines: the plan was shown before the user confirmed it."""
         return []
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
-        """Go on with it, or remove what is left of it."""
+        """How to resume the job, or remove its objects."""
         again = [] if outcome.phase == "Done" else [f"Fix the cause, then continue with: {self.resume_command}"]
         return [*again, f"Its objects stay until: {self.delete_command}"]
 
 
 class JobFollower:
-    """What has been seen of one job, and shown."""
+    """The state of one job that has been shown so far."""
 
     def __init__(self, face: RunRenderer) -> None:
         self._renderer = face
@@ -152,10 +156,10 @@ def follow_job(
     """Show a job until its end; returns the exit code that ``edl run`` would have.
 
     Args:
-        api: of the job's namespace.
+        api: client for the job's namespace.
         watched: the job.
-        uid: of its Job.
-        as_json: for programs.
+        uid: uid of its Job.
+        as_json: whether to print JSON, for programs.
         observe: called with each view before it is shown; an exception from it ends the watch.
 
     Raises:
@@ -166,7 +170,7 @@ def follow_job(
         following = JobFollower(renderer)
         looks = poll_repeatedly(
             lambda: _find_job(api, watched.job, uid, observe), server_answered=True
-        )  # when the job was made
+        )  # the server answered when the job was created
         ends = (following.show_job(seen) for seen in looks)
         outcome = next(end for end in ends if end is not None)
     renderer.show_outcome(watched, outcome)
@@ -174,7 +178,7 @@ def follow_job(
 
 
 def new_events(shown: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequence[JobEvent]:
-    """The events after those that are known; all of them when none of these is left among the newest."""
+    """The events after the last one shown; all if the published list no longer contains it."""
     if shown and shown[-1] in events:
         at = len(events) - 1 - list(reversed(events)).index(shown[-1])
         return events[at + 1 :]

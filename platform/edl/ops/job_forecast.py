@@ -1,4 +1,4 @@
-"""How much of a job would run at once, were it submitted now: by what the nodes have free, and by the quotas."""
+"""Forecasts how much of a job would start at once, by the free capacity of nodes and by quotas."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from edl.ops.resource_quantities import (
 )
 
 # --------------------------------------------------------------------------------------------------
-# What a namespace's ResourceQuotas leave, and how many pods of a job they would let in now.
+# The remaining amounts of a namespace's ResourceQuotas, and how many pods of a job they admit now.
 
 
 _SCOPE_MATCHES = {"NotTerminating": True, "NotBestEffort": True, "Terminating": False, "BestEffort": False}
-"""EDL's pods have requests and no deadline."""
+"""The scopes that EDL's pods match: they have requests and no deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaRefusal:
-    """One quota that has no room for one more pod.
+    """A quota that does not admit one more pod.
 
     Attributes:
-        quota: its name.
-        resource: as the quota calls it, such as ``requests.cpu``.
-        requested: what the pod asks for.
-        remaining: what the quota leaves.
-        hard_limit: what it allows in all.
+        quota: name of the quota.
+        resource: the resource as the quota names it, such as ``requests.cpu``.
+        requested: the pod's request.
+        remaining: the remaining amount of the quota.
+        hard_limit: the limit of the quota.
     """
 
     quota: str
@@ -46,7 +46,7 @@ class QuotaRefusal:
 
 
 class NamespaceQuotas:
-    """The quotas of a namespace with what they leave; ``admit_pod`` takes from it."""
+    """The quotas of a namespace with their remaining amounts; ``admit_pod`` reduces them."""
 
     def __init__(self, quotas: Iterable[Manifest]) -> None:
         self._quotas = list(quotas)
@@ -62,23 +62,23 @@ class NamespaceQuotas:
         return bool(self._quotas)
 
     def remaining_amounts(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
-        """Name, what is left and what is allowed, of each quota."""
+        """Name, remaining amounts and limits of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
         return [(name, self._remaining[name], _hard_limits(quota)) for name, quota in named]
 
     def initial_room(self, quota: str, resource: str) -> Fraction:
-        """What a quota leaves before the job, never less than nothing."""
+        """The amount that a quota leaves before the job; at least 0."""
         room: Fraction = max(Fraction(), self._initial_room[quota][resource])
         return room
 
     def requested_amount(self, quota: str, resource: str, pods: Iterable[Manifest]) -> Fraction:
-        """What those of the pods that the quota is about would take from it."""
+        """The amount that the pods would use of a quota; pods outside its scope use none."""
         (counting,) = (each for each in self._quotas if each["metadata"]["name"] == quota)
         uses = [quota_usage(pod) for pod in pods if _applies_to(counting, pod)]
         return sum_resources(uses).get(resource, Fraction())
 
     def admit_pod(self, pod: Manifest) -> QuotaRefusal | None:
-        """Take what a pod uses, or say which quota has no room for it."""
+        """Reserve the usage of a pod, or return the quota that refuses it."""
         uses = quota_usage(pod)
         counted = [quota for quota in self._quotas if _applies_to(quota, pod)]
         for quota in counted:
@@ -93,7 +93,7 @@ class NamespaceQuotas:
 
 
 def quota_usage(pod: Manifest) -> dict[str, Fraction]:
-    """What a pod counts for in a quota."""
+    """The usage of a pod in a quota, by resource."""
     requests = pod_requests(pod)
     limits = sum_resources(
         parse_resources((part.get("resources") or {}).get("limits")) for part in pod["spec"]["containers"]
@@ -112,7 +112,7 @@ def _hard_limits(quota: Manifest) -> dict[str, Fraction]:
 
 
 def _applies_to(quota: Manifest, pod: Manifest) -> bool:
-    """Whether the quota is about such pods."""
+    """Whether the pod is in the quota's scope."""
     spec = quota["spec"]
     if not all(_SCOPE_MATCHES.get(scope, True) for scope in spec.get("scopes") or ()):
         return False
@@ -129,12 +129,12 @@ def _matches_scope(expressions: Sequence[Mapping[str, Any]], pod: Manifest) -> b
 
 
 _HIDDEN_RESOURCE = "ephemeral-storage"
-"""Every pod asks for a little of it, the same for all roles: it would only lengthen each line of a plan."""
+"""Every pod requests the same small amount of it, so plans leave it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods of one kind that a job asks for, as the server admits them."""
+    """The pods of one kind that a job requests, as the server admits them."""
 
     role: Role
     count: int
@@ -143,18 +143,18 @@ class PodGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlacement:
-    """What becomes of a crowd.
+    """The placement of a group of pods.
 
     Attributes:
-        group: which one.
+        group: the group.
         requests_per_pod: requests of one pod.
-        allowed_pods: how many of its pods the quotas let in.
-        placed_pods: how many of these find room now; None when the nodes are not known.
-        lacking: what the nodes have too little of, for the first that waits.
-        may_preempt: Kubernetes may preempt pods of lower priority for the first that waits.
-        refusal: which quota refuses the first that is not let in.
-        never_fits_reason: why such a pod can never start on today's nodes; empty if it can, None when the nodes are not
-            known.
+        allowed_pods: number of pods that the quotas admit.
+        placed_pods: number of these that fit now; None if the nodes are not known.
+        lacking: resources that are insufficient for the first pod that waits.
+        may_preempt: whether Kubernetes may preempt pods of lower priority for the first that waits.
+        refusal: the quota that refuses the first pod that is not admitted.
+        never_fits_reason: why such a pod can never start on today's nodes; empty if it can, None if
+            the nodes are not known.
     """
 
     group: PodGroup
@@ -168,18 +168,19 @@ class GroupPlacement:
 
     @property
     def immediate_pods(self) -> int:
-        """How many start at once, as far as known."""
+        """The number of pods that start at once, as far as known."""
         return self.allowed_pods if self.placed_pods is None else self.placed_pods
 
 
 @dataclass(frozen=True, slots=True)
 class JobForecast:
-    """A whole job.
+    """The forecast of a whole job.
 
     Attributes:
-        placements: of each crowd, in the order in which they are asked for.
-        free: on nodes that the job's pods may use, before the job; None when the nodes are not known.
-        node_counts: how many may be used, of how many; None when they are not known.
+        placements: placement of each group, in the order in which the job requests them.
+        free: free capacity of the nodes that the job's pods may use, without the job; None if the
+            nodes are not known.
+        node_counts: number of usable nodes and of all nodes; None if they are not known.
     """
 
     placements: tuple[GroupPlacement, ...]
@@ -188,19 +189,19 @@ class JobForecast:
 
     @property
     def requested(self) -> ResourceAmounts:
-        """All that the job asks for."""
+        """The requests of all pods of the job."""
         parts = (
             {name: amount * fit.group.count for name, amount in fit.requests_per_pod.items()} for fit in self.placements
         )
         return {name: amount for name, amount in sum_resources(parts).items() if name != PODS_RESOURCE}
 
     def placements_for_role(self, role: Role) -> list[GroupPlacement]:
-        """The crowds of one role."""
+        """The placements of one role."""
         return [fit for fit in self.placements if fit.group.role is role]
 
 
 def forecast_job(groups: Sequence[PodGroup], capacity: ClusterCapacity | None, quotas: NamespaceQuotas) -> JobForecast:
-    """Let the crowds in one after the other; takes from ``capacity`` and ``quotas``."""
+    """Place the groups in order; reduces ``capacity`` and ``quotas``."""
     free = nodes = None
     if capacity is not None:
         free, nodes = (
@@ -220,7 +221,7 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
         if refusal is not None:
             break
         allowed += 1
-        if capacity is None or waiting:  # pods of one kind: where one finds no room, the next finds none
+        if capacity is None or waiting:  # pods of a group are equal: if one does not fit, no later one does
             continue
         place = capacity.place_pod(group.pod)
         if place.node is None:
@@ -241,6 +242,6 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
 
 
 def _relevant_resources(free: ResourceAmounts, groups: Sequence[PodGroup]) -> dict[str, Fraction]:
-    """Of what is free, that which the job asks for."""
+    """The free amounts of the resources that the job requests."""
     asked = set[str]().union(*(pod_requests(crowd.pod) for crowd in groups)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
     return {name: amount for name, amount in free.items() if name in asked}

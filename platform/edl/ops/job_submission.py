@@ -1,9 +1,9 @@
 """Creates the objects of a job so that a failure never leaves a partial job behind.
 
-The Job is created first, suspended. It owns the other objects, which are created next; then it is unsuspended. If
-``submit_job`` fails, it deletes the Job, and Kubernetes deletes the rest with it. The steps
-``create_suspended_job``, ``create_dependents`` and ``unsuspend_job`` are idempotent and may run concurrently: the
-submitter of a release repeats them after it was interrupted.
+The Job is created first, suspended. It owns the other objects, which are created next; then it is
+unsuspended. If ``submit_job`` fails, it deletes the Job, and Kubernetes deletes the rest with it.
+The steps ``create_suspended_job``, ``create_dependents`` and ``unsuspend_job`` are idempotent and
+may run concurrently: the submitter of a release repeats them after it was interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from edl.cluster.kubernetes.pod_status import (
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, JOBS, PODS, Manifest, manifest_kind
 
 BEGUN_ANNOTATION = "edl.dev/begun"
-"""Annotation of a Job that was complete and unsuspended once. If it is suspended now, a user suspended it."""
+"""Annotation of a Job that was complete and unsuspended once.
+
+If it is suspended now, a user suspended it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,9 @@ def submit_job(
     """Create a rendered job and let it start.
 
     Args:
-        job: its name.
-        manifests: of ``edl.cluster.kubernetes.job_manifests.render_job``; the Job is the last.
+        job: the job's name.
+        manifests: the result of ``edl.cluster.kubernetes.job_manifests.render_job``. The Job is
+            last.
         submission: unique to this call.
         on_created: called with each object after its creation.
 
@@ -117,7 +121,8 @@ def unsuspend_job(api: KubeClient, submitted: SubmittedJob) -> None:
 
 
 def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
-    """Delete the Job of a submission, and the objects that it owns, unless it was already unsuspended.
+    """Delete the Job of a submission, and the objects that it owns, unless it was already
+    unsuspended.
 
     Args:
         name: of the Job.
@@ -161,8 +166,8 @@ def _create_or_get_part(api: KubeClient, part: Manifest, uid: str) -> Manifest:
     except ConflictError:
         try:
             there = api.get(manifest_kind(part), part["metadata"]["name"])
-        # Users may create Secrets but not read them. The preflight found the name free, and since then the Job of
-        # this name is ours, so the Secret is, too.
+        # Users may create Secrets but not read them. The preflight found the name free, and since
+        # then the Job of this name is ours, so the Secret is, too.
         except RbacDeniedError:
             return part
         if not any(reference.get("uid") == uid for reference in there["metadata"].get("ownerReferences") or ()):
@@ -193,13 +198,17 @@ def _has_submission(job: Manifest, submission: str) -> bool:
 
 START_TIMEOUT_SECONDS = 60.0
 SETTLE_SECONDS = 10.0
-"""A container that has run for this long counts as started, even if its master has not published a status yet."""
+"""A container that has run for this long counts as started, even if its master has not published a
+status yet.
+"""
 START_POLL_SECONDS = 0.5
 _LOG_TAIL_LINES = 15
 
 PULL_FAILED_REASON = "ErrImagePull"
-"""One attempt to pull the image failed, perhaps temporarily. If it keeps failing, the reason becomes
-``ImagePullBackOff``."""
+"""One attempt to pull the image failed, perhaps temporarily.
+
+If it keeps failing, the reason becomes ``ImagePullBackOff``.
+"""
 
 
 class MasterStage(StrEnum):
@@ -224,11 +233,13 @@ class MasterPodStatus:
     """The master's pod at one moment.
 
     Attributes:
-        reason: Kubernetes' reason code: ``ImagePullBackOff``, ``Unschedulable``, ``ContainerCreating``.
+        reason: Kubernetes' reason code: ``ImagePullBackOff``, ``Unschedulable``,
+            ``ContainerCreating``.
         message: the message of the scheduler, the kubelet or the container.
         exit_code: of a container that ended.
         pod_name: empty while there is no pod.
-        container_name: name of the init container that the reason is about; empty for the role's own container.
+        container_name: name of the init container that the reason is about; empty for the role's
+            own container.
     """
 
     stage: MasterStage
@@ -316,7 +327,10 @@ def wait_for_start(
 
 
 class MasterStatusReader:
-    """Reads the status of one Job's master. While the API server does not answer, the last status stands."""
+    """Reads the status of one Job's master.
+
+    While the API server does not answer, the last status stands.
+    """
 
     def __init__(self, api: KubeClient, job: str, uid: str) -> None:
         self._api, self._job, self._uid = api, job, uid
@@ -355,7 +369,9 @@ class MasterStatusReader:
             return False
 
     def _newest_warning(self, uid: str) -> str:
-        """The newest warning about an object; empty if there is none, or the user may not read events."""
+        """The newest warning about an object; empty if there is none, or the user may not read
+        events.
+        """
         try:
             events = self._api.list(EVENTS, fields=f"involvedObject.uid={uid},type=Warning").items
         except ApiError:
@@ -372,7 +388,10 @@ class MasterStatusReader:
 
 
 def _pod_age_key(pod: Manifest) -> tuple[str, bool]:
-    """Sort key from oldest to newest. Timestamps have whole seconds; of two equal ones a deleted pod is the older."""
+    """Sort key from oldest to newest.
+
+    Timestamps have whole seconds; of two equal ones a deleted pod is the older.
+    """
     meta = pod["metadata"]
     return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
 

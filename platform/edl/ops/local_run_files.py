@@ -1,4 +1,4 @@
-"""What runs of this machine left below the working directory: for those who look for it with another command."""
+"""Finds files of local runs, for users who look for them with a command for clusters."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _RUN_FILES = "status.json, logs/ and checkpoints/"
 
 
 def local_jobs_folder() -> Path:
-    """Of the jobs that ran here."""
+    """The folder of the jobs that ran here."""
     return Path(DEFAULT_STORAGE_DIR, LOCAL_NAMESPACE)
 
 
 def local_job_names() -> list[str]:
-    """Names of the jobs that ran here: those with a run, for the folder of a job may hold its lock alone."""
+    """Names of the jobs that ran here. A job's folder without a run may contain only its lock."""
     return (
         sorted(path.name for path in local_jobs_folder().iterdir() if path.is_dir() and list_numbered_runs(path))
         if local_jobs_folder().is_dir()
@@ -27,7 +27,7 @@ def local_job_names() -> list[str]:
 
 
 def local_run_hint(job: str | None) -> str:
-    """Where the files of a job's newest run are; of a job that did not run here, where such files would be."""
+    """Where the files of a job's newest run are, or would be if the job did not run here."""
     if (
         job is not None
         and _JOB_NAME.fullmatch(job)
@@ -49,7 +49,7 @@ def local_run_hint(job: str | None) -> str:
 
 
 def _files_text(run: RunDirectory, job: str) -> str:
-    """The files that are there and hold something."""
+    """The files of a run that exist and are not empty."""
     files = [path.name for path in (run.status, run.path / "failure.txt") if path.exists()]
     folders = [f"{path.name}/" for path in (run.logs, run.checkpoints, run.export) if _is_filled_directory(path)]
     found = ", ".join(files + folders)

@@ -1,4 +1,4 @@
-"""What ``edl run`` is about to do: checked before any process starts, and said in a few lines."""
+"""The plan of an ``edl run``. It is checked before a process starts, and shown in a few lines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANGE_SETTINGS_HINT = "The command below repeats the --set options: if one of 
 
 @dataclass(frozen=True, slots=True)
 class RecordCounts:
-    """Records of each source; None where the model module has a reader of its own, which a worker asks."""
+    """Records of each source; None if the model module has its own reader, which only workers run."""
 
     training: tuple[int, ...] | None = ()
     validation: tuple[int, ...] | None = ()
@@ -33,7 +33,7 @@ class RecordCounts:
 
 @dataclass(frozen=True, slots=True)
 class RunArguments:
-    """A job file as the user named it, and what the command line says over it."""
+    """A job file as the user named it, and the overrides of the command line."""
 
     job_file: Path
     settings: Sequence[str] = ()
@@ -41,7 +41,7 @@ class RunArguments:
     ps: int | None = None
 
     def followup_command(self, verb: str, *more: str) -> str:
-        """Another command about the same work, to be copied into a shell."""
+        """Another command for the same job, which can be copied into a shell."""
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
         given = [word for name, number in numbers if number is not None for word in (name, str(number))]
         return " ".join(
@@ -49,11 +49,11 @@ class RunArguments:
         )
 
     def resume_command(self, run_id: str) -> str:
-        """The command that goes on with a run."""
+        """The command that resumes a run."""
         return self.followup_command("run", "--resume", run_id)
 
     def resume_from_checkpoint_command(self, run_id: str) -> str:
-        """The command that goes on with a run from its newest intact checkpoint, without its journal."""
+        """The command that resumes a run from its newest intact checkpoint, without its journal."""
         return self.followup_command("run", "--resume", run_id, "--from-checkpoint")
 
 
@@ -63,13 +63,15 @@ class LocalRunPlan:
 
     Attributes:
         spec: the job, with the paths of this machine.
-        arguments: what the user typed.
-        record_counts: how many records there are.
-        run_dir: where it happens.
-        resumed: whether the run goes on; then ``changes`` says what differs from its last start.
-        weights: what predictions are made with; None for a run that trains.
-        output: where predictions go; None for a run that trains.
-        restart: the checkpoint that the run goes back to without its journal; None: it goes on with its journal.
+        arguments: the user's arguments.
+        record_counts: record counts of the sources.
+        run_dir: directory of the run.
+        resumed: whether the run is resumed. Then ``changes`` lists the differences from its last
+            start.
+        weights: weights for predictions; None for a run that trains.
+        output: target of predictions; None for a run that trains.
+        restart: the checkpoint from which the run is resumed without its journal; None: it is
+            resumed with its journal.
     """
 
     spec: JobSpec
@@ -98,7 +100,7 @@ class LocalRunPlan:
         return str(self.run_dir.logs)
 
     def plan_lines(self) -> list[str]:
-        """The plan, for people."""
+        """The plan as text."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction_lines(self.weights) if self.weights else self._training_lines()
         return [
@@ -107,7 +109,7 @@ class LocalRunPlan:
         ]
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
-        """What people may do after the end."""
+        """What the user can do after the end."""
         if self.output:
             return []
         if outcome.phase == "Interrupted":
@@ -127,7 +129,7 @@ class LocalRunPlan:
         return self._resume_steps("Fix the cause, then continue with", *changed)
 
     def _resume_steps(self, how: str, *changed: str) -> list[str]:
-        """From where the run goes on, and the command; nothing of the former where that cannot be read."""
+        """Where a resumed run would begin, if that can be read, and the command that resumes it."""
         again = self.arguments.resume_command(self.run_id)
         try:
             found = resume_checkpoint(self.run_dir)
@@ -140,16 +142,16 @@ class LocalRunPlan:
                     f"{how}: {self.arguments.resume_from_checkpoint_command(self.run_id)}",
                 ]
         except StorageError:
-            pass  # how the run ended was told already
+            pass  # the end of the run was reported already
         else:
             return [_resume_point_text(self.run_dir, found), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
     def _must_start_again(self, outcome: RunOutcome) -> bool:
-        """Whether nothing is lost with the run that failed, and going on with it may not be possible.
+        """Whether to suggest a new run: the failed one trained nothing and may not be resumable.
 
-        A fault of the model or of the data may be mended in fields that are fixed for a run that goes on. Other causes,
-        such as a table that is full, say themselves to go on.
+        To fix a fault of the model or data, the user may change fields that are fixed for a resumed
+        run. The errors of other causes, such as a full table, suggest to resume themselves.
         """
         if self.resumed or outcome.summary.records_done:
             return False
@@ -185,7 +187,9 @@ class LocalRunPlan:
         return f"{'resumes' if self.resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
 
     def _resume_lines(self) -> Iterator[str]:
-        """What people must know of a run that goes on: from where, with what else, and whether that is its end."""
+        """The lines about a resumed run: where it begins, what changed, and whether it is at its
+        end.
+        """
         if not self.resumed:
             return
         if self.restart is not None:
@@ -204,7 +208,7 @@ def _checkpoint_text(found: SavedCheckpoint) -> str:
 
 
 def _resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
-    """From where a run that ended goes on."""
+    """Where a resumed run would begin."""
     if found is None:
         return "There is no checkpoint: the run would start from the beginning."
     status = read_status(run)
@@ -218,7 +222,7 @@ def _as_sentences(*parts: str) -> list[str]:
 
 
 def total_steps(spec: JobSpec, counts: Sequence[int] | None) -> int | None:
-    """Steps of the whole job: a minibatch never spans two sources. None when that is not known yet."""
+    """Steps of the whole job, or None if unknown. A minibatch never spans two sources."""
     if counts is None:
         return spec.train.max_steps
     steps = spec.train.epochs * sum(-(-records // spec.train.minibatch_size) for records in counts)

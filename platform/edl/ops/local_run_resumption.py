@@ -1,4 +1,4 @@
-"""Which run of this machine is meant by ``--resume``, and may it go on?"""
+"""Finds the local run that ``--resume`` names, and checks whether it can be resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 PREDICT_FILE = "predict.json"
-"""Marks a run that predicts: it is started anew instead of resumed."""
+"""Marks a run that predicts. Such a run is started anew instead of resumed."""
 
 
 def training_runs(job_dir: Path) -> list[RunDirectory]:
@@ -45,10 +45,10 @@ def training_runs(job_dir: Path) -> list[RunDirectory]:
 
 
 def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
-    """The run to go on with: ``run_id``, or the newest that trains.
+    """The run to resume: ``run_id``, or the newest that trains.
 
     Raises:
-        BadInputError: there is none, it is done, or it predicts.
+        BadInputError: there is no such run, or it is done, or it predicts.
     """
     training = training_runs(job_dir)
     run = training[-1] if run_id is None and training else find_run(job_dir, run_id)
@@ -64,13 +64,13 @@ def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
 
 
 def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
-    """The checkpoint that a resumed run begins with; None: it has none, and begins with its start.
+    """The checkpoint from which a resumed run begins; None: it has none and begins anew.
 
-    A master goes on from the one that its journal names, which another may stand in for when its bytes were damaged.
-    Strategy Local has no journal and takes the newest that is intact.
+    A master continues from the checkpoint that its journal names, or from a replacement if that one
+    is damaged. Strategy Local has no journal and uses the newest intact checkpoint.
 
     Raises:
-        StorageError: the journal is damaged or lost its end, or the checkpoints cannot be read.
+        StorageError: the journal is damaged or incomplete, or the checkpoints cannot be read.
     """
     if has_journal(run):
         return _journal_checkpoint(run)
@@ -85,9 +85,9 @@ def _journal_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
 
 
 def reopen_run(run: RunDirectory) -> None:
-    """Make an ended run one that goes on.
+    """Reopen an ended run.
 
     Raises:
-        StorageError: a file cannot be written; the run stays ended.
+        StorageError: a file cannot be written. The run stays ended.
     """
     run_resumption.reopen_run(run, f"edl run, process {os.getpid()}")

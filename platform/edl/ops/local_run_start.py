@@ -1,4 +1,4 @@
-"""Starts a planned run and stays with it until its end."""
+"""Starts a planned run and follows it until its end."""
 
 from __future__ import annotations
 
@@ -56,14 +56,17 @@ from edl.storage.run_directory import (
 from edl.storage.run_resumption import format_change
 
 # --------------------------------------------------------------------------------------------------
-# Signals as values: the loop that follows a job waits for them and is never cut short by them.
+# Signals as values: the loop that follows a job waits for them, and they do not interrupt it.
 
 
 SignalHandler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopSignals:
-    """SIGINT and SIGTERM are collected, SIGCHLD ends a wait; everything is as before on exit. Main thread only."""
+    """Collects SIGINT and SIGTERM; SIGCHLD ends a wait. The exit restores the previous handlers.
+
+    For the main thread only.
+    """
 
     def __enter__(self) -> StopSignals:
         self._received: list[signal.Signals] = []
@@ -84,7 +87,7 @@ class StopSignals:
         os.close(self._wake_writer)
 
     def wait(self, seconds: float) -> list[signal.Signals]:
-        """The wishes to stop that came; returns early on one, and when a child has ended."""
+        """Wait for stop signals and return them; returns early on a signal or the end of a child."""
         if not self._received and select.select([self._wake_reader], [], [], seconds)[0]:
             os.read(self._wake_reader, 4096)
         received, self._received = self._received, []
@@ -97,12 +100,12 @@ class StopSignals:
 
 
 # --------------------------------------------------------------------------------------------------
-# Follows a run from its files until its supervisor has ended, and stops it when the user wants that.
+# Follows a run by its files until its supervisor has ended, and stops it on the user's request.
 
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
-"""Time for the supervisor to stop: eleven seconds for a final checkpoint, about three to stop roles that hang."""
+"""Time for the supervisor to stop: 11 s for a final checkpoint, about 3 s to stop hanging roles."""
 KILL_SECONDS = 2.0
 """Time for the supervisor to stop after a second signal."""
 
@@ -118,11 +121,11 @@ class LocalRunFollower:
     """One supervised run as ``edl run`` sees it."""
 
     def __init__(self, run: RunDirectory, renderer: PipeSafeRenderer, events: JsonLinesTail, start_time: float) -> None:
-        """Follow ``run``, of which ``events`` has not been shown yet, and tell ``renderer``."""
+        """Follow ``run`` and show it with ``renderer``, from the position of ``events`` on."""
         self._run, self._renderer, self._event_tail = run, renderer, events
         self.progress = RunProgress(start_time)
         self._is_training = not (run.path / PREDICT_FILE).exists()
-        self._status_version: tuple[int, int] | None = None  # inode and time of the status that was read last
+        self._status_version: tuple[int, int] | None = None  # inode and time of the last status read
         self._stopped_by: int | None = None
         self._deadline: float | None = None
 
@@ -130,7 +133,7 @@ class LocalRunFollower:
         """Show the run until its end."""
         with StopSignals() as signals, _supervisor_cleanup(supervisor):
             while True:
-                exit_code = supervisor.poll()  # before the files: what was written before the end is seen below
+                exit_code = supervisor.poll()  # before the files, so that the last writes are read below
                 self._read_updates()
                 if exit_code is not None:
                     break
@@ -140,7 +143,7 @@ class LocalRunFollower:
                 for wish in signals.wait(POLL_SECONDS):
                     self._stop_supervisor(supervisor, wish)
                 if self._deadline is not None and time.monotonic() > self._deadline:
-                    supervisor.kill()  # its roles go with it
+                    supervisor.kill()  # its roles end with it
             return self._decide_outcome(exit_code)
 
     def _read_updates(self) -> None:
@@ -148,10 +151,12 @@ class LocalRunFollower:
             event = _parse_event(value)
             self.progress = self.progress.with_event(event)
             self._renderer.show_event(event, self.progress)
-        # OSError: not there yet. SpecError: of another version. The next one may do.
+        # OSError: the file does not exist yet. SpecError: another version wrote it. A later status
+        # may be readable.
         with suppress(OSError, StorageError, SpecError):
             written = self._run.status.stat()
-            # The master replaces it five times a second; half of the polls would read the same one again.
+            # The master replaces it five times a second; half of the polls would read the same one
+            # again.
             if (version := (written.st_ino, written.st_mtime_ns)) == self._status_version:
                 return
             self.progress = self.progress.with_status(section_type.from_json(Status, read_json(self._run.status)))
@@ -166,7 +171,7 @@ class LocalRunFollower:
         else:
             self._renderer.show_notice("Killing all processes.")
             self._deadline = time.monotonic() + KILL_SECONDS
-            number = SIGTERM  # two of one kind, soon after each other, would arrive as one
+            number = SIGTERM  # two pending signals of one kind are delivered once
         with suppress(ProcessLookupError):
             supervisor.send_signal(number)
 
@@ -178,7 +183,10 @@ class LocalRunFollower:
         return decide_outcome(ended, failure, self._stopped_by)
 
     def _write_end(self, exit_code: int) -> JobEnded:
-        """End the run in the place of its master; every process of it is gone, so its files have no other writer."""
+        """Record the run's end in place of its master.
+
+        All processes of the run have ended, so its files have no other writer.
+        """
         now, (phase, reason) = time.time(), explain_missing_end(exit_code, self._stopped_by)
         summary = _read_summary(self._run) or self.progress.partial_summary(now, str(self._run.logs))
         ended = JobEnded(phase, reason, summary, time=now)
@@ -204,7 +212,7 @@ def _parse_event(value: dict[str, object]) -> JobEvent:
 
 
 def _read_summary(run: RunDirectory) -> Summary | None:
-    """What a master that was told to go left as its summary; None when it could not."""
+    """The summary of a master that was terminated; None if it did not write one."""
     try:
         return section_type.from_json(Summary, read_json(run.path / SUMMARY_FILE))
     except (StorageError, SpecError):
@@ -212,23 +220,23 @@ def _read_summary(run: RunDirectory) -> Summary | None:
 
 
 def _read_failure(run: RunDirectory) -> RunFailure:
-    """What the master left about a failure."""
+    """The master's record of a failure."""
     kind = ""
     with suppress(StorageError):  # not every failure has a kind
         value = read_json(run.path / "failure.json")
         kind = str(value.get("kind", "")) if isinstance(value, dict) else ""
     try:
         detail = (run.path / "failure.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # nor a detail
+    except OSError:  # not every failure has a detail
         detail = ""
     return RunFailure(kind, detail)
 
 
 def _log_ends(run: RunDirectory) -> str:
-    """The ends of the logs that say why there was no master in the end."""
+    """The last lines of the logs that explain why the run ended without a master."""
     lines_shown = []
     for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
-        with suppress(OSError):  # it did not come so far as to have a log
+        with suppress(OSError):  # the process did not start
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             lines_shown += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]
     return "\n".join(lines_shown)
@@ -236,7 +244,7 @@ def _log_ends(run: RunDirectory) -> str:
 
 @contextmanager
 def _supervisor_cleanup(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Whatever happens in here, the supervisor and its roles are gone afterwards."""
+    """Ensure that the supervisor and its roles have ended when the block ends."""
     try:
         yield
     finally:
@@ -252,7 +260,7 @@ def _supervisor_cleanup(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 SUPERVISOR_PROGRAM: tuple[str, ...] = ("-P", "-m", "edl.cluster.local")
-"""What Python runs as the supervisor; tests put one of fake roles here."""
+"""Python's arguments for the supervisor; tests replace it by one with fake roles."""
 
 _UNUSABLE_PATH_ERRORS = (
     errno.ENOENT,
@@ -265,12 +273,12 @@ _UNUSABLE_PATH_ERRORS = (
 )
 
 _MASTER_VARIABLES = ("EDL_MASTER_ADDRESS",)
-"""Variables of a worker that has a master."""
+"""Environment variables of a worker that has a master."""
 
 
 def local_job_directory(spec: JobSpec) -> Path:
     """The folder of the job's runs; ``spec`` with the paths of this machine."""
-    assert spec.storage.path is not None  # resolve_local gave it one
+    assert spec.storage.path is not None  # resolve_local has set it
     return locate_job_dir(Path(spec.storage.path), spec.name)
 
 
@@ -278,8 +286,8 @@ def create_storage(folder: Path) -> None:
     """Make the folder of the job's runs.
 
     Raises:
-        BadInputError: ``storage.path`` names a place where no folder can be.
-        StorageError: it could be there, but not now: the disk is full, say.
+        BadInputError: no folder can be created at ``storage.path``.
+        StorageError: the folder cannot be created now, for example because the disk is full.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -294,11 +302,11 @@ def create_storage(folder: Path) -> None:
 
 
 def check_storage(folder: Path) -> None:
-    """Whether the folder of the job's runs can be made, as ``create_storage``; leaves none behind that was not there.
+    """Check whether ``create_storage`` would succeed; leaves no new folder behind.
 
     Raises:
-        BadInputError: ``storage.path`` names a place where no folder can be.
-        StorageError: it could be there, but not now.
+        BadInputError: no folder can be created at ``storage.path``.
+        StorageError: the folder cannot be created now.
     """
     absent = list(takewhile(lambda path: not os.path.lexists(path), (folder, *folder.parents)))
     try:
@@ -310,13 +318,13 @@ def check_storage(folder: Path) -> None:
 
 
 def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
-    """Run the plan in processes of its own; returns the exit code of the command.
+    """Run the plan in child processes; returns the exit code of the command.
 
     Raises:
         StorageError: the run directory cannot be written, or no process can be started.
     """
     run, events = plan.run_dir, follow_json_lines(plan.run_dir.events)
-    events.poll()  # what an earlier start of the run wrote was shown then
+    events.poll()  # skips the events of earlier starts
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     write_run_spec(run, dump_job_spec(plan.spec))
     with PipeSafeRenderer(choose_renderer(as_json=as_json)) as face:
@@ -336,7 +344,9 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
 
 
 def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
-    """Become the worker: one process, in which ``breakpoint()`` works. It takes the job's lock over, which exec frees.
+    """Become the worker: a single process, in which ``breakpoint()`` works.
+
+    The worker takes the job's lock again, because exec releases it.
 
     Raises:
         StorageError: the run directory cannot be written.

@@ -1,4 +1,4 @@
-"""What the containers of a job printed, and where the run keeps that of pods that are gone."""
+"""Reads the logs of a job's containers, and finds the run's log directory for pods that are gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edl.ops.pod_problems import find_pod_problem
 
 @dataclass(frozen=True, slots=True)
 class LogSelection:
-    """Whose logs are wanted; ``index`` None: of all of the role."""
+    """The pods whose logs are requested; ``index`` None: all pods of the role."""
 
     role: Role
     index: int | None = None
@@ -31,7 +31,7 @@ class LogSelection:
 
 
 def select_log_pods(pods: Sequence[Manifest], selection: LogSelection) -> list[Manifest]:
-    """Those pods; of several of the same name, such as masters, the newest that has come so far as to print."""
+    """The selected pods; of several with one label, such as masters, the newest that has started."""
     newest: dict[str, Manifest] = {}
     for pod in pods:
         if pod_role(pod) is not selection.role or selection.index not in (None, pod_index(pod)):
@@ -54,7 +54,7 @@ def read_log_lines(
     """The lines of one pod's container.
 
     Raises:
-        BadInputError: it has not started; says why.
+        BadInputError: the container has not started; the message says why.
     """
     name = pod["metadata"]["name"]
     try:
@@ -69,7 +69,7 @@ def read_log_lines(
 
 
 def find_log_directory(spec: Mapping[str, Any], run_dir: str) -> ClaimPath | None:
-    """Where on a claim the run keeps its logs; None when no claim of the job's spec holds ``run_dir``."""
+    """The run's log directory on a claim; None if no claim of the job's spec contains ``run_dir``."""
     directory = PurePosixPath(run_dir)
     mounts = [(PurePosixPath(each["mount"]), each.get("claim")) for each in spec.get("volumes") or ()]
     storage = spec.get("storage") or {}

@@ -1,5 +1,5 @@
-"""Explains why a pod waits or has ended, with a remedy: translates the messages of the API server, the scheduler and
-the kubelet. Every remedy for a pod is in a table here.
+"""Explains why a pod waits or has ended, with a remedy: translates the messages of the API server,
+the scheduler and the kubelet. Every remedy for a pod is in a table here.
 
 A message that matches no pattern is passed on unchanged.
 """
@@ -42,7 +42,7 @@ class PodProblem:
 
 @dataclass(frozen=True, slots=True)
 class _MessageRule:
-    """The translation of one of the scheduler's reasons; ``{0}`` is the group that the pattern matched."""
+    """The translation of one of the scheduler's reasons; ``{0}`` is the pattern's group."""
 
     pattern: re.Pattern[str]
     text: str
@@ -133,7 +133,7 @@ _CONTAINER_PROBLEMS = {
 IMAGE_REASONS = _CONTAINER_PROBLEMS.keys() - {"CreateContainerConfigError", "CrashLoopBackOff"}
 """Reasons for which another image may help."""
 _REFUSAL_REMEDIES = (
-    (  # first: messages of policies mention service accounts and PriorityClasses, too
+    (  # first, because messages of policies mention service accounts and PriorityClasses, too
         "ValidatingAdmissionPolicy",
         "Check pod.overrides, the priorities and security in the job file, or have the cluster's admin allow it.",
     ),
@@ -159,7 +159,8 @@ _NODE_REASONS = re.compile(r"(?P<count>\d+) (?P<what>.+?)(?=, \d+ |$)")
 
 def find_pod_problem(pod: Manifest) -> PodProblem | None:
     """Why a pod is not running, or has failed; None when it runs or has done its work."""
-    # Containers come first: the phase of a pod whose container failed says less, or has not changed yet.
+    # Containers come first: the phase of a pod whose container failed says less, or has not changed
+    # yet.
     for container in read_containers(pod):
         problem = _container_problem(container)
         if problem is not None:
@@ -226,7 +227,9 @@ def _translate_reason(what: str, count: str, total: str) -> tuple[str, str]:
 
 
 def _container_problem(container: ContainerStatus) -> PodProblem | None:
-    """Why a container waits or has failed; None if it runs, or if its end does not matter to the pod."""
+    """Why a container waits or has failed; None if it runs, or if its end does not matter to the
+    pod.
+    """
     if container.waiting is not None and container.waiting[0] in _CONTAINER_PROBLEMS:
         reason, message = container.waiting
         text, remedy = _CONTAINER_PROBLEMS[reason]

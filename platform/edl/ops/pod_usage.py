@@ -28,10 +28,10 @@ class PodUsage:
 
     Attributes:
         pod: ``worker-3``.
-        node: where it runs; empty while it has no place.
-        phase: of the pod.
-        measured: CPU in cores and memory in bytes; None while nothing is measured.
-        requested: its requests.
+        node: name of its node; empty until the pod is scheduled.
+        phase: phase of the pod.
+        measured: CPU in cores and memory in bytes; None if there is no measurement yet.
+        requested: requests of the pod.
     """
 
     pod: str
@@ -42,10 +42,10 @@ class PodUsage:
 
 
 def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:
-    """What each pod of a job uses; measured by the cluster every 15 s or so.
+    """The usage of each pod of a job. The cluster measures it about every 15 s.
 
     Raises:
-        NoMetricsError: the cluster does not measure.
+        NoMetricsError: the cluster has no metrics API.
     """
     try:
         measured = api.list(POD_METRICS, labels=names.label_selector(job)).items
@@ -59,7 +59,7 @@ def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:
 
 
 def combine_usage(pods: Iterable[Manifest], measured: Iterable[Manifest]) -> list[PodUsage]:
-    """Pods that have not ended, with what was measured of them."""
+    """The usage of the pods that have not ended."""
     used = {each["metadata"]["name"]: _measured_usage(each) for each in measured}
     return [
         _pod_usage(pod, used.get(pod["metadata"]["name"]))

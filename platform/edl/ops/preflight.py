@@ -1,7 +1,8 @@
-"""Asks the API server, before anything is created, whether it would take a job: all its objects, a pod of each role.
+"""Asks the API server whether it would accept a job: all its objects, and a pod of each role.
 
-Pod Security, quotas, LimitRanges and priorities refuse pods, not Jobs: without this a job would be taken and then never
-start. Everything is asked at once, from a few threads, and everything that is refused is told in one message.
+Nothing is created. Pod Security, quotas, LimitRanges and priorities refuse pods, not Jobs: without
+this check a job would be accepted and then never start. A few threads send all requests at once,
+and one message reports all refusals.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from edl.ops.resource_quantities import format_amount
 from edl.ops.submission_request import SubmissionRequest
 
 # --------------------------------------------------------------------------------------------------
-# Why a cluster would not take a job, in the words of the job file: what is wrong, and who can mend it.
+# Why a cluster would refuse a job, in terms of the job file: the problem, and who can fix it.
 
 
 QUOTA_HINT = "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
@@ -46,12 +47,12 @@ _MISSING_NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')
 
 @dataclass(frozen=True, slots=True)
 class PreflightFinding:
-    """One reason.
+    """One reason why the cluster would refuse the job.
 
     Attributes:
-        message: what is wrong.
-        hint: what can be done, and by whom.
-        about: which pods it is about; empty for the job.
+        message: the problem.
+        hint: what to do, and who can do it.
+        about: roles of the affected pods; empty for the job.
     """
 
     message: str
@@ -68,7 +69,7 @@ def _join_words(words: Sequence[str]) -> str:
 
 
 def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFinding]:
-    """Each reason once, with all that it is about; in the order of their first appearance."""
+    """Merge equal reasons and their affected pods, in the order of first appearance."""
     found: dict[tuple[str, str], PreflightFinding] = {}
     for finding in findings:
         key = (finding.message, finding.hint)
@@ -80,7 +81,7 @@ def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFindin
 def check_job_name(
     job: str, old: JobView | None, job_objects: JobObjects, *, replaces_ended: bool
 ) -> list[PreflightFinding]:
-    """What is wrong with the job's name: another job has it, or what is left of one."""
+    """A finding if the job's name is taken by another job, or by leftover objects of one."""
     if old is None:
         if not job_objects:
             return []
@@ -102,11 +103,13 @@ def check_job_name(
 
 
 def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) -> list[PreflightFinding]:
-    """Without a master, all parameter servers and one worker a job does nothing: quotas that have no room for these.
+    """Findings for quotas that do not admit the minimum pods of the job.
+
+    A job needs its master, all parameter servers and one worker to make progress.
 
     Args:
-        placements: of all pods of the job.
-        quotas: those that the placements were computed with.
+        placements: placements of all pods of the job.
+        quotas: the quotas with which the placements were computed.
     """
     works = any(fit.allowed_pods for fit in placements if fit.group.role is Role.WORKER)
     refused = [(fit.group, fit.refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
@@ -129,7 +132,10 @@ def _quota_finding(
 
 
 def _minimum_pods(placements: Iterable[GroupPlacement], refused: PodGroup) -> list[tuple[PodGroup, int]]:
-    """The fewest pods that do something: how many of each crowd. The worker is one of those refused, if any is."""
+    """The minimum pods of a working job: the number for each group.
+
+    The one worker is of the refused group if that is a group of workers.
+    """
     crowds = [fit.group for fit in placements]
     workers = [crowd for crowd in (refused, *crowds) if crowd.role is Role.WORKER][:1]
     others = [(crowd, crowd.count) for crowd in crowds if crowd.role is not Role.WORKER]
@@ -137,7 +143,7 @@ def _minimum_pods(placements: Iterable[GroupPlacement], refused: PodGroup) -> li
 
 
 def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> PreflightFinding:
-    """An object that the job names and that is not there."""
+    """The finding for a missing object that the job names."""
     if kind is VOLUME_CLAIMS:
         return PreflightFinding(
             f"there is no PersistentVolumeClaim {name} in namespace {namespace}",
@@ -152,11 +158,11 @@ def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> Pre
 def check_pod_references(
     group: PodGroup, classes: Sequence[str], accounts: Sequence[str] | None
 ) -> list[PreflightFinding]:
-    """What a pod names and the cluster does not have; admission stops at the first of these, and a user should not.
+    """Findings for all missing objects that a pod names; admission would report only the first.
 
     Args:
-        group: the pods as they are rendered.
-        classes: the PriorityClasses that there are; empty if they are not known.
+        group: the pods as rendered.
+        classes: the existing PriorityClasses; empty if they are not known.
         accounts: the namespace's ServiceAccounts; None if they are not known.
     """
     spec, about = group.pod["spec"], (group.role.value,)
@@ -180,10 +186,10 @@ def _missing_account_finding(name: str, about: tuple[str, ...]) -> PreflightFind
 
 
 def refusal_finding(error: ApiError, group: PodGroup | None, classes: Sequence[str]) -> PreflightFinding:
-    """What the server says to an object, or to a pod of ``group``.
+    """The finding for the server's refusal of an object, or of a pod of ``group``.
 
     Args:
-        classes: the PriorityClasses that there are, as far as known.
+        classes: the existing PriorityClasses, as far as known.
     """
     about = () if group is None else (group.role.value,)
     message = _FORBIDDEN_PREFIX.sub("", error.message)
@@ -201,13 +207,13 @@ def refusal_finding(error: ApiError, group: PodGroup | None, classes: Sequence[s
 
 
 PREFLIGHT_THREADS = 8
-"""As many as the connections that are kept open."""
+"""Equals the number of connections that the client keeps open."""
 _LISTED_KINDS = (NODES, RESOURCE_QUOTAS, PRIORITY_CLASSES, SERVICE_ACCOUNTS)
 _ALIVE_PODS_SELECTOR = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class PreflightError(BadInputError):
-    """The cluster would not take the job; ``findings`` holds every reason."""
+    """The cluster would refuse the job; ``findings`` has every reason."""
 
     def __init__(self, job: str, namespace: str, findings: Sequence[PreflightFinding]) -> None:
         self.findings = tuple(findings)
@@ -217,15 +223,16 @@ class PreflightError(BadInputError):
 
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
-    """What the server answered.
+    """The server's answers.
 
     Attributes:
-        job_objects: what the namespace has of a job of that name: something only if it may be replaced.
-        pod_groups: with the pods as the server admits them: priority, tolerations and LimitRange defaults filled in.
-        nodes: None if they may not be listed.
-        running_pods: the cluster's pods that have not ended; None if they may not be listed.
-        quotas: of the namespace; None if they may not be listed.
-        remarks: what could not be checked, or works with a limit; a sentence each.
+        job_objects: existing objects of a job with this name; not empty only if it may be replaced.
+        pod_groups: the pods as the server admits them, with priority, tolerations and LimitRange
+            defaults.
+        nodes: all nodes; None if the user may not list them.
+        running_pods: the cluster's pods that have not ended; None if the user may not list them.
+        quotas: quotas of the namespace; None if the user may not list them.
+        remarks: what could not be checked, or has limitations; one sentence each.
     """
 
     job_objects: JobObjects
@@ -238,7 +245,7 @@ class PreflightResult:
 
 @dataclass(frozen=True, slots=True)
 class _PreflightAnswers:
-    """Of each question, in the order of what was asked about; None: this user may not ask it."""
+    """The answers to each request, in the order of the requests; None: the user lacks the right."""
 
     objects: Sequence[list[PreflightFinding]]
     admitted_groups: Sequence[PodGroup | ApiError]
@@ -251,15 +258,15 @@ class _PreflightAnswers:
 
 
 def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResult:
-    """Ask for everything.
+    """Check everything that a submission needs.
 
     Raises:
-        PreflightError: with every reason for which the server would not take the job.
-        ApiError: the server cannot be asked.
+        PreflightError: the server would refuse the job.
+        ApiError: the server cannot be reached.
     """
     job_objects = list_job_objects(
         api, request.job_name
-    )  # first and alone: one clear error when there is no such server
+    )  # first and alone, so that an unreachable server gives one clear error
     answers = _ask_all(api, request, job_objects)
     if findings := merge_findings(_collect_findings(request, job_objects, answers)):
         raise PreflightError(request.job_name, api.namespace, findings)
@@ -269,7 +276,7 @@ def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResul
 
 
 def _ask_all(api: KubeClient, request: SubmissionRequest, job_objects: JobObjects) -> _PreflightAnswers:
-    """All questions, a few at a time."""
+    """Send all requests, PREFLIGHT_THREADS at a time."""
     with ThreadPoolExecutor(PREFLIGHT_THREADS) as pool:
         objects = [pool.submit(_dry_run_create, api, thing, job_objects) for thing in request.manifests]
         pods = [pool.submit(_admit_group, api, crowd) for crowd in request.pod_groups]
@@ -295,7 +302,7 @@ def _ask_all(api: KubeClient, request: SubmissionRequest, job_objects: JobObject
 def _collect_findings(
     request: SubmissionRequest, job_objects: JobObjects, answers: _PreflightAnswers
 ) -> Iterator[PreflightFinding]:
-    """Everything that is in the way, what concerns the whole job first; some of it several times."""
+    """All findings, those about the whole job first; some occur several times."""
     classes, accounts = _object_names(answers.classes) or (), _object_names(answers.accounts)
     yield from check_job_name(
         request.job_name, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
@@ -318,7 +325,7 @@ def _dry_run_create(api: KubeClient, thing: Manifest, job_objects: JobObjects) -
         known = any((old["kind"], old["metadata"]["name"]) == (thing["kind"], name) for old in job_objects.objects)
         own = find_existing_job(job_objects)
         if known or (own is not None and thing["kind"].lower() + "s" in job_objects.unlistable_kinds):
-            return []  # of_name speaks of it, or it is replaced
+            return []  # check_job_name reports it, or it is replaced
         return [refusal_finding(error, None, ())]
     except RetryableError:
         raise
@@ -328,7 +335,10 @@ def _dry_run_create(api: KubeClient, thing: Manifest, job_objects: JobObjects) -
 
 
 def _admit_group(api: KubeClient, group: PodGroup) -> PodGroup | ApiError:
-    """The crowd with its pod as the server would have it; under a name of its own, whatever else there is."""
+    """The group with its pod as the server admits it.
+
+    A new name avoids conflicts with other pods.
+    """
     meta = group.pod["metadata"]
     unnamed = {key: value for key, value in meta.items() if key not in ("name", "ownerReferences")}
     pod = {**group.pod, "metadata": {**unnamed, "generateName": f"{meta['name']}-"}}
@@ -341,7 +351,7 @@ def _admit_group(api: KubeClient, group: PodGroup) -> PodGroup | ApiError:
 
 
 def _check_object(api: KubeClient, kind: ResourceKind, name: str) -> PreflightFinding | str | None:
-    """A finding if there is no such object, a remark if it is not known or has its limits, None if all is well."""
+    """A finding if the object is missing, a remark if it is unknown or limited, otherwise None."""
     try:
         found = api.get(kind, name)
     except NotFoundError:

@@ -1,4 +1,4 @@
-"""What of a job is still there while it is removed."""
+"""Shows which objects of a job are left while it is removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_PODS_NAMED = 4
 
 
 def leftovers_text(leftovers: JobObjects) -> str:
-    """In a line; pods by name when they are few."""
+    """The remaining objects in one line; a few pods are named."""
     from edl.ops.job_deletion import count_by_kind
 
     pods = [pod["metadata"]["name"] for pod in leftovers.objects if pod["kind"] == "Pod"]
@@ -24,10 +24,10 @@ def leftovers_text(leftovers: JobObjects) -> str:
 
 
 def remove_job(api: KubeClient, job: str, seconds: float | None = None) -> None:
-    """Remove a job whole, showing what is left of it.
+    """Remove a job, and show the objects that are left.
 
     Raises:
-        DeletionTimeoutError: something is left after ``seconds``.
+        DeletionTimeoutError: objects are left after ``seconds``.
     """
     from edl.ops.job_deletion import DELETION_TIMEOUT_SECONDS, JobDeletion
 

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities (``500m``, ``2Gi``, ``1e3``) as exact numbers, and resources that are counted in them."""
+"""Kubernetes quantities (``500m``, ``2Gi``, ``1e3``) as exact numbers, and amounts of resources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BYTE_RESOURCES = ("memory", "storage", "ephemeral-storage")
 
 @lru_cache(maxsize=4096)
 def parse_quantity(text: str | int | float) -> Fraction:
-    """The number that a quantity means; raises ValueError for anything that is none."""
+    """The value of a quantity. Raises ValueError if the text is not a quantity."""
     match = _QUANTITY_PATTERN.fullmatch(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -40,7 +40,7 @@ def parse_resources(amounts: Mapping[str, Any] | None) -> dict[str, Fraction]:
 
 
 def sum_resources(parts: Iterable[ResourceAmounts]) -> dict[str, Fraction]:
-    """The sum of all."""
+    """The sum of each resource."""
     found: dict[str, Fraction] = {}
     for part in parts:
         for name, amount in part.items():
@@ -58,17 +58,17 @@ def max_resources(parts: Iterable[ResourceAmounts]) -> dict[str, Fraction]:
 
 
 def subtract_resources(one: ResourceAmounts, other: ResourceAmounts) -> dict[str, Fraction]:
-    """What of ``one`` is left without ``other``; negative where that is more."""
+    """``one`` minus ``other``; negative where ``other`` is larger."""
     return {name: amount - other.get(name, 0) for name, amount in one.items()}
 
 
 def lacking_resources(available: ResourceAmounts, wanted: ResourceAmounts) -> list[str]:
-    """The resources of which there is too little; one that ``available`` does not name is not there."""
+    """The insufficient resources. One that ``available`` does not name counts as 0."""
     return [name for name, amount in wanted.items() if amount > available.get(name, 0)]
 
 
 def format_amount(name: str, amount: Fraction) -> str:
-    """An amount for people: ``1.5 CPU``, ``2 GiB``, ``1 nvidia.com/gpu``."""
+    """An amount as text: ``1.5 CPU``, ``2 GiB``, ``1 nvidia.com/gpu``."""
     kind = base_resource(name)
     if kind == "cpu":
         return f"{format_number(amount)} CPU"
@@ -83,6 +83,6 @@ def base_resource(name: str) -> str:
 
 
 def format_amounts(amounts: ResourceAmounts) -> str:
-    """Amounts for people, CPU and memory first; ``nothing`` if there are none."""
+    """Amounts as text, CPU and memory first; ``nothing`` if there are none."""
     order = sorted(amounts, key=lambda name: (name != "cpu", name != "memory", name))
     return ", ".join(format_amount(name, amounts[name]) for name in order if amounts[name]) or "nothing"

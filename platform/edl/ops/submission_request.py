@@ -1,4 +1,4 @@
-"""What a submission asks a cluster for: the rendered objects, the kinds of pods that follow, what these need there."""
+"""The content of a submission: the rendered objects, the kinds of pods, and the objects they need."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from edl.jobfile.path_resolution import pod_storage_path
 from edl.ops.job_forecast import PodGroup
 
 _PLACEHOLDER_TOKEN = "0" * 64
-"""Stands for the token wherever nothing is created."""
+"""Replaces the token where nothing is created."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmissionRequest:
-    """What is to be submitted.
+    """A submission.
 
     Attributes:
-        job_name: its name.
-        manifests: of ``render_job``, the Job suspended.
-        pod_groups: the kinds of pods that there will be, as rendered.
+        job_name: name of the job.
+        manifests: the result of ``render_job``, with the Job suspended.
+        pod_groups: the kinds of pods of the job, as rendered.
         claims: names of the PersistentVolumeClaims that the pods mount.
-        pull_secrets: names of the Secrets that the image is pulled with.
-        replaces_ended: whether a Job of that name that has ended may be replaced.
+        pull_secrets: names of the Secrets for pulling the image.
+        replaces_ended: whether an ended Job of the same name may be replaced.
     """
 
     job_name: str
@@ -44,11 +44,11 @@ def build_request(
     """The request for a job.
 
     Args:
-        namespace: None while no cluster is chosen.
-        run: the run to go on with: its id, or ``latest``.
+        namespace: None if no cluster is chosen yet.
+        run: the run to resume: its id, or ``latest``.
 
     Raises:
-        SpecError: the spec is unfit for a cluster.
+        SpecError: the spec is not valid for a cluster.
     """
     manifests = render_job(spec, namespace=namespace, token=token, run=run, suspend=True)
     claims = [volume.claim for volume in spec.volumes] + [spec.storage.claim]

@@ -1,4 +1,4 @@
-"""What ``edl predict`` predicts with: a ``.keras`` file, or what a run left."""
+"""Finds the weights for ``edl predict``: a ``.keras`` file, or a checkpoint or export of a run."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, S
 from edl.storage.run_directory import RunDirectory, find_run
 
 _END_WORDS = {"Done": "which is done", "Failed": "which failed"}
-"""How a run ended, by its phase; with any other one it was interrupted, by its user or by a power cut."""
+"""How a run ended, by its phase. With any other phase it was interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """Where weights are, and who left them there.
+    """Weights and their origin.
 
     Attributes:
         path: a ``.keras`` file, or the directory of a checkpoint.
-        run: that left them; None for a file that the user named.
-        checkpoint: that they are of; None for a file.
-        damaged_checkpoints: newer checkpoints of the run, which cannot be used.
+        run: the run that wrote them; None for a file that the user named.
+        checkpoint: the checkpoint that contains them; None for a file.
+        damaged_checkpoints: newer checkpoints of the run that cannot be used.
     """
 
     path: Path
@@ -35,11 +35,11 @@ class TrainedWeights:
 
     @property
     def is_trained(self) -> bool:
-        """Whether anything was trained before they were written; of a file that is taken for granted."""
+        """Whether the weights were trained. A file is assumed to be."""
         return self.checkpoint is None or self.checkpoint.step > 0
 
     def origin_lines(self) -> Iterator[str]:
-        """Their origin, for people; nothing of a file that the user named."""
+        """Lines that describe the origin; none for a file that the user named."""
         if self.run is None:
             return
         ended, step = _run_end(self.run)
@@ -52,7 +52,7 @@ class TrainedWeights:
             yield "warning: the checkpoint is of step 0: nothing was trained yet"
 
     def skipped_lines(self) -> list[str]:
-        """What would have been taken if it were intact, for people."""
+        """Lines about newer checkpoints that were skipped because they are damaged."""
         return [
             f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"
             for each in self.damaged_checkpoints
@@ -61,14 +61,15 @@ class TrainedWeights:
 
 
 def find_weights(folder: Path, source: str | None) -> TrainedWeights:
-    """What ``--from`` means.
+    """Find the weights that ``--from`` names.
 
     Args:
-        folder: of the job's runs.
-        source: a run's id or a file; None means the newest run that trained something.
+        folder: folder of the job's runs.
+        source: a run's id or a file; None: the newest run that trained something.
 
     Raises:
-        BadInputError: no such run or file, the file is not what its name says, or the run has nothing to predict with.
+        BadInputError: there is no such run or file, the file is not a Keras file, or the run has no
+            weights.
         StorageError: the checkpoints cannot be read.
     """
     if source is not None and source.endswith(".keras"):
@@ -85,10 +86,12 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
 
 
 def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
-    """The newest intact checkpoint, which has the rows of tables without a bound too; the export if it is untrained.
+    """The newest intact checkpoint, or the export if that checkpoint is untrained.
+
+    A checkpoint also contains the rows of unbounded tables.
 
     Raises:
-        BadInputError: all that is left of what the run trained is damaged.
+        BadInputError: all trained checkpoints of the run are damaged, and it has no export.
     """
     skipped: list[SkippedCheckpoint] = []
     checkpoint, export_file = (
@@ -113,7 +116,7 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
 
 
 def _was_trained(skipped: SkippedCheckpoint) -> bool:
-    """Whether a checkpoint that cannot be used would be one to predict with, as far as can be seen."""
+    """Whether a damaged checkpoint seems to contain trained weights."""
     found = load_manifest(skipped.directory)
     return found.step > 0 if isinstance(found, CheckpointManifest) else (skipped.directory / MANIFEST_NAME).exists()
 
@@ -123,7 +126,7 @@ def _exported_model(run: RunDirectory) -> Path | None:
 
 
 def _require_keras_file(source: str) -> Path:
-    """The file, which is a zip archive; Keras, in a worker, finds out about the rest."""
+    """The path, if the file is a zip archive. Keras checks its content later, in a worker."""
     file = Path(source).absolute()
     if not file.is_file():
         raise BadInputError("no such file", where=source)
@@ -133,7 +136,7 @@ def _require_keras_file(source: str) -> Path:
 
 
 def _run_end(run: RunDirectory) -> tuple[str, int | None]:
-    """How a run ended and after which step, as far as its status says it; weights are good without one."""
+    """How a run ended and after which step, if its status says so; weights do not depend on it."""
     try:
         status = read_status(run)
     except EdlError:
