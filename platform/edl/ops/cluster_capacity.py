@@ -63,6 +63,8 @@ def _matches_affinity(affinity: Mapping[str, Any], labels: Mapping[str, str], na
     required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
         return True
+    # The only field that Kubernetes supports in matchFields. One term must match, and of a term all
+    # expressions.
     fields = {"metadata.name": name}
     return any(
         _all_match(term.get("matchExpressions") or (), labels) and _all_match(term.get("matchFields") or (), fields)
@@ -81,6 +83,7 @@ def matches_expression(expression: Mapping[str, Any], value: str | None) -> bool
         case "In":
             return value in values
         case "NotIn":
+            # A node without the label matches, as in Kubernetes.
             return value not in values
         case "Exists":
             return value is not None

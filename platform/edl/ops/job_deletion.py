@@ -106,6 +106,7 @@ def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> 
     found = []
     for thing in job_objects.objects:
         kind, meta = manifest_kind(thing), thing["metadata"]
+        # The uid of each deletion protects an object that takes the name in the meantime.
         if "deletionTimestamp" not in meta:
             if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
                 found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
@@ -128,6 +129,7 @@ def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> boo
         node_ready: None if it is not known.
         now: the server's clock, unix seconds.
     """
+    # The server wrote the timestamp, so ``now`` is its clock, too: the user's may be wrong.
     late = now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
     return late > (
         LOST_NODE_GRACE_SECONDS if node_ready is False or _evicted_from_lost_node(pod) else OVERDUE_GRACE_SECONDS

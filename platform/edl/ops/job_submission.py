@@ -71,6 +71,7 @@ def submit_job(
         submitted = create_suspended_job(api, job, rendered, submission, on_created)
         create_dependents(api, submitted, parts, on_created)
         unsuspend_job(api, submitted)
+    # Also on Ctrl-C: a partial job must not stay behind.
     except BaseException as error:
         _roll_back_on_error(api, rendered["metadata"]["name"], submission, error)
         raise
@@ -125,7 +126,7 @@ def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
     unsuspended.
 
     Args:
-        name: of the Job.
+        name: name of the Job.
     """
     try:
         there = api.get(JOBS, name)

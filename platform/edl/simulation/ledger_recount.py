@@ -212,6 +212,7 @@ def _not_in_order(found: Recount, epoch: int) -> list[str]:
 
 def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
     wrong, at = [], 0
+    # The empty range at the end reveals a gap behind the last covered range.
     for start, end in [*covered, (records, records)]:
         if start > at:
             wrong.append(f"records {at} to {start} are not done")

@@ -193,6 +193,7 @@ class World:
         assert self.master is not None
         commands = self.master.handle(event, self.clock.now())
         self.handled += 1
+        # Each request has exactly one answer, and other events have none.
         answers = [command for command in commands if isinstance(command, ANSWERS)]
         if len(answers) != isinstance(event, REQUESTS):
             raise BrokenPromiseError(f"{event} was answered {answers}")
@@ -461,6 +462,7 @@ class World:
             except MasterLost:
                 again()
                 return
+            # Only the answer is lost: the master has handled the request, and must answer it again.
             if isinstance(event, REQUESTS) and first and self.rng.random() < self.network.lost:
                 again()
                 return
