@@ -85,7 +85,7 @@ def test_what_comes_through_is_an_answer_of_the_right_size(
             "PULLED answer has 16 bytes of values",
         ),
         (OutgoingFrame(FrameKind.PULLED), "PULLED answer has 0 bytes"),
-        (OutgoingFrame(FrameKind.ROWS, b"", [bytes(SIZE)]), "answers ROWS to PULL, not PULLED"),
+        (OutgoingFrame(FrameKind.ROWS, b"", [bytes(SIZE)]), "ROWS.* PULL.* PULLED"),
     ],
 )
 def test_a_false_answer_is_refused_by_the_server_s_name(server: FalseServer, answer: OutgoingFrame, said: str) -> None:
