@@ -92,8 +92,13 @@ def tried_out(layer: Any) -> Model:
 FUNCTIONS = [cloned, cloned_with_its_values, looked_at, without_names, smaller_first, tried_out]
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def _case(function: Callable[[Any], Model], kind: str) -> Any:
+    """Each function once, and one of them with each kind; the others repeat that."""
+    marks = [] if function is cloned or kind == "keras" else [pytest.mark.repetition]
+    return pytest.param(function, kind, id=f"{function.__name__}-{kind}", marks=marks)
+
+
+@pytest.mark.parametrize(("function", "kind"), [_case(function, kind) for function in FUNCTIONS for kind in LAYERS])
 def test_an_export_has_the_trained_rows_of_a_model_that_is_made_more_than_once(
     function: Callable[[Any], Model], kind: str, tmp_path: Path
 ) -> None:

@@ -120,10 +120,17 @@ def assert_same(folder: Path, text: str, labels: Any, weights: Any = None, **ker
 SQUARED = "\ndef loss(labels, predictions):\n    return tf.square(labels - predictions)\n"
 
 
-@pytest.mark.parametrize("weights", [None, WEIGHTS, WEIGHTS[:, None]], ids=["none", "(n,)", "(n,1)"])
-@pytest.mark.parametrize(
-    "loss", [SQUARED, 'loss = "mse"\n', "loss = keras.losses.MeanSquaredError()\n"], ids=["function", "name", "object"]
-)
+LOSS_FORMS = {"function": SQUARED, "name": 'loss = "mse"\n', "object": "loss = keras.losses.MeanSquaredError()\n"}
+WEIGHT_FORMS = {"none": None, "(n,)": WEIGHTS, "(n,1)": WEIGHTS[:, None]}
+
+
+def _weighed(loss: str, weights: str) -> Any:
+    """Each form once, and a function with each form of the weights; the others repeat that."""
+    marks = [] if loss == "function" or weights == "(n,)" else [pytest.mark.repetition]
+    return pytest.param(LOSS_FORMS[loss], WEIGHT_FORMS[weights], id=f"{loss}-{weights}", marks=marks)
+
+
+@pytest.mark.parametrize(("loss", "weights"), [_weighed(loss, form) for loss in LOSS_FORMS for form in WEIGHT_FORMS])
 def test_sample_weights_weigh_a_loss_as_in_keras(loss: str, weights: Any, tmp_path: Path) -> None:
     assert_same(tmp_path, ONE + loss, NUMBERS, weights, loss="mse")
 
@@ -198,8 +205,15 @@ def test_class_and_sample_weights_together_are_refused_as_in_keras(tmp_path: Pat
 LOSSES = {"number": "mse", "kind": "sparse_categorical_crossentropy"}
 
 
-@pytest.mark.parametrize("weights", [None, TWO_WEIGHTS], ids=["none", "by output"])
-@pytest.mark.parametrize("outputs", [AS_DICT, AS_LIST], ids=["dict", "list"])
+@pytest.mark.parametrize(
+    ("outputs", "weights"),
+    [
+        pytest.param(AS_DICT, None, id="dict-none"),
+        pytest.param(AS_LIST, TWO_WEIGHTS, id="list-by output"),
+        pytest.param(AS_DICT, TWO_WEIGHTS, id="dict-by output", marks=pytest.mark.repetition),
+        pytest.param(AS_LIST, None, id="list-none", marks=pytest.mark.repetition),
+    ],
+)
 def test_a_loss_for_each_output(outputs: str, weights: Any, tmp_path: Path) -> None:
     text = f'{outputs}\nloss = {LOSSES}\nloss_weights = {{"number": 0.3, "kind": 2.0}}\n'
     labels: Any = TWO
