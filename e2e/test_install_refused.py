@@ -14,7 +14,7 @@ from e2e.releases import HelmRelease
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared_cluster", "helm")]
+pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared_cluster", "helm_only")]
 
 KEPT = {"clusterrole", "priorityclass", "validatingadmissionpolicy", "validatingadmissionpolicybinding"}
 

@@ -283,7 +283,7 @@ def test_uninstall_in_the_middle_leaves_nothing(namespace: Namespace) -> None:
 def test_a_submitter_that_is_killed_changes_nothing(namespace: Namespace) -> None:
     """Its pod is deleted, its container ends, its pod is forced away, while Helm waits: one job, to its end."""
     training = TrainingRelease.write(namespace, "train-mnist", small(namespace, "mnist", seconds=60))
-    with training.installing(*WAIT) as helm_only:
+    with training.installing(*WAIT) as running:
         training.job.wait_training(workers=1)
         uid = training.job.uid
         pod = training.submitter()
@@ -296,7 +296,7 @@ def test_a_submitter_that_is_killed_changes_nothing(namespace: Namespace) -> Non
         pod = training.submitter(other_than=pod["metadata"]["uid"])
         namespace.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force", "--wait=false")
         training.job.hurry()
-        done = helm_only.result()
+        done = running.result()
     assert done.returncode == 0, done.stdout + done.stderr
     assert training.ended() == "Complete"
     (master,) = masters(training)
