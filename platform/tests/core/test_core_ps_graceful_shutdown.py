@@ -15,9 +15,12 @@ from edl.api.cluster_port import Role
 from edl.core.events import (
     CheckpointSaveFinished,
     CutPrepared,
+    DatasetDescribed,
     DeletePod,
     LeaseReply,
     LeaseRequested,
+    MayEnd,
+    ModelDeclared,
     PodsSynced,
     PsAttached,
     PsHeartbeat,
@@ -227,3 +230,13 @@ def test_so_it_is_by_the_next_master_once_that_has_seen_who_is_there() -> None:
 def costs_nothing(harness: CoreHarness) -> bool:
     counters = harness.state.counters
     return not (counters.rolled_back or counters.updates_rolled_back or counters.repeated or counters.partial)
+
+
+def test_a_model_that_is_declared_to_one_that_may_exit_is_not_held_there() -> None:
+    """It was empty when it was told to go: what it took afterwards would end with it."""
+    harness = CoreHarness()
+    harness.see(DatasetDescribed(training=(("a", 640),)), alive(Role.PS, 0), alive(Role.WORKER, 0), PodsSynced())
+    harness.see(PsRegistered("ps-0"), PsAttached("ps-0", False, 0))
+    assert any(isinstance(c, MayEnd) and c.value for c in harness.see(PsLeaving("ps-0")))
+    assert DeletePod("ps-0", 0.0) in harness.see(ModelDeclared("worker-0"))
+    assert harness.state.pods.parameter_holders == {}
