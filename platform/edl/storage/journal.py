@@ -6,6 +6,7 @@ other callers accumulate, and the next write and fdatasync cover all of them (gr
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -127,7 +128,9 @@ class Journal:
         self._next_lsn = 1
         self._size_bytes = size_bytes
         self._closing = False
-        self._wake = threading.Event()
+        # One item for each time that ``_queue`` becomes non-empty, and one from ``close``. An Event would
+        # take its lock four times in Python for each entry.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._durable_position = DurablePosition()
         self._fsync_seconds: deque[float] = deque(maxlen=_MAX_FSYNC_SAMPLES)
         self._thread = threading.Thread(target=self._run_writer, name="journal-writer", daemon=True)
@@ -255,7 +258,7 @@ class Journal:
         """Write what is queued and release the lock. Does not raise; ``failure`` is None if everything was written."""
         with self._mutex:
             self._closing = True
-            self._wake.set()
+        self._wake.put(None)
         self._thread.join()
         self._chain.close()
         if self._lock is not None:
@@ -272,8 +275,9 @@ class Journal:
             self._size_bytes = self._size_bytes + len(item) if isinstance(item, bytes) else 0
             self._queue.append(item)
             # with more items in the queue, the writer has been woken already
-            if len(self._queue) == 1:
-                self._wake.set()
+            must_wake = len(self._queue) == 1
+        if must_wake:
+            self._wake.put(None)
         return lsn
 
     def _run_writer(self) -> None:
@@ -290,11 +294,9 @@ class Journal:
 
     def _take_queued_items(self) -> list[bytes | _SegmentStart] | None:
         """Wait for items and take all of them; None if the journal is closed and everything is written."""
-        self._wake.wait()
+        self._wake.get()
         with self._mutex:
             items, self._queue = self._queue, []
-            if not self._closing:
-                self._wake.clear()
             return None if self._closing and not items else items
 
     def _commit_items(self, items: list[bytes | _SegmentStart]) -> None:
