@@ -90,6 +90,9 @@ def is_seed_state(variable: Any) -> bool:
 
 _LOG = logging.getLogger(__name__)
 
+FLOAT_TYPES = frozenset({"bfloat16", "float16", "float32", "float64"})
+"""The types of variables that Keras' own optimizers train."""
+
 
 @dataclass(frozen=True)
 class ModelVariables:
@@ -109,7 +112,13 @@ class ModelVariables:
 
     @classmethod
     def from_model(
-        cls, model: Any, ps_of_variable: Callable[[str], int], ps_count: int, *, trained_by_ps: bool = True
+        cls,
+        model: Any,
+        ps_of_variable: Callable[[str], int],
+        ps_count: int,
+        *,
+        trained_by_ps: bool = True,
+        float32_only: bool = True,
     ) -> ModelVariables:
         """The variables of a built model.
 
@@ -119,12 +128,15 @@ class ModelVariables:
             ps_count: number of PS.
             trained_by_ps: whether the PS train the variables; otherwise Keras' optimizer does, which applies
                 constraints.
+            float32_only: refuse trained variables of other types. If False, trained variables of all float types are
+                among ``specs``; ``read_values`` and ``assign_values`` then round them to float32.
 
         Raises:
             BadInputError: a trained variable is quantized or not float32, or has a constraint that the PS cannot apply.
         """
+        trained_types = frozenset({"float32"}) if float32_only else FLOAT_TYPES
         named_variables = _name_variables(
-            [weight for weight in model.weights if _is_in_flat_buffer(weight, trained_by_ps)]
+            [weight for weight in model.weights if _is_in_flat_buffer(weight, trained_by_ps, trained_types)]
         )
         order = sorted(named_variables, key=lambda item: (ps_of_variable(item[0].name), item[0].statistic))
         sizes = [
@@ -171,8 +183,8 @@ class ModelVariables:
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
-def _is_in_flat_buffer(weight: Any, trained_by_ps: bool) -> bool:
-    if weight.dtype == "float32":
+def _is_in_flat_buffer(weight: Any, trained_by_ps: bool, trained_types: frozenset[str]) -> bool:
+    if weight.dtype == "float32" or (weight.trainable and weight.dtype in trained_types):
         return _check_constraint(weight, trained_by_ps)
     if weight.trainable:
         raise BadInputError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,16 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.core import evaluation
-from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
-from edl.keras.model_building import ModelVariables, build_model
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import ModelLoss, uses_dynamic_loss_scaling, warn_if_loss_unscaled
+from edl.keras.model_loss import uses_dynamic_loss_scaling
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
+from edl.keras.trainable_model import TrainableModel
 from edl.keras.user_code import user_code
 
 Arrays = dict[str, Any]
 
 
-class LocalModel:
+class LocalModel(TrainableModel):
     """Model, optimizer and metrics; supports every Keras optimizer.
 
     Args:
@@ -33,21 +31,9 @@ class LocalModel:
     """
 
     def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
-        self.module = module
-        self.model = build_model(module, seed=seed, sample=sample)
-        self.optimizer = module.optimizer()
-        # Its slot variables must exist when ``restore`` compares them with those of a checkpoint.
-        self.optimizer.build(self.model.trainable_variables)
-        self.variables = ModelVariables.from_model(self.model, lambda name: 0, 1, trained_by_ps=False)
-        warn_if_loss_unscaled(self.model, self.optimizer, trains_locally=True)
-        self._sample = sample
-        outputs = output_names(self.model)
-        self._metrics = EvaluationMetrics.from_module(module, outputs)
-        self._objective = ModelLoss(module, outputs)
+        super().__init__(module, seed=seed, sample=sample)
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
-        self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
-        self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
 
     def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
         """Run one step; returns the loss and whether the step was applied: loss and gradients must be finite.
@@ -92,59 +78,15 @@ class LocalModel:
         """Apply the gradients; Keras warns about variables without a gradient and does not change them."""
         self.optimizer.apply(gradients, self.model.trainable_variables)
 
-    def finalize(self) -> bool:
-        """Finalize the weights as ``keras.Model.fit`` does at its end; returns whether they changed.
-
-        With ``use_ema``, the averages become the weights.
-        """
-        self.optimizer.finalize_variable_values(self.model.trainable_variables)
-        return bool(self.optimizer.use_ema)
-
-    @property
-    def metric_directions(self) -> dict[str, str | None]:
-        """By metric: whether ``up`` or ``down`` is better, or None if Keras does not know."""
-        return self._metrics.directions
-
-    def reset_metrics(self) -> None:
-        """Start an evaluation."""
-        self._metrics.reset()
-
-    def evaluate(self, features: Any, labels: Any, weights: Any = None) -> None:
-        """Update loss and metrics with a minibatch."""
-        with (
-            user_code(self.module.zoo, "the model or its metrics", function=self.module.loss),
-            explain_dense_id_errors(self.model),
-        ):
-            if not self._metrics.states_verified:
-                self._metrics.verify_states_add_up(labels, self._predict(features), weights)
-            self._evaluate(features, labels, weights)
-
-    def _evaluate_graph(self, features: Any, labels: Any, weights: Any) -> None:
-        predictions = self._predict_graph(features)
-        loss = self._objective(labels, predictions, weights, self.model.losses, training=False)
-        self._metrics.update(loss, labels, predictions, weights)
-
-    def _predict_graph(self, features: Any) -> Any:
-        with assert_dense_ids_in_range():
-            return self.model(features, training=False)
-
     def metric_values(self) -> dict[str, float]:
         """Loss and metrics of the current evaluation."""
         # As in a distributed job, where the master receives and merges them.
-        states = json.loads(json.dumps(self._metrics.collect_states()))
-        with user_code(self.module.zoo, "eval_metrics_fn()"):
-            return self._metrics.compute_values(evaluation.merge_metric_states({}, states))
+        states = json.loads(json.dumps(self.metric_states()))
+        return self._compute_metrics(evaluation.merge_metric_states({}, states))
 
     def arrays(self) -> Arrays:
-        """Everything that training changes, for a checkpoint.
-
-        The names are ``dense/<variable>`` as in a distributed job, ``state/<n>`` for the states of random generators,
-        and ``slot/<n>`` for the optimizer's variables.
-        """
-        dense = zip(self.variables.specs, self.variables.weights, strict=True)
-        found: Arrays = {f"dense/{spec.name}": np.asarray(weight) for spec, weight in dense}
-        found |= {f"state/{n}": np.asarray(v) for n, v in enumerate(self.variables.local_variables)}
-        return found | {f"slot/{n}": np.asarray(v) for n, v in enumerate(self.optimizer.variables)}
+        """Everything that training changes, for a checkpoint, by the names of :meth:`named_variables`."""
+        return {name: np.asarray(variable) for name, variable in self.named_variables()}
 
     def restore(self, arrays: Mapping[str, Any]) -> None:
         """Restore the arrays of a checkpoint.
@@ -160,20 +102,5 @@ class LocalModel:
                     f"the checkpoint was written with another model or optimizer: they differ in {name}",
                     hint="start a new run, without --resume",
                 )
-        dense = zip(self.variables.specs, self.variables.weights, strict=True)
-        for name, variable in (
-            *((f"dense/{spec.name}", weight) for spec, weight in dense),
-            *((f"state/{n}", v) for n, v in enumerate(self.variables.local_variables)),
-            *((f"slot/{n}", v) for n, v in enumerate(self.optimizer.variables)),
-        ):
+        for name, variable in self.named_variables():
             variable.assign(arrays[name])
-
-    def exportable(self) -> Any:
-        """The attributes of a network that :func:`edl.keras.model_export.export_model` reads."""
-        return SimpleNamespace(
-            module=self.module,
-            sample=self._sample,
-            variables=self.variables.specs,
-            offsets=self.variables.offsets,
-            tables=(),
-        )
