@@ -18,6 +18,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import keras
@@ -33,6 +34,17 @@ _WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight",
 """Names of the third argument of a loss function that applies the sample weights itself."""
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
+
+
+class LossReduction(Enum):
+    """How the loss of a minibatch follows from the losses of its records.
+
+    It decides how the gradients of several minibatches make the gradient of their union.
+    """
+
+    MEAN = "the mean over records"
+    WEIGHTED_MEAN = "the mean over records, divided by the sum of their weights"
+    SUM = "the sum over records"
 
 
 class ModelLoss:
@@ -79,6 +91,90 @@ class ModelLoss:
             loss = self._compute_output_losses(labels, predictions, weights)
         extra = (tf.cast(tf.reduce_sum(each), tf.float32) for each in model_losses)
         return tf.add_n([tf.cast(loss, tf.float32), *extra])
+
+    # ------------------------------------------------------------------ reduction
+
+    @property
+    def declared_reduction(self) -> LossReduction | None:
+        """The reduction, if Keras computes the loss; else :meth:`try_reduction` finds it.
+
+        Raises:
+            BadInputError: the outputs' losses have different reductions.
+        """
+        losses = _declared_losses(self._resolved_losses)
+        if self._is_function or any(not isinstance(loss, str) and not _is_keras_loss(loss) for _, loss in losses):
+            return None
+        found = {name: _keras_reduction(loss) for name, loss in losses}
+        different = {reduction: name for name, reduction in found.items()}
+        if len(different) > 1:
+            texts = " and ".join(f"{name} is {reduction.value}" for reduction, name in different.items())
+            raise self._input_error(
+                f"the losses of the outputs have different reductions: {texts}",
+                "give all of them the same reduction; loss_weights weighs the outputs",
+            )
+        return next(iter(different), LossReduction.MEAN)
+
+    def try_reduction(self, labels: Any, predictions: Any, weights: Any = None) -> LossReduction | None:
+        """Find the reduction of a user's loss: compute it for a minibatch, and for the same records twice.
+
+        A loss that is neither a mean nor a sum, for example because it compares records with each other, counts as a
+        mean, with a warning.
+
+        Returns:
+            None if this minibatch cannot tell: its loss is 0 or not finite.
+        """
+        once = self._loss_value(labels, predictions, weights)
+        if not once or not np.isfinite(once):
+            return None
+        doubled = [None if each is None else _repeat_records(each) for each in (labels, predictions, weights)]
+        ratio = self._loss_value(*doubled) / once
+        if abs(ratio - 2) < _RATIO_TOLERANCE:
+            return LossReduction.SUM
+        if abs(ratio - 1) >= _RATIO_TOLERANCE:
+            _LOG.warning(
+                "the loss is neither a mean nor a sum over records (of the same records twice, it is %.3g times as "
+                "large): each worker computes it for its own minibatch, and the results are averaged",
+                ratio,
+            )
+        if weights is None:
+            return LossReduction.MEAN
+        heavier = tf.nest.map_structure(lambda weight: 2 * tf.convert_to_tensor(weight), weights)
+        ratio = self._loss_value(labels, predictions, heavier) / once
+        return LossReduction.WEIGHTED_MEAN if abs(ratio - 1) < _RATIO_TOLERANCE else LossReduction.MEAN
+
+    def _loss_value(self, labels: Any, predictions: Any, weights: Any) -> float:
+        return float(self(labels, predictions, weights, training=True))
+
+    def minibatch_weight(self, reduction: LossReduction, records: Any, labels: Any, weights: Any = None) -> Any:
+        """The number by which a minibatch's loss is multiplied, so that the sum belongs to the union of minibatches.
+
+        Args:
+            reduction: the reduction of the loss.
+            records: the number of records, a tensor.
+            labels: the labels that ``feed`` yielded.
+            weights: the sample weights that ``feed`` yielded, if any.
+
+        Returns:
+            a float64 scalar: the number of records for a mean, whatever the sample weights, because Keras divides by
+            the number of records; the sum of the sample weights if the loss divides by it; 1 for a sum.
+
+        Raises:
+            BadInputError: the loss divides by the sum of the sample weights, and each output has its own.
+        """
+        if reduction is LossReduction.SUM:
+            return tf.constant(1, tf.float64)
+        if self._class_weight_table is not None:
+            weights = self._class_sample_weights(labels, weights)
+        if reduction is LossReduction.MEAN or weights is None:
+            return tf.cast(records, tf.float64)
+        each = tf.nest.flatten(weights)
+        if len(each) > 1:
+            raise self._input_error(
+                "feed gives sample weights for each output, but each loss divides by their sum "
+                "(mean_with_sample_weight): EDL cannot combine the losses of several workers",
+                "use the reduction sum_over_batch_size",
+            )
+        return tf.reduce_sum(tf.cast(each[0], tf.float64))
 
     # ------------------------------------------------------------------ one function of all outputs
 
@@ -249,6 +345,38 @@ class ModelLoss:
 
     def _input_error(self, message: str, hint: str | None = None) -> BadInputError:
         return BadInputError(message, where=self._feed_file, hint=hint)
+
+
+_RATIO_TOLERANCE = 0.01
+"""How far the ratio of two losses may be from a whole number: float32 sums in another order differ slightly."""
+
+
+def _declared_losses(losses: Any) -> list[tuple[str, Any]]:
+    """The losses that are set, by their name in messages."""
+    if isinstance(losses, Mapping):
+        named = [(f"loss['{name}']", loss) for name, loss in losses.items()]
+    elif isinstance(losses, list):
+        named = [(f"loss[{at}]", loss) for at, loss in enumerate(losses)]
+    else:
+        named = [("loss", losses)]
+    return [(name, loss) for name, loss in named if loss is not None]
+
+
+def _keras_reduction(loss: Any) -> LossReduction:
+    """The reduction of a loss that Keras computes; a loss per record is averaged."""
+    by_name = {"sum": LossReduction.SUM, "mean_with_sample_weight": LossReduction.WEIGHTED_MEAN}
+    return by_name.get(getattr(loss, "reduction", ""), LossReduction.MEAN)
+
+
+def _repeat_records(structure: Any) -> Any:
+    """The same records twice."""
+
+    def repeat(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.concat(0, [leaf, leaf])
+        return tf.concat([leaf, leaf], 0)
+
+    return tf.nest.map_structure(repeat, structure)
 
 
 def _is_user_loss(loss: Any) -> bool:

@@ -1,0 +1,565 @@
+"""One rank's model under strategy AllReduce: gradients and statistics as buffers that the ranks sum.
+
+This module has no network. A step has three parts:
+
+1. ``compute`` runs the model and writes this rank's addend to the buffers; a rank without records calls ``clear``.
+2. The caller sums each buffer over all ranks.
+3. ``apply`` divides the sums, updates the statistics and runs the Keras optimizer once. All ranks apply the same sums
+   to the same state, so their states stay equal to the bit.
+
+**Buffers.** There is one for each float type of variables: the gradients in the order of the trained variables, then
+the changes of statistics. The widest buffer ends with a few counts. They tell ranks that have not run the model what to
+do: how many records the step has, whether the loss is a sum, and which variables have a gradient.
+
+**Statistics** are all variables that the forward pass changes, such as the moving values of BatchNormalization. A rank
+contributes the change, multiplied by its number of records. Hence all statistics become the mean, weighted by records,
+of the values that the ranks computed.
+
+The moving variance of BatchNormalization also contains the spread between the ranks' batch means, so that it is the one
+of the union. With momentum *m*, a rank's batch mean differs from the union's by the difference of their changes of the
+moving mean, divided by *1 - m*. This is exact if each layer is called once a step, for inputs with the same number of
+elements in each record and without a mask; otherwise the batch means are weighted by records instead of elements.
+``renorm=True`` has no such correction: its statistics are the weighted means. A rank normalizes with the mean and
+variance of its own minibatch in any case.
+
+**Weights.** See :meth:`edl.keras.model_loss.ModelLoss.minibatch_weight`. The result is that of one process on the union
+of the minibatches, except for BatchNormalization, random layers, losses that compare records with each other, and masks
+on predictions: there Keras divides by the number of unmasked values, and EDL weighs by records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+from tensorflow.python.framework import auto_control_deps_utils
+
+from edl.api.errors import BadInputError
+from edl.keras.evaluation_metrics import count_records
+from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state, seed_worker_randomness
+from edl.keras.model_contract import ModelModule, refuse_stateful_layers
+from edl.keras.model_loss import LossReduction, uses_dynamic_loss_scaling
+from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
+from edl.keras.traced_function import TracedFunction, as_array
+from edl.keras.trainable_model import TrainableModel
+from edl.keras.user_code import user_code
+from edl.numerics.aligned_memory import allocate_aligned
+
+Array = NDArray[Any]
+
+_RECORDS, _AVERAGED, _SUMMED, _COUNTS = range(4)
+"""The counts at the end of a buffer: records, ranks whose loss is a mean, ranks whose loss is a sum. After them, for
+each trained variable, the number of ranks that have a gradient for it."""
+_PACKED_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One rank's result of a minibatch.
+
+    Attributes:
+        loss: the loss, including the model's own losses; may be NaN.
+        weight: the weight of the minibatch. The sum over all ranks is the argument of :meth:`ModelReplica.apply`. For a
+            mean loss, the weighted mean of the ranks' losses is the loss of the step.
+        finite: whether the loss, the gradients and the statistics are finite. With dynamic loss scaling only the loss
+            counts: the optimizer skips steps whose gradients are not finite, and lowers its scale.
+        nonfinite: the first variable whose gradient or statistic is not finite, or ``loss``; empty if all are finite.
+    """
+
+    loss: float
+    weight: float
+    finite: bool
+    nonfinite: str
+
+
+@dataclass(frozen=True)
+class _Section:
+    """The part of the variables that one buffer holds.
+
+    Attributes:
+        dtype: the type of the variables.
+        trained: their positions among the trained variables.
+        statistics: their positions among the statistics.
+        sizes: elements of the trained variables, then of the statistics.
+    """
+
+    dtype: str
+    trained: tuple[int, ...]
+    statistics: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _MovingVariance:
+    """How the spread between batch means enters a moving variance: see the module's docstring."""
+
+    mean_position: int
+    momentum: float
+
+
+class ModelReplica(TrainableModel):
+    """A rank's model, optimizer and metrics; supports every Keras optimizer. Not thread-safe.
+
+    After an exception of :meth:`compute` or :meth:`apply` the state is undefined.
+
+    Args:
+        module: the user's model module.
+        seed: the seed of the initial values, equal on all ranks.
+        rank_seed: a number of this rank. With ``f = splitmix64``, the state of random layer number *n* starts from
+            ``f(f(f(seed) ^ rank_seed) ^ n)``, so Dropout differs between the ranks.
+        sample: the features of a minibatch.
+
+    Raises:
+        BadInputError: several ranks cannot train the model; the error names the layer or variable.
+        UserCodeError: the user's code raised an exception.
+    """
+
+    def __init__(self, module: ModelModule, *, seed: int, rank_seed: int, sample: Any) -> None:
+        super().__init__(module, seed=seed, sample=sample, float32_only=False)
+        refuse_stateful_layers(self.model)
+        _refuse_synchronized_layers(self.model)
+        self._trained = tuple(self.model.trainable_variables)
+        if not self._trained:
+            raise BadInputError("the model has no trained variable")
+        self._known_variables = {id(variable) for variable in self.model.variables}
+        self._optimizer_variable_count = len(self.optimizer.variables)
+        changed = self._find_changed_variables(sample)
+        self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
+        self._statistics = tuple(v for v in changed if not is_seed_state(v))
+        self._moving_variances = _find_moving_variances(self.model, self._statistics)
+        self._sections = _make_sections(self._trained, self._statistics)
+        self._count_dtype = next(d for d in ("float64", "float32") if d in {s.dtype for s in self._sections})
+        self.buffers: tuple[Array, ...] = tuple(
+            allocate_aligned(
+                sum(section.sizes) + self._count_size(section), dtype=tf.as_dtype(section.dtype).as_numpy_dtype
+            )
+            for section in self._sections
+        )
+        """What is summed over all ranks: one-dimensional, one for each float type of variables."""
+        self.clear()
+        self._reduction = self._objective.declared_reduction
+        self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
+        self._apply_by_case: dict[tuple[tuple[bool, ...], bool], Callable[..., Any]] = {}
+        self._old_seed_states: Sequence[Any] = ()
+        seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
+
+    def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
+        """The values of states that ``edl.core.evaluation.merge_metric_states`` merged."""
+        return self._compute_metrics(states)
+
+    # ------------------------------------------------------------------ a step
+
+    def compute(self, features: Any, labels: Any, weights: Any = None) -> StepResult:
+        """Run the model forward and backward, and write this rank's addend to the buffers.
+
+        Of the model's variables, only the states of random generators change.
+
+        Args:
+            features: the features that ``feed`` yielded.
+            labels: the labels that ``feed`` yielded.
+            weights: the sample weights that ``feed`` yielded, if any.
+
+        Raises:
+            BadInputError: an id is outside of an embedding, or several ranks cannot train the model.
+            UserCodeError: the model or the loss raised an exception.
+        """
+        with (
+            user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
+            explain_dense_id_errors(self.model),
+        ):
+            if self._reduction is None:
+                self._reduction = self._objective.try_reduction(labels, self._predict_graph(features), weights)
+            traced = self._compute_by_reduction.get(self._reduction)
+            if traced is None:
+                traced = TracedFunction(partial(self._compute_graph, self._reduction))
+                self._compute_by_reduction[self._reduction] = traced
+            optional = () if weights is None else (weights,)
+            loss, weight, finite, flats, self._old_seed_states = traced(features, labels, *optional)
+        for buffer, flat in zip(self.buffers, flats, strict=True):
+            np.copyto(buffer, _host_array(flat))
+        value, is_finite = float(loss), bool(finite)
+        return StepResult(value, float(weight), is_finite, "" if is_finite else self._find_nonfinite())
+
+    def clear(self) -> None:
+        """Set the buffers to the addend of a rank without records: zero."""
+        for buffer in self.buffers:
+            buffer.fill(0)
+
+    def restore_statistics(self) -> None:
+        """Undo what :meth:`compute` changed in the model since the last step was applied."""
+        for variable, old in zip(self._seed_states, self._old_seed_states, strict=False):
+            variable.assign(old)
+        self._old_seed_states = ()
+
+    def apply(self, total_weight: float) -> None:
+        """Apply the buffers, which hold the sums over all ranks.
+
+        Args:
+            total_weight: the sum of all ranks' weights. A summed loss is not divided by it.
+
+        Raises:
+            ValueError: no rank had records.
+            BadInputError: the loss is a sum on one rank and a mean on another; or the optimizer creates a variable.
+            UserCodeError: the optimizer raised an exception.
+        """
+        counts = np.asarray(self._counts(), np.float64)
+        if not counts[_RECORDS] > 0:
+            raise ValueError("no rank has records in this step")
+        if counts[_AVERAGED] and counts[_SUMMED]:
+            raise BadInputError(
+                "the loss is a sum over records on one rank and a mean on another",
+                where=MODEL_LOCATION,
+                hint="return one value per record from loss()",
+            )
+        summed = bool(counts[_SUMMED])
+        case = (tuple(bool(count) for count in counts[_COUNTS:]), summed)
+        function = self._apply_by_case.get(case)
+        if function is None:
+            function = tf.function(partial(self._apply_graph, *case), autograph=False)
+            self._apply_by_case[case] = function
+        # Without a weight (all sample weights are 0) the gradients are 0 as well.
+        divisor = 1.0 if summed else total_weight or 1.0
+        with user_code(self.module.zoo, "the optimizer", function=self.module.optimizer):
+            function(
+                [tf.convert_to_tensor(buffer) for buffer in self.buffers],
+                tf.constant(divisor, tf.float64),
+                tf.constant(counts[_RECORDS], tf.float64),
+            )
+        self._old_seed_states = ()
+
+    # ------------------------------------------------------------------ state
+
+    def state_arrays(self) -> dict[str, Array]:
+        """Everything that must be equal on all ranks, by its name in checkpoints: see ``named_variables``.
+
+        The states of random generators are left out.
+        """
+        return {name: _host_array(variable).copy() for name, variable in self._state_variables()}
+
+    def pack_state(self) -> NDArray[np.uint8]:
+        """A copy of the state as one array; its size is a multiple of eight bytes."""
+        packed = allocate_aligned(self._packed_size(), dtype=np.uint8)
+        packed.fill(0)
+        start = 0
+        for _, variable in self._state_variables():
+            size = _byte_size(variable)
+            packed[start : start + size] = _host_array(variable).reshape(-1).view(np.uint8)
+            start += _padded(size)
+        return packed
+
+    def unpack_state(self, packed: Array) -> None:
+        """Assign a state that :meth:`pack_state` copied.
+
+        Raises:
+            BadInputError: another model or optimizer has written it; nothing was assigned.
+        """
+        data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
+        if data.size != self._packed_size():
+            raise BadInputError(
+                f"the state of the other rank has {data.size:,} bytes, this rank's has {self._packed_size():,}: their "
+                "models or optimizers differ",
+                where=MODEL_LOCATION,
+            )
+        start = 0
+        for _, variable in self._state_variables():
+            size = _byte_size(variable)
+            values = data[start : start + size].view(_numpy_type(variable)).reshape(tuple(variable.shape))
+            # A copy: TensorFlow may use an aligned array without one.
+            variable.assign(values.copy())
+            start += _padded(size)
+
+    def digest(self) -> int:
+        """A digest of 64 bits of the state: names, shapes, types and values."""
+        found = hashlib.blake2b(digest_size=8)
+        for name, variable in self._state_variables():
+            found.update(json.dumps([name, *_describe(variable)]).encode())
+            found.update(np.ascontiguousarray(_host_array(variable)).reshape(-1).view(np.uint8).data)
+        return int.from_bytes(found.digest(), "big")
+
+    def fingerprint(self) -> str:
+        """A digest of names, shapes and types of the state, and of what is summed.
+
+        Only ranks with equal fingerprints may train together.
+        """
+        state = [[name, *_describe(variable)] for name, variable in self._state_variables()]
+        roles = [[v.path for v in variables] for variables in (self._trained, self._statistics)]
+        return hashlib.sha256(json.dumps([state, roles]).encode()).hexdigest()
+
+    def _state_variables(self) -> list[tuple[str, Any]]:
+        return [(name, variable) for name, variable in self.named_variables() if not is_seed_state(variable)]
+
+    def _packed_size(self) -> int:
+        return sum(_padded(_byte_size(variable)) for _, variable in self._state_variables())
+
+    # ------------------------------------------------------------------ buffers
+
+    def _count_size(self, section: _Section) -> int:
+        return _COUNTS + len(self._trained) if section.dtype == self._count_dtype else 0
+
+    def _counts(self) -> Array:
+        """The counts at the end of their buffer."""
+        (place,) = (at for at, section in enumerate(self._sections) if section.dtype == self._count_dtype)
+        return self.buffers[place][sum(self._sections[place].sizes) :]
+
+    def _find_nonfinite(self) -> str:
+        """The first variable whose gradient or statistic in the buffers is not finite."""
+        found: dict[int, str] = {}
+        for section, buffer in zip(self._sections, self.buffers, strict=True):
+            variables = [self._trained[at] for at in section.trained] + [
+                self._statistics[at] for at in section.statistics
+            ]
+            # Trained variables come first, whatever their type.
+            order = [*section.trained, *(len(self._trained) + at for at in section.statistics)]
+            ends = accumulate(section.sizes)
+            for variable, size, end, position in zip(variables, section.sizes, ends, order, strict=True):
+                if not np.isfinite(buffer[end - size : end].astype(np.float64)).all():
+                    found[position] = variable.path
+        return found[min(found)] if found else "loss"
+
+    # ------------------------------------------------------------------ traced functions
+
+    def _find_changed_variables(self, sample: Any) -> list[Any]:
+        """The model's variables that a forward pass in training changes.
+
+        Raises:
+            BadInputError: it creates a variable, or changes one that is neither a float nor a random generator's state.
+        """
+        with user_code(self.module.zoo, "the model"):
+            forward = tf.function(self._forward_graph, autograph=False)
+            graph = forward.get_concrete_function(derive_feature_spec(self.model, sample)).graph
+        outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
+        written = {
+            outer_by_inner.get(id(handle))
+            for operation in graph.get_operations()
+            for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]
+        }
+        changed = [variable for variable in self.model.variables if id(variable.value.handle) in written]
+        for variable in changed:
+            if variable.dtype not in FLOAT_TYPES and not is_seed_state(variable):
+                raise BadInputError(
+                    f"training changes the variable '{variable.path}' ({variable.dtype}), but the changes of several "
+                    "workers can only be averaged for floats",
+                    where=MODEL_LOCATION,
+                    hint="make it a float32 variable",
+                )
+        return changed
+
+    def _forward_graph(self, features: Any) -> Any:
+        with assert_dense_ids_in_range():
+            predictions = self.model(features, training=True)
+        new = next((v for v in self.model.variables if id(v) not in self._known_variables), None)
+        if new is not None:
+            raise BadInputError(
+                f"the variable '{new.path}' was created by a training step, after the model was built",
+                where=MODEL_LOCATION,
+                hint="create all variables in build(), or in a call with training=False",
+            )
+        return predictions
+
+    def _compute_graph(self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any = None) -> Any:
+        seeds = [tf.identity(variable.value) for variable in self._seed_states]
+        before = [tf.identity(variable.value) for variable in self._statistics]
+        with tf.GradientTape() as tape:
+            predictions = self._forward_graph(features)
+            loss, differentiated = self._compute_losses(reduction, labels, predictions, weights)
+            scaled = self.optimizer.scale_loss(differentiated)  # the optimizer divides the gradients again
+        changes = [tf.identity(v.value) - old for v, old in zip(self._statistics, before, strict=True)]
+        # Until the step is applied, the model is as before: another rank may fail.
+        for variable, old in zip(self._statistics, before, strict=True):
+            variable.value.assign(old)
+        gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
+        records = tf.cast(count_records(predictions), tf.float64)
+        weight = self._objective.minibatch_weight(reduction or LossReduction.MEAN, records, labels, weights)
+        flats = self._make_flats(reduction, records, weight, gradients, changes)
+        finite = [tf.math.is_finite(loss)]
+        # Dynamic loss scaling expects infinite gradients: it skips the step and lowers the scale.
+        if not uses_dynamic_loss_scaling(self.optimizer):
+            finite += [tf.reduce_all(tf.math.is_finite(flat)) for flat in flats]
+        return loss, weight, tf.reduce_all(finite), flats, seeds
+
+    def _compute_losses(
+        self, reduction: LossReduction | None, labels: Any, predictions: Any, weights: Any
+    ) -> tuple[Any, Any]:
+        """The loss, and what of it this rank differentiates: of a summed loss, all but the regularizers.
+
+        Each rank's regularizers would be added as well. :meth:`apply` adds their gradient once instead.
+        """
+        own = list(self.model.losses)
+        loss = self._objective(labels, predictions, weights, own, training=True)
+        if reduction is not LossReduction.SUM:
+            return loss, loss
+        if len(own) > len(_regularized(self._trained)):
+            raise BadInputError(
+                "the loss is a sum over records, but a layer adds a loss of its own (add_loss or an "
+                "activity_regularizer): EDL cannot combine those of several workers",
+                where=MODEL_LOCATION,
+                hint="return one value per record from loss(), or add the term there",
+            )
+        return loss, self._objective(labels, predictions, weights, (), training=True) if own else loss
+
+    def _make_flats(
+        self, reduction: LossReduction | None, records: Any, weight: Any, gradients: Sequence[Any], changes: Any
+    ) -> list[Any]:
+        """This rank's addend: a flat tensor for each buffer."""
+        with_spread = list(changes)
+        for at, moving in self._moving_variances.items():
+            difference = changes[moving.mean_position]
+            with_spread[at] += difference * difference / (1 - moving.momentum)
+        counts = [
+            records,
+            tf.constant(reduction in (LossReduction.MEAN, LossReduction.WEIGHTED_MEAN), tf.bool),
+            tf.constant(reduction is LossReduction.SUM, tf.bool),
+            *(tf.constant(gradient is not None, tf.bool) for gradient in gradients),
+        ]
+        flats = []
+        for section in self._sections:
+            pieces = [
+                tf.zeros_like(self._trained[at].value)
+                if gradients[at] is None
+                else _multiply(tf.convert_to_tensor(gradients[at]), weight)
+                for at in section.trained
+            ]
+            pieces += [_multiply(with_spread[at], records) for at in section.statistics]
+            flat = [tf.reshape(piece, [-1]) for piece in pieces]
+            if self._count_size(section):
+                flat.append(tf.stack([tf.cast(count, section.dtype) for count in counts]))
+            flats.append(tf.concat(flat, 0))
+        return flats
+
+    def _apply_graph(
+        self, has_gradient: tuple[bool, ...], summed: bool, sums: Sequence[Any], divisor: Any, records: Any
+    ) -> None:
+        gradients: list[Any] = [None] * len(self._trained)
+        changes: list[Any] = [None] * len(self._statistics)
+        for section, flat in zip(self._sections, sums, strict=True):
+            sizes = [*section.sizes, *([size] if (size := self._count_size(section)) else [])]
+            pieces = tf.split(flat, sizes)
+            for at, piece in zip(section.trained, pieces, strict=False):
+                if has_gradient[at]:
+                    gradients[at] = _divide(tf.reshape(piece, self._trained[at].shape), divisor)
+            for at, piece in zip(section.statistics, pieces[len(section.trained) :], strict=False):
+                changes[at] = _divide(tf.reshape(piece, self._statistics[at].shape), records)
+        self._assign_statistics(changes)
+        if summed:
+            self._add_regularizer_gradients(gradients)
+        # Keras warns about variables without a gradient and does not change them.
+        self.optimizer.apply(gradients, list(self._trained))
+        new = list(self.optimizer.variables)[self._optimizer_variable_count :]
+        if new:
+            raise BadInputError(
+                f"the optimizer's variable '{new[0].path}' was created by a step, after the optimizer was built",
+                where="the optimizer",
+                hint="create all variables in build()",
+            )
+
+    def _assign_statistics(self, changes: Sequence[Any]) -> None:
+        values = [v.value + change for v, change in zip(self._statistics, changes, strict=True)]
+        for at, moving in self._moving_variances.items():
+            difference = changes[moving.mean_position]
+            spread = values[at] - difference * difference / (1 - moving.momentum)
+            # The union's variance is not negative, but the difference of rounded numbers may be.
+            values[at] = tf.maximum(spread, self._statistics[at].value * moving.momentum)
+        for variable, value in zip(self._statistics, values, strict=True):
+            variable.value.assign(value)
+
+    def _add_regularizer_gradients(self, gradients: list[Any]) -> None:
+        regularized = _regularized(self._trained)
+        if not regularized:
+            return
+        with tf.GradientTape() as tape:
+            losses = [tf.reduce_sum(variable.regularizer(variable)) for variable in regularized]
+            scaled = self.optimizer.scale_loss(tf.add_n([tf.cast(loss, tf.float32) for loss in losses]))
+        found = dict(
+            zip(map(id, regularized), tape.gradient(scaled, [variable.value for variable in regularized]), strict=True)
+        )
+        for at, variable in enumerate(self._trained):
+            more = found.get(id(variable))
+            if more is not None:
+                gradients[at] = more if gradients[at] is None else gradients[at] + more
+
+
+def _regularized(variables: Iterable[Any]) -> list[Any]:
+    return [variable for variable in variables if getattr(variable, "regularizer", None) is not None]
+
+
+def _make_sections(trained: Sequence[Any], statistics: Sequence[Any]) -> tuple[_Section, ...]:
+    """A section for each type of variables. One of them is wide enough for the counts."""
+    types = {variable.dtype for variable in (*trained, *statistics)}
+    if not types & {"float32", "float64"}:
+        # float16 and bfloat16 cannot count records.
+        types.add("float32")
+    sections = []
+    for dtype in sorted(types):
+        mine = tuple(at for at, variable in enumerate(trained) if variable.dtype == dtype)
+        changed = tuple(at for at, variable in enumerate(statistics) if variable.dtype == dtype)
+        variables = [*(trained[at] for at in mine), *(statistics[at] for at in changed)]
+        sections.append(_Section(dtype, mine, changed, tuple(int(np.prod(v.shape, dtype=int)) for v in variables)))
+    return tuple(sections)
+
+
+def _find_moving_variances(model: Any, statistics: Sequence[Any]) -> dict[int, _MovingVariance]:
+    """The moving variances of BatchNormalization, by their position among the statistics."""
+    positions = {id(variable): at for at, variable in enumerate(statistics)}
+    found = {}
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.layers.BatchNormalization) or getattr(layer, "renorm", False):
+            continue
+        mean, variance = positions.get(id(layer.moving_mean)), positions.get(id(layer.moving_variance))
+        if mean is not None and variance is not None and layer.momentum < 1:
+            found[variance] = _MovingVariance(mean, float(layer.momentum))
+    return found
+
+
+def _refuse_synchronized_layers(model: Any) -> None:
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise BadInputError(
+                f"the layer '{layer.name}' ({type(layer).__name__}) has synchronized=True, but EDL does not combine "
+                "the batch means of several workers within a step",
+                where=MODEL_LOCATION,
+                hint="remove synchronized=True: moving means and variances are combined after each step",
+            )
+
+
+def _multiply(tensor: Any, factor: Any) -> Any:
+    """The product in the tensor's type. float16 and bfloat16 cannot count records, so it is computed in float32."""
+    wide = tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+    return tf.cast(wide * tf.cast(factor, wide.dtype), tensor.dtype)
+
+
+def _divide(tensor: Any, divisor: Any) -> Any:
+    wide = tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
+    return tf.cast(wide / tf.cast(divisor, wide.dtype), tensor.dtype)
+
+
+def _host_array(value: Any) -> Array:
+    """The values of a tensor or variable, without a copy where TensorFlow allows it."""
+    tensor = tf.convert_to_tensor(value)
+    # bfloat16 has no code in Python's buffer protocol.
+    array: Array = tensor.numpy() if tensor.dtype == tf.bfloat16 else as_array(tensor)
+    return array
+
+
+def _numpy_type(variable: Any) -> Any:
+    return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+
+
+def _byte_size(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=int)) * int(_numpy_type(variable).itemsize)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _PACKED_ALIGNMENT) * _PACKED_ALIGNMENT
+
+
+def _describe(variable: Any) -> list[Any]:
+    return [list(variable.shape), str(variable.dtype)]
