@@ -7,9 +7,10 @@ This module has no network. A step has three parts:
 3. ``apply`` divides the sums, updates the statistics and runs the Keras optimizer once. All ranks apply the same sums
    to the same state, so their states stay equal to the bit.
 
-**Buffers.** There is one for each float type of variables: the gradients in the order of the trained variables, then
-the changes of statistics. The widest buffer ends with a few counts. They tell ranks that have not run the model what to
-do: how many records the step has, whether the loss is a sum, and which variables have a gradient.
+**Buffers.** There is one for each float type of variables: the gradients in the order of the trained variables, each
+aligned, then the changes of statistics. The widest buffer ends with a few counts. They tell ranks that have not run the
+model what to do: how many records the step has, whether the loss is a sum, and which variables have a gradient. A
+gradient is copied once, from TensorFlow's memory to the buffer; TensorFlow reads the sum in place.
 
 **Statistics** are all variables that the forward pass changes, such as the moving values of BatchNormalization. A rank
 contributes the change, multiplied by its number of records. Hence all statistics become the mean, weighted by records,
@@ -32,9 +33,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import keras
@@ -49,10 +49,10 @@ from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_s
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
 from edl.keras.model_loss import LossReduction, uses_dynamic_loss_scaling
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
-from edl.keras.traced_function import TracedFunction, as_array
+from edl.keras.traced_function import TracedFunction, as_array, as_tensor
 from edl.keras.trainable_model import TrainableModel
 from edl.keras.user_code import user_code
-from edl.numerics.aligned_memory import allocate_aligned
+from edl.numerics.aligned_memory import ALIGNMENT, allocate_aligned
 
 Array = NDArray[Any]
 
@@ -83,19 +83,21 @@ class StepResult:
 
 @dataclass(frozen=True)
 class _Section:
-    """The part of the variables that one buffer holds.
+    """The variables of one type, and their places in its buffer.
 
     Attributes:
         dtype: the type of the variables.
-        trained: their positions among the trained variables.
-        statistics: their positions among the statistics.
-        sizes: elements of the trained variables, then of the statistics.
+        slots: by position among the trained variables, the place of its gradient. Between them there are zeros.
+        tail: the place of the statistics' changes and, in one section, of the counts.
+        statistics: the positions of these variables among the statistics.
+        has_counts: whether the counts are in this section.
     """
 
     dtype: str
-    trained: tuple[int, ...]
+    slots: Mapping[int, slice]
+    tail: slice
     statistics: tuple[int, ...]
-    sizes: tuple[int, ...]
+    has_counts: bool
 
 
 @dataclass(frozen=True)
@@ -137,15 +139,19 @@ class ModelReplica(TrainableModel):
         self._statistics = tuple(v for v in changed if not is_seed_state(v))
         self._moving_variances = _find_moving_variances(self.model, self._statistics)
         self._sections = _make_sections(self._trained, self._statistics)
-        self._count_dtype = next(d for d in ("float64", "float32") if d in {s.dtype for s in self._sections})
         self.buffers: tuple[Array, ...] = tuple(
-            allocate_aligned(
-                sum(section.sizes) + self._count_size(section), dtype=tf.as_dtype(section.dtype).as_numpy_dtype
-            )
+            allocate_aligned(section.tail.stop, dtype=tf.as_dtype(section.dtype).as_numpy_dtype)
             for section in self._sections
         )
         """What is summed over all ranks: one-dimensional, one for each float type of variables."""
         self.clear()
+        by_position = {
+            at: buffer[slot]
+            for section, buffer in zip(self._sections, self.buffers, strict=True)
+            for at, slot in section.slots.items()
+        }
+        self._gradient_views = [by_position[at] for at in range(len(self._trained))]
+        self._tail_views = [buffer[s.tail] for s, buffer in zip(self._sections, self.buffers, strict=True)]
         self._reduction = self._objective.declared_reduction
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._apply_by_case: dict[tuple[tuple[bool, ...], bool], Callable[..., Any]] = {}
@@ -183,11 +189,13 @@ class ModelReplica(TrainableModel):
                 traced = TracedFunction(partial(self._compute_graph, self._reduction))
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
-            loss, weight, finite, flats, self._old_seed_states = traced(features, labels, *optional)
-        for buffer, flat in zip(self.buffers, flats, strict=True):
-            np.copyto(buffer, _host_array(flat))
-        value, is_finite = float(loss), bool(finite)
-        return StepResult(value, float(weight), is_finite, "" if is_finite else self._find_nonfinite())
+            loss, weight, finite, gradients, tails, self._old_seed_states = traced(features, labels, *optional)
+        result = StepResult(float(loss), float(weight), bool(finite), "")
+        for view, gradient in zip(self._gradient_views, gradients, strict=True):
+            _multiply_into(view, _host_array(gradient).reshape(-1), result.weight)
+        for view, tail in zip(self._tail_views, tails, strict=True):
+            np.copyto(view, _host_array(tail))
+        return result if result.finite else replace(result, nonfinite=self._find_nonfinite())
 
     def clear(self) -> None:
         """Set the buffers to the addend of a rank without records: zero."""
@@ -230,7 +238,8 @@ class ModelReplica(TrainableModel):
         divisor = 1.0 if summed else total_weight or 1.0
         with user_code(self.module.zoo, "the optimizer", function=self.module.optimizer):
             function(
-                [tf.convert_to_tensor(buffer) for buffer in self.buffers],
+                [as_tensor(view) for view in self._gradient_views],
+                [as_tensor(view) for view in self._tail_views],
                 tf.constant(divisor, tf.float64),
                 tf.constant(counts[_RECORDS], tf.float64),
             )
@@ -302,28 +311,24 @@ class ModelReplica(TrainableModel):
 
     # ------------------------------------------------------------------ buffers
 
-    def _count_size(self, section: _Section) -> int:
-        return _COUNTS + len(self._trained) if section.dtype == self._count_dtype else 0
-
     def _counts(self) -> Array:
         """The counts at the end of their buffer."""
-        (place,) = (at for at, section in enumerate(self._sections) if section.dtype == self._count_dtype)
-        return self.buffers[place][sum(self._sections[place].sizes) :]
+        (tail,) = (tail for s, tail in zip(self._sections, self._tail_views, strict=True) if s.has_counts)
+        return tail[-_COUNTS - len(self._trained) :]
 
     def _find_nonfinite(self) -> str:
         """The first variable whose gradient or statistic in the buffers is not finite."""
-        found: dict[int, str] = {}
-        for section, buffer in zip(self._sections, self.buffers, strict=True):
-            variables = [self._trained[at] for at in section.trained] + [
-                self._statistics[at] for at in section.statistics
-            ]
-            # Trained variables come first, whatever their type.
-            order = [*section.trained, *(len(self._trained) + at for at in section.statistics)]
-            ends = accumulate(section.sizes)
-            for variable, size, end, position in zip(variables, section.sizes, ends, order, strict=True):
-                if not np.isfinite(buffer[end - size : end].astype(np.float64)).all():
-                    found[position] = variable.path
-        return found[min(found)] if found else "loss"
+        found = (v.path for v, view in zip(self._trained, self._gradient_views, strict=True) if not _is_finite(view))
+        if name := next(found, ""):
+            return name
+        for section, tail in zip(self._sections, self._tail_views, strict=True):
+            start = 0
+            for variable in (self._statistics[at] for at in section.statistics):
+                size = _element_count(variable)
+                if not _is_finite(tail[start : start + size]):
+                    return str(variable.path)
+                start += size
+        return "loss"
 
     # ------------------------------------------------------------------ traced functions
 
@@ -379,12 +384,18 @@ class ModelReplica(TrainableModel):
         gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
         records = tf.cast(count_records(predictions), tf.float64)
         weight = self._objective.minibatch_weight(reduction or LossReduction.MEAN, records, labels, weights)
-        flats = self._make_flats(reduction, records, weight, gradients, changes)
+        has_gradient = [gradient is not None for gradient in gradients]
+        # A missing one becomes a 0, which fills its place in the buffer.
+        found = [
+            tf.zeros([], v.dtype) if g is None else tf.convert_to_tensor(g)
+            for v, g in zip(self._trained, gradients, strict=True)
+        ]
+        tails = self._make_tails(reduction, records, has_gradient, changes)
         finite = [tf.math.is_finite(loss)]
         # Dynamic loss scaling expects infinite gradients: it skips the step and lowers the scale.
         if not uses_dynamic_loss_scaling(self.optimizer):
-            finite += [tf.reduce_all(tf.math.is_finite(flat)) for flat in flats]
-        return loss, weight, tf.reduce_all(finite), flats, seeds
+            finite += [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in (*found, *tails)]
+        return loss, weight, tf.reduce_all(finite), found, tails, seeds
 
     def _compute_losses(
         self, reduction: LossReduction | None, labels: Any, predictions: Any, weights: Any
@@ -406,48 +417,46 @@ class ModelReplica(TrainableModel):
             )
         return loss, self._objective(labels, predictions, weights, (), training=True) if own else loss
 
-    def _make_flats(
-        self, reduction: LossReduction | None, records: Any, weight: Any, gradients: Sequence[Any], changes: Any
+    def _make_tails(
+        self, reduction: LossReduction | None, records: Any, has_gradient: Sequence[bool], changes: Sequence[Any]
     ) -> list[Any]:
-        """This rank's addend: a flat tensor for each buffer."""
+        """The ends of the buffers: the statistics' changes times the number of records, and the counts."""
         with_spread = list(changes)
         for at, moving in self._moving_variances.items():
             difference = changes[moving.mean_position]
             with_spread[at] += difference * difference / (1 - moving.momentum)
-        counts = [
-            records,
-            tf.constant(reduction in (LossReduction.MEAN, LossReduction.WEIGHTED_MEAN), tf.bool),
-            tf.constant(reduction is LossReduction.SUM, tf.bool),
-            *(tf.constant(gradient is not None, tf.bool) for gradient in gradients),
-        ]
-        flats = []
+        averaged = reduction in (LossReduction.MEAN, LossReduction.WEIGHTED_MEAN)
+        flags = tf.constant([averaged, reduction is LossReduction.SUM, *has_gradient])
+        tails = []
         for section in self._sections:
-            pieces = [
-                tf.zeros_like(self._trained[at].value)
-                if gradients[at] is None
-                else _multiply(tf.convert_to_tensor(gradients[at]), weight)
-                for at in section.trained
-            ]
-            pieces += [_multiply(with_spread[at], records) for at in section.statistics]
-            flat = [tf.reshape(piece, [-1]) for piece in pieces]
-            if self._count_size(section):
-                flat.append(tf.stack([tf.cast(count, section.dtype) for count in counts]))
-            flats.append(tf.concat(flat, 0))
-        return flats
+            pieces = [tf.reshape(_multiply(with_spread[at], records), [-1]) for at in section.statistics]
+            if section.has_counts:
+                pieces += [tf.cast(records, section.dtype)[None], tf.cast(flags, section.dtype)]
+            tails.append(tf.concat(pieces, 0) if pieces else tf.zeros([0], section.dtype))
+        return tails
 
     def _apply_graph(
-        self, has_gradient: tuple[bool, ...], summed: bool, sums: Sequence[Any], divisor: Any, records: Any
+        self,
+        has_gradient: tuple[bool, ...],
+        summed: bool,
+        gradient_sums: Sequence[Any],
+        tails: Sequence[Any],
+        divisor: Any,
+        records: Any,
     ) -> None:
-        gradients: list[Any] = [None] * len(self._trained)
+        # The quotients are new tensors, so that no variable ever shares a buffer's memory.
+        gradients: list[Any] = [
+            _divide(tf.reshape(total, variable.shape), divisor) if present else None
+            for total, variable, present in zip(gradient_sums, self._trained, has_gradient, strict=True)
+        ]
         changes: list[Any] = [None] * len(self._statistics)
-        for section, flat in zip(self._sections, sums, strict=True):
-            sizes = [*section.sizes, *([size] if (size := self._count_size(section)) else [])]
-            pieces = tf.split(flat, sizes)
-            for at, piece in zip(section.trained, pieces, strict=False):
-                if has_gradient[at]:
-                    gradients[at] = _divide(tf.reshape(piece, self._trained[at].shape), divisor)
-            for at, piece in zip(section.statistics, pieces[len(section.trained) :], strict=False):
-                changes[at] = _divide(tf.reshape(piece, self._statistics[at].shape), records)
+        for section, tail in zip(self._sections, tails, strict=True):
+            start = 0
+            for at in section.statistics:
+                variable = self._statistics[at]
+                size = _element_count(variable)
+                changes[at] = _divide(tf.reshape(tail[start : start + size], variable.shape), records)
+                start += size
         self._assign_statistics(changes)
         if summed:
             self._add_regularizer_gradients(gradients)
@@ -492,17 +501,22 @@ def _regularized(variables: Iterable[Any]) -> list[Any]:
 
 
 def _make_sections(trained: Sequence[Any], statistics: Sequence[Any]) -> tuple[_Section, ...]:
-    """A section for each type of variables. One of them is wide enough for the counts."""
+    """A section for each type of variables. The widest type has the counts: float16 and bfloat16 cannot count."""
     types = {variable.dtype for variable in (*trained, *statistics)}
-    if not types & {"float32", "float64"}:
-        # float16 and bfloat16 cannot count records.
-        types.add("float32")
+    with_counts = "float64" if "float64" in types else "float32"
     sections = []
-    for dtype in sorted(types):
-        mine = tuple(at for at, variable in enumerate(trained) if variable.dtype == dtype)
+    for dtype in sorted(types | {with_counts}):
+        slots: dict[int, slice] = {}
+        end = 0
+        step = ALIGNMENT // int(tf.as_dtype(dtype).size)
+        for at, variable in enumerate(trained):
+            if variable.dtype == dtype:
+                slots[at] = slice(end, end + _element_count(variable))
+                end = -(-slots[at].stop // step) * step
         changed = tuple(at for at, variable in enumerate(statistics) if variable.dtype == dtype)
-        variables = [*(trained[at] for at in mine), *(statistics[at] for at in changed)]
-        sections.append(_Section(dtype, mine, changed, tuple(int(np.prod(v.shape, dtype=int)) for v in variables)))
+        size = sum(_element_count(statistics[at]) for at in changed)
+        size += _COUNTS + len(trained) if dtype == with_counts else 0
+        sections.append(_Section(dtype, slots, slice(end, end + size), changed, dtype == with_counts))
     return tuple(sections)
 
 
@@ -536,6 +550,15 @@ def _multiply(tensor: Any, factor: Any) -> Any:
     return tf.cast(wide * tf.cast(factor, wide.dtype), tensor.dtype)
 
 
+def _multiply_into(target: Array, values: Array, factor: float) -> None:
+    # What is not finite has been noticed.
+    with np.errstate(all="ignore"):
+        if target.itemsize < 4:
+            np.copyto(target, (values.astype(np.float32) * np.float32(factor)).astype(target.dtype))
+        else:
+            np.multiply(values, target.dtype.type(factor), out=target)
+
+
 def _divide(tensor: Any, divisor: Any) -> Any:
     wide = tf.cast(tensor, tf.float32) if tensor.dtype.size < 4 else tensor
     return tf.cast(wide / tf.cast(divisor, wide.dtype), tensor.dtype)
@@ -549,12 +572,20 @@ def _host_array(value: Any) -> Array:
     return array
 
 
+def _is_finite(values: Array) -> bool:
+    return bool(np.isfinite(values.astype(np.float64)).all())
+
+
+def _element_count(variable: Any) -> int:
+    return int(np.prod(variable.shape, dtype=int))
+
+
 def _numpy_type(variable: Any) -> Any:
     return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
 
 
 def _byte_size(variable: Any) -> int:
-    return int(np.prod(variable.shape, dtype=int)) * int(_numpy_type(variable).itemsize)
+    return _element_count(variable) * int(_numpy_type(variable).itemsize)
 
 
 def _padded(size: int) -> int:

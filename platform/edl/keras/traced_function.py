@@ -50,7 +50,7 @@ class TracedFunction:
 
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """Find or create the trace for these types and shapes; also returns the arguments' leaves as tensors."""
-        leaves = [_to_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
+        leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
         key = tuple(_signature_key(leaf) for leaf in leaves)
         trace = self._traces.get(key)
         if trace is None:
@@ -76,7 +76,8 @@ def spec_for_any_count(value: Any) -> Any:
     return tf.TensorSpec(shape, value.dtype)
 
 
-def _to_tensor(leaf: Any) -> Any:
+def as_tensor(leaf: Any) -> Any:
+    """A tensor of these values; it shares the memory of an aligned array."""
     if isinstance(leaf, _TENSOR_TYPES):
         return leaf
     if isinstance(leaf, np.ndarray) and is_aligned(leaf):
