@@ -440,12 +440,12 @@ def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, rank
 
 
 def test_a_moving_variance_is_never_negative() -> None:
-    """Records far from zero and close to each other: the variance is the difference of large numbers."""
+    """Equal records far from zero: their variance is the difference of large rounded numbers."""
     replicas = build(module(normalized), 2)
     ((x, y),) = minibatches(1)
-    for _ in range(5):
-        step(replicas, split((1e5 + 1e-3 * x, y), [6, 6]))
-    assert (np.asarray(replicas[0].model.layers[1].moving_variance) >= 0).all()
+    for offset in (1e5, -3e5, 7e5, -1.1e6):
+        step(replicas, split((offset + np.zeros_like(x) + np.array([0, 1, 2], np.float32), y), [5, 7]))
+        assert (np.asarray(replicas[0].model.layers[1].moving_variance) >= 0).all()
 
 
 def test_other_statistics_become_the_mean_weighted_by_records() -> None:
@@ -458,8 +458,13 @@ def test_other_statistics_become_the_mean_weighted_by_records() -> None:
         def call(self, inputs: Any, training: bool = False) -> Any:
             if training:
                 self.last.assign(tf.reduce_mean(inputs, 0))
-                self.calls.assign_add(1.0)
+                self.count()
             return inputs + 0 * self.frozen[0, 0]
+
+        @tf.function
+        def count(self) -> None:
+            for _ in tf.range(2):
+                self.calls.assign_add(0.5)
 
     replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Centre(), keras.layers.Dense(1)])), 3)
     assert replicas[0].buffers[0].size < 100, "what does not change is not summed"
@@ -534,6 +539,17 @@ def test_an_aborted_step_leaves_no_trace() -> None:
     for replica, buffers in zip(replicas, wanted, strict=True):
         for found, expected in zip(replica.buffers, buffers, strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_a_model_of_a_fixed_number_of_records_is_trained() -> None:
+    def fixed() -> Any:
+        return keras.Sequential([keras.Input((3,), batch_size=6), keras.layers.Dense(1)])
+
+    replicas = build(module(fixed), 2)
+    before = replicas[0].digest()
+    step(replicas, split(minibatches(1)[0], [6, 6]))
+    assert_equal_states(replicas)
+    assert replicas[0].digest() != before
 
 
 def test_a_step_that_was_applied_is_not_undone() -> None:
