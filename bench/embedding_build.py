@@ -23,7 +23,7 @@ from native_table import status
 from script import main, say
 
 ZOO = Path(__file__).with_name("zoo")
-MODELS = ("functional", "sequential", "nested", "Subclassed")
+MODELS = ("functional", "sequential", "nested", "HugeTableModel")
 THRESHOLD = 2 << 20
 Built = dict[str, float]
 
