@@ -121,9 +121,13 @@ class ModelLoss:
         mean, with a warning.
 
         Returns:
-            None if this minibatch cannot tell: its loss is 0 or not finite.
+            None if this minibatch cannot tell: its loss is 0 or not finite, for other predictions, too.
         """
         once = self._loss_value(labels, predictions, weights)
+        if not once or not np.isfinite(once):
+            # A layer that starts with zeros predicts 0 for all records, and a sum of products is 0 then.
+            predictions = tf.nest.map_structure(_varied_values, predictions)
+            once = self._loss_value(labels, predictions, weights)
         if not once or not np.isfinite(once):
             return None
         doubled = [None if each is None else _repeat_records(each) for each in (labels, predictions, weights)]
@@ -366,6 +370,14 @@ def _keras_reduction(loss: Any) -> LossReduction:
     """The reduction of a loss that Keras computes; a loss per record is averaged."""
     by_name = {"sum": LossReduction.SUM, "mean_with_sample_weight": LossReduction.WEIGHTED_MEAN}
     return by_name.get(getattr(loss, "reduction", ""), LossReduction.MEAN)
+
+
+def _varied_values(predictions: Any) -> Any:
+    """Values between 0.25 and 0.75 of the same shape and type, the same ones each time; probabilities are possible."""
+    tensor = tf.convert_to_tensor(predictions)
+    if not tensor.dtype.is_floating:
+        return tensor
+    return tf.cast(tf.constant(np.random.default_rng(0).uniform(0.25, 0.75, tensor.shape)), tensor.dtype)
 
 
 def _repeat_records(structure: Any) -> Any:

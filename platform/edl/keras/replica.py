@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -63,7 +64,7 @@ _PACKED_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class ReplicaStep:
     """One rank's result of a minibatch.
 
     Attributes:
@@ -154,7 +155,7 @@ class ModelReplica(TrainableModel):
         self._tail_views = [buffer[s.tail] for s, buffer in zip(self._sections, self.buffers, strict=True)]
         self._reduction = self._objective.declared_reduction
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
-        self._apply_by_case: dict[tuple[tuple[bool, ...], bool], Callable[..., Any]] = {}
+        self._apply_by_case: dict[tuple[tuple[bool, ...], bool, bool], Callable[..., Any]] = {}
         self._old_seed_states: Sequence[Any] = ()
         seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
 
@@ -164,7 +165,7 @@ class ModelReplica(TrainableModel):
 
     # ------------------------------------------------------------------ a step
 
-    def compute(self, features: Any, labels: Any, weights: Any = None) -> StepResult:
+    def compute(self, features: Any, labels: Any, weights: Any = None) -> ReplicaStep:
         """Run the model forward and backward, and write this rank's addend to the buffers.
 
         Of the model's variables, only the states of random generators change.
@@ -190,7 +191,7 @@ class ModelReplica(TrainableModel):
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
             loss, weight, finite, gradients, tails, self._old_seed_states = traced(features, labels, *optional)
-        result = StepResult(float(loss), float(weight), bool(finite), "")
+        result = ReplicaStep(float(loss), float(weight), bool(finite), "")
         for view, gradient in zip(self._gradient_views, gradients, strict=True):
             _multiply_into(view, _host_array(gradient).reshape(-1), result.weight)
         for view, tail in zip(self._tail_views, tails, strict=True):
@@ -208,11 +209,13 @@ class ModelReplica(TrainableModel):
             variable.assign(old)
         self._old_seed_states = ()
 
-    def apply(self, total_weight: float) -> None:
+    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         """Apply the buffers, which hold the sums over all ranks.
 
         Args:
             total_weight: the sum of all ranks' weights. A summed loss is not divided by it.
+            learning_rate_factor: the update uses the optimizer's learning rate times this number. The rate that
+                callbacks and checkpoints see stays as it is. None: 1.
 
         Raises:
             ValueError: no rank had records.
@@ -229,7 +232,7 @@ class ModelReplica(TrainableModel):
                 hint="return one value per record from loss()",
             )
         summed = bool(counts[_SUMMED])
-        case = (tuple(bool(count) for count in counts[_COUNTS:]), summed)
+        case = (tuple(bool(count) for count in counts[_COUNTS:]), summed, learning_rate_factor is not None)
         function = self._apply_by_case.get(case)
         if function is None:
             function = tf.function(partial(self._apply_graph, *case), autograph=False)
@@ -242,6 +245,7 @@ class ModelReplica(TrainableModel):
                 [as_tensor(view) for view in self._tail_views],
                 tf.constant(divisor, tf.float64),
                 tf.constant(counts[_RECORDS], tf.float64),
+                tf.constant(learning_rate_factor or 1.0, tf.float64),
             )
         self._old_seed_states = ()
 
@@ -439,10 +443,12 @@ class ModelReplica(TrainableModel):
         self,
         has_gradient: tuple[bool, ...],
         summed: bool,
+        scales_rate: bool,
         gradient_sums: Sequence[Any],
         tails: Sequence[Any],
         divisor: Any,
         records: Any,
+        rate_factor: Any,
     ) -> None:
         # The quotients are new tensors, so that no variable ever shares a buffer's memory.
         gradients: list[Any] = [
@@ -461,7 +467,8 @@ class ModelReplica(TrainableModel):
         if summed:
             self._add_regularizer_gradients(gradients)
         # Keras warns about variables without a gradient and does not change them.
-        self.optimizer.apply(gradients, list(self._trained))
+        with _scaled_learning_rate(self.optimizer, rate_factor) if scales_rate else nullcontext():
+            self.optimizer.apply(gradients, list(self._trained))
         new = list(self.optimizer.variables)[self._optimizer_variable_count :]
         if new:
             raise BadInputError(
@@ -494,6 +501,24 @@ class ModelReplica(TrainableModel):
             more = found.get(id(variable))
             if more is not None:
                 gradients[at] = more if gradients[at] is None else gradients[at] + more
+
+
+@contextmanager
+def _scaled_learning_rate(optimizer: Any, factor: Any) -> Iterator[None]:
+    """An update that is traced inside uses the optimizer's rate times ``factor``; its variable and schedule stay."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    current = optimizer._get_current_learning_rate
+
+    def scaled() -> Any:
+        rate = tf.convert_to_tensor(current())
+        return rate * tf.cast(factor, rate.dtype)
+
+    optimizer._get_current_learning_rate = scaled
+    try:
+        yield
+    finally:
+        del optimizer._get_current_learning_rate
 
 
 def _regularized(variables: Iterable[Any]) -> list[Any]:

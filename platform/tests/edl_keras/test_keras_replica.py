@@ -21,7 +21,7 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
-from edl.keras.replica import ModelReplica, StepResult  # noqa: E402
+from edl.keras.replica import ModelReplica, ReplicaStep  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -71,7 +71,7 @@ def build(user: ModelModule, ranks: int, sample: Any = None) -> list[ModelReplic
     return [ModelReplica(user, seed=3, rank_seed=rank, sample=sample) for rank in range(ranks)]
 
 
-def compute(replicas: Sequence[ModelReplica], parts: Sequence[Minibatch | None]) -> list[StepResult]:
+def compute(replicas: Sequence[ModelReplica], parts: Sequence[Minibatch | None]) -> list[ReplicaStep]:
     """All ranks' gradients; None: a rank without records."""
     results = []
     for replica, part in zip(replicas, parts, strict=True):
@@ -82,7 +82,7 @@ def compute(replicas: Sequence[ModelReplica], parts: Sequence[Minibatch | None])
     return results
 
 
-def reduce_and_apply(replicas: Sequence[ModelReplica], results: Sequence[StepResult]) -> None:
+def reduce_and_apply(replicas: Sequence[ModelReplica], results: Sequence[ReplicaStep]) -> None:
     for buffers in zip(*(replica.buffers for replica in replicas), strict=True):
         total = sum(buffer.copy() for buffer in buffers)
         for buffer in buffers:
@@ -91,7 +91,7 @@ def reduce_and_apply(replicas: Sequence[ModelReplica], results: Sequence[StepRes
         replica.apply(sum(result.weight for result in results))
 
 
-def step(replicas: Sequence[ModelReplica], parts: Sequence[Minibatch | None]) -> list[StepResult]:
+def step(replicas: Sequence[ModelReplica], parts: Sequence[Minibatch | None]) -> list[ReplicaStep]:
     results = compute(replicas, parts)
     reduce_and_apply(replicas, results)
     return results
@@ -236,6 +236,51 @@ def test_a_summed_loss_of_whole_numbers_is_exact_in_any_order() -> None:
     for replica in replicas:
         np.testing.assert_array_equal(replica.model.get_weights()[0], kernel.astype(np.float32))
         np.testing.assert_array_equal(replica.model.get_weights()[1], bias.astype(np.float32))
+
+
+def test_a_summed_loss_that_is_zero_at_first_is_a_sum_from_the_first_step() -> None:
+    """A model that starts with zeros predicts zeros, and the loss of its first minibatch cannot tell what it is."""
+
+    def zeros() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+
+    def linear_loss(labels: Any, predictions: Any) -> Any:
+        return -tf.reduce_sum(labels * predictions)
+
+    replicas = build(module(zeros, linear_loss, lambda: keras.optimizers.SGD(0.5)), 2)
+    x, y = np.ones((12, 3), np.float32), np.ones((12, 1), np.float32)
+    results = step(replicas, split((x, y), [4, 8]))
+    assert [result.weight for result in results] == [1, 1]
+    for replica in replicas:
+        np.testing.assert_array_equal(replica.model.get_weights()[0], np.full((3, 1), 6, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scaled"),
+    [
+        (lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.SGD(0.25, momentum=0.9)),
+        (lambda: keras.optimizers.AdamW(0.01), lambda: keras.optimizers.AdamW(0.025)),
+        (
+            lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
+            lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.25, 2, 0.5)),
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+            lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25)),
+        ),
+    ],
+    ids=["Momentum", "AdamW", "schedule", "loss scale"],
+)
+def test_a_scaled_learning_rate_is_seen_by_the_update_only(optimizer: Any, scaled: Any) -> None:
+    (replica,), (other,) = build(module(optimizer=optimizer), 1), build(module(optimizer=scaled), 1)
+    before = float(replica.optimizer.learning_rate)
+    for minibatch in minibatches(5):
+        for each, factor in ((replica, 2.5), (other, None)):
+            each.apply(each.compute(*minibatch).weight, factor)
+    for mine, theirs in zip(replica.model.get_weights(), other.model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
+    schedule = isinstance(replica.optimizer.learning_rate, tf.Tensor)
+    assert float(replica.optimizer.learning_rate) == pytest.approx(before / 2**2.5 if schedule else before)
 
 
 def normalized_error(labels: Any, predictions: Any, sample_weights: Any) -> Any:
