@@ -41,7 +41,7 @@ data:
 train: {epochs: 20, minibatch_size: 64, minibatches_per_task: 16, max_steps: 50000, on_nan: skip}
 """,
     "strategy": """\
-strategy: {name: Local}   # one process, to debug the model in
+strategy: {name: AllReduce, learning_rate_scaling: linear, reference_world: 4}   # or {name: Local}, to debug
 """,
     "checkpoint": """\
 checkpoint: {every_steps: 500, keep: 5}   # or null: at step 0 and at the end only

@@ -59,7 +59,6 @@ class Field:
         quantity: the number may be written as text with a unit; ``minimum`` is then ignored.
         measured: a measured number, such as a loss, which may be NaN or infinite: JSON then has null.
         choices: the valid names; empty: any text.
-        later: names that are reserved and not supported yet.
         text: form of a text.
         keys: form of a mapping's keys; None: any text.
         paths: a list of paths. One path may be written without the list, and null means an empty list.
@@ -74,7 +73,6 @@ class Field:
     quantity: Quantity | None = None
     measured: bool = False
     choices: tuple[str, ...] = ()
-    later: tuple[str, ...] = ()
     text: TextForm = ANY_TEXT
     keys: TextForm | None = None
     paths: bool = False

@@ -228,7 +228,11 @@ class WorkerSpec:
     """The workers: their number may change at any time."""
 
     min: Annotated[
-        int, Field("With fewer running workers the status calls the job starved; it continues.", unit="workers")
+        int,
+        Field(
+            "With fewer running workers the status calls the job starved; it continues (AllReduce: it waits).",
+            unit="workers",
+        ),
     ] = 1
     max: Annotated[
         int,
@@ -274,7 +278,7 @@ class JobSpec:
         Field(
             "When to take checkpoints. null: only at step 0, at the end and when the job is stopped "
             "(Local: none); a job that is killed, or loses its only parameter server, then starts "
-            "again at step 0."
+            "again at step 0. AllReduce writes none yet: leave the field out."
         ),
     ] = field(default_factory=CheckpointSpec)
     export: Annotated[ExportSpec | None, Field("Where to write the trained model; null: no export.")] = field(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.api.fields import NAME, Field
-from edl.api.strategy import Strategy
+from edl.api.strategy import PushStrategy
 
 # Names of phases are part of status.json and of the journal, and never change.
 ENDED = ("Done", "Failed", "Interrupted")
@@ -63,7 +63,7 @@ class RoundStatus:
 class ParametersStatus:
     """Statistics of the parameter servers since the last start of the run. Only pushes with a gradient count."""
 
-    strategy: Annotated[Strategy, Field("How pushes become updates, as in the job file.")]
+    strategy: Annotated[PushStrategy, Field("How pushes become updates, as in the job file.")]
     pushes: Annotated[
         int, Field("Pushes that became part of an update, including those rolled back since.", unit="pushes")
     ] = 0

@@ -1,7 +1,7 @@
 """The ``strategy`` section of the JobSpec: how the gradients of workers become updates.
 
-The status of a job contains it, too. It has a module of its own so that a reader of statuses does not import the whole
-JobSpec.
+The status of a job contains the part about parameter servers, too. It has a module of its own so that a reader of
+statuses does not import the whole JobSpec.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from edl.api.fields import Field
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """How the gradients of workers become updates of the parameters."""
+class PushStrategy:
+    """How pushes to parameter servers become updates of the parameters: what a status shows of the strategy."""
 
     name: Annotated[
         str,
         Field(
-            "ParameterServer for elastic jobs; Local for debugging in one process.",
-            choices=("ParameterServer", "Local"),
-            later=("AllReduce",),
+            "ParameterServer for elastic jobs; AllReduce for synchronous steps of dense models without "
+            "parameter servers; Local for debugging in one process.",
+            choices=("ParameterServer", "AllReduce", "Local"),
         ),
     ] = "ParameterServer"
     mode: Annotated[
@@ -61,3 +61,25 @@ class Strategy:
         bool,
         Field("Send one step and pull the rows of the next one while computing; gradients then lack one more push."),
     ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(PushStrategy):
+    """How the gradients of workers become updates of the parameters."""
+
+    learning_rate_scaling: Annotated[
+        str,
+        Field(
+            "With AllReduce: how the learning rate follows the number of workers of a step, divided by "
+            "reference_world. none: it does not; linear: in proportion; sqrt: with the square root.",
+            choices=("none", "linear", "sqrt"),
+        ),
+    ] = "none"
+    reference_world: Annotated[
+        int | None,
+        Field(
+            "With learning_rate_scaling: the number of workers for which the model's learning rate was chosen.",
+            unit="workers",
+            minimum=1,
+        ),
+    ] = None

@@ -12,6 +12,7 @@ import typer
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.jobfile.all_reduce_limits import refuse_resume
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_resumption
@@ -55,6 +56,8 @@ def run(
     Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
     spec = read_job_file(job, settings or [], workers, ps)
+    if resume is not None:
+        refuse_resume(spec)
     counts = check_job(spec, predict=False, resumed=resume is not None)
     folder = local_job_directory(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
@@ -90,6 +93,8 @@ def read_job_file(
     if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
         raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
+    if required == "training" and spec.strategy.name == "AllReduce" and ps:
+        raise BadInputError("--ps has no meaning with strategy AllReduce: the workers hold the model", where=str(job))
     return resolve_local_paths(spec, job.parent)
 
 

@@ -9,8 +9,10 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
+from edl.jobfile.all_reduce_limits import describe_limits, uses_all_reduce
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import resolve_local_paths
+from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
 
@@ -68,7 +70,7 @@ def spec_outline(spec: JobSpec) -> list[str]:
         lines.append(f"evaluates on {_path_list(spec.data.validation)}, {often}")
     if spec.data.prediction:
         lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
-    return [*lines, _roles_text(spec), *_output_lines(spec)]
+    return [*lines, _roles_text(spec), *describe_unused_fields(spec), *_output_lines(spec), *describe_limits(spec)]
 
 
 def _training_text(spec: JobSpec) -> str:
@@ -82,6 +84,8 @@ def _roles_text(spec: JobSpec) -> str:
         return "strategy Local: one process"
     workers, ps = spec.workers, spec.ps
     many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else _pluralize(workers.max, "worker")
+    if uses_all_reduce(spec):
+        return f"strategy AllReduce: {many}"
     return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {_pluralize(ps.count, 'parameter server')}"
 
 

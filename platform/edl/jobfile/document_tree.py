@@ -38,6 +38,20 @@ class SpecProblem:
         return f"{place}: {self.message}" + (f"\n  {self.hint}" if self.hint else "")
 
 
+@dataclass(frozen=True, slots=True)
+class RuleViolation:
+    """A rule that a spec breaks: the path of the field to change, what is wrong, and a remedy.
+
+    Attributes:
+        conflicting_field: the path of a field that contradicts it.
+    """
+
+    field_path: str
+    message: str
+    hint: str | None = None
+    conflicting_field: str = ""
+
+
 _SHOWN_PROBLEMS = 50
 
 

@@ -10,26 +10,21 @@ from pathlib import Path
 
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, DataSpec, JobSpec
-from edl.jobfile.document_tree import DocumentNode, ReadContext, SpecError, SpecProblem, parse_json_tree
+from edl.jobfile.all_reduce_limits import drop_default_checkpoints
+from edl.jobfile.document_tree import (
+    DocumentNode,
+    ReadContext,
+    RuleViolation,
+    SpecError,
+    SpecProblem,
+    parse_json_tree,
+)
 from edl.jobfile.job_section import JOB_SECTION
 from edl.jobfile.section_type import section_fields
+from edl.jobfile.strategy_rules import check_strategy
 
 # --------------------------------------------------------------------------------------------------
 # Rules about several fields of a JobSpec. Limits of a single field are part of its declaration.
-
-
-@dataclass(frozen=True, slots=True)
-class RuleViolation:
-    """A rule that a spec breaks: the path of the field to change, what is wrong, and a remedy.
-
-    Attributes:
-        conflicting_field: the path of a field that contradicts it.
-    """
-
-    field_path: str
-    message: str
-    hint: str | None = None
-    conflicting_field: str = ""
 
 
 def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -> list[RuleViolation]:
@@ -40,7 +35,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
             ``prediction`` alone nothing is trained, and the rules of the training strategy are not checked.
     """
     required_datasets = tuple(required_datasets)
-    strategy = () if required_datasets == ("prediction",) else _check_strategy(spec)
+    strategy = () if required_datasets == ("prediction",) else check_strategy(spec)
     return [
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
@@ -71,53 +66,6 @@ def _check_worker_limits(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.workers.max < spec.workers.min:
         message = f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}"
         yield RuleViolation("workers.max", message, conflicting_field="workers.min")
-
-
-def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
-    """Rules of parameter servers. Under Local one process pushes: every push is a round, and none is stale."""
-    if spec.strategy.name == "ParameterServer":
-        yield from (_check_sync_mode if spec.strategy.mode == "sync" else _check_async_mode)(spec)
-    elif spec.strategy.name == "Local":
-        yield from _check_local_strategy(spec)
-
-
-def _check_local_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
-    """Refuse what changes which rows are kept, because it changes the result. ``ps.count`` does not, and is ignored."""
-    # Keras' own Embedding has neither limit nor eviction
-    for name in ("max_rows", "evict_after_steps"):
-        value = getattr(spec.ps, name)
-        if value is not None:
-            message = (
-                f"found {value}, but under strategy Local no parameter server holds rows: tables are Keras' own and "
-                "keep every row"
-            )
-            hint = f"leave it out (--set ps.{name}=null), or set strategy.name: ParameterServer"
-            yield RuleViolation(f"ps.{name}", message, hint)
-
-
-def _check_sync_mode(spec: JobSpec) -> Iterator[RuleViolation]:
-    strategy, most = spec.strategy, spec.workers.max
-    if strategy.grads_to_wait > most:
-        message = f"found {strategy.grads_to_wait}, but workers.max is {most}: there are never so many pushes at a time"
-        hint = f"make it at most {most}, or raise workers.max"
-        yield RuleViolation("strategy.grads_to_wait", message, hint, conflicting_field="workers.max")
-    if strategy.staleness_aware:
-        message = "found true, but under mode: sync a push that is too old is computed again"
-        yield RuleViolation("strategy.staleness_aware", message, "leave it out, or set strategy.mode: async")
-    if strategy.get_model_steps > 1:
-        message = f"found {strategy.get_model_steps}, but under mode: sync every step begins with a pull"
-        yield RuleViolation("strategy.get_model_steps", message, "leave it out, or set strategy.mode: async")
-    if strategy.overlap:
-        message = "found true, but under mode: sync a step begins after the update of the previous step"
-        yield RuleViolation("strategy.overlap", message, "leave it out, or set strategy.mode: async")
-
-
-def _check_async_mode(spec: JobSpec) -> Iterator[RuleViolation]:
-    for name, meaningless in (("grads_to_wait", 1), ("version_tolerance", 0)):
-        value = getattr(spec.strategy, name)
-        if value != meaningless:
-            message = f"found {value}, but under mode: async every push is applied at once"
-            yield RuleViolation(f"strategy.{name}", message, "leave it out, or set strategy.mode: sync")
 
 
 def _check_volume_mounts(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -277,6 +225,8 @@ def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecPro
     """The job of a tree; None if there are problems, which ``problems`` then has."""
     root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.number_options, problems)
     spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
+    if spec is not None:
+        spec = drop_default_checkpoints(spec, root)
     # rules compare fields, so they are checked only when every single field is valid
     problems.extend(
         _problem_from_violation(root, rule) for rule in (use.find_violations(spec) if spec is not None else ())

@@ -152,10 +152,9 @@ class TextType(ScalarType):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceType(ScalarType):
-    """One of several names. ``planned_names`` are rejected as not built yet, and never suggested."""
+    """One of several names."""
 
     names: tuple[str, ...]
-    planned_names: tuple[str, ...] = ()
 
     @property
     def expected_text(self) -> str:
@@ -164,12 +163,7 @@ class ChoiceType(ScalarType):
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         if node.value in self.names:
             return node.value
-        if node.value in self.planned_names:
-            return place.report_problem(node, f"{node.value} is not built yet", f"built: {', '.join(self.names)}")
-        # planned names take part, so that a misspelled one is not corrected to another strategy
-        close = closest_match(node.value, (*self.names, *self.planned_names)) if isinstance(node.value, str) else None
-        if close in self.planned_names:
-            return self.report_invalid_value(node, place, f"{close} is not built yet")
+        close = closest_match(node.value, self.names) if isinstance(node.value, str) else None
         return self.report_invalid_value(node, place, close and f"did you mean '{close}'?")
 
     def schema(self) -> dict[str, JsonValue]:

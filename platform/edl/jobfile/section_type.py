@@ -60,7 +60,7 @@ class SectionField:
     @property
     def is_partly_supported(self) -> bool:
         """Whether some valid values are not supported by this version."""
-        return self.declaration.built is not None or bool(self.declaration.later)
+        return self.declaration.built is not None
 
     def read(self, node: DocumentNode, place: ReadContext) -> Any:
         """The field's value. A value that is valid but not built yet is a problem, so that it is never ignored."""
@@ -227,7 +227,7 @@ def _field_type(hint: Any, said: Field) -> FieldType:
         return IntegerType(said.minimum, said.maximum)
     if hint is float:
         return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
-    return ChoiceType(said.choices, said.later) if said.choices else TextType(said.text)
+    return ChoiceType(said.choices) if said.choices else TextType(said.text)
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
-from edl.api.strategy import Strategy
+from edl.api.strategy import PushStrategy
 from edl.transport import edl_pb2 as pb
 
 _MAX_AGE_SECONDS = 5.0
@@ -71,7 +71,7 @@ class PsMetrics:
     """
 
     def __init__(
-        self, strategy: Strategy, max_rows: int | None, *, clock: Callable[[], float] = time.monotonic
+        self, strategy: PushStrategy, max_rows: int | None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._strategy, self._max_rows, self._clock = strategy, max_rows, clock
         self._reports: Mapping[int, _PsReport] = {}

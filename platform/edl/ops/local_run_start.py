@@ -31,7 +31,7 @@ from edl.jobfile.event_json import event_from_json, line
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.section_type import to_json
 from edl.ops.local_run_plan import LocalRunPlan
-from edl.ops.local_run_resumption import PREDICT_FILE, reopen_run
+from edl.ops.local_run_resumption import reopen_run
 from edl.reporting.broken_pipe import PipeSafeRenderer
 from edl.reporting.run_progress import (
     RunFailure,
@@ -120,11 +120,23 @@ _EXIT_CODES = {SIGINT: INTERRUPTED_EXIT, SIGPIPE: OUTPUT_CLOSED_EXIT, SIGTERM: S
 class LocalRunFollower:
     """One supervised run as ``edl run`` sees it."""
 
-    def __init__(self, run: RunDirectory, renderer: PipeSafeRenderer, events: JsonLinesTail, start_time: float) -> None:
-        """Follow ``run`` and show it with ``renderer``, from the position of ``events`` on."""
+    def __init__(
+        self,
+        run: RunDirectory,
+        renderer: PipeSafeRenderer,
+        events: JsonLinesTail,
+        start_time: float,
+        *,
+        writes_checkpoint: bool,
+    ) -> None:
+        """Follow ``run`` and show it with ``renderer``, from the position of ``events`` on.
+
+        Args:
+            writes_checkpoint: whether the run writes a checkpoint when it is stopped.
+        """
         self._run, self._renderer, self._event_tail = run, renderer, events
         self.progress = RunProgress(start_time)
-        self._is_training = not (run.path / PREDICT_FILE).exists()
+        self._writes_checkpoint = writes_checkpoint
         self._status_version: tuple[int, int] | None = None  # inode and time of the last status read
         self._stopped_by: int | None = None
         self._deadline: float | None = None
@@ -166,7 +178,7 @@ class LocalRunFollower:
         number = SIGINT
         if self._stopped_by is None:
             self._stopped_by = _EXIT_CODES[stop_signal]
-            self._renderer.show_notice(_STOPPING_NOTICE if self._is_training else _LEAVING_NOTICE)
+            self._renderer.show_notice(_STOPPING_NOTICE if self._writes_checkpoint else _LEAVING_NOTICE)
             self._deadline = time.monotonic() + STOP_SECONDS
         else:
             self._renderer.show_notice("Killing all processes.")
@@ -338,7 +350,8 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
             supervisor = start_supervisor(run.path, SUPERVISOR_PROGRAM)
         except OSError as error:
             raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
-        outcome = LocalRunFollower(run, face, events, start_time).follow_until_end(supervisor)
+        follower = LocalRunFollower(run, face, events, start_time, writes_checkpoint=plan.can_be_resumed)
+        outcome = follower.follow_until_end(supervisor)
     face.show_outcome(plan, outcome)
     return outcome.exit_code
 

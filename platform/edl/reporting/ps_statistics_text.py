@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from edl.api.status import ParametersStatus, TableStatus
-from edl.api.strategy import Strategy
+from edl.api.strategy import PushStrategy
 from edl.reporting.unit_formats import format_bytes, format_percent
 
 
@@ -25,12 +25,12 @@ def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, 
     return [("" if index else "tables", text) for index, text in enumerate(texts)]
 
 
-def describe_strategy(strategy: Strategy) -> str:
+def describe_strategy(strategy: PushStrategy) -> str:
     """The strategy in words: ``sync, 2 gradients per update, tolerance 0``."""
     return ", ".join([strategy.mode, *_strategy_details(strategy)])
 
 
-def _strategy_details(strategy: Strategy) -> Iterator[str]:
+def _strategy_details(strategy: PushStrategy) -> Iterator[str]:
     if strategy.mode == "sync":
         wanted = strategy.grads_to_wait
         yield f"{wanted} gradient{'s' if wanted > 1 else ''} per update"

@@ -234,7 +234,7 @@ def test_the_plan_says_which_run_trained_the_weights(
     assert not missing_keys(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
 
 
-@pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}"])
+@pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}", "{name: AllReduce}"])
 def test_what_only_training_demands_does_not_hinder(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], strategy: str
 ) -> None:

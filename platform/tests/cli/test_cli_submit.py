@@ -180,6 +180,12 @@ def test_mistakes_of_the_file_are_told_at_once_and_no_cluster_is_asked(cli: CliH
     assert not missing_keys(cli.err, "name", "x" * 41, "40")
 
 
+def test_all_reduce_is_for_one_machine_so_far(cli: CliHarness) -> None:
+    assert cli.submit("--yes", "--set", "strategy.name=AllReduce") == 2
+    assert not missing_keys(cli.err, "--set strategy.name=AllReduce", "strategy.name", "cluster", "edl run")
+    assert not cli.cluster.objects_of_kind(JOBS)
+
+
 def test_a_refusal_ends_with_code_2_and_nothing_created(cli: CliHarness) -> None:
     cli.cluster.admissions.append(
         lambda thing: 'violates PodSecurity "restricted:latest"' if thing["kind"] == "Pod" else None

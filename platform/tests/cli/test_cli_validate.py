@@ -109,7 +109,22 @@ def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -
     assert run_edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
     out = capsys.readouterr().out
     assert not missing_keys(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
-    assert not missing_keys(out.splitlines()[-1], "strategy Local", "one process")
+    strategy, unused = out.splitlines()[-2:]
+    assert not missing_keys(strategy, "strategy Local", "one process")
+    assert not missing_keys(unused, "ps.count")
+
+
+def test_validate_names_what_all_reduce_does_not_use(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("validate", "job.yaml", "--set", "strategy.name=AllReduce") == 0
+    *_, strategy, unused, export, limits = capsys.readouterr().out.splitlines()
+    assert not missing_keys(strategy, "AllReduce", "1 to 4 workers")
+    assert "parameter server" not in strategy
+    assert not missing_keys(unused, "ps.count")
+    assert not missing_keys(export, "export/")
+    assert not missing_keys(limits, "checkpoints", "AllReduce")
+    settings = ("--set", "strategy.name=AllReduce", "--set", "data.max_corrupt_records=1")
+    assert run_edl("validate", "job.yaml", *settings) == 2
+    assert not missing_keys(capsys.readouterr().err, "data.max_corrupt_records", "AllReduce")
 
 
 def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

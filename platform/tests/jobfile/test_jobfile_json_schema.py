@@ -43,9 +43,11 @@ def test_units_are_named() -> None:
 
 
 def test_values_that_are_not_built_are_not_in_the_schema() -> None:
-    fields = dict(_properties(json.loads(read_published_schema(JOB_SCHEMA))["properties"]["strategy"]))
-    assert fields["name"]["enum"] == ["ParameterServer", "Local"]
-    assert fields["mode"]["enum"] == ["async", "sync"]
+    sections = json.loads(read_published_schema(JOB_SCHEMA))["properties"]
+    strategy, ps = (dict(_properties(sections[name])) for name in ("strategy", "ps"))
+    assert strategy["name"]["enum"] == ["ParameterServer", "AllReduce", "Local"]
+    assert strategy["mode"]["enum"] == ["async", "sync"]
+    assert ps["replicas"]["enum"] == [0]
 
 
 def test_event_schema_tells_events_apart() -> None:

@@ -16,6 +16,7 @@ from edl.api.pod_spec import WorkerResourceSpec
 from edl.api.strategy import Strategy
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import NumberOption, diff_job_specs, dump_job_spec, load_job_file
+from edl.jobfile.strategy_rules import describe_unused_fields
 
 SMALLEST = "name: iris\nmodel: {definition: iris.model.custom_model}\ndata: {training: train.csv}\n"
 
@@ -60,6 +61,7 @@ def test_specs_are_values() -> None:
         ("checkpoint=null", lambda spec: spec.checkpoint, None),
         ("checkpoint=", lambda spec: spec.checkpoint, None),
         ("strategy={name: Local}", lambda spec: spec.strategy, Strategy(name="Local")),
+        ("strategy.name=AllReduce", lambda spec: spec.strategy, Strategy(name="AllReduce")),
     ],
 )
 def test_override(job: Path, setting: str, read, value: object) -> None:
@@ -164,6 +166,60 @@ def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
     assert load_job_file(file) == spec
     assert spec.master.lost_timeout == 5400.0
+
+
+@pytest.mark.parametrize("form", ["{name: AllReduce}", "{name: AllReduce, mode: async, overlap: false}"])
+def test_all_reduce_without_more_has_no_checkpoints(job: Path, tmp_path: Path, form: str) -> None:
+    spec = load_job_file(job, [f"strategy={form}"])
+    assert (spec.checkpoint, spec.train.evaluation_steps) == (None, None)
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
+    assert load_job_file(file) == spec, "roles read it back, and everything is in it then"
+    assert load_job_file(job, [f"strategy={form}", "checkpoint=null"]) == spec
+
+
+@pytest.mark.parametrize(
+    ("setting", "field"),
+    [
+        ("checkpoint.every_steps=5", "checkpoint"),
+        ("checkpoint={}", "checkpoint"),
+        ("data.max_corrupt_records=5", "data.max_corrupt_records"),
+        ("train.on_crashing_range=skip", "train.on_crashing_range"),
+        ("strategy.mode=sync", "strategy.mode"),
+        ("strategy.reference_world=2", "strategy.reference_world"),
+        ("ps.max_rows=5", "ps.max_rows"),
+    ],
+)
+def test_what_all_reduce_does_not_have_is_refused_where_it_is_set(job: Path, setting: str, field: str) -> None:
+    settings = ["data.validation=b", "strategy.name=AllReduce", setting]
+    with pytest.raises(SpecError) as caught:
+        load_job_file(job, settings)
+    (problem,) = caught.value.problems
+    assert (problem.field_path, problem.source_location) == (field, f"--set {setting}")
+    assert problem.hint is not None
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+def test_a_learning_rate_is_scaled_to_a_world(job: Path, scaling: str) -> None:
+    settings = ["strategy.name=AllReduce", f"strategy.learning_rate_scaling={scaling}"]
+    with pytest.raises(SpecError) as caught:
+        load_job_file(job, settings)
+    assert not missing_keys(str(caught.value), "strategy.learning_rate_scaling", "strategy.reference_world")
+    strategy = load_job_file(job, [*settings, "strategy.reference_world=4"]).strategy
+    assert (strategy.learning_rate_scaling, strategy.reference_world) == (scaling, 4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "named"),
+    [("AllReduce", ("ps.count", "ps.store")), ("Local", ("ps.count", "ps.store")), ("ParameterServer", ())],
+)
+def test_fields_that_change_nothing_are_named(job: Path, strategy: str, named: tuple[str, ...]) -> None:
+    settings = [f"strategy.name={strategy}", "ps.count=3", "ps.store=numpy", "ps.priority=low"]
+    found = describe_unused_fields(load_job_file(job, settings))
+    assert [[word.strip(",:") for word in line.split() if word.startswith("ps.")] for line in found] == (
+        [list(named)] if named else []
+    )
+    assert describe_unused_fields(load_job_file(job, settings[:1])) == []
 
 
 def test_changes() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.status import AWAITED_SHOWN, NAME_LENGTH, TABLES_SHOWN, ParametersStatus, RoundStatus, TableStatus
-from edl.api.strategy import Strategy
+from edl.api.strategy import PushStrategy
 from edl.jobfile.section_type import from_json, to_json
 from edl.master.ps_metrics import PsMetrics
 from edl.transport import edl_pb2 as pb
 
-SYNC = Strategy(mode="sync", grads_to_wait=2)
+SYNC = PushStrategy(mode="sync", grads_to_wait=2)
 
 
 def use(name: str, rows: int, bound: int = 0, dropped: int = 0) -> pb.TableUse:

@@ -12,7 +12,8 @@ from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
-from edl.jobfile.loader import RuleViolation
+from edl.jobfile.all_reduce_limits import find_cluster_limits
+from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
 
 # --------------------------------------------------------------------------------------------------
@@ -184,6 +185,7 @@ def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
         yield RuleViolation(
             "strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer"
         )
+    yield from find_cluster_limits(spec)
 
 
 def _check_data(spec: JobSpec) -> Iterator[RuleViolation]:
