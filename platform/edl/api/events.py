@@ -136,6 +136,17 @@ class WorkerCountChanged(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WorldChanged(JobEvent):
+    """Under strategy AllReduce: a round started, and training goes on with these workers."""
+
+    kind: ClassVar[str] = "world_changed"
+    round: Annotated[int, Field("Number of the round.", minimum=1)]
+    workers: Annotated[int, Field("Number of workers that reduce together.", unit="workers")]
+    step: Step
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class StallBegan(JobEvent):
     """Training waits for a parameter server or a checkpoint. Emitted again if another parameter server is missing."""
 
@@ -252,6 +263,7 @@ EVENTS: Mapping[str, type[JobEvent]] = {
         RoleLeaving,
         RoleEnded,
         WorkerCountChanged,
+        WorldChanged,
         LeaseRevoked,
         RecordsRequeued,
         RequeuedRecordsLeased,

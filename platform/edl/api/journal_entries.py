@@ -382,6 +382,66 @@ class ParametersRolledBack(JournalEntry):
     reason: str
 
 
+# ------------------------------------------------------------------------------------------------ rounds of AllReduce
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldAnnounced(JournalEntry):
+    """A new round of strategy AllReduce; its members hear of it after this entry is on disk.
+
+    Attributes:
+        incarnation, round: the identity of the round.
+        members: uids of the workers, by rank.
+        step: the step from which the round starts.
+        holders: members that have the state of this step. Empty: nobody has one, so rank 0 builds it.
+        joined: members that were not in the round before and kept no leases.
+        reason: why the world changed, for people.
+        ledger: the ledger that belongs to the state that rank 0 builds; None: there are holders, and the ledger stays.
+        records: number of records that are leased again because of that.
+    """
+
+    kind: ClassVar[str] = "world"
+    incarnation: int
+    round: int
+    members: tuple[str, ...]
+    step: int
+    holders: tuple[str, ...]
+    joined: tuple[str, ...]
+    reason: str
+    ledger: LedgerPosition | None = None
+    records: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldStarted(JournalEntry):
+    """All members of the newest round have the state of ``step``: the steps up to there are done.
+
+    Attributes:
+        done: ``[lease, records]``, the done records of each lease whose number rose, counted from its start.
+        returned: leases of workers that are not in the round any more; their rest is leased again.
+    """
+
+    kind: ClassVar[str] = "world_started"
+    step: int
+    done: Sequence[Sequence[int]]
+    returned: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsApplied(JournalEntry):
+    """Every member of the running round has applied the steps up to ``step``.
+
+    Attributes:
+        done: as in ``WorldStarted``.
+        loss: mean loss of the steps since the last such entry; None: unknown.
+    """
+
+    kind: ClassVar[str] = "steps"
+    step: int
+    done: Sequence[Sequence[int]]
+    loss: float | None = None
+
+
 # ------------------------------------------------------------------------------------------------ workers
 
 
@@ -452,6 +512,9 @@ ENTRY_CLASSES: Mapping[str, type[JournalEntry]] = {
         ParametersHandedOver,
         ParametersRestored,
         ParametersRolledBack,
+        WorldAnnounced,
+        WorldStarted,
+        StepsApplied,
         WorkerChanged,
         WorkerDismissed,
         WorkersScaled,

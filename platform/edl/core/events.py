@@ -14,9 +14,12 @@ from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodStatus, Role
 from edl.api.events import JobEvent as PublishedEvent
 from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
+from edl.api.round_id import RoundId
 from edl.core.cuts import SavedCheckpoint
 from edl.core.evaluation import CallbackSpec
+from edl.core.rank_state import RankPhase
 from edl.core.shuffle import BlockLayout, RecordRange
+from edl.core.world_rounds import MemberReport, RoundPhase
 
 # ------------------------------------------------------------------------------------------------ events
 
@@ -346,6 +349,37 @@ class Tick:
     speaking_workers: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class WorldReported:
+    """A worker of strategy AllReduce says what it knows of the rounds; also its heartbeat.
+
+    Attributes:
+        phase: what the worker does about the rounds.
+        round: the newest round that it knows.
+        report: its state. ``digest`` counts only in phase ``CONFIRMED``.
+        stable_step: the newest step that every member has applied, as far as it knows.
+        loss: mean loss of the steps since its last message; None: it does not report it.
+        is_leaving: whether it was told to end.
+        is_paused: whether no rank trains, and all have the state of ``stable_step``.
+    """
+
+    worker: str
+    phase: RankPhase
+    round: RoundId
+    report: MemberReport
+    stable_step: int = 0
+    loss: float | None = None
+    is_leaving: bool = False
+    is_paused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorldViewed:
+    """A worker asks for the present view of the world."""
+
+    worker: str
+
+
 CoreEvent = (
     PodChanged
     | PodsSynced
@@ -373,6 +407,8 @@ CoreEvent = (
     | StopRequested
     | ScaleRequested
     | DesiredStateInvalid
+    | WorldReported
+    | WorldViewed
     | Tick
 )
 
@@ -468,6 +504,50 @@ class MayEnd:
 
     value: bool
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorldView:
+    """The rounds as one worker must see them. Every view is complete, so a lost one does no harm.
+
+    Attributes:
+        version: changes whenever a worker may have to act.
+        round: the newest round.
+        phase: where it is.
+        is_member: whether the worker is a member of it.
+        members: uids, by rank.
+        step: the step from which the round starts.
+        holders: members that had the state of this step when the round was announced.
+        committed_step: the steps up to it are in the ledger.
+        must_change: whether the members leave the round together after the next step.
+        reason: why no round runs, or why the world changes; for people.
+        leases: the worker's training leases, with the done records of each.
+        last_lease: the newest lease number of any worker: a lease up to it that is not in ``leases`` is lost.
+        is_over: no further step is needed.
+        must_pause: train nothing until an evaluation of this state is done.
+        evaluate_at: the step after which all pause for the next evaluation; 0: there is none.
+    """
+
+    version: int
+    round: RoundId
+    phase: RoundPhase
+    is_member: bool
+    members: tuple[str, ...]
+    step: int
+    holders: tuple[str, ...]
+    committed_step: int
+    must_change: bool
+    reason: str
+    leases: Mapping[int, int]
+    last_lease: int
+    is_over: bool
+    must_pause: bool
+    evaluate_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyWorkers:
+    """Answer the workers that wait for a newer view of the world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -637,7 +717,7 @@ class EndJob:
     failure_kind: str = "job"
 
 
-RequestAnswer = LeaseReply | WaitForWork | StopWork | Acknowledged | MayEnd
+RequestAnswer = LeaseReply | WaitForWork | StopWork | Acknowledged | MayEnd | WorldView
 CoreCommand = (
     RecordEntry
     | RequestAnswer
@@ -652,6 +732,7 @@ CoreCommand = (
     | SaveCheckpoint
     | CopyCheckpoint
     | Unpin
+    | NotifyWorkers
     | EmitEvent
     | EndJob
 )

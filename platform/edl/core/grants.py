@@ -8,7 +8,14 @@ from typing import Any
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
 from edl.api.events import EvaluationEnded, ModelExported, RequeuedRecordsLeased
-from edl.api.journal_entries import DatasetEntered, EvaluationCompleted, LeaseCompleted, LeaseGranted, LeaseProgressed
+from edl.api.journal_entries import (
+    DatasetEntered,
+    EvaluationCompleted,
+    LeaseCompleted,
+    LeaseGranted,
+    LeaseProgressed,
+    LeaseReturned,
+)
 from edl.core import evaluation_callbacks, revocation
 from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
 from edl.core.events import (
@@ -63,6 +70,12 @@ def record_heartbeat(state: JobState, worker: str, now: float) -> None:
     holder.last_seen = now
 
 
+MAX_TRAINING_LEASES = 3
+"""Training leases of one worker under AllReduce: the current one, the next one, and one that is finished.
+
+A finished one is open until its steps are stable. A worker must be able to take another kind of task besides.
+"""
+
 # Order matters: work that blocks other workers comes first.
 _KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
@@ -108,7 +121,14 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     # otherwise the range would stay idle until the lease expires.
     held = state.worker_leases(worker)
     for kind, lease in held:
-        if known_leases is not None and lease.number not in known_leases and not lease.done_steps:
+        if known_leases is None or lease.number in known_leases:
+            continue
+        if kind == TRAINING and state.world is not None and not state.world.trains(worker):
+            continue
+        if state.world is not None and kind == TRAINING and lease.done_steps:
+            # A worker knows a lease until all its records are in the ledger, so none of the rest is under way.
+            state.record_entry(LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
+        elif not lease.done_steps:
             return _lease_reply(state, kind, lease)
 
     # A worker with suspect records gets no other work, so that its next crash identifies the
@@ -134,9 +154,15 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
     if ledger is None:
         return None
     if kind == TRAINING:
+        if state.world is not None:
+            may_train = state.world.trains(worker) and len(ledger.worker_leases(worker)) < MAX_TRAINING_LEASES
+            return ledger.next_range(remaining_step_budget(state), worker) if may_train else None
         # A push must reach every PS, and a checkpoint must exist to recover what a PS loses.
         return ledger.next_range(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
+        return None
+    # Other workers do not have the variables.
+    if kind in (EVALUATION, EXPORT) and state.world is not None and not state.world.trains(worker):
         return None
     return ledger.next_range()
 
@@ -151,7 +177,9 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     state.record_entry(LeaseGranted(lease=number, task=kind, work=row, minibatch=ledger.minibatch, worker=worker))
     if kind == TRAINING and state.crash_suspects.is_suspect(record_range):
         state.crash_suspects.one_by_one_leases.add(number)
-    state.holders[worker].add_lease(number, now)
+    # A round of AllReduce loses its silent members, and with them their training leases.
+    if kind != TRAINING or state.world is None:
+        state.holders[worker].add_lease(number, now)
     state.pods.by_uid[worker].had_lease = True
     if is_repeated:
         index, source = state.pods.index_of(worker), record_range.source or SHUFFLED_SOURCE_NAME
@@ -190,6 +218,9 @@ def remaining_step_budget(state: JobState) -> int | None:
     """Steps that may still be handed out under ``max_steps`` and without a new checkpoint; None if unlimited."""
     if state.callbacks.stop_reason:
         return 0
+    if state.world is not None:
+        training = state.training_ledger
+        return 0 if training is not None and state.has_reached_limit(training) else None
     limit, training, before_pause = state.settings.max_steps, state.training_ledger, steps_before_pause(state)
     if limit is None or training is None:
         return before_pause
@@ -206,6 +237,8 @@ def idle_reason(state: JobState) -> str:
     """Why there is no work now, for users."""
     if not state.pods.all_ps_ready():
         return "waiting for the parameter servers"
+    if state.is_dataset_known and state.world is not None and state.world.waiting_reason:
+        return f"waiting for the other workers: {state.world.waiting_reason}"
     if not state.is_dataset_known:
         return "waiting for the description of the data set"
     if state.training_ledger is not None and not is_serving_training(state):
@@ -241,6 +274,9 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
     if found is None:
         return
     kind, lease = found
+    if kind == TRAINING and state.world is not None:
+        # Only steps that every member of the world has applied count; ``WorldReported`` reports them.
+        return
     if kind == TRAINING and is_ledger_frozen(state):
         # The final checkpoint is already being copied; these steps are too late for it.
         return
@@ -296,7 +332,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         state.add_commands(Acknowledged((event.lease,)))
         return
     kind, lease = found
-    if kind == TRAINING and is_ledger_frozen(state):
+    if kind == TRAINING and (is_ledger_frozen(state) or state.world is not None):
         state.add_commands(Acknowledged((event.lease,)))
         return
     why = find_result_error(kind, lease, event.last_progress, event.result, state.evaluation)

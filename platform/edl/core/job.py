@@ -8,6 +8,7 @@ Its parts are functions over ``state.JobState``; nothing here waits, logs or rea
 * ``revocation``: leases that are taken back;
 * ``parameter_servers``: registration, planned handovers, lost nodes;
 * ``checkpointing``: cuts and checkpoints;
+* ``allreduce``: the rounds of strategy AllReduce;
 * ``stall``: why training stands still.
 """
 
@@ -20,6 +21,7 @@ from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun, FinalCutPinned, JobPhaseChanged, MasterStarted
 from edl.core import (
+    allreduce,
     checkpointing,
     evaluation_callbacks,
     events,
@@ -34,6 +36,7 @@ from edl.core.cuts import is_due
 from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
 from edl.core.ledger import DESCRIBE, EXPORT, METRICS, single_task_ledger
 from edl.core.state import JobState
+from edl.core.world_rounds import RoundPhase
 
 # --------------------------------------------------------------------------------------------------
 # The next actions of the job, derived from its state.
@@ -45,6 +48,7 @@ def advance_job(state: JobState, now: float) -> None:
         return
     parameter_servers.replace_unreachable_ps(state, now)
     scaling.reconcile_pods(state, now)
+    allreduce.advance_world(state, now)
     _check_pins(state)
     if state.pending_stop is None:
         parameter_servers.advance_handover(state, now)
@@ -115,6 +119,9 @@ def _advance_training(state: JobState, now: float) -> None:
         return
     if state.is_training_over():
         _finish_training(state, now)
+    elif state.world is not None:
+        if state.world.phase is RoundPhase.RUNNING:
+            _enter_phase(state, "Training", "the first workers have the same variables")
     elif checkpointing.can_begin_cut(state, now):
         _begin_due_cut(state, now)
 
@@ -138,6 +145,9 @@ def _begin_due_cut(state: JobState, now: float) -> None:
 
 def _finish_training(state: JobState, now: float) -> None:
     """All records are done: take the last cut, evaluate and export it, and end the job."""
+    if state.final_pin == 0 and state.world is not None:
+        # No parameter server has to keep a version: the workers have the last one, and it does not change any more.
+        state.record_entry(FinalCutPinned(cut=max(1, state.world.committed_step)))
     if state.final_pin == 0:
         if state.evaluation is None and checkpointing.can_begin_cut(state, now):
             checkpointing.begin_cut(state, checkpoint=state.settings.durable, pin=True)
@@ -159,7 +169,7 @@ def _end_reason(state: JobState) -> str:
     if state.callbacks.stop_reason and training is not None and training.has_work:
         return state.callbacks.stop_reason
     if training is not None and training.has_work:
-        return f"max_steps is reached: {training.done_steps} steps are done"
+        return f"max_steps is reached: {state.step} steps are done"
     return "all records are done"
 
 
@@ -236,6 +246,7 @@ class JobStateMachine(JobState):
         """Start as master number ``number`` of this run; a cut in progress is aborted."""
         self.pending_commands = []
         self.record_entry(MasterStarted(number=number))
+        allreduce.restart_world(self)
         commands, self.pending_commands = self.pending_commands, []
         return commands
 
@@ -281,6 +292,8 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.ScaleRequested: scaling.handle_scale_requested,
     events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),
     events.StopRequested: checkpointing.handle_stop_requested,
+    events.WorldReported: allreduce.handle_world_reported,
+    events.WorldViewed: allreduce.handle_world_viewed,
     events.Tick: revocation.handle_tick,
 }
 
@@ -290,6 +303,8 @@ _ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {
     events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
     events.WorkerLeft: lambda state, event: events.Acknowledged(),
     events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),
+    events.WorldReported: lambda state, event: allreduce.view_world(state, event.worker),
+    events.WorldViewed: lambda state, event: allreduce.view_world(state, event.worker),
     events.PsLeaving: lambda state, event: events.MayEnd(True, f"the job is {state.phase.lower()}"),
 }
 """Answers to workers and PS after the job has ended; the state no longer changes."""

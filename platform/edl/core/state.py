@@ -42,12 +42,15 @@ from edl.api.journal_entries import (
     ParametersRolledBack,
     RevocationStarted,
     Sources,
+    StepsApplied,
     WorkerChanged,
     WorkerDismissed,
     WorkerMemoryRaised,
     WorkersScaled,
+    WorldAnnounced,
+    WorldStarted,
 )
-from edl.core import evaluation, update_accounting
+from edl.core import evaluation, update_accounting, world_entries
 from edl.core.crash_suspects import CrashSuspects
 from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint
 from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
@@ -72,6 +75,7 @@ from edl.core.ledger import (
 from edl.core.pod_lifecycle import MemoryRaise
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, ShuffleOrder
 from edl.core.task_results import parse_export
+from edl.core.world_rounds import WorldRounds
 
 __all__ = [
     "DESCRIBE",
@@ -109,6 +113,7 @@ class JobSettings:
         checkpoint_full_timeout: seconds that training waits for disk space before the job fails.
         durable: whether checkpoints outlive the pods. Otherwise none are written, and the parameters of a
             lost PS are lost.
+        all_reduce: whether the workers hold the parameters and reduce gradients in rounds, without PS.
     """
 
     minibatch: int
@@ -134,6 +139,7 @@ class JobSettings:
     ps_memory: str = ""
     grace: float = 5.0
     durable: bool = True
+    all_reduce: bool = False
 
 
 @dataclass(slots=True)
@@ -219,6 +225,7 @@ class JobState:
         revocations: pending lease revocations.
         final_pin: the cut at the end of training, once taken.
         scale_override: minimum and maximum of workers that users set; None: the spec's value.
+        world: the rounds of strategy AllReduce; None under another strategy.
         pods_synced: whether the cluster has listed all existing pods.
         cut: the cut in progress, if any; ``cut_number`` is the last number used.
         cut_ledger: the ledger position of the cut in progress.
@@ -241,6 +248,8 @@ class JobState:
         has_more_missing: whether more pods are missing than one event may request.
         workers_replaced: whether PS and workers were replaced because the journal lacks their progress.
         crash_suspects: the minibatches that may have made workers crash.
+        world_pauses: whether the workers of the world were told to train nothing until an evaluation is done.
+        world_version: rises whenever a worker of the world may have to act.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
 
@@ -268,6 +277,7 @@ class JobState:
     revocations: list[LeaseRevocation] = field(default_factory=list)
     callbacks: CallbackState = field(default_factory=CallbackState)
     best_restored: int = 0
+    world: WorldRounds | None = None
     # Rebuilt after a restart; never journaled:
     pods_synced: bool = False
     cut: PendingCut | None = None
@@ -284,6 +294,8 @@ class JobState:
     declared_callbacks: tuple[CallbackSpec, ...] | None = None
     copy_cut: int = 0
     pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
+    world_pauses: bool = False
+    world_version: int = 1
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
@@ -297,6 +309,8 @@ class JobState:
 
     def __post_init__(self) -> None:
         self.pods = JobPods(self.settings.ps)
+        if self.settings.all_reduce:
+            self.world = WorldRounds(self.incarnation, self.settings.workers_min)
 
     # ------------------------------------------------------------------ queries
 
@@ -307,7 +321,9 @@ class JobState:
 
     @property
     def step(self) -> int:
-        """The number of done training steps."""
+        """The number of done training steps: minibatches, or under AllReduce the updates of all workers together."""
+        if self.world is not None:
+            return self.world.committed_step
         return self.training_ledger.done_steps if self.training_ledger else 0
 
     @property
@@ -338,10 +354,14 @@ class JobState:
 
     def is_ledger_over(self, training: Ledger) -> bool:
         """Whether a training ledger, possibly that of a cut, has no required work left."""
-        limit = self.settings.max_steps
         # A held lease keeps training open in any case: its range may return.
-        reached = limit is not None and training.done_steps >= limit
+        reached = self.has_reached_limit(training)
         return not training.leases and (reached or not training.has_work or bool(self.callbacks.stop_reason))
+
+    def has_reached_limit(self, training: Ledger) -> bool:
+        """Whether ``train.max_steps`` steps are done."""
+        limit, done = self.settings.max_steps, training.done_steps if self.world is None else self.world.committed_step
+        return limit is not None and done >= limit
 
     def find_lease(self, number: int) -> tuple[str, Lease] | None:
         """The kind and lease with this number."""
@@ -633,6 +653,32 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
     _apply_final(state, FinalCutPinned(cut=0))
 
 
+def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
+    assert state.world is not None
+    world_entries.apply_announced_entry(state.world, entry)
+    if entry.ledger is None:
+        return
+    # Nobody has a state any more, so training starts again.
+    state.ledgers[TRAINING].restore_snapshot(entry.ledger)
+    state.counters.rolled_back += entry.records or 0
+    state.counters.loss, state.counters.metrics = None, {}
+    state.last_evaluation = state.last_checkpoint = entry.step
+    _give_up_evaluation(state)
+    _apply_final(state, FinalCutPinned(cut=0))
+
+
+def _apply_world_started(state: JobState, entry: WorldStarted) -> None:
+    assert state.world is not None
+    world_entries.apply_started_entry(state.world, state.training_ledger, entry)
+
+
+def _apply_steps(state: JobState, entry: StepsApplied) -> None:
+    assert state.world is not None
+    world_entries.apply_steps_entry(state.world, state.training_ledger, entry)
+    if entry.loss is not None:
+        state.counters.loss = entry.loss
+
+
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
     state.callbacks = state.callbacks.declare_callbacks(callbacks_from_json(entry.declared))
 
@@ -685,6 +731,8 @@ def _apply_resumed(state: JobState, entry: JobResumed) -> None:
 def _apply_incarnation(state: JobState, entry: MasterStarted) -> None:
     # Lease numbers stay unique, because the incarnation is their upper half.
     state.incarnation, state.lease_counter = entry.number, 0
+    if state.world is not None:
+        state.world.incarnation = entry.number
 
 
 ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
@@ -707,6 +755,9 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
     ParametersHandedOver: _apply_handed_over,
     ParametersRolledBack: _apply_rolled_back,
     ParametersRestored: _apply_restored,
+    WorldAnnounced: _apply_world_announced,
+    WorldStarted: _apply_world_started,
+    StepsApplied: _apply_steps,
     CallbacksDeclared: _apply_callbacks,
     BestWeightsRestored: _apply_best_restored,
     WorkerChanged: _apply_worker,
@@ -763,6 +814,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         "best_restored": state.best_restored,
         "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
+        **({"world": world_entries.rounds_to_snapshot(state.world)} if state.world is not None else {}),
     }
 
 
@@ -799,6 +851,8 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     least, most = snapshot.get("scaled", (None, None))
     state.scale_override = least, most
     state.revoked_leases = set(snapshot["revoked"])
+    if state.world is not None and "world" in snapshot:
+        world_entries.restore_rounds(state.world, snapshot["world"])
     held = state.training_ledger.leases if state.training_ledger else {}
     found = [LeaseRevocation.from_row(row) for row in snapshot["revocations"]]
     state.revocations = [revocation for revocation in found if revocation.mark_leases(held)]

@@ -104,6 +104,7 @@ class RoundAnnounced:
         holders: members that have its state; the others fetch it from them. Empty: the state is that of
             the newest checkpoint, or the initial one of rank 0 if ``step`` is 0.
         reason: why the world changed, for users.
+        joined: members that were not in the round before: they know of no lease that they may have had.
     """
 
     round: RoundId
@@ -111,6 +112,7 @@ class RoundAnnounced:
     step: int
     holders: tuple[str, ...]
     reason: str
+    joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +163,13 @@ class WorldRounds:
         incarnation: incarnation of the present master.
         members_min: a round has at least so many members (``workers.min``).
         checkpoint_step: step of the newest checkpoint; training restarts there when no worker has a state.
-        round: the newest round. In the journal, like the next six.
+        round: the newest round. In the journal, like the next eight.
         started_round: the newest round that all its members confirmed.
         valid_from: states of older rounds do not count any more.
         members: members of the newest round, by rank.
         base_step: the step from which that round started.
         holders: members that had the state of that step when the round was announced.
+        joined: members that joined since the last round that started.
         committed_step: all steps up to it are done in the ledger.
         is_closing: whether the newest round is over. Not in the journal: a new master finds out.
         reports: reports of the closed round's members and of workers that join the next round.
@@ -177,6 +180,7 @@ class WorldRounds:
         lost: members that are gone.
         pending_change: why the world is to change at the next boundary; empty if it is not.
         waiting_reason: why no round runs, for users; empty if one does.
+        change_reason: why the newest round was announced.
     """
 
     incarnation: int = 1
@@ -188,6 +192,7 @@ class WorldRounds:
     members: tuple[str, ...] = ()
     base_step: int = 0
     holders: tuple[str, ...] = ()
+    joined: frozenset[str] = frozenset()
     committed_step: int = 0
     is_closing: bool = True
     reports: dict[str, MemberReport] = field(default_factory=dict)
@@ -198,6 +203,7 @@ class WorldRounds:
     lost: set[str] = field(default_factory=set)
     pending_change: str = ""
     waiting_reason: str = "no worker is ready yet"
+    change_reason: str = ""
 
     @property
     def phase(self) -> RoundPhase:
@@ -205,6 +211,14 @@ class WorldRounds:
         if self.is_closing:
             return RoundPhase.CLOSING
         return RoundPhase.RUNNING if self.started_round == self.round else RoundPhase.CONFIRMING
+
+    def trains(self, worker: str) -> bool:
+        """Whether a worker is a member of the running round."""
+        return self.phase is RoundPhase.RUNNING and worker in self.members and worker not in self.lost
+
+    def keeps_leases(self, worker: str) -> bool:
+        """Whether a worker of the newest round still has the leases that it had in the round before."""
+        return worker in self.members and worker not in self.joined
 
     # ---------------------------------------------------------------------------------------- events
 
@@ -238,6 +252,10 @@ class WorldRounds:
             return self._announce_if_complete()
         # A change that is under way takes it in at the next boundary, with all that come meanwhile.
         return self._request_change(f"{worker} joins")
+
+    def announce_if_possible(self) -> list[RoundCommand]:
+        """Announce the next round if nothing is missing any more, after a change of ``members_min``."""
+        return self._announce_if_complete() if self.is_closing else []
 
     def handle_leaving(self, worker: str) -> list[RoundCommand]:
         """A worker was told to leave. A member does so at a boundary, so that nothing is computed in vain."""
@@ -336,7 +354,9 @@ class WorldRounds:
             return []
         step, holders = self._furthest_step(members)
         number = RoundId(self.incarnation, self.round.number + 1)
-        return [RoundAnnounced(number, members, step, holders, self.waiting_reason)]
+        joined = tuple(worker for worker in members if worker in self.candidates)
+        reason = self.waiting_reason if self.members else "the first workers are ready"
+        return [RoundAnnounced(number, members, step, holders, reason, joined)]
 
     def _furthest_step(self, members: Sequence[str]) -> tuple[int, tuple[str, ...]]:
         """The step to start from, and the members that have its state.
@@ -379,6 +399,7 @@ class WorldRounds:
     def apply_announced(self, entry: RoundAnnounced) -> None:
         """Apply a round that was announced."""
         self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
+        self.joined = (self.joined | set(entry.joined)) & set(entry.members)
         self.is_closing = False
         if not entry.holders:
             # Nobody had a state: training restarts from the checkpoint, or from the beginning. A worker
@@ -389,12 +410,14 @@ class WorldRounds:
         self.leaving &= set(entry.members)
         self.lost.clear()
         self.confirmed.clear()
+        self.change_reason = entry.reason
         self.waiting_reason = "the members of a new round fetch its state"
 
     def apply_started(self, entry: RoundStarted) -> None:
         """Apply that the newest round runs."""
         self.started_round = self.valid_from = entry.round
         self.committed_step = entry.step
+        self.joined = frozenset()
         self.reports.clear()
         self.waiting_reason = ""
 

@@ -82,12 +82,15 @@ from edl.transport.process_identity import ProcessIdentity
 def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> JobSettings:
     """The settings of a training job, or of a prediction job, which needs no parameter servers.
 
+    A training job under AllReduce needs none either.
+
     Args:
         predict: whether the run predicts.
         describe: whether a worker describes the data set, because the user has a reader of their own.
         durable: whether the run directory outlives the master's pod.
     """
     train = spec.train
+    all_reduce = spec.strategy.name == "AllReduce" and not predict
     return JobSettings(
         minibatch=train.minibatch_size,
         task_records=train.minibatch_size * train.minibatches_per_task,
@@ -103,14 +106,16 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         shuffle=train.shuffle.window,
         max_corrupt=spec.data.max_corrupt_records,
         skip_crashing=train.on_crashing_range == "skip",
-        ps=0 if predict else spec.ps.count,
+        ps=0 if predict or all_reduce else spec.ps.count,
         workers=spec.workers.max,
         workers_min=spec.workers.min,
         elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
         oom_memory_factor=spec.workers.oom_memory_factor,
         worker_memory=format_size(spec.workers.resources.memory),
         ps_memory=format_size(spec.ps.resources.memory),
-        durable=durable,
+        # Nobody writes checkpoints under AllReduce yet.
+        durable=durable and not all_reduce,
+        all_reduce=all_reduce,
     )
 
 
@@ -300,7 +305,7 @@ class MasterProcess:
             state,
             lambda error: self.shell.fail(error),
             on_event,
-            lambda: None if self._predict else figures.parameters_status(),
+            lambda: figures.parameters_status() if state.settings.ps else None,
             lambda: self.shell.core_clock.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
+from edl.api.round_id import RoundId
 from edl.core.evaluation import CallbackSpec, callbacks_from_json
 from edl.core.events import (
     Acknowledged,
@@ -29,10 +30,14 @@ from edl.core.events import (
     WaitForWork,
     WorkerFailed,
     WorkerLeft,
+    WorldReported,
+    WorldView,
 )
 from edl.core.partition import initial_placement
+from edl.core.rank_state import RankPhase
 from edl.core.state import JobState
 from edl.core.strict_json import decode_json
+from edl.core.world_rounds import MemberReport, Share
 from edl.master.ps_client import PsConnection, PsControlClient
 from edl.master.shell import MasterShell
 from edl.transport import edl_pb2 as pb
@@ -111,6 +116,80 @@ def parse_result(data: bytes) -> Any:
         return decode_json(data, nonfinite_as_none=True)
     except ValueError as error:
         raise PeerRefusedError(f"a task's result is not JSON: {error}", kind="bad") from error
+
+
+_MAX_REPORTED_SHARES = 1 << 20
+"""Maximum number of shares in one report: a thousand ranks without a master for a thousand steps."""
+
+
+def parse_world_report(request: pb.WorldRequest) -> WorldReported:
+    """What a worker reports about the rounds.
+
+    Raises:
+        PeerRefusedError: the phase is unknown, steps are not ascending, or a range is empty or out of order.
+    """
+    try:
+        phase = RankPhase(request.phase)
+    except ValueError:
+        raise PeerRefusedError(f"unknown phase {request.phase!r} of a worker", kind="bad") from None
+    if sum(len(step.shares) for step in request.shares) > _MAX_REPORTED_SHARES:
+        raise PeerRefusedError(f"more than {_MAX_REPORTED_SHARES} shares in a report", kind="bad")
+    shares: dict[int, tuple[Share, ...]] = {}
+    last = -1
+    for each in request.shares:
+        if each.step <= last:
+            raise PeerRefusedError(f"the shares of step {each.step} follow those of step {last}", kind="bad")
+        if any(share.start >= share.end for share in each.shares):
+            raise PeerRefusedError(f"an empty share in step {each.step}", kind="bad")
+        shares[each.step] = tuple(Share(share.lease, share.start, share.end) for share in each.shares)
+        last = each.step
+    report = MemberReport(
+        _parse_round(request.state_round), request.step if request.HasField("step") else None, request.digest, shares
+    )
+    loss = request.loss if request.HasField("loss") else None
+    return WorldReported(
+        parse_member_uid(request.member),
+        phase,
+        _parse_round(request.round),
+        report,
+        request.stable,
+        loss,
+        request.leaving,
+        request.paused,
+    )
+
+
+def _parse_round(message: pb.Round) -> RoundId:
+    return RoundId(message.incarnation, message.number)
+
+
+def view_to_reply(
+    view: WorldView, incarnation: int, addresses: Mapping[str, str], learning_rate: float | None = None
+) -> pb.WorldReply:
+    """A view of the world as the message to its worker.
+
+    Args:
+        addresses: by worker, where its ring listens; those of which this master has not heard are missing.
+    """
+    return pb.WorldReply(
+        incarnation=incarnation,
+        version=(incarnation << _VERSION_COUNTER_BITS) + view.version,
+        round=pb.Round(incarnation=view.round.incarnation, number=view.round.number),
+        phase=view.phase.value,
+        member=view.is_member,
+        members=[pb.WorldMember(uid=uid, address=addresses.get(uid, "")) for uid in view.members],
+        step=view.step,
+        holders=view.holders,
+        committed=view.committed_step,
+        change=view.must_change,
+        reason=view.reason,
+        leases=[pb.LeaseRecords(lease=lease, end=done) for lease, done in view.leases.items()],
+        last_lease=view.last_lease,
+        over=view.is_over,
+        pause=view.must_pause,
+        evaluate_at=view.evaluate_at,
+        learning_rate=learning_rate,
+    )
 
 
 def lease_to_task(granted: LeaseReply) -> pb.Task:
@@ -197,6 +276,10 @@ def _ignore_report(uid: str, index: int, figures: pb.PsFigures) -> None:
     pass
 
 
+MAX_WORLD_WAIT_SECONDS = 1.0
+"""Maximum seconds for which a request for a newer view of the world waits: each is a heartbeat, too."""
+
+
 class MasterService(edl_pb2_grpc.MasterServicer):
     """Answers workers and parameter servers.
 
@@ -219,6 +302,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             on_ps_report,
         )
         self._placement_table = PlacementTable(shell.state, ps_client, incarnation)
+        self._worker_addresses: dict[str, str] = {}
 
     # ------------------------------------------------------------------ methods of the service
 
@@ -300,6 +384,34 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             WorkerLeft(parse_member_uid(request.member), request.reason, parse_lease_progress(request.leases))
         )
         return pb.LeaveReply()
+
+    async def World(self, request: pb.WorldRequest, context: CallContext) -> pb.WorldReply:  # noqa: N802
+        """Report what a worker knows of the rounds; waits for a newer view of them."""
+        if self._shell.state.world is None:
+            raise PeerRefusedError("this job's strategy is not AllReduce: it has no rounds", kind="bad")
+        report = parse_world_report(request)
+        self._keep_address(report.worker, request.address)
+        version = self._incarnation << _VERSION_COUNTER_BITS
+        seconds = min(request.wait_seconds, MAX_WORLD_WAIT_SECONDS)
+        view = await self._shell.view_world(report, request.seen - version, seconds)
+        return view_to_reply(view, self._incarnation, self._worker_addresses, self._learning_rate())
+
+    def _keep_address(self, uid: str, address: str) -> None:
+        """Keep the address of a worker's ring for its neighbours.
+
+        Raises:
+            RetryableError: the cluster does not show this worker yet.
+        """
+        with self._shell.lock:
+            pods = self._shell.state.pods
+            if not pods.is_live(uid):
+                if pods.has_ended(uid):
+                    raise PeerRefusedError("the cluster reports that this pod has ended", kind="bad")
+                # Nothing is kept of an unknown pod: anybody with the token can name one.
+                raise RetryableError("the cluster has not reported this pod yet")
+            if uid not in self._worker_addresses:
+                self._worker_addresses = {each: x for each, x in self._worker_addresses.items() if pods.is_live(each)}
+            self._worker_addresses[uid] = address
 
     # ------------------------------------------------------------------ parts
 

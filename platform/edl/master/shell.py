@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from edl.api.errors import EdlError, RefusedError, RetryableError
@@ -32,6 +33,7 @@ from edl.core.events import (
     LeaseRequested,
     MayEnd,
     ModelDeclared,
+    NotifyWorkers,
     ProgressReported,
     PsHeartbeat,
     PsLeaving,
@@ -45,6 +47,9 @@ from edl.core.events import (
     WaitForWork,
     WorkerFailed,
     WorkerLeft,
+    WorldReported,
+    WorldView,
+    WorldViewed,
 )
 from edl.core.job import JobStateMachine
 from edl.core.leader_election import MasterFence
@@ -145,8 +150,8 @@ log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 64 << 20
 """Size of the journal, in bytes, above which it is compacted."""
-_ANSWER_TYPES = (LeaseReply, WaitForWork, StopWork, Acknowledged, MayEnd)
-_ROUTINE_EVENTS = (LeaseRequested, ProgressReported, TaskReported, PsHeartbeat, Tick)
+_ANSWER_TYPES = (LeaseReply, WaitForWork, StopWork, Acknowledged, MayEnd, WorldView)
+_ROUTINE_EVENTS = (LeaseRequested, ProgressReported, TaskReported, PsHeartbeat, WorldReported, WorldViewed, Tick)
 """Frequent events that move no deadline by more than a tick.
 
 Waking the clock thread for each would cost as much as handling them.
@@ -162,6 +167,8 @@ _REQUEST_EVENTS = (
     ModelDeclared,
     PsRegistered,
     PsLeaving,
+    WorldReported,
+    WorldViewed,
 )
 """Events whose sender waits for an answer.
 
@@ -187,6 +194,14 @@ class CommandExecutor(Protocol):
 
     def execute(self, command: CoreCommand) -> None:
         """Start executing; the result comes back as an event."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiter:
+    """A request that waits for a newer view of the world."""
+
+    loop: asyncio.AbstractEventLoop
+    changed: asyncio.Future[None]
 
 
 class MasterShell:
@@ -233,6 +248,7 @@ class MasterShell:
         self._stopping = False
         self._speaking_workers: Counter[str] = Counter()
         self._lsn = 0
+        self._world_waiters: set[_Waiter] = set()
         self._outbox = CommandOutbox(journal.wait_until_durable, self._execute_command)
         guarded_threads.start_guarded_thread("outbox", self._outbox.run, self.fail)
 
@@ -251,7 +267,9 @@ class MasterShell:
             self.wait_for_fence()
         return self._decide_and_wait(lambda: self.state.handle(event, self.core_clock.now()), event)
 
-    async def handle_async(self, event: LeaseRequested | ProgressReported | TaskReported) -> RequestAnswer:
+    async def handle_async(
+        self, event: LeaseRequested | ProgressReported | TaskReported | WorldReported | WorldViewed
+    ) -> RequestAnswer:
         """``handle`` for requests on an event loop, which serves others while the disk works.
 
         Raises the same.
@@ -268,6 +286,37 @@ class MasterShell:
                 await synced
             self._wait_durable(lsn)
         return answer
+
+    async def view_world(self, event: WorldReported, seen: int, seconds: float) -> WorldView:
+        """Handle a report, and answer with the worker's view of the world; raises as ``handle`` does.
+
+        Args:
+            seen: the version of the view that the worker has. While there is no other, the request waits.
+            seconds: maximum seconds of this wait.
+        """
+        loop = asyncio.get_running_loop()
+        changed: asyncio.Future[None] = loop.create_future()
+        waiter = _Waiter(loop, changed)
+        # Before the report is handled: a change in between must not be missed.
+        with self.lock:
+            self._world_waiters.add(waiter)
+        try:
+            view = await self.handle_async(event)
+            assert isinstance(view, WorldView)
+            if view.version == seen and seconds > 0:
+                await asyncio.wait([changed], timeout=seconds)
+                view = await self.handle_async(WorldViewed(event.worker))
+                assert isinstance(view, WorldView)
+            return view
+        finally:
+            with self.lock:
+                self._world_waiters.discard(waiter)
+
+    def _notify_world(self) -> None:
+        with self.lock:
+            waiters, self._world_waiters = self._world_waiters, set()
+        for waiter in waiters:
+            waiter.loop.call_soon_threadsafe(_set_future, waiter.changed)
 
     @contextmanager
     def _mark_speaking(self, worker: str) -> Iterator[None]:
@@ -371,6 +420,8 @@ class MasterShell:
             self._emit_event(command)
         elif isinstance(command, StartPod | DeletePod):
             self._pods.execute(command)
+        elif isinstance(command, NotifyWorkers):
+            self._notify_world()
         elif isinstance(command, EndJob):
             self._record_job_end(command)
         else:

@@ -326,7 +326,10 @@ def count_total_records(state: JobStateMachine) -> int:
         return 0
     if limit is None or state.settings.predict:
         return main.total_records
-    return min(main.total_records, main.done_records + max(0, limit - main.done_steps) * main.minibatch)
+    # Under AllReduce each member has a minibatch in a step.
+    done, minibatches = (main.done_steps, 1) if state.world is None else (state.step, max(1, len(state.world.members)))
+    left = max(0, limit - done) * minibatches * main.minibatch
+    return min(main.total_records, main.done_records + left)
 
 
 def current_epoch(ledger: Ledger) -> int:

@@ -28,6 +28,7 @@ from edl.api.events import (
     StallEnded,
     WarningRaised,
     WorkerCountChanged,
+    WorldChanged,
 )
 from edl.api.status import ParametersStatus, Status, Summary
 from edl.reporting import ps_statistics_text
@@ -129,6 +130,9 @@ def _describe_event(event: JobEvent) -> str:
             return f"{format_role(event.role, event.index)} ended{_pid_suffix(event.pid)}: {_describe_exit(event)}"
         case WorkerCountChanged():
             return f"{format_worker_count(event.max)} wanted, at least {event.min}"
+        case WorldChanged():
+            who = format_worker_count(event.workers)
+            return f"round {event.round}: {who} from step {event.step:,}{_reason_suffix(event.reason)}"
         case StallBegan():
             return f"stalled{_reason_suffix(event.reason)}"
         case StallEnded():

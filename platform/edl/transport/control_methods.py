@@ -40,6 +40,7 @@ class MasterMethods:
     Report: Final = ControlMethod("/edl.v1.Master/Report", pb.ReportRequest, pb.ReportReply)
     Fail: Final = ControlMethod("/edl.v1.Master/Fail", pb.FailRequest, pb.FailReply)
     Leave: Final = ControlMethod("/edl.v1.Master/Leave", pb.LeaveRequest, pb.LeaveReply)
+    World: Final = ControlMethod("/edl.v1.Master/World", pb.WorldRequest, pb.WorldReply)
 
 
 class PsControlMethods:

@@ -285,6 +285,110 @@ class LeaveReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class WorldRequest(_message.Message):
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "shares", "loss", "paused", "leaving")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_ROUND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STABLE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    wait_seconds: float
+    address: str
+    seen: int
+    phase: str
+    round: Round
+    state_round: Round
+    step: int
+    digest: int
+    stable: int
+    shares: _containers.RepeatedCompositeFieldContainer[StepShares]
+    loss: float
+    paused: bool
+    leaving: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[StepShares, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("incarnation", "number")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    number: int
+    def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class StepShares(_message.Message):
+    __slots__ = ("step", "shares")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    shares: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ...) -> None: ...
+
+class LeaseRecords(_message.Message):
+    __slots__ = ("lease", "start", "end")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    lease: int
+    start: int
+    end: int
+    def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+
+class WorldReply(_message.Message):
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "over", "learning_rate", "pause", "evaluate_at")
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LAST_LEASE_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_AT_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    version: int
+    round: Round
+    phase: str
+    member: bool
+    members: _containers.RepeatedCompositeFieldContainer[WorldMember]
+    step: int
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    committed: int
+    change: bool
+    reason: str
+    leases: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
+    last_lease: int
+    over: bool
+    learning_rate: float
+    pause: bool
+    evaluate_at: int
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., over: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ...) -> None: ...
+
+class WorldMember(_message.Message):
+    __slots__ = ("uid", "address")
+    UID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    uid: str
+    address: str
+    def __init__(self, uid: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class AttachRequest(_message.Message):
     __slots__ = ("incarnation", "floor", "revoked", "live", "restore", "cut", "slots", "complete")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]

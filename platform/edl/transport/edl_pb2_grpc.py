@@ -66,6 +66,11 @@ class MasterStub:
                 request_serializer=edl_dot_transport_dot_edl__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=edl_dot_transport_dot_edl__pb2.LeaveReply.FromString,
                 _registered_method=True)
+        self.World = channel.unary_unary(
+                '/edl.v1.Master/World',
+                request_serializer=edl_dot_transport_dot_edl__pb2.WorldRequest.SerializeToString,
+                response_deserializer=edl_dot_transport_dot_edl__pb2.WorldReply.FromString,
+                _registered_method=True)
 
 
 class MasterServicer:
@@ -115,6 +120,13 @@ class MasterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def World(self, request, context):
+        """AllReduce: the rounds; waits up to wait_seconds for a newer view
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MasterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +159,11 @@ def add_MasterServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=edl_dot_transport_dot_edl__pb2.LeaveRequest.FromString,
                     response_serializer=edl_dot_transport_dot_edl__pb2.LeaveReply.SerializeToString,
+            ),
+            'World': grpc.unary_unary_rpc_method_handler(
+                    servicer.World,
+                    request_deserializer=edl_dot_transport_dot_edl__pb2.WorldRequest.FromString,
+                    response_serializer=edl_dot_transport_dot_edl__pb2.WorldReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +330,33 @@ class Master:
             '/edl.v1.Master/Leave',
             edl_dot_transport_dot_edl__pb2.LeaveRequest.SerializeToString,
             edl_dot_transport_dot_edl__pb2.LeaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def World(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/edl.v1.Master/World',
+            edl_dot_transport_dot_edl__pb2.WorldRequest.SerializeToString,
+            edl_dot_transport_dot_edl__pb2.WorldReply.FromString,
             options,
             channel_credentials,
             insecure,

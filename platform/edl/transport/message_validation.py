@@ -48,6 +48,7 @@ _FREE_TEXT_FIELDS = frozenset(
         "edl.v1.Stop.reason",
         "edl.v1.Table.initializer",
         "edl.v1.Wait.reason",
+        "edl.v1.WorldReply.reason",
     }
 )
 """Texts for people, perhaps of several lines, and JSON."""

@@ -28,6 +28,7 @@ def test_every_kind_of_event() -> None:
         "role_leaving",
         "role_ended",
         "scaled",
+        "world_changed",
         "lease_revoked",
         "records_returned",
         "records_leased",

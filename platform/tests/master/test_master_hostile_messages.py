@@ -229,6 +229,9 @@ class MasterRelay(MasterServicer):
     def Leave(self, request: Any, context: Any) -> Any:
         return self.job.service.Leave(request, context)
 
+    async def World(self, request: Any, context: Any) -> Any:
+        return await self.job.service.World(request, context)
+
 
 @pytest.fixture
 def relay() -> MasterRelay:
@@ -267,6 +270,7 @@ def bases(task: pb.Task) -> list[tuple[Any, Any]]:
         ],
         "Fail": [pb.FailRequest(member=WORKER, kind=kind, lease=task.lease) for kind in ("crash", "input")],
         "Leave": [pb.LeaveRequest(member=m, leases=[last]) for m in (WORKER, STRANGER, PS)],
+        "World": [pb.WorldRequest(member=WORKER, phase="outside")],
     }
     assert set(requests) == {method.name for method in METHODS}, "a new method is walked as well"
     return [(method, base) for method in METHODS for base in requests[method.name]]

@@ -54,6 +54,8 @@ BASES: dict[str, tuple[pb.RegisterRequest | Any, ...]] = {
     "Report": (pb.ReportRequest(member=WORKER, last=pb.LeaseProgress(through=2)),),
     "Fail": (pb.FailRequest(member=WORKER, kind="crash"),),
     "Leave": (pb.LeaveRequest(member=pb.Member(role="worker", index=1, uid="worker-1")),),
+    # Of a master with parameter servers; ``test_master_world_messages`` walks it for AllReduce.
+    "World": (pb.WorldRequest(member=WORKER, phase="outside"),),
 }
 METHODS = [getattr(MasterMethods, name) for name in vars(MasterMethods) if not name.startswith("_")]
 

@@ -39,6 +39,7 @@ from edl.api.events import (
     StallEnded,
     WarningRaised,
     WorkerCountChanged,
+    WorldChanged,
 )
 from edl.api.events import CheckpointSaved as CheckpointSavedEvent
 from edl.api.status import Status, Summary
@@ -141,6 +142,7 @@ EMITTED: tuple[JobEvent, ...] = (
     RoleRequested(role="worker", index=4, reason="4 wanted, 3 running or pending"),
     RoleLeaving(role="worker", index=0, cause="preempted"),
     WorkerCountChanged(min=1, max=4),
+    WorldChanged(round=2, workers=3, step=40, reason="worker-1 was lost: Killed"),
     RequeuedRecordsLeased(source="s", start=0, end=4, worker=0),
     RoleStarted(role="worker", index=0, pid=7),
     RoleEnded(role="ps", index=0, pid=None, reason="Killed", exit_code=137),

@@ -48,6 +48,19 @@ def test_predicting_needs_no_parameter_servers_and_exports_nothing(tmp_path: Pat
     assert (settings.ps, settings.export, settings.predict) == (0, False, True)
 
 
+def test_under_all_reduce_there_are_workers_alone(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, strategy={"name": "AllReduce"}, ps={"count": 2}, workers={"min": 2, "max": 3})
+    settings = settings_from_spec(spec, predict=False, describe=False, durable=True)
+    assert (settings.all_reduce, settings.ps, settings.workers, settings.workers_min) == (True, 0, 3, 2)
+    assert (settings.checkpoint_steps, settings.evaluation_steps, settings.export) == (None, None, True)
+
+
+@pytest.mark.parametrize(("strategy", "predict"), [("ParameterServer", False), ("AllReduce", True)])
+def test_parameter_servers_and_predictions_reduce_nothing(tmp_path: Path, strategy: str, *, predict: bool) -> None:
+    spec = spec_of(tmp_path, strategy={"name": strategy})
+    assert not settings_from_spec(spec, predict=predict, describe=False, durable=True).all_reduce
+
+
 @pytest.mark.parametrize(("code", "found"), [("def custom_data_reader(): ...", True), ("", False)])
 def test_a_reader_of_the_users_own_is_found_without_running_the_module(
     tmp_path: Path, code: str, *, found: bool

@@ -21,6 +21,17 @@ UNRECORDED: dict[str, dict[str, Any]] = {
     "best_restored": {"cut": 9, "of": 4, **_CHECKPOINT, "metrics": {"loss": 0.5}},
     "checkpoint_back": {"cut": 9, **_CHECKPOINT, "reason": "ps-0.safetensors is damaged"},
     "resumed": {},
+    "world": {
+        "incarnation": 1,
+        "round": 2,
+        "members": ["w0", "w1"],
+        "step": 7,
+        "holders": ["w0"],
+        "joined": ["w1"],
+        "reason": "w1 joins",
+    },
+    "world_started": {"step": 7, "done": [[4294967297, 16]], "returned": [4294967298]},
+    "steps": {"step": 9, "done": [[4294967297, 32]], "loss": 0.5},
 }
 """Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""
 

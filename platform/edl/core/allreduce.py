@@ -1,0 +1,281 @@
+"""The world of strategy AllReduce within the job: what workers report about it, and what follows.
+
+``world_rounds`` decides about rounds; this module gives it what the job knows of its pods, journals its
+decisions, and makes the view of them that a worker sees. Workers ask for this view and wait for the next
+one. It is complete each time, so no message has to arrive, and none has to arrive only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edl.api.cluster_port import Role
+from edl.api.events import EvaluationStarted, WorldChanged
+from edl.api.journal_entries import EvaluationBegun, LeaseReturned
+from edl.core import world_entries
+from edl.core.cuts import is_due
+from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
+from edl.core.grants import record_heartbeat
+from edl.core.job_pods import JobPod
+from edl.core.rank_state import RankPhase
+from edl.core.state import JobState
+from edl.core.world_rounds import (
+    NO_ROUND,
+    ChangeAtBoundary,
+    CloseRound,
+    MemberReport,
+    RoundAnnounced,
+    RoundCommand,
+    RoundPhase,
+    RoundStarted,
+    StateDiverged,
+    StepsCommitted,
+    WorldRounds,
+)
+
+CLOSING_SILENCE_SECONDS = 2.0
+"""A member that is silent for so long while the others wait for its report counts as lost.
+
+Its messages come from a thread of their own, at least twice a second.
+"""
+
+
+# ------------------------------------------------------------------------------------------------ what workers say
+
+
+def handle_world_reported(state: JobState, event: WorldReported, now: float) -> None:
+    """A worker reported what it knows of the rounds; the answer is its view of them."""
+    record_heartbeat(state, event.worker, now)
+    rounds, pod = state.world, state.pods.by_uid.get(event.worker)
+    if rounds is not None and pod is not None and pod.live and pod.has_run and state.pods_synced:
+        before = rounds.committed_step
+        _obey(state, rounds, _handle_report(rounds, event, pod), event.loss)
+        if rounds.committed_step > before:
+            state.last_step = now
+        if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
+            _begin_evaluation(state, rounds)
+    state.add_commands(view_world(state, event.worker))
+
+
+def _handle_report(rounds: WorldRounds, event: WorldReported, pod: JobPod) -> list[RoundCommand]:
+    leaves = event.is_leaving or not pod.staying
+    told = rounds.handle_leaving(event.worker) if leaves and event.worker not in rounds.leaving else []
+    return told + _handle_phase(rounds, event, pod, leaves=leaves)
+
+
+def _handle_phase(rounds: WorldRounds, event: WorldReported, pod: JobPod, *, leaves: bool) -> list[RoundCommand]:
+    if event.phase is RankPhase.OUTSIDE:
+        # A worker that was told to leave only has to end.
+        if leaves and event.worker not in rounds.members:
+            return []
+        return rounds.handle_candidate(event.worker, pod.index, event.round, _check_shares(rounds, event.report))
+    if event.phase is RankPhase.ENDED:
+        return rounds.handle_report(event.worker, event.round, _check_shares(rounds, event.report))
+    if event.phase is RankPhase.CONFIRMED:
+        return rounds.handle_confirmed(event.worker, event.round, event.report.digest)
+    if event.phase is RankPhase.RUNNING:
+        reported = _check_shares(rounds, replace(event.report, step=event.stable_step))
+        return [] if reported.step is None else rounds.handle_stable(event.round, reported.step, reported.shares)
+    return []
+
+
+def _check_shares(rounds: WorldRounds, report: MemberReport) -> MemberReport:
+    """A report as it may be believed: without the shares of a step, the state of that step counts for nothing."""
+    if report.step is None:
+        return report
+    missing = report.step - rounds.committed_step
+    # The first comparison bounds the loop, whatever step a message names.
+    if missing > len(report.shares) or any(
+        step not in report.shares for step in range(rounds.committed_step + 1, report.step + 1)
+    ):
+        return replace(report, step=None, shares={})
+    return report
+
+
+def handle_world_viewed(state: JobState, event: WorldViewed, now: float) -> None:
+    """Answer with the present view, after a wait."""
+    record_heartbeat(state, event.worker, now)
+    state.add_commands(view_world(state, event.worker))
+
+
+def view_world(state: JobState, worker: str) -> WorldView:
+    """The rounds as one worker must see them.
+
+    Raises:
+        ValueError: the job has another strategy.
+    """
+    rounds, training = state.world, state.training_ledger
+    if rounds is None:
+        raise ValueError("only a job of strategy AllReduce has a world")
+    leases = {lease.number: lease for lease in training.worker_leases(worker)} if training is not None else {}
+    return WorldView(
+        version=state.world_version,
+        round=rounds.round,
+        phase=rounds.phase,
+        is_member=worker in rounds.members and worker not in rounds.lost,
+        members=rounds.members,
+        step=rounds.base_step,
+        holders=rounds.holders,
+        committed_step=rounds.committed_step,
+        must_change=bool(rounds.pending_change),
+        reason=rounds.pending_change or rounds.waiting_reason,
+        leases={n: x.record_after_steps(x.done_steps) - x.record_range.start for n, x in leases.items()},
+        last_lease=state.next_lease_number() - 1,
+        is_over=state.is_training_over() or state.has_ended,
+        must_pause=state.world_pauses,
+        evaluate_at=_next_evaluation(state),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what the job knows
+
+
+def restart_world(state: JobState) -> None:
+    """A new master has replayed the journal."""
+    if state.world is not None and state.world.round != NO_ROUND:
+        _obey(state, state.world, state.world.handle_restart())
+
+
+def advance_world(state: JobState, now: float) -> None:
+    """Tell the rounds which workers are gone, leave or are silent, and how many there must be."""
+    rounds = state.world
+    if rounds is None:
+        return
+    for worker in (*rounds.members, *rounds.candidates):
+        if worker not in rounds.lost:
+            _obey(state, rounds, _check_worker(state, rounds, worker, now))
+    if rounds.members_min != state.workers_min:
+        rounds.members_min = state.workers_min
+        _obey(state, rounds, rounds.announce_if_possible())
+    _return_leases_after_limit(state)
+    pauses = is_evaluation_due(state) or (state.evaluation is not None and not state.evaluation.final)
+    if pauses != state.world_pauses:
+        state.world_pauses = pauses
+        _notify(state)
+
+
+def _check_worker(state: JobState, rounds: WorldRounds, worker: str, now: float) -> list[RoundCommand]:
+    pod = state.pods.by_uid.get(worker)
+    if pod is None or not pod.live:
+        return rounds.handle_lost(worker, pod.describe_end() if pod is not None else "its pod is gone")
+    # A worker that this master has not heard yet is silent from now on.
+    record = state.holders.get(worker)
+    if record is None:
+        record_heartbeat(state, worker, now)
+    else:
+        limit = record.silence_limit(state.lease_timeouts)
+        if rounds.phase is RoundPhase.CLOSING and worker in rounds.members and worker not in rounds.reports:
+            limit = CLOSING_SILENCE_SECONDS
+        if now - record.last_seen > limit:
+            return rounds.handle_lost(worker, f"it sent nothing for {now - record.last_seen:.1f} s")
+    if not pod.staying and worker not in rounds.leaving:
+        return rounds.handle_leaving(worker)
+    return []
+
+
+def _return_leases_after_limit(state: JobState) -> None:
+    """With ``train.max_steps`` steps applied, the rest of every lease returns: no further step follows."""
+    rounds, training = state.world, state.training_ledger
+    if rounds is None or training is None or not training.leases or not state.has_reached_limit(training):
+        return
+    if rounds.phase is RoundPhase.RUNNING:
+        for number, lease in sorted(training.leases.items(), reverse=True):
+            state.record_entry(LeaseReturned(lease=number, through=lease.done_steps, partial=0, repeated=0))
+        _notify(state)
+
+
+def is_evaluation_due(state: JobState) -> bool:
+    """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
+    if state.world is None or not state.validation or state.evaluation is not None or state.is_training_over():
+        return False
+    return is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
+
+
+def _next_evaluation(state: JobState) -> int:
+    """The step after which all ranks pause: they stop there by themselves, so evaluations are not late."""
+    every = state.settings.evaluation_steps
+    return (state.last_evaluation // every + 1) * every if every and state.validation else 0
+
+
+def _begin_evaluation(state: JobState, rounds: WorldRounds) -> None:
+    """No rank trains any more, and all have the same variables."""
+    if rounds.phase is RoundPhase.RUNNING and is_evaluation_due(state):
+        step = rounds.committed_step
+        state.record_entry(EvaluationBegun(pin=max(1, step), step=step, final=False))
+        state.emit(EvaluationStarted(step=step))
+
+
+# ------------------------------------------------------------------------------------------------ effects
+
+
+def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], loss: float | None = None) -> None:
+    """Carry out what the rounds decided: entries first."""
+    for command in commands:
+        if isinstance(command, CloseRound | ChangeAtBoundary):
+            _notify(state)
+        elif isinstance(command, RoundAnnounced):
+            state.record_entry(world_entries.announced_entry(command, state.training_ledger))
+            _notify(state)
+        elif isinstance(command, RoundStarted):
+            _credit_workers(state, command.done)
+            state.record_entry(world_entries.started_entry(command, rounds, state.training_ledger))
+            _emit_change(state, rounds)
+            _credit(state)
+            _notify(state)
+            _obey(state, rounds, rounds.request_pending_joins())
+        elif isinstance(command, StepsCommitted):
+            _credit_workers(state, command.done)
+            state.record_entry(world_entries.committed_entry(command, loss))
+            _credit(state)
+        else:
+            _fail_diverged(state, command)
+
+
+def _notify(state: JobState) -> None:
+    state.world_version += 1
+    state.add_commands(NotifyWorkers())
+
+
+def _credit(state: JobState) -> None:
+    """Steps show that training goes on: they offset crashes, and end the time in which workers may be slow."""
+    if state.world is None:
+        return
+    for worker in state.world.members:
+        state.pods.mark_model_built(worker)
+        if worker in state.holders:
+            state.holders[worker].is_starting = False
+
+
+def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:
+    """Count the steps of each worker's records before they are entered: their rate, and what offsets crashes."""
+    training = state.training_ledger
+    for number, records in done.items():
+        lease = training.leases.get(number) if training is not None else None
+        if lease is None:
+            continue
+        steps = min(-(-records // lease.minibatch), lease.step_count) - lease.done_steps
+        holder = state.holders.get(lease.worker)
+        if holder is not None and steps > 0:
+            holder.step_count += steps
+        state.pods.credit_steps(Role.WORKER, max(0, steps))
+
+
+def _emit_change(state: JobState, rounds: WorldRounds) -> None:
+    reason = rounds.change_reason
+    # Users know workers by their index.
+    for uid, pod in state.pods.by_uid.items():
+        reason = reason.replace(uid, f"{pod.role.value}-{pod.index}")
+    state.emit(
+        WorldChanged(round=rounds.round.number, workers=len(rounds.members), step=rounds.base_step, reason=reason)
+    )
+
+
+def _fail_diverged(state: JobState, diverged: StateDiverged) -> None:
+    first, second = (f"worker-{state.pods.index_of(worker)}" for worker in diverged.workers)
+    state.end_job(
+        "Failed",
+        f"{first} and {second} have different variables after step {diverged.step}: "
+        "their model, their packages or their processors compute different values",
+        kind="input",
+    )

@@ -1,0 +1,123 @@
+"""The journal entries of strategy AllReduce, and their effect on the rounds and on the training ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from edl.api.journal_entries import StepsApplied, WorldAnnounced, WorldStarted
+from edl.api.round_id import RoundId
+from edl.core.ledger import Ledger
+from edl.core.world_rounds import RoundAnnounced, RoundStarted, StepsCommitted, WorldRounds
+
+
+def announced_entry(announced: RoundAnnounced, training: Ledger | None) -> WorldAnnounced:
+    """The journal entry of an announced round.
+
+    Nobody may have a state. Then rank 0 builds the initial one, and the ledger starts again with it.
+    """
+    restarts = not announced.holders and training is not None and bool(training.done_records or training.leases)
+    return WorldAnnounced(
+        incarnation=announced.round.incarnation,
+        round=announced.round.number,
+        members=announced.members,
+        step=announced.step,
+        holders=announced.holders,
+        joined=announced.joined,
+        reason=announced.reason,
+        ledger=training.empty_copy().to_snapshot() if restarts and training is not None else None,
+        records=training.done_records if restarts and training is not None else None,
+    )
+
+
+def started_entry(started: RoundStarted, rounds: WorldRounds, training: Ledger | None) -> WorldStarted:
+    """The journal entry of a round that all its members confirmed.
+
+    Leases of everybody else return: with this entry it is known which of their records are in the state.
+    """
+    leases = training.leases if training is not None else {}
+    finished = _finished_leases(training, started.done)
+    returned = tuple(
+        number for number, lease in leases.items() if not rounds.keeps_leases(lease.worker) and number not in finished
+    )
+    return WorldStarted(step=started.step, done=_done_rows(started.done), returned=returned)
+
+
+def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsApplied:
+    """The journal entry of stable steps."""
+    return StepsApplied(step=committed.step, done=_done_rows(committed.done), loss=loss)
+
+
+def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
+    """Apply that a round was announced."""
+    number = RoundId(entry.incarnation, entry.round)
+    rounds.apply_announced(RoundAnnounced(number, entry.members, entry.step, entry.holders, entry.reason, entry.joined))
+
+
+def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: WorldStarted) -> None:
+    """Apply that the newest round runs: steps are done, and leases have returned."""
+    rounds.apply_started(RoundStarted(rounds.round, entry.step, {}))
+    if training is None:
+        return
+    _record_done(training, entry.done)
+    # Newest first: each range is put at the head of the queue, so the oldest is leased next.
+    for number in sorted(entry.returned, reverse=True):
+        training.requeue_lease(number, training.leases[number].done_steps)
+
+
+def apply_steps_entry(rounds: WorldRounds, training: Ledger | None, entry: StepsApplied) -> None:
+    """Apply that steps are done."""
+    rounds.apply_committed(StepsCommitted(entry.step, {}))
+    if training is not None:
+        _record_done(training, entry.done)
+
+
+def rounds_to_snapshot(rounds: WorldRounds) -> dict[str, Any]:
+    """The rounds as all journal entries so far have made them."""
+    return {
+        "round": list(rounds.round),
+        "started_round": list(rounds.started_round),
+        "valid_from": list(rounds.valid_from),
+        "members": list(rounds.members),
+        "base_step": rounds.base_step,
+        "holders": list(rounds.holders),
+        "joined": sorted(rounds.joined),
+        "committed_step": rounds.committed_step,
+    }
+
+
+def restore_rounds(rounds: WorldRounds, snapshot: Mapping[str, Any]) -> None:
+    """Restore what ``rounds_to_snapshot`` returned."""
+    rounds.round = RoundId(*snapshot["round"])
+    rounds.started_round = RoundId(*snapshot["started_round"])
+    rounds.valid_from = RoundId(*snapshot["valid_from"])
+    rounds.members, rounds.holders = tuple(snapshot["members"]), tuple(snapshot["holders"])
+    rounds.base_step, rounds.committed_step = snapshot["base_step"], snapshot["committed_step"]
+    rounds.joined = frozenset(snapshot["joined"])
+    rounds.is_closing = False
+
+
+def _done_rows(done: Mapping[int, int]) -> list[list[int]]:
+    return [[lease, records] for lease, records in sorted(done.items())]
+
+
+def _record_done(training: Ledger, done: Sequence[Sequence[int]]) -> None:
+    for number, records in done:
+        lease = training.leases.get(number)
+        # A share of a lease that was closed has been counted before.
+        if lease is None:
+            continue
+        steps = -(-records // lease.minibatch)
+        if steps >= lease.step_count:
+            training.finish_lease(number)
+        else:
+            training.record_progress(number, steps)
+
+
+def _finished_leases(training: Ledger | None, done: Mapping[int, int]) -> set[int]:
+    leases = training.leases if training is not None else {}
+    return {
+        number
+        for number, records in done.items()
+        if number in leases and -(-records // leases[number].minibatch) >= leases[number].step_count
+    }

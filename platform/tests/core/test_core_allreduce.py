@@ -1,0 +1,151 @@
+"""The world of AllReduce within the job: silence, leases, limits, and what a new master does."""
+
+from __future__ import annotations
+
+import pytest
+from support.all_reduce_master import AllReduceMaster
+
+from edl.core.allreduce import CLOSING_SILENCE_SECONDS
+from edl.core.events import EndJob, LeaseReply, Tick
+from edl.core.rank_state import RankPhase
+from edl.core.world_rounds import RoundPhase, Share
+
+
+def test_the_first_worker_trains_alone_and_the_next_ones_join() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    assert master.rounds.members == ("w0",)
+    master.start_round("w0", "w1", "w2")
+    assert set(master.rounds.members) == {"w0", "w1", "w2"}
+
+
+def test_below_the_minimum_no_round_starts_and_the_job_says_why() -> None:
+    master = AllReduceMaster(workers_min=2)
+    view = master.report("w0", RankPhase.OUTSIDE)
+    assert (view.is_member, view.reason) == (False, "1 of at least 2 workers are ready")
+    assert "1 of at least 2 workers" in master.lease("w0").reason
+    assert master.report("w1", RankPhase.OUTSIDE).is_member
+
+
+def test_a_member_that_says_nothing_while_the_others_wait_is_lost() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1", "w2")
+    master.report("w0", RankPhase.ENDED, step=0)
+    master.report("w1", RankPhase.ENDED, step=0)
+    assert master.rounds.phase is RoundPhase.CLOSING
+    master.report("w0", RankPhase.ENDED, step=0)
+    for worker in ("w0", "w1"):
+        master.now += CLOSING_SILENCE_SECONDS / 2
+        master.report(worker, RankPhase.ENDED, step=0)
+    master.handle(Tick(), after=CLOSING_SILENCE_SECONDS / 2)
+    assert master.rounds.members == ("w0", "w1")
+
+
+def test_the_lease_of_a_lost_worker_returns_when_the_next_round_starts_and_not_before() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    granted = master.lease("w1")
+    lost = granted.lease
+    shares = {1: (Share(lost, 0, 4),)}
+    master.kill("w1")
+    training = master.state.training_ledger
+    assert training is not None
+    assert lost in training.leases, "the step of which it was a part may be in the state of the others"
+    # w0 has applied the step with the lost worker's share.
+    master.report("w0", RankPhase.ENDED, step=1, shares=shares)
+    assert lost in training.leases
+    master.report("w0", RankPhase.CONFIRMED)
+    assert lost not in training.leases
+    assert training.done_records == 4
+    assert [work.start for work in training.returned_ranges] == [granted.record_range.start + 4]
+
+
+def test_only_members_of_the_running_round_get_training_leases() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    assert isinstance(master.lease("w0"), LeaseReply)
+    assert not isinstance(master.lease("w1"), LeaseReply)
+    master.kill("w0")
+    assert not isinstance(master.lease("w0"), LeaseReply)
+
+
+def test_a_grant_that_got_lost_is_granted_again() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    first = master.lease("w0").lease
+    assert master.lease("w0").lease == first
+    assert master.lease("w0", first).lease != first
+
+
+def test_steps_count_only_with_the_shares_that_say_what_is_in_them() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    master.report("w0", RankPhase.RUNNING, step=3, stable=2, shares={2: (Share(lease, 4, 8),)})
+    assert master.state.step == 0
+    master.report("w0", RankPhase.RUNNING, step=3, stable=2**61)
+    assert master.state.step == 0
+    steps = {1: (Share(lease, 0, 4),), 2: (Share(lease, 4, 8),)}
+    view = master.report("w0", RankPhase.RUNNING, step=3, stable=2, shares=steps, loss=0.5)
+    assert (master.state.step, view.committed_step, view.leases) == (2, 2, {lease: 8})
+    assert master.state.counters.loss == 0.5
+
+
+def test_different_variables_end_the_job_and_name_the_workers() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    for worker in ("w0", "w1"):
+        master.report(worker, RankPhase.ENDED, step=0)
+    before = len(master.journal)
+    master.report("w0", RankPhase.CONFIRMED, digest=1)
+    master.report("w1", RankPhase.CONFIRMED, digest=2)
+    ended = [entry for entry in master.journal[before:] if entry["kind"] == "phase"]
+    assert [entry["name"] for entry in ended] == ["Failed"]
+    assert "worker-0 and worker-1" in ended[0]["reason"]
+
+
+@pytest.mark.parametrize("phase", [RoundPhase.RUNNING, RoundPhase.CONFIRMING])
+def test_a_new_master_keeps_a_running_round_and_closes_an_announced_one(phase: RoundPhase) -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    if phase is RoundPhase.CONFIRMING:
+        for worker in ("w0", "w1"):
+            master.report(worker, RankPhase.ENDED, step=0)
+    assert master.rounds.phase is phase
+    members, number = master.rounds.members, master.rounds.round
+    master.restart()
+    assert (master.rounds.members, master.rounds.round) == (members, number)
+    assert master.rounds.phase is (RoundPhase.RUNNING if phase is RoundPhase.RUNNING else RoundPhase.CLOSING)
+
+
+def test_when_nobody_has_a_state_the_ledger_starts_again() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    master.report("w0", RankPhase.RUNNING, step=2, stable=1, shares={1: (Share(lease, 0, 4),)})
+    assert master.state.step == 1
+    master.kill("w0")
+    master.start_round("w1")
+    training = master.state.training_ledger
+    assert training is not None
+    assert (master.state.step, training.done_records, dict(training.leases)) == (0, 0, {})
+    assert master.state.counters.rolled_back == 4
+    again = AllReduceMaster()
+    again.journal, again.gone = master.journal, master.gone
+    again.restart()
+    assert again.state.training_ledger is not None
+    assert again.state.training_ledger.to_snapshot() == training.to_snapshot()
+
+
+def test_training_ends_with_the_step_that_max_steps_names() -> None:
+    master = AllReduceMaster(max_steps=2)
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    steps = {1: (Share(lease, 0, 4),), 2: (Share(lease, 4, 8),)}
+    master.report("w0", RankPhase.RUNNING, step=2, stable=2, shares=steps)
+    assert master.report("w0", RankPhase.RUNNING, step=2, stable=2).is_over
+    assert master.state.training_ledger is not None
+    assert not master.state.training_ledger.leases
+    ends = [command for command in master.handle(Tick()) if isinstance(command, EndJob)]
+    assert ends == [] or ends[0].phase == "Done"
+    assert master.state.phase == "Done"

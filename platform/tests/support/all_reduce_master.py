@@ -1,0 +1,115 @@
+"""The pure core of a job of strategy AllReduce: one master after another over one journal, and three workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from edl.api.cluster_port import PodPhase, PodStatus, Role
+from edl.api.round_id import RoundId
+from edl.core.events import (
+    DatasetDescribed,
+    LeaseReply,
+    LeaseRequested,
+    PodChanged,
+    PodsSynced,
+    RecordEntry,
+    WorldReported,
+    WorldView,
+)
+from edl.core.job import JobStateMachine
+from edl.core.rank_state import RankPhase
+from edl.core.state import JobSettings
+from edl.core.world_rounds import MemberReport, StepShares, WorldRounds
+
+WORKERS = ("w0", "w1", "w2")
+
+
+class AllReduceMaster:
+    """The master; ``journal`` has what it has entered."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = JobSettings(
+            **(
+                {"minibatch": 4, "task_records": 16, "ps": 0, "durable": False, "all_reduce": True, "workers": 3}
+                | settings
+            )
+        )
+        self.journal: list[dict[str, Any]] = []
+        self.gone: set[str] = set()
+        self.number = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """A new master replays the journal."""
+        self.number += 1
+        self.now = 0.0
+        self.state = JobStateMachine(self.settings)
+        self.state.replay_journal(None, self.journal)
+        self._take(self.state.begin_incarnation(self.number))
+        for index, uid in enumerate(WORKERS):
+            if uid not in self.gone:
+                self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
+        self.handle(PodsSynced())
+        if not self.state.is_dataset_known:
+            self.handle(DatasetDescribed(training=(("a", 96),)))
+
+    @property
+    def rounds(self) -> WorldRounds:
+        """The rounds."""
+        assert self.state.world is not None
+        return self.state.world
+
+    def handle(self, event: Any, *, after: float = 0.01) -> list[Any]:
+        """All that follows from an event, ``after`` seconds later."""
+        self.now += after
+        return self._take(self.state.handle(event, self.now))
+
+    def _take(self, commands: list[Any]) -> list[Any]:
+        self.journal += [command.entry.to_json() for command in commands if isinstance(command, RecordEntry)]
+        return commands
+
+    def report(
+        self,
+        worker: str,
+        phase: RankPhase,
+        round_id: RoundId | None = None,
+        *,
+        step: int | None = None,
+        digest: int = 7,
+        stable: int = 0,
+        shares: Mapping[int, StepShares] | None = None,
+        state_round: RoundId | None = None,
+        **more: Any,
+    ) -> WorldView:
+        """A worker says something of the newest round; returns its view."""
+        known = round_id or self.rounds.round
+        report = MemberReport(state_round or known, step, digest, shares or {})
+        answers = self.handle(WorldReported(worker, phase, known, report, stable, **more))
+        return next(command for command in answers if isinstance(command, WorldView))
+
+    def start_round(self, *workers: str) -> None:
+        """Let workers join, with or without a change of a running round, until they train together."""
+        for _ in range(2 + len(workers)):
+            for worker in workers:
+                if worker not in self.rounds.members:
+                    self.report(worker, RankPhase.OUTSIDE)
+            for worker in self.rounds.members:
+                self.report(worker, RankPhase.CONFIRMED)
+            if all(self.rounds.trains(worker) for worker in workers):
+                return
+            # The boundary at which the others are taken in.
+            for worker in self.rounds.members:
+                self.report(worker, RankPhase.ENDED, step=self.rounds.committed_step)
+        raise AssertionError(self.rounds)
+
+    def lease(self, worker: str, *known: int) -> Any:
+        """What a worker that asks for work gets: a lease, or why it gets none."""
+        answers = self.handle(LeaseRequested(worker, frozenset(known)))
+        return next(command for command in answers if isinstance(command, LeaseReply) or hasattr(command, "reason"))
+
+    def kill(self, worker: str) -> None:
+        """The cluster says that a worker has ended."""
+        self.gone.add(worker)
+        index = WORKERS.index(worker)
+        self.handle(PodChanged(PodStatus(worker, Role.WORKER, index, PodPhase.FAILED, exit_code=137, reason="Killed")))
