@@ -118,6 +118,7 @@ class LeaseClient:
         on_granted: called with every task when it is leased, on the requesting thread; it may start to read
             the task's records.
         known_leases: returns the open leases, including those whose report is in progress.
+        leases_ahead: leases held in addition to the current one.
         wait_seconds: maximum seconds for which the master may hold a request when there is no work.
         position_describer: names the records at positions of a shuffled epoch.
     """
@@ -128,6 +129,7 @@ class LeaseClient:
         on_granted: Callable[[LeasedTask], None],
         known_leases: Callable[[], Iterable[int]],
         *,
+        leases_ahead: int = LEASES_AHEAD,
         wait_seconds: float = 5.0,
         position_describer: PositionDescriber | None = None,
     ) -> None:
@@ -136,11 +138,13 @@ class LeaseClient:
         self._known_leases = known_leases
         self._wait_seconds = wait_seconds
         self._position_describer = position_describer
-        self._free_slots = threading.Semaphore(1 + LEASES_AHEAD)
+        self._free_slots = threading.Semaphore(1 + leases_ahead)
         self._task_queue: queue.SimpleQueue[LeasedTask | EdlError | None] = queue.SimpleQueue()
         # The tasks in the queue, which cannot be looked at itself.
         self._queued_tasks: deque[LeasedTask] = deque()
         self._lost_leases: set[int] = set()
+        self.has_ended = False
+        """Whether ``poll_task`` has found that there is no more work."""
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -208,6 +212,26 @@ class LeaseClient:
             raise item
         if item is not None:
             self._queued_tasks.popleft()
+        return item
+
+    def poll_task(self, seconds: float) -> LeasedTask | None:
+        """The next task, in the order of leasing; None if none comes within ``seconds``, or there is no more work.
+
+        Raises:
+            EdlError: the master is lost, or refused a request.
+        """
+        if self.has_ended:
+            return None
+        try:
+            item = self._task_queue.get(timeout=seconds) if seconds > 0 else self._task_queue.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(item, EdlError):
+            raise item
+        if item is None:
+            self.has_ended = True
+            return None
+        self._queued_tasks.popleft()
         return item
 
     def release_slot(self, task: LeasedTask) -> None:

@@ -195,6 +195,24 @@ class MasterSession:
         reply: pb.ReportReply = self._call_with_retry("Report", lambda: message)
         return reply
 
+    def request_world(self, request: Callable[[], pb.WorldRequest], wait_seconds: float) -> pb.WorldReply:
+        """Report what this worker knows of the rounds of AllReduce, and get the master's view of them.
+
+        Args:
+            request: makes the request; called for every attempt, because the worker goes on meanwhile.
+            wait_seconds: seconds for which the master may wait for a newer view.
+        """
+
+        def make_request() -> pb.WorldRequest:
+            made = request()
+            made.member.CopyFrom(self._member)
+            return made
+
+        reply: pb.WorldReply = self._call_with_retry(
+            "World", make_request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds
+        )
+        return reply
+
     def report_failure(self, kind: str, message: str, detail: str, lease_id: int) -> bool:
         """Report that this worker cannot continue; returns whether it should exit."""
         # The text comes from the user's code and may contain anything.
@@ -265,7 +283,7 @@ class MasterSession:
             self._announced_version = max(self._announced_version, getattr(reply, "placement_version", 0))
             # Only these replies carry it. A missing field in them means that no callback has set a
             # rate.
-            if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply):
+            if isinstance(reply, pb.RegisterReply | pb.LeaseReply | pb.ProgressReply | pb.WorldReply):
                 self.learning_rate = reply.learning_rate if reply.HasField("learning_rate") else None
             if isinstance(reply, pb.RegisterReply):
                 self._placement = self._placement.pick_newer(PsPlacement.from_message(reply.placement))

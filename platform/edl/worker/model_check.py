@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
+from edl.core.evaluation import merge_metric_states
 from edl.core.partition import initial_placement, owner_of_name
 from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
@@ -122,6 +123,9 @@ class _JobCheck:
         sample = None if first is None else first[1].features
         if data.training and self._spec.strategy.name == "Local":
             yield from self._check_local(training_minibatch, sample)
+            return
+        if data.training and self._spec.strategy.name == "AllReduce":
+            yield from self._check_all_reduce(training_minibatch, sample)
             return
         network = self._build_network(sample)
         yield _describe_network(network)
@@ -302,6 +306,35 @@ class _JobCheck:
             model.reset_metrics()
             model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
+
+    def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
+        from edl.keras.replica import ModelReplica
+        from edl.worker.allreduce.setup import refuse_callbacks
+        from edl.worker.trainer import add_record_range, report_not_finite
+
+        refuse_callbacks(self.module, self._spec.model.definition)
+        replica = ModelReplica(self.module, seed=self._spec.train.seed, rank_seed=0, sample=sample)
+        yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
+        if first is None:
+            yield "feed keeps none of the first records: no minibatch was tried"
+            return
+        task, minibatch = first
+        with add_record_range(task, 0):
+            result = replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
+        if result.finite:
+            replica.apply(result.weight)
+        else:
+            report_not_finite(
+                task, 0, result.loss, 1, skip=self._spec.train.on_nan == "skip", gradient=result.nonfinite
+            )
+        yield f"first minibatch, {_describe_records(task)}: loss {result.loss:.4g}"
+        evaluated = self._find_first("evaluation") if self._spec.data.validation else None
+        if evaluated is not None:
+            task, minibatch = evaluated
+            replica.reset_metrics()
+            replica.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
+            values = replica.metric_values(merge_metric_states({}, json.loads(json.dumps(replica.metric_states()))))
+            yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(values)}"
 
 
 def _describe_network(network: KerasNetwork) -> str:

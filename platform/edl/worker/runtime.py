@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import EdlError
 from edl.api.job_spec import JobSpec
+from edl.core.grants import MAX_TRAINING_LEASES
 from edl.data.reader import Reader
 from edl.jobfile.loader import load_job_file
 from edl.transport import edl_pb2 as pb
@@ -22,7 +23,7 @@ from edl.transport.control_methods import MasterMethods
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
 from edl.worker.graceful_shutdown import ShutdownGate
-from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import LEASES_AHEAD, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterSession, PsPlacement
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
     from edl.worker.feed_pipeline import FeedFunction
 
+ALL_REDUCE_LEASES_AHEAD = MAX_TRAINING_LEASES
+"""Under AllReduce: as many training leases as the master grants, and one task of another kind."""
 _PLACEMENT_POLL_SECONDS = 0.05  # seconds between two registrations while parameter servers are starting
 
 
@@ -55,6 +58,7 @@ class WorkerRuntime:
             self._on_lease_granted,
             # ``progress`` is made below, because it needs ``leases``.
             lambda: self.progress.known_leases(),
+            leases_ahead=ALL_REDUCE_LEASES_AHEAD if spec.strategy.name == "AllReduce" else LEASES_AHEAD,
             position_describer=self._describe_positions,
         )
         self.progress = ProgressReporter(self.session, self.leases.mark_lost)
@@ -64,6 +68,8 @@ class WorkerRuntime:
         # A built-in reader can be opened while the user's module is still being imported.
         self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers_by_set: dict[str, Reader] = {}
+        self.wait_until_left: Callable[[], None] = lambda: None
+        """Waits until this worker takes part in no step any more."""
         self._open_lock = threading.Lock()
 
     @classmethod
@@ -99,7 +105,8 @@ class WorkerRuntime:
         return placement
 
     def return_leases(self, timeout_seconds: float) -> None:
-        """Return all leases."""
+        """Return all leases, once this worker has left the world of AllReduce."""
+        self.wait_until_left()
         self.session.leave("told to leave", self.progress.unreported_progress(), deadline=timeout_seconds)
 
     def open_reader(self, data_set: str) -> Reader:
@@ -125,6 +132,15 @@ class WorkerRuntime:
 
     def _describe_positions(self, epoch: int, start: int, end: int) -> str:
         return self.streams["training"].describe_positions(epoch, start, end)
+
+    def first_minibatch(self) -> tuple[LeasedTask, Any] | None:
+        """The first minibatch that is not empty, with its range as a task; None if there is none."""
+        from edl.worker.feed_pipeline import find_first_minibatch
+
+        size = self.spec.train.minibatch_size
+        return find_first_minibatch(
+            self.open_reader("training"), self._open_feed("training"), self._corrupt_records, size=size
+        )
 
     def first_features(self, mode: str = "training") -> Any:
         """Features of the first records, for models that are built by their first call; None if there are none."""

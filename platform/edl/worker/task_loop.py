@@ -90,12 +90,22 @@ class TaskLoop:
             LeavingError: the worker was asked to stop; the thread that closed the gate ends the process.
         """
         while (task := self._leases.next_task()) is not None:
-            exit_code = self._run_task(task)
+            exit_code = self.run_task(task)
             if exit_code is not None:
                 return exit_code
-            self._leases.release_slot(task)
         self._progress.flush(_FINAL_REPORT_SECONDS)
         return 0
+
+    def run_task(self, task: LeasedTask) -> int | None:
+        """Run one task and request another one; returns the exit code if the worker must exit.
+
+        Raises:
+            LeavingError: the worker was asked to stop.
+        """
+        exit_code = self._run_task(task)
+        if exit_code is None:
+            self._leases.release_slot(task)
+        return exit_code
 
     def _run_task(self, task: LeasedTask) -> int | None:
         """Run one task; returns the exit code if the worker must exit."""
@@ -119,6 +129,22 @@ class TaskLoop:
         except Exception as error:  # noqa: BLE001  every error is reported to the master, which decides
             return self.report_failure(error, task.lease_id)
         return None
+
+    def run_guarded(self, train: Callable[[], int]) -> int:
+        """Run a loop of another kind; its failures are reported to the master. Returns the exit code.
+
+        Raises:
+            LeavingError: the worker was asked to stop.
+            MasterLostError: no master is there that could be told.
+        """
+        try:
+            code = train()
+        except (LeavingError, MasterLostError):
+            raise
+        except Exception as error:  # noqa: BLE001  every error is reported to the master, which decides
+            return self.report_failure(error) or 1
+        self._progress.flush(_FINAL_REPORT_SECONDS)
+        return code
 
     def _find_handler(self, task: LeasedTask) -> Callable[[LeasedTask], None]:
         try:

@@ -169,18 +169,26 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
 
     runtime = worker_runtime
     handlers: TaskHandlers = {}
+    train: Callable[[], int] | None = None
     loop = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
     try:
         module = model_contract.load_model_module(runtime.spec.model, needs_metrics=_evaluates_model(runtime))
         runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)
-        finish_run = _prepare_tasks(runtime, module, handlers)
+        if runtime.spec.strategy.name == "AllReduce":
+            from edl.worker.allreduce.setup import prepare_all_reduce
+
+            train = prepare_all_reduce(runtime, module, handlers, loop)
+        else:
+            finish_run = _prepare_tasks(runtime, module, handlers)
     except LeavingError:
         raise
     except Exception as error:  # noqa: BLE001  every failure is reported to the master
         return loop.report_failure(error) or 1
     # TensorFlow is imported and the model is built: the next worker may begin.
     import_slot.release()
+    if train is not None:
+        return loop.run_guarded(train)
     code = loop.run()
     finish_run()
     return code

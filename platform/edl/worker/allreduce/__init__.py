@@ -1,0 +1,1 @@
+"""Strategy AllReduce in a worker: the rounds, the step that all ranks take together, evaluation and export."""

@@ -1,0 +1,199 @@
+"""Sets up a worker of strategy AllReduce: its model, its place in the world, evaluation and export."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from edl.api.errors import BadInputError
+from edl.api.strategy import Strategy
+from edl.collective.collective_listener import CollectiveListener
+from edl.keras import model_export
+from edl.keras.model_contract import ModelModule
+from edl.keras.replica import ModelReplica
+from edl.transport.listener import BULK_PORT, TcpAddress
+from edl.transport.process_identity import ProcessIdentity
+from edl.worker.allreduce.share_source import ShareSource
+from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.world_client import WorldClient
+from edl.worker.lease_client import LeasedTask
+from edl.worker.runtime import WorkerRuntime
+from edl.worker.task_loop import TaskLoop
+from edl.worker.trainer import add_record_range
+from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
+
+_LOG = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 3.0
+"""Seconds that a worker which was told to end waits for the boundary at which it leaves the others."""
+_UID_SUFFIX_LENGTH = 8
+
+TaskHandlers = dict[str, Callable[[LeasedTask], None]]
+
+
+def prepare_all_reduce(
+    runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers, tasks: TaskLoop
+) -> Callable[[], int]:
+    """Build the model and set up the handlers of all kinds of tasks; returns the function that trains.
+
+    Raises:
+        EdlError: the model cannot be trained so.
+    """
+    refuse_callbacks(module, runtime.spec.model.definition)
+    spec, index = runtime.spec, runtime.identity.index
+    replica = ModelReplica(
+        module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
+    )
+    _trace_model(runtime, replica)
+    evaluator = ReplicaEvaluator(runtime, replica)
+    handlers["evaluation"] = evaluator.run
+    handlers["metrics"] = evaluator.compute_metrics
+    handlers["export"] = evaluator.export
+    listener = CollectiveListener(ring_address(runtime.identity), runtime.identity.token)
+    listener.start()
+    runtime.session.register(ready=True)
+    left = threading.Event()
+    world = WorldClient(
+        runtime.session,
+        runtime.identity.uid,
+        listener.address,
+        is_leaving=lambda: runtime.gate.closed,
+        # ``loop`` is made below, because it needs ``world``.
+        on_closed=lambda reason: loop.abort_round(reason),
+    )
+    loop = StepLoop(
+        replica,
+        world,
+        listener,
+        ShareSource(runtime.leases, runtime.progress, runtime.streams["training"]),
+        runtime.gate,
+        tasks.run_task,
+        max_steps=spec.train.max_steps,
+        skip_nan=spec.train.on_nan == "skip",
+        scale_rate=make_rate_scaling(spec.strategy),
+        on_left=left.set,
+    )
+    runtime.wait_until_left = lambda: _wait_until_left(left)
+    threading.Thread(target=world.run, name="world", daemon=True).start()
+
+    def train() -> int:
+        try:
+            return loop.run()
+        finally:
+            loop.close()
+            left.set()
+            world.stop()
+            listener.stop()
+
+    return train
+
+
+def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:
+    """The factor of the learning rate by the number of ranks (``strategy.learning_rate_scaling``); None: no scaling."""
+    reference, exponent = strategy.reference_world, {"linear": 1.0, "sqrt": 0.5}.get(strategy.learning_rate_scaling)
+    if reference is None or exponent is None:
+        return None
+    return lambda ranks: float((ranks / reference) ** exponent)
+
+
+def refuse_callbacks(module: ModelModule, definition: str) -> None:
+    """Refuse a model module with callbacks.
+
+    Raises:
+        BadInputError: it has some.
+    """
+    if module.callbacks is not None:
+        raise BadInputError(
+            "callbacks are not supported under strategy AllReduce yet",
+            where=f"{definition}, callbacks()",
+            hint="remove them, or use strategy ParameterServer or Local",
+        )
+
+
+def _wait_until_left(left: threading.Event) -> None:
+    if not left.wait(LEAVE_SECONDS):
+        _LOG.info("told to end in the middle of a step: the others see a broken connection")
+
+
+def ring_address(identity: ProcessIdentity) -> str:
+    """Where this worker's neighbours connect: a port of the pod, or a Unix socket of this process."""
+    if identity.pod_host is not None:
+        return str(TcpAddress(identity.pod_host, BULK_PORT))
+    return f"unix:{identity.runtime_dir / f'ring-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}'}"
+
+
+def _trace_model(runtime: WorkerRuntime, replica: ModelReplica) -> None:
+    """Trace forward pass, backward pass and update now: later, all other workers would wait for it."""
+    first = runtime.first_minibatch()
+    if first is None:
+        return
+    task, minibatch = first
+    state = replica.pack_state()
+    with add_record_range(task, 0):
+        result = replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
+    if result.finite:
+        replica.apply(result.weight or 1.0)
+    replica.restore_statistics()
+    replica.unpack_state(state)
+
+
+class ReplicaEvaluator:
+    """Runs evaluation, metrics and export tasks with this worker's variables, which do not change any more."""
+
+    def __init__(self, runtime: WorkerRuntime, replica: ModelReplica) -> None:
+        self._runtime = runtime
+        self._replica = replica
+
+    def run(self, task: LeasedTask) -> None:
+        """Evaluate every record of the range and report the metric states."""
+        runtime, replica = self._runtime, self._replica
+        replica.reset_metrics()
+        with self._final_weights():
+            for loaded in runtime.streams["evaluation"].load_steps(task):
+                if runtime.gate.closed or not runtime.leases.is_held(task.lease_id):
+                    runtime.progress.drop_lease(task.lease_id)
+                    return
+                if loaded.minibatch is not None:
+                    minibatch = loaded.minibatch
+                    with add_record_range(task, loaded.step):
+                        replica.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
+                runtime.progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
+        runtime.progress.finish_task(task.lease_id, json.dumps(replica.metric_states()).encode())
+
+    def compute_metrics(self, task: LeasedTask) -> None:
+        """Compute metric values from the states that the master merged."""
+        values: Mapping[str, float] = self._replica.metric_values(task.decode_payload())
+        self._runtime.progress.finish_task(task.lease_id, json.dumps(values).encode())
+
+    def export(self, task: LeasedTask) -> None:
+        """Export the model as files that Keras and TensorFlow load without EDL."""
+        runtime, replica = self._runtime, self._replica
+        directory = export_directory(
+            runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir
+        )
+        with self._final_weights():
+            written = model_export.export_model(
+                replica.exportable(),
+                replica.variables.read_values(),
+                {},
+                directory / KERAS_FILE,
+                directory / SAVED_MODEL_DIRECTORY,
+            )
+        result = {"paths": [str(directory)], "loading": written["loading"]}
+        runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
+
+    @contextmanager
+    def _final_weights(self) -> Iterator[None]:
+        """The weights as ``fit`` leaves them: the averages with ``use_ema``.
+
+        Afterwards the variables are what they were: a worker that joins gets the same ones from every member.
+        """
+        state = self._replica.pack_state()
+        try:
+            self._replica.finalize()
+            yield
+        finally:
+            self._replica.unpack_state(state)

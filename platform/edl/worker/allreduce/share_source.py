@@ -1,0 +1,128 @@
+"""The minibatches of this rank: its training leases, and how far each of them is in the worker's state."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from edl.core.world_rounds import Share
+from edl.worker.lease_client import TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.record_stream import LoadedStep, RecordStream
+
+
+@dataclass(slots=True)
+class OpenLease:
+    """A training lease with records that are not in the ledger.
+
+    Attributes:
+        loaded_steps: its minibatches, from the next one that was not loaded.
+        next_step: the first step that is not in the worker's state.
+        loaded: the minibatch of that step, once loaded: a round that broke did not use it.
+        finished_at: the step of the world with which its last records were applied; None: it has more.
+    """
+
+    task: LeasedTask
+    loaded_steps: Iterator[LoadedStep]
+    next_step: int = 0
+    loaded: LoadedStep | None = None
+    finished_at: int | None = None
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether records are left."""
+        return self.next_step < self.task.step_count
+
+    def load(self) -> LoadedStep:
+        """The minibatch of the next step."""
+        while self.loaded is None or self.loaded.step < self.next_step:
+            self.loaded = next(self.loaded_steps)
+        return self.loaded
+
+    def share(self) -> Share:
+        """The records of the next step, counted from the start of the lease."""
+        start, end = self.task.step_range(self.next_step)
+        return Share(self.task.lease_id, start - self.task.start, end - self.task.start)
+
+
+class ShareSource:
+    """Takes leases from the master and gives out one minibatch after the other.
+
+    Args:
+        leases: requests tasks.
+        progress: keeps the master informed of the leases that this worker knows.
+        stream: reads the training records.
+    """
+
+    def __init__(self, leases: LeaseClient, progress: ProgressReporter, stream: RecordStream) -> None:
+        self._leases = leases
+        self._progress = progress
+        self._stream = stream
+        self._open: list[OpenLease] = []
+        self.other_tasks: deque[LeasedTask] = deque()
+        """Tasks of other kinds, which change no variable."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the master has no more work for this worker."""
+        return self._leases.has_ended and not self.other_tasks
+
+    def take_tasks(self, seconds: float = 0.0) -> None:
+        """Take the tasks that have arrived; without any, wait for one for ``seconds``."""
+        while (task := self._leases.poll_task(seconds)) is not None:
+            seconds = 0.0
+            if task.kind == TRAINING_KIND:
+                self._open.append(OpenLease(task, self._stream.load_steps(task)))
+            else:
+                self.other_tasks.append(task)
+
+    def current(self) -> OpenLease | None:
+        """The lease whose records come next; None if there is none now."""
+        return next((lease for lease in self._open if lease.has_steps), None)
+
+    def mark_applied(self, share: Share, step: int) -> None:
+        """The records of a share of this rank are in the worker's state, by step ``step`` of the world."""
+        lease = next((each for each in self._open if each.task.lease_id == share.lease), None)
+        if lease is None:
+            return
+        done = -(-share.end // lease.task.minibatch_size)
+        if lease.has_steps and done > lease.next_step:
+            lease.next_step, lease.loaded = done, None
+            if not lease.has_steps:
+                lease.finished_at = step
+                # The next one may be requested, while this one stays known until it is in the ledger.
+                self._leases.release_slot(lease.task)
+
+    def forget_committed(self, step: int) -> None:
+        """The steps up to ``step`` are in the ledger."""
+        for lease in [each for each in self._open if each.finished_at is not None and each.finished_at <= step]:
+            self._open.remove(lease)
+            self._progress.drop_lease(lease.task.lease_id)
+
+    def align(self, done_records: Mapping[int, int], last_lease: int) -> None:
+        """A round starts: the master says which leases this worker has, and how much of each is in the ledger.
+
+        Args:
+            done_records: by lease, the done records.
+            last_lease: a lease up to this number that is not in ``done_records`` belongs to somebody else now.
+        """
+        self.take_tasks()
+        for lease in list(self._open):
+            number = lease.task.lease_id
+            done = done_records.get(number)
+            if done is None and number <= last_lease:
+                self._drop(lease)
+            elif done:
+                self.mark_applied(Share(number, 0, done), 0)
+
+    def drop_all(self) -> None:
+        """This worker is not in the world any more, so it has no training lease."""
+        for lease in list(self._open):
+            self._drop(lease)
+
+    def _drop(self, lease: OpenLease) -> None:
+        self._open.remove(lease)
+        self._leases.mark_lost([lease.task.lease_id])
+        self._progress.drop_lease(lease.task.lease_id)
+        if lease.has_steps:
+            self._leases.release_slot(lease.task)

@@ -1,0 +1,350 @@
+"""The loop of a rank: it enters rounds, takes steps together with all others, and leaves.
+
+A step is one reduction. Every rank adds the gradient of its own minibatch, or nothing if it has no records
+now, and every rank applies the same sum. docs/design/0010-allreduce.md says which steps count when the world
+changes; ``edl.core.rank_state`` decides about that here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.api.errors import BadInputError
+from edl.collective.collective_listener import CollectiveListener
+from edl.collective.communicator import Communicator
+from edl.collective.round_errors import RoundBrokenError
+from edl.core.rank_state import RankPhase
+from edl.core.strict_json import decode_json
+from edl.core.world_rounds import RoundPhase, Share, StepShares
+from edl.worker.allreduce.share_source import OpenLease, ShareSource
+from edl.worker.allreduce.step_message import StepMessage, StepOutcome
+from edl.worker.allreduce.world_client import View, WorldClient, shares_to_json
+from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
+from edl.worker.lease_client import LeasedTask
+from edl.worker.trainer import add_record_range, report_not_finite
+
+_LOG = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.02
+"""Seconds for which a rank without records waits for some before it joins a reduction in which nobody has any."""
+VIEW_WAIT_SECONDS = 0.5
+_DIGEST_MASK = (1 << 62) - 1
+"""Whole numbers in messages have at most 62 bits."""
+
+
+class ReplicaStepLike(Protocol):
+    """The result of one rank's minibatch."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def finite(self) -> bool: ...
+    @property
+    def nonfinite(self) -> str: ...
+
+
+class ReplicaLike(Protocol):
+    """One rank's model and optimizer; ``edl.keras.replica`` implements it."""
+
+    @property
+    def buffers(self) -> Sequence[np.ndarray[Any, Any]]: ...
+    def compute(self, features: Any, labels: Any, weights: Any) -> ReplicaStepLike: ...
+    def clear(self) -> None: ...
+    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
+    def restore_statistics(self) -> None: ...
+    def pack_state(self) -> np.ndarray[Any, Any]: ...
+    def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
+    def digest(self) -> int: ...
+    def fingerprint(self) -> str: ...
+
+
+class StepLoop:
+    """Runs a worker of strategy AllReduce until there is no more work.
+
+    Args:
+        replica: the model.
+        world: the rounds.
+        listener: takes the connections of the neighbours.
+        shares: the minibatches of this rank.
+        gate: says whether this worker was told to end.
+        run_task: runs a task that changes no variable: evaluation, export and the like.
+        max_steps: ``train.max_steps``.
+        skip_nan: whether ``train.on_nan`` is ``skip``.
+        scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
+        on_left: called when the worker is in no round any more, after it was told to end.
+    """
+
+    def __init__(
+        self,
+        replica: ReplicaLike,
+        world: WorldClient,
+        listener: CollectiveListener,
+        shares: ShareSource,
+        gate: ShutdownGate,
+        run_task: Callable[[LeasedTask], int | None],
+        *,
+        max_steps: int | None,
+        skip_nan: bool,
+        scale_rate: Callable[[int], float] | None = None,
+        on_left: Callable[[], None],
+    ) -> None:
+        self._replica = replica
+        self._world = world
+        self._listener = listener
+        self._shares = shares
+        self._gate = gate
+        self._run_task = run_task
+        self._max_steps = max_steps
+        self._skip_nan = skip_nan
+        self._scale_rate = scale_rate
+        self._on_left = on_left
+        self._communicator: Communicator | None = None
+        self._nonfinite_count = 0
+        self._exit_code: int | None = None
+        self._is_paused = False
+
+    # ------------------------------------------------------------------ outside of a round
+
+    def run(self) -> int:
+        """Work until the master has no more work; returns the exit code.
+
+        Raises:
+            LeavingError: this worker was told to end, and has left the world.
+            EdlError: the master is lost, or the job cannot go on.
+        """
+        while not self._shares.is_over:
+            if (code := self._run_other_tasks()) is not None:
+                return code
+            view = self._world.view
+            if self._exit_code is not None:
+                return self._exit_code
+            if not self._follow(view):
+                self._leave_if_told(view)
+                self._shares.take_tasks()
+                if not self._shares.other_tasks:
+                    self._world.wait_for_view(VIEW_WAIT_SECONDS)
+        self._close_communicator()
+        return 0
+
+    def _run_other_tasks(self) -> int | None:
+        """Run the tasks that change no variable; returns the exit code if the worker must end."""
+        self._shares.take_tasks()
+        while self._shares.other_tasks:
+            if (code := self._run_task(self._shares.other_tasks.popleft())) is not None:
+                return code
+            self._shares.take_tasks()
+        return None
+
+    def _leave_if_told(self, view: View) -> None:
+        if self._gate.closed and not view.is_member:
+            self._close_communicator()
+            self._on_left()
+            raise LeavingError
+
+    def _follow(self, view: View) -> bool:
+        """Do what the view asks for; False if there is nothing to do but to wait."""
+        world = self._world
+        if not view.is_member:
+            if world.phase is not RankPhase.OUTSIDE or view.round > world.round:
+                self._close_communicator()
+                self._shares.drop_all()
+                world.leave_world(view.round)
+                if not self._gate.closed:
+                    world.report()
+                return True
+            return False
+        if view.phase is RoundPhase.CLOSING:
+            if world.round < view.round or world.phase is not RankPhase.ENDED:
+                self._close_communicator()
+                world.follow_closing(view.round)
+                return True
+            return False
+        if view.round > world.round:
+            if not view.has_all_addresses:
+                return False
+            self._enter(view)
+            return True
+        if view.phase is RoundPhase.RUNNING and world.phase is RankPhase.CONFIRMED:
+            self._run_round(view)
+            return True
+        return False
+
+    # ------------------------------------------------------------------ entering a round
+
+    def _enter(self, view: View) -> None:
+        """Connect the ring of a new round, get its first state, and confirm it."""
+        self._close_communicator()
+        self._world.enter_round(view)
+        try:
+            self._communicator = Communicator.connect(self._listener, view.round, self._world.rank, view.addresses)
+            self._share_state(view, self._communicator)
+            self._world.confirm(self._replica.digest() & _DIGEST_MASK)
+        except RoundBrokenError as error:
+            _LOG.info("%s ended before it started: %s", view.round, error)
+            self._end_round()
+
+    def _share_state(self, view: View, communicator: Communicator) -> None:
+        """Give the first state to the members that lack it.
+
+        It is a sum to which one holder adds its state and everybody else zeros: exact to the bit, because the
+        bytes are summed as whole numbers.
+        """
+        lacking = set(view.members) - set(view.holders)
+        if not lacking:
+            return
+        source = view.members.index(view.holders[0]) if view.holders else 0
+        is_source = self._world.rank == source
+        described: dict[str, Any] = {"model": self._replica.fingerprint()}
+        if is_source:
+            described |= {"step": view.step, "shares": shares_to_json(self._world.unacknowledged_shares())}
+        answers = communicator.all_reduce(np.zeros(1, np.int32), json.dumps(described).encode())
+        self._compare_models(answers)
+        state = self._replica.pack_state().view(np.int32)
+        if not is_source:
+            state = np.zeros_like(state)
+        communicator.all_reduce(state)
+        me = view.members[self._world.rank]
+        if me in lacking:
+            self._replica.unpack_state(state.view(np.uint8))
+            found = decode_json(answers[source])
+            shares: dict[int, StepShares] = {
+                int(step): tuple(Share(*map(int, share)) for share in each) for step, each in found["shares"]
+            }
+            self._world.adopt_state(view.round, view.step, shares if view.holders else {})
+
+    def _compare_models(self, answers: Sequence[bytes]) -> None:
+        models = [decode_json(answer)["model"] for answer in answers]
+        for rank, model in enumerate(models):
+            if model != models[0]:
+                raise BadInputError(
+                    f"rank 0 and rank {rank} have different models: names, shapes or types of variables differ",
+                    hint="every worker must build the same model: check the packages and random choices in model code",
+                )
+
+    # ------------------------------------------------------------------ a round
+
+    def _run_round(self, view: View) -> None:
+        """Take steps until the world changes or there is no more work."""
+        assert self._communicator is not None
+        communicator, world = self._communicator, self._world
+        world.start(view.round)
+        self._shares.align(view.leases or {}, view.last_lease)
+        nobody_has_records, self._is_paused = True, False
+        try:
+            while True:
+                self._exit_code = self._run_other_tasks()
+                if self._shares.is_over or self._exit_code is not None:
+                    self._close_communicator()
+                    return
+                self._shares.forget_committed(world.view.committed_step)
+                message = self._prepare(wait=nobody_has_records)
+                if nobody_has_records:
+                    # Only whether somebody has records: nothing that is as large as the model is sent.
+                    probe = StepOutcome.from_messages(communicator.all_reduce(_nothing(), message.encode()))
+                    if probe.leaves_round:
+                        self._replica.restore_statistics()
+                        break
+                    if not probe.shares:
+                        self._is_paused = probe.pauses
+                        world.apply_step((), None, is_paused=probe.pauses)
+                        continue
+                outcome = self._reduce(communicator, message)
+                self._is_paused = outcome.pauses
+                nobody_has_records = not outcome.shares
+                if outcome.leaves_round:
+                    break
+        except RoundBrokenError as error:
+            _LOG.info("%s is over: %s", world.round, error)
+            self._replica.restore_statistics()
+        self._end_round()
+
+    def _prepare(self, *, wait: bool) -> StepMessage:
+        """Compute this rank's addend; waits a moment for records if no rank had any."""
+        view = self._world.view
+        changes = view.must_change or self._gate.closed
+        self._shares.take_tasks()
+        lease = self._current_lease(view)
+        if lease is None and wait and not changes:
+            self._shares.take_tasks(IDLE_SECONDS)
+            lease = self._current_lease(view)
+        if lease is None or changes:
+            # What is computed after this boundary would be computed in vain.
+            return StepMessage(leaves_round=changes, pauses=view.pauses_at(self._world.step))
+        loaded, share = lease.load(), lease.share()
+        if loaded.minibatch is None:
+            return StepMessage(share)
+        minibatch = loaded.minibatch
+        with add_record_range(lease.task, loaded.step):
+            result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
+        if not result.finite:
+            self._nonfinite_count += 1
+            report_not_finite(
+                lease.task,
+                loaded.step,
+                result.loss,
+                self._nonfinite_count,
+                skip=self._skip_nan,
+                gradient=f"the gradient of '{result.nonfinite}'",
+            )
+            return StepMessage(share, is_finite=False)
+        return StepMessage(share, True, result.weight, result.loss)
+
+    def _current_lease(self, view: View) -> OpenLease | None:
+        """The lease whose records come next; None if there are none now, or if nobody may train."""
+        is_at_limit = self._max_steps is not None and self._world.step >= self._max_steps
+        # A rank whose view is older learns of the pause from the others' messages.
+        if is_at_limit or view.pauses_at(self._world.step) or self._is_paused:
+            return None
+        return self._shares.current()
+
+    def _reduce(self, communicator: Communicator, message: StepMessage) -> StepOutcome:
+        """Reduce one step and apply it."""
+        if not message.has_gradient:
+            self._replica.clear()
+        step = communicator.begin_step()
+        *first, last = self._replica.buffers
+        for buffer in first:
+            step.reduce_bucket(buffer)
+        outcome = StepOutcome.from_messages(step.finish(message.encode(), last))
+        if outcome.is_finite and outcome.has_gradient:
+            factor = self._scale_rate(communicator.size) if self._scale_rate is not None else None
+            self._replica.apply(outcome.weight, factor)
+        else:
+            self._replica.restore_statistics()
+        self._world.apply_step(outcome.shares, outcome.loss)
+        if message.share is not None:
+            self._shares.mark_applied(message.share, self._world.step)
+        return outcome
+
+    # ------------------------------------------------------------------ the end of a round
+
+    def _end_round(self) -> None:
+        self._close_communicator()
+        self._world.end_round()
+
+    def close(self) -> None:
+        """Leave the round, if any; the others see a broken connection."""
+        self._close_communicator()
+
+    def _close_communicator(self) -> None:
+        if self._communicator is not None:
+            self._communicator.close()
+            self._communicator = None
+
+    def abort_round(self, reason: str) -> None:
+        """End the reduction that the main thread waits for; from any thread."""
+        communicator = self._communicator
+        if communicator is not None:
+            communicator.abort(reason)
+        self._listener.cancel_round(reason)
+
+
+def _nothing() -> np.ndarray[Any, Any]:
+    return np.zeros(0, np.float32)

@@ -1,0 +1,324 @@
+"""A worker's connection to the rounds: it tells the master what the worker knows, and keeps the newest view.
+
+A thread asks for the next view all the time, so it is also the heartbeat. The main thread reports by itself
+when the master should know at once. Views may arrive in any order; an older one is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edl.api.errors import EdlError
+from edl.api.round_id import RoundId
+from edl.core.rank_state import RankPhase, RankState, StateSource
+from edl.core.world_rounds import NO_ROUND, RoundAnnounced, RoundPhase, StepShares
+from edl.transport import edl_pb2 as pb
+
+POLL_SECONDS = 0.2
+"""Seconds for which one request waits for a newer view. A rank's steps reach the ledger at least this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the master says about the rounds; see ``WorldReply`` in edl.proto.
+
+    Attributes:
+        members: uids, by rank.
+        addresses: where each member's ring listens, by rank; empty if the master does not know it yet.
+        leases: this worker's training leases, with the done records of each.
+    """
+
+    version: int = 0
+    round: RoundId = NO_ROUND
+    phase: RoundPhase = RoundPhase.CLOSING
+    is_member: bool = False
+    members: tuple[str, ...] = ()
+    addresses: tuple[str, ...] = ()
+    step: int = 0
+    holders: tuple[str, ...] = ()
+    committed_step: int = 0
+    must_change: bool = False
+    reason: str = ""
+    leases: Mapping[int, int] | None = None
+    last_lease: int = 0
+    is_over: bool = False
+    must_pause: bool = False
+    evaluate_at: int = 0
+
+    @classmethod
+    def from_message(cls, reply: pb.WorldReply) -> View:
+        """The view in a reply."""
+        return cls(
+            reply.version,
+            RoundId(reply.round.incarnation, reply.round.number),
+            RoundPhase(reply.phase),
+            reply.member,
+            tuple(member.uid for member in reply.members),
+            tuple(member.address for member in reply.members),
+            reply.step,
+            tuple(reply.holders),
+            reply.committed,
+            reply.change,
+            reply.reason,
+            {lease.lease: lease.end for lease in reply.leases},
+            reply.last_lease,
+            reply.over,
+            reply.pause,
+            reply.evaluate_at,
+        )
+
+    def pauses_at(self, step: int) -> bool:
+        """Whether nobody trains after this step, because an evaluation of it is due or in progress."""
+        return self.must_pause or 0 < self.evaluate_at <= step
+
+    @property
+    def has_all_addresses(self) -> bool:
+        """Whether the ring can be connected."""
+        return all(self.addresses)
+
+
+class WorldSession(Protocol):
+    """The calls to the master that the rounds need."""
+
+    def request_world(self, request: Callable[[], pb.WorldRequest], wait_seconds: float) -> pb.WorldReply: ...
+
+
+class WorldClient:
+    """The rounds as this worker knows them; thread-safe.
+
+    Args:
+        session: the session with the master.
+        worker: uid of this worker.
+        address: where this worker's ring listens.
+        is_leaving: whether this worker was told to end.
+        on_closed: called with the reason when the round of this worker is over; must not block.
+    """
+
+    def __init__(
+        self,
+        session: WorldSession,
+        worker: str,
+        address: str,
+        *,
+        is_leaving: Callable[[], bool],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._address = address
+        self._is_leaving = is_leaving
+        self._on_closed = on_closed
+        self._changed = threading.Condition()
+        self._rank = RankState(worker)
+        self._view = View()
+        self._digest: int | None = None
+        self._stable_step = 0
+        self._is_paused = False
+        self._loss_sum, self._loss_steps = 0.0, 0
+        self._failure: EdlError | None = None
+        self._stopped = False
+
+    # ------------------------------------------------------------------ what the main thread asks
+
+    @property
+    def view(self) -> View:
+        """The newest view.
+
+        Raises:
+            EdlError: the master is lost, or refused a request.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            return self._view
+
+    @property
+    def phase(self) -> RankPhase:
+        """What this worker does about the rounds."""
+        return self._rank.phase
+
+    @property
+    def step(self) -> int:
+        """The newest step in the worker's state; 0 without one."""
+        return self._rank.step or 0
+
+    @property
+    def round(self) -> RoundId:
+        """The newest round that this worker knows."""
+        return self._rank.round
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in that round."""
+        return self._rank.rank
+
+    def unacknowledged_shares(self) -> dict[int, StepShares]:
+        """The shares of the steps in the worker's state that are not in the ledger."""
+        with self._changed:
+            return dict(self._rank.shares)
+
+    def wait_for_view(self, seconds: float) -> None:
+        """Wait until there is another view, at most ``seconds``."""
+        with self._changed:
+            version = self._view.version
+            self._changed.wait_for(lambda: self._view.version != version or self._failure is not None, seconds)
+
+    # ------------------------------------------------------------------ what the main thread does
+
+    def enter_round(self, view: View) -> StateSource | None:
+        """Enter an announced round; returns where its first state comes from, None if this worker has it."""
+        entry = RoundAnnounced(view.round, view.members, view.step, view.holders, view.reason)
+        with self._changed:
+            self._digest = None
+            return self._rank.handle_announced(entry)
+
+    def adopt_state(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> None:
+        """This worker has the state of another member now."""
+        with self._changed:
+            self._rank.adopt_state(round_id, step, shares)
+
+    def confirm(self, digest: int) -> None:
+        """Tell the master that this worker has the round's first state."""
+        with self._changed:
+            self._digest = digest
+        self.report()
+
+    def start(self, round_id: RoundId) -> None:
+        """The master says that all members have confirmed."""
+        with self._changed:
+            self._rank.handle_started(round_id)
+            self._stable_step, self._is_paused = 0, False
+
+    def apply_step(self, shares: StepShares, loss: float | None, *, is_paused: bool = False) -> None:
+        """A reduction is finished. Without shares no step was made, but all ranks had applied the one before.
+
+        Args:
+            shares: the shares of all ranks.
+            loss: the loss of the step.
+            is_paused: whether all ranks wait for an evaluation.
+        """
+        with self._changed:
+            self._is_paused = is_paused and not shares
+            self._stable_step = self._rank.apply_step(shares) if shares else self.step
+            if loss is not None and math.isfinite(loss):
+                self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
+
+    def end_round(self) -> None:
+        """The round is over for this worker: it keeps its state, and the master hears of it at once."""
+        with self._changed:
+            self._rank.handle_closed(self._rank.round)
+        self.report()
+
+    def leave_world(self, round_id: RoundId) -> None:
+        """The master does not count this worker as a member."""
+        with self._changed:
+            self._rank.leave_world(round_id)
+
+    def follow_closing(self, round_id: RoundId) -> None:
+        """The master closed a round, perhaps one of which this worker has not heard: report the state."""
+        with self._changed:
+            must_report = self._rank.handle_closed(round_id)
+        if must_report:
+            self.report()
+
+    # ------------------------------------------------------------------ messages
+
+    def report(self) -> None:
+        """Tell the master what this worker knows, without a wait.
+
+        Raises:
+            EdlError: the master is lost, or refuses the request.
+        """
+        self._take_reply(self._session.request_world(lambda: self._make_request(0.0), 0.0))
+
+    def run(self) -> None:
+        """Ask for the next view until ``stop``; errors are raised by ``view``."""
+        try:
+            while not self._stopped:
+                self._take_reply(self._session.request_world(lambda: self._make_request(POLL_SECONDS), POLL_SECONDS))
+        except EdlError as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+            self._on_closed(str(error))
+
+    def stop(self) -> None:
+        """End ``run`` after the request that it waits for."""
+        self._stopped = True
+
+    def _make_request(self, wait_seconds: float) -> pb.WorldRequest:
+        with self._changed:
+            rank = self._rank
+            phase = rank.phase
+            # The other thread may ask in between. The digest of the round before would be another one.
+            if phase is RankPhase.CONFIRMED and self._digest is None:
+                phase = RankPhase.FETCHING
+            request = pb.WorldRequest(
+                wait_seconds=wait_seconds,
+                address=self._address,
+                seen=self._view.version,
+                phase=phase.value,
+                round=_round_message(rank.round),
+                state_round=_round_message(rank.state_round),
+                step=rank.step,
+                digest=self._digest or 0,
+                leaving=self._is_leaving(),
+            )
+            is_running = rank.phase is RankPhase.RUNNING
+            # Rank 0 reports for all. The others keep their shares, for the case that it is lost.
+            if is_running and rank.rank != 0:
+                return request
+            if is_running:
+                request.stable, request.paused = self._stable_step, self._is_paused
+                self._add_loss(request)
+            for step, shares in sorted(rank.shares.items()):
+                if not is_running or step <= self._stable_step:
+                    request.shares.append(_shares_message(step, shares))
+            return request
+
+    def _add_loss(self, request: pb.WorldRequest) -> None:
+        if self._loss_steps:
+            request.loss = self._loss_sum / self._loss_steps
+            self._loss_sum, self._loss_steps = 0.0, 0
+
+    def _take_reply(self, reply: pb.WorldReply) -> None:
+        view = View.from_message(reply)
+        with self._changed:
+            if view.version < self._view.version:
+                return
+            self._view = view
+            # Steps of a state that is not believed any more are replaced together with it.
+            if view.round == self._rank.round:
+                self._rank.handle_acknowledged(view.committed_step)
+            is_over = self._rank.phase in _IN_ROUND and _is_round_over(view, self._rank.round)
+            self._changed.notify_all()
+        # Not under the lock. The main thread may wait for a neighbour that is stopped.
+        if is_over:
+            self._on_closed(view.reason or "the master closed the round")
+
+
+_IN_ROUND = (RankPhase.FETCHING, RankPhase.CONFIRMED, RankPhase.RUNNING)
+
+
+def _is_round_over(view: View, round_id: RoundId) -> bool:
+    return view.round > round_id or (
+        view.round == round_id and (view.phase is RoundPhase.CLOSING or not view.is_member)
+    )
+
+
+def _round_message(round_id: RoundId) -> pb.Round:
+    return pb.Round(incarnation=round_id.incarnation, number=round_id.number)
+
+
+def _shares_message(step: int, shares: StepShares) -> pb.StepShares:
+    return pb.StepShares(
+        step=step, shares=[pb.LeaseRecords(lease=lease, start=start, end=end) for lease, start, end in shares]
+    )
+
+
+def shares_to_json(shares: Mapping[int, StepShares]) -> list[Any]:
+    """Shares by step as JSON, for the copy of a state."""
+    return [[step, [list(share) for share in each]] for step, each in sorted(shares.items())]

@@ -1,0 +1,142 @@
+"""Strategy AllReduce under faults of real processes: the parameters are the sum over all records, to the bit.
+
+The loss is a sum, numbers are small integers and the learning rate is a power of two, so the order of the steps does
+not matter, and a record that is lost or counted twice shows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
+
+import keras
+import numpy as np
+import pytest
+from faults.conftest import Measure
+from faults.linear_job import LinearJob
+from support.job_process import JobProcess, Line
+from support.journal_bytes import read_entries
+
+from edl.simulation.counted_steps import CountedStep
+
+pytestmark = pytest.mark.faults
+
+Make = Callable[..., LinearJob]
+
+
+@pytest.fixture
+def all_reduce(linear: Make) -> Make:
+    """Makes such a job."""
+
+    def make(workers: int = 3, **fields: object) -> LinearJob:
+        job = linear(
+            workers=workers, strategy={"name": "AllReduce"}, export={}, checkpoint=None, **{"records": 48000} | fields
+        )
+        del job.spec["ps"], job.spec["checkpoint"]
+        job.job_folder.file.write_text(json.dumps(job.spec))
+        return job
+
+    return make
+
+
+def world_of(run: JobProcess, workers: int) -> Line:
+    """Wait for a round with so many workers."""
+    return run.wait_event("world_changed", workers=workers)
+
+
+def check_end(job: LinearJob, run: JobProcess, *, lost: int = 0, rolled_back: bool = False) -> Line:
+    """Wait for the end: the ledger has every record once, and the exported model is their sum."""
+    summary = run.summary(120)
+    assert summary["records_lost"] == 0
+    assert summary["records_done"] == summary["records_total"] == job.total
+    assert summary["workers_lost"] == lost
+    assert bool(summary["records_rolled_back"]) == rolled_back
+    all_records = [
+        CountedStep(0, 0, epoch, source, 0, len(records.y))
+        for epoch in range(job.epochs)
+        for source, records in job.records.items()
+    ]
+    expected = job.expected(all_records)
+    model = keras.saving.load_model(run.run_dir / "export" / "model.keras", compile=False)
+    for name in "abcd":
+        kernel, bias = model.get_layer(name).get_weights()
+        np.testing.assert_array_equal(kernel, expected[f"{name}/kernel"])
+        np.testing.assert_array_equal(bias, expected[f"{name}/bias"])
+    return summary
+
+
+def first_steps_after(run_dir: Path, at: float) -> float:
+    """When steps were entered first after ``at``, in unix seconds; read from the journal as it grows."""
+    known = sum(entry["kind"] == "world_started" for entry in read_entries(run_dir / "journal"))
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until:
+        if sum(entry["kind"] == "world_started" for entry in read_entries(run_dir / "journal")) > known:
+            return time.time()
+        time.sleep(0.005)
+    raise AssertionError(f"no round started within 30 s after {at}")
+
+
+def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
+    job = all_reduce()
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        at = run.send("worker", 1, SIGKILL)
+        measure("AllReduce: worker SIGKILL to the next round", first_steps_after(run.run_dir, at) - at)
+        run.wait_event("role_started", role="worker", index=3)
+        check_end(job, run, lost=1)
+
+
+def test_two_workers_are_killed_at_once(all_reduce: Make) -> None:
+    job = all_reduce()
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        for index in (0, 2):
+            run.send("worker", index, SIGKILL)
+        check_end(job, run, lost=2)
+
+
+def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
+    job = all_reduce()
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        run.send("worker", 0, SIGTERM)
+        ended = run.wait_event("role_ended", role="worker", index=0)
+        assert ended["exit_code"] == 0
+        check_end(job, run, lost=1)
+
+
+def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
+    job = all_reduce(records=96000)
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        run.send("worker", 1, SIGSTOP)
+        world_of(run, 2)
+        run.send("worker", 1, SIGCONT)
+        check_end(job, run)
+
+
+def test_the_master_is_killed_during_a_change_of_the_world(all_reduce: Make) -> None:
+    job = all_reduce()
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        run.send("worker", 1, SIGKILL)
+        run.send("master", 0, SIGKILL)
+        check_end(job, run, lost=1)
+
+
+def test_all_workers_are_killed(all_reduce: Make) -> None:
+    job = all_reduce()
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        for index in range(3):
+            run.send("worker", index, SIGKILL)
+        check_end(job, run, lost=3, rolled_back=True)

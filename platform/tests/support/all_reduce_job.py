@@ -1,0 +1,467 @@
+"""A job of strategy AllReduce in one process: the real core, and ranks as threads with real rings.
+
+Each rank runs the real `StepLoop` with a replica of one variable that counts: record i adds exactly 1 to element i.
+So the variable shows, for any order of faults, which records were applied and how often.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from edl.api.cluster_port import PodPhase, PodStatus, Role
+from edl.api.errors import EdlError, RetryableError
+from edl.api.journal_entries import JournalEntry
+from edl.collective.collective_listener import CollectiveListener
+from edl.core.events import (
+    CoreEvent,
+    DatasetDescribed,
+    DeletePod,
+    EndJob,
+    LeaseReply,
+    LeaseRequested,
+    PodChanged,
+    PodsSynced,
+    ProgressReported,
+    RecordEntry,
+    RequestAnswer,
+    StopWork,
+    TaskReported,
+    Tick,
+    WorldView,
+    WorldViewed,
+)
+from edl.core.job import JobStateMachine
+from edl.core.ledger import TRAINING
+from edl.core.state import JobSettings
+from edl.master.master_service import lease_to_task, parse_lease_progress, parse_world_report, view_to_reply
+from edl.transport import edl_pb2 as pb
+from edl.worker.allreduce.share_source import ShareSource
+from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.world_client import WorldClient
+from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
+from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.record_stream import LoadedStep
+from edl.worker.runtime import ALL_REDUCE_LEASES_AHEAD
+
+TOKEN = "the-token-of-these-tests"
+BOUND = 60.0
+"""Seconds after which a test fails that should have ended long before."""
+
+
+@dataclass(frozen=True)
+class CountedRecords:
+    """A minibatch: the numbers of its records."""
+
+    features: range
+    labels: None = None
+    weights: None = None
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """The result of a minibatch."""
+
+    weight: float
+    loss: float = 0.5
+    finite: bool = True
+    nonfinite: str = ""
+
+
+class CountingReplica:
+    """The variable ``counts``: how often each record was applied. It also has a number of updates."""
+
+    def __init__(self, records: int, *, seconds: float = 0.0) -> None:
+        self.counts = np.zeros(records, np.float64)
+        self.updates = 0
+        self.seconds = seconds
+        self.buffers = (np.zeros(records, np.float64),)
+        self.fail_at: Callable[[str], None] = lambda point: None
+
+    def compute(self, features: range, labels: Any, weights: Any) -> CountedStep:
+        self.fail_at("compute")
+        time.sleep(self.seconds)
+        self.clear()
+        self.buffers[0][features.start : features.stop] = 1
+        self.fail_at("reduce")
+        return CountedStep(float(len(features)))
+
+    def clear(self) -> None:
+        self.buffers[0][:] = 0
+
+    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+        assert self.buffers[0].sum() == total_weight
+        self.fail_at("apply")
+        self.counts += self.buffers[0]
+        self.updates += 1
+        self.fail_at("applied")
+
+    def restore_statistics(self) -> None:
+        pass
+
+    def pack_state(self) -> np.ndarray[Any, Any]:
+        return np.concatenate([self.counts.view(np.uint8), np.array([self.updates], np.int64).view(np.uint8)])
+
+    def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None:
+        self.fail_at("fetched")
+        self.counts = buffer[:-8].view(np.float64).copy()
+        self.updates = int(buffer[-8:].view(np.int64)[0])
+
+    def digest(self) -> int:
+        return hash((self.counts.tobytes(), self.updates)) & ((1 << 62) - 1)
+
+    def fingerprint(self) -> str:
+        return str(len(self.counts))
+
+
+class CountingStream:
+    """Gives the record numbers of a lease."""
+
+    def load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
+        for step in range(task.step_count):
+            start, end = task.step_range(step)
+            yield LoadedStep(step, CountedRecords(range(start, end)), end - start, 0)  # type: ignore[arg-type]
+
+
+class KilledError(BaseException):
+    """The thread of a rank that was killed: it does nothing any more."""
+
+
+@dataclass(eq=False)
+class Rank:
+    """One worker: its threads, and what a test can do to it."""
+
+    uid: str
+    index: int
+    replica: CountingReplica
+    gate: ShutdownGate = field(default_factory=ShutdownGate)
+    is_killed: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+    error: BaseException | None = None
+    world: WorldClient = field(init=False)
+    loop: StepLoop = field(init=False)
+    listener: CollectiveListener = field(init=False)
+    leases: LeaseClient = field(init=False)
+
+
+class AllReduceJob:
+    """The master, and ranks that are started and killed; a context manager.
+
+    Args:
+        folder: for the sockets.
+        records: of one epoch.
+        seconds: how long a minibatch takes.
+        validation: records that are evaluated.
+        settings: changes of the job's settings.
+    """
+
+    def __init__(
+        self, folder: Path, records: int = 96, *, seconds: float = 0.0, validation: int = 0, **settings: Any
+    ) -> None:
+        self.folder, self.records, self.seconds = folder, records, seconds
+        self.validation = (("v", validation),) if validation else ()
+        self.settings = JobSettings(
+            **(
+                {"minibatch": 4, "task_records": 16, "ps": 0, "durable": False, "all_reduce": True, "workers": 4}
+                | settings
+            )
+        )
+        self.changed = threading.Condition()
+        self.journal: list[JournalEntry] = []
+        self.ranks: list[Rank] = []
+        self.end: EndJob | None = None
+        self.deleted: set[str] = set()
+        self.is_down = False
+        self.evaluated: list[tuple[str, int, float]] = []
+        """Of each evaluated range: worker, step, and the sum of the worker's variable."""
+        self.silent: set[str] = set()
+        """Workers whose messages do not arrive: they are stopped."""
+        self._stopped = False
+        self.incarnation = 0
+        self.start_master()
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+        self._ticker.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped = True
+        for rank in self.ranks:
+            self._silence(rank)
+        with self.changed:
+            self.changed.notify_all()
+        for rank in self.ranks:
+            rank.ended.wait(BOUND)
+
+    # ------------------------------------------------------------------ the master
+
+    def start_master(self) -> None:
+        """A new master replays the journal."""
+        with self.changed:
+            self.incarnation += 1
+            self.state = JobStateMachine(self.settings)
+            self.state.replay_journal(None, [entry.to_json() for entry in self.journal])
+            self._obey(self.state.begin_incarnation(self.incarnation))
+            self.is_down = False
+            for rank in self.ranks:
+                self.handle(PodChanged(self._status(rank)))
+            self.handle(PodsSynced())
+            if not self.state.is_dataset_known:
+                self.handle(DatasetDescribed(training=(("a", self.records),), validation=self.validation))
+
+    def stop_master(self) -> None:
+        """Nobody answers until ``start_master``."""
+        with self.changed:
+            self.is_down = True
+            self.changed.notify_all()
+
+    def handle(self, event: CoreEvent) -> RequestAnswer | None:
+        """Let the master handle an event; returns its answer."""
+        with self.changed:
+            if self.is_down:
+                raise RetryableError("the master is down")
+            return self._obey(self.state.handle(event, time.monotonic()))
+
+    def _obey(self, commands: Iterable[Any]) -> RequestAnswer | None:
+        answer = None
+        for command in commands:
+            if isinstance(command, RecordEntry):
+                self.journal.append(command.entry)
+            elif isinstance(command, EndJob):
+                self.end = command
+            elif isinstance(command, DeletePod):
+                self.deleted.add(command.uid)
+            elif isinstance(command, RequestAnswer):
+                answer = command
+        self.changed.notify_all()
+        return answer
+
+    def _tick(self) -> None:
+        while not self._stopped:
+            with suppress(RetryableError):
+                self.handle(Tick())
+            time.sleep(0.05)
+
+    # ------------------------------------------------------------------ what a rank's session calls
+
+    def request_world(self, rank: Rank, make: Callable[[], pb.WorldRequest], wait_seconds: float) -> pb.WorldReply:
+        """``MasterSession.request_world``: the real conversions, without gRPC."""
+        while True:
+            try:
+                return self._answer_world(rank, make(), wait_seconds)
+            except RetryableError:
+                time.sleep(0.02)
+
+    def _answer_world(self, rank: Rank, request: pb.WorldRequest, wait_seconds: float) -> pb.WorldReply:
+        self._check_alive(rank)
+        request.member.uid = rank.uid
+        event = parse_world_report(pb.WorldRequest.FromString(request.SerializeToString()))
+        version = self.incarnation << 32
+        with self.changed:
+            view = self.handle(event)
+            assert isinstance(view, WorldView)
+            until = time.monotonic() + wait_seconds
+            while version + view.version == request.seen and (left := until - time.monotonic()) > 0:
+                self.changed.wait(left)
+                self._check_alive(rank)
+                view = self.handle(WorldViewed(rank.uid))
+                assert isinstance(view, WorldView)
+            addresses = {each.uid: each.listener.address for each in self.ranks}
+            reply = view_to_reply(view, self.incarnation, addresses)
+        return pb.WorldReply.FromString(reply.SerializeToString())
+
+    def request_lease(self, rank: Rank, known: Callable[[], Iterable[int]], wait_seconds: float) -> pb.LeaseReply:
+        """``MasterSession.request_lease``."""
+        until = time.monotonic() + wait_seconds
+        while True:
+            with suppress(RetryableError):
+                self._check_alive(rank)
+                answer = self.handle(LeaseRequested(rank.uid, frozenset(known())))
+                if isinstance(answer, LeaseReply):
+                    return pb.LeaseReply(task=lease_to_task(answer))
+                if isinstance(answer, StopWork):
+                    return pb.LeaseReply(stop=pb.Stop(reason=answer.reason))
+            if time.monotonic() > until:
+                return pb.LeaseReply(wait=pb.Wait(reason="nothing"))
+            with self.changed:
+                self.changed.wait(0.02)
+
+    def _check_alive(self, rank: Rank) -> None:
+        if rank.is_killed:
+            raise KilledError
+        if rank.uid in self.silent:
+            raise RetryableError("the worker is stopped")
+
+    # ------------------------------------------------------------------ ranks
+
+    def _status(self, rank: Rank) -> PodStatus:
+        if rank.is_killed:
+            return PodStatus(rank.uid, Role.WORKER, rank.index, PodPhase.FAILED, exit_code=137, reason="Killed")
+        if rank.ended.is_set():
+            return PodStatus(rank.uid, Role.WORKER, rank.index, PodPhase.SUCCEEDED, exit_code=0, reason="Completed")
+        return PodStatus(
+            rank.uid, Role.WORKER, rank.index, PodPhase.RUNNING, reason="Started", leaving=rank.gate.closed
+        )
+
+    def start_rank(self, prepare: Callable[[Rank], None] = lambda rank: None) -> Rank:
+        """Start a worker; ``prepare`` may change it before its threads run."""
+        index = len(self.ranks)
+        rank = Rank(f"w{index}", index, CountingReplica(self.records, seconds=self.seconds))
+        session = _RankSession(self, rank)
+        rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN)
+        rank.listener.start()
+        # Both are used through the few methods that are here.
+        rank.leases = LeaseClient(
+            session,  # type: ignore[arg-type]
+            lambda task: progress.track_lease(task),
+            lambda: progress.known_leases(),
+            leases_ahead=ALL_REDUCE_LEASES_AHEAD,
+        )
+        progress = ProgressReporter(session, rank.leases.mark_lost)  # type: ignore[arg-type]
+        rank.world = WorldClient(
+            session,
+            rank.uid,
+            rank.listener.address,
+            is_leaving=lambda: rank.gate.closed,
+            on_closed=lambda reason: rank.loop.abort_round(reason),
+        )
+        rank.loop = StepLoop(
+            rank.replica,
+            rank.world,
+            rank.listener,
+            ShareSource(rank.leases, progress, CountingStream()),  # type: ignore[arg-type]
+            rank.gate,
+            lambda task: self._run_task(rank, task, progress),
+            max_steps=self.settings.max_steps,
+            skip_nan=False,
+            on_left=lambda: None,
+        )
+        prepare(rank)
+        with self.changed:
+            self.ranks.append(rank)
+        with suppress(RetryableError):
+            self.handle(PodChanged(self._status(rank)))
+        for target in (rank.leases.run, rank.world.run, lambda: self._run(rank)):
+            threading.Thread(target=self._quietly, args=(rank, target), daemon=True).start()
+        return rank
+
+    def _run_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
+        """Evaluation: the sum of the variable, counted once for each record that was evaluated."""
+        self._check_alive(rank)
+        total = float(rank.replica.counts.sum())
+        result: Any = {"total": total}
+        if task.kind == "evaluation":
+            self.evaluated.append((rank.uid, task.step, total))
+            result = {"total": {"additive": True, "states": [[total]]}}
+        with suppress(RetryableError):
+            self.handle(TaskReported(rank.uid, task.lease_id, None, result))
+        progress.drop_lease(task.lease_id)
+        rank.leases.release_slot(task)
+
+    def _quietly(self, rank: Rank, target: Callable[[], Any]) -> None:
+        with suppress(KilledError):
+            target()
+
+    def _run(self, rank: Rank) -> None:
+        try:
+            rank.loop.run()
+        except (LeavingError, KilledError):
+            pass
+        except BaseException as error:
+            if not rank.is_killed:
+                rank.error = error
+        finally:
+            rank.loop.close()
+            rank.leases.stop()
+            rank.world.stop()
+            rank.listener.stop()
+            rank.ended.set()
+            if not rank.is_killed:
+                with suppress(EdlError):
+                    self.handle(PodChanged(self._status(rank)))
+
+    def _silence(self, rank: Rank) -> None:
+        rank.is_killed = True
+        rank.leases.stop()
+        rank.loop.abort_round("killed")
+        rank.listener.stop()
+
+    def kill(self, rank: Rank) -> None:
+        """SIGKILL: its connections break, and the cluster says that its pod has ended."""
+        self._silence(rank)
+        with suppress(RetryableError):
+            self.handle(PodChanged(self._status(rank)))
+
+    def tell_to_leave(self, rank: Rank) -> None:
+        """SIGTERM."""
+        threading.Thread(target=rank.gate.close, args=(0.0,), daemon=True).start()
+        rank.gate._closed.set()
+        with suppress(RetryableError):
+            self.handle(PodChanged(self._status(rank)))
+
+    # ------------------------------------------------------------------ what tests wait for
+
+    def wait(self, condition: Callable[[], Any], seconds: float = BOUND) -> None:
+        """Wait until something holds."""
+        until = time.monotonic() + seconds
+        while not condition():
+            failed = [rank for rank in self.ranks if rank.error is not None]
+            if failed:
+                raise AssertionError(f"{failed[0].uid} failed") from failed[0].error
+            rounds = self.state.world
+            assert time.monotonic() < until, (rounds, [(x.uid, x.world.phase, x.world.step) for x in self.ranks])
+            time.sleep(0.005)
+
+    def wait_for_round(self, workers: int) -> None:
+        """Wait until a round with so many workers runs."""
+        self.wait(
+            lambda: (
+                self.state.world is not None and sum(map(self.state.world.trains, self.state.world.members)) == workers
+            )
+        )
+
+    def wait_for_step(self, step: int) -> None:
+        """Wait until steps are in the ledger."""
+        self.wait(lambda: self.state.step >= step)
+
+    def wait_for_end(self) -> None:
+        """Wait until the job is done, and check that every record was applied exactly once in each epoch."""
+        self.wait(lambda: self.end is not None)
+        assert self.end is not None
+        assert self.end.phase == "Done", self.end
+        training = self.state.ledgers[TRAINING]
+        assert training.done_records == self.records * self.settings.epochs
+        # A worker that was not ready before the end never got a state.
+        remaining = [
+            rank for rank in self.ranks if not rank.is_killed and not rank.gate.closed and rank.replica.updates
+        ]
+        assert remaining
+        for rank in remaining:
+            rank.ended.wait(BOUND)
+            assert rank.error is None, rank.error
+            np.testing.assert_array_equal(rank.replica.counts, np.full(self.records, self.settings.epochs))
+
+
+class _RankSession:
+    """The calls of one worker to the master."""
+
+    def __init__(self, job: AllReduceJob, rank: Rank) -> None:
+        self._job, self._rank = job, rank
+
+    def request_world(self, request: Callable[[], pb.WorldRequest], wait_seconds: float) -> pb.WorldReply:
+        return self._job.request_world(self._rank, request, wait_seconds)
+
+    def request_lease(self, wait_seconds: float, known_leases: Callable[[], Iterable[int]] = tuple) -> pb.LeaseReply:
+        return self._job.request_lease(self._rank, known_leases, wait_seconds)
+
+    def report_progress(self, lease_progress: Any) -> pb.ProgressReply:
+        self._job.handle(ProgressReported(self._rank.uid, parse_lease_progress(lease_progress)))
+        return pb.ProgressReply()

@@ -1,0 +1,249 @@
+"""Ranks that train together: every record is applied exactly once, whatever happens to workers and master."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from threading import Event
+
+import pytest
+from support.all_reduce_job import AllReduceJob, KilledError, Rank
+
+
+@pytest.fixture
+def folder():
+    with TemporaryDirectory(prefix="edl-") as path:
+        yield Path(path)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_fixed_world_applies_every_record_once(folder, workers):
+    with AllReduceJob(folder, epochs=2) as job:
+        for _ in range(workers):
+            job.start_rank()
+        job.wait_for_end()
+
+
+def test_a_worker_that_joins_gets_the_state_and_takes_part(folder):
+    with AllReduceJob(folder, records=400, seconds=0.005) as job:
+        job.start_rank()
+        job.wait_for_step(3)
+        job.start_rank()
+        job.wait_for_round(2)
+        job.wait_for_end()
+
+
+def test_a_killed_worker_costs_one_step(folder):
+    with AllReduceJob(folder, records=400, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(5)
+        job.kill(ranks[1])
+        job.wait_for_end()
+
+
+def test_a_worker_that_is_told_to_leave_leaves_at_a_boundary(folder):
+    with AllReduceJob(folder, records=400, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(5)
+        job.tell_to_leave(ranks[0])
+        job.wait(ranks[0].ended.is_set)
+        job.wait_for_end()
+
+
+def test_a_round_goes_on_without_a_master(folder):
+    with AllReduceJob(folder, records=1200, seconds=0.005, task_records=200) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_step(3)
+        job.stop_master()
+        step = ranks[0].world.step
+        job.wait(lambda: ranks[0].world.step > step)
+        job.start_master()
+        job.wait_for_end()
+
+
+def test_a_worker_is_killed_while_there_is_no_master(folder):
+    with AllReduceJob(folder, records=400, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(3)
+        job.stop_master()
+        job.kill(ranks[2])
+        job.start_master()
+        job.wait_for_end()
+
+
+def test_training_starts_again_when_all_workers_are_lost(folder):
+    with AllReduceJob(folder, records=4000, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_step(3)
+        for rank in ranks:
+            job.kill(rank)
+        job.wait(lambda: all(rank.ended.is_set() for rank in ranks))
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_end()
+        assert job.state.counters.rolled_back > 0
+
+
+def test_max_steps_counts_the_updates_of_all_workers(folder):
+    with AllReduceJob(folder, records=400, max_steps=7) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait(lambda: job.end is not None)
+        assert job.end.phase == "Done"
+        assert [rank.replica.updates for rank in ranks] == [7, 7]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_all_ranks_pause_for_an_evaluation_and_have_the_same_variables(folder, workers):
+    with AllReduceJob(folder, records=400, seconds=0.001, validation=64, evaluation_steps=10) as job:
+        for _ in range(workers):
+            job.start_rank()
+        job.wait_for_end()
+        begun = [entry.step for entry in job.journal if entry.kind == "evaluation"]
+        assert begun[-1] == job.state.step
+        assert begun[:-1] == list(range(10, job.state.step, 10))
+        # All ranges of one evaluation were evaluated with one state, whoever did it.
+        totals: dict[int, set[float]] = {}
+        for _, step, total in job.evaluated:
+            totals.setdefault(step, set()).add(total)
+        assert sorted(totals) == begun
+        assert all(len(found) == 1 for found in totals.values())
+
+
+def test_an_evaluating_worker_is_killed(folder):
+    with AllReduceJob(folder, records=600, seconds=0.001, validation=640, evaluation_steps=10) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait(lambda: any(uid == "w1" for uid, _, _ in job.evaluated))
+        job.kill(ranks[1])
+        job.wait_for_end()
+        totals: dict[int, set[float]] = {}
+        for _, step, total in job.evaluated:
+            totals.setdefault(step, set()).add(total)
+        assert all(len(found) == 1 for found in totals.values())
+
+
+def kill_at(job: AllReduceJob, point: str, call: int):
+    """Make a rank die the ``call``-th time that it reaches a point of a step."""
+
+    def prepare(rank: Rank) -> None:
+        left = [call]
+
+        def fail(reached: str) -> None:
+            if reached == point:
+                left[0] -= 1
+                if left[0] == 0:
+                    job.kill(rank)
+                    raise KilledError
+
+        rank.replica.fail_at = fail
+
+    return prepare
+
+
+@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("point", ["compute", "reduce", "apply", "applied"])
+def test_workers_die_at_each_point_of_a_step(folder, point, victims):
+    with AllReduceJob(folder, records=400, seconds=0.003) as job:
+        for number in range(victims):
+            job.start_rank(kill_at(job, point, 6 + number))
+        for _ in range(2):
+            job.start_rank()
+        job.wait_for_end()
+
+
+@pytest.mark.parametrize("point", ["apply", "applied"])
+def test_all_but_one_die_at_one_point_of_a_step(folder, point):
+    with AllReduceJob(folder, records=400, seconds=0.003) as job:
+        for _ in range(3):
+            job.start_rank(kill_at(job, point, 5))
+        job.start_rank()
+        job.wait_for_end()
+
+
+def test_a_joiner_dies_while_it_fetches(folder):
+    with AllReduceJob(folder, records=600, seconds=0.003) as job:
+        for _ in range(2):
+            job.start_rank()
+        job.wait_for_step(3)
+        job.start_rank(kill_at(job, "fetched", 1))
+        job.wait(lambda: job.ranks[2].is_killed)
+        job.start_rank()
+        job.wait_for_end()
+
+
+def test_the_source_of_a_joiner_dies(folder):
+    with AllReduceJob(folder, records=600, seconds=0.003) as job:
+        first = [job.start_rank() for _ in range(2)]
+        job.wait_for_step(3)
+
+        def kill_the_source(rank: Rank) -> None:
+            rank.replica.fail_at = lambda point: job.kill(first[0]) if point == "fetched" else None
+
+        job.start_rank(kill_the_source)
+        job.wait_for_end()
+
+
+def test_a_stopped_worker_is_lost_and_comes_back(folder):
+    with AllReduceJob(folder, records=3000, seconds=0.003) as job:
+        resume, is_stopped = Event(), Event()
+
+        def stop_once(rank: Rank) -> None:
+            def stop(point: str) -> None:
+                if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
+                    is_stopped.set()
+                    job.silent.add(rank.uid)
+                    rank.loop.abort_round("its neighbours hear nothing from it")
+                    resume.wait(20)
+                    job.silent.discard(rank.uid)
+
+            rank.replica.fail_at = stop
+
+        job.start_rank(stop_once)
+        for _ in range(2):
+            job.start_rank()
+        job.wait(is_stopped.is_set)
+        job.wait_for_round(2)
+        resume.set()
+        job.wait_for_round(3)
+        job.wait_for_end()
+
+
+def test_the_master_is_replaced_during_a_change_of_the_world(folder):
+    with AllReduceJob(folder, records=1200, seconds=0.003) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        for rank in ranks[:2]:
+            job.kill(rank)
+            job.stop_master()
+            job.start_master()
+        job.start_rank()
+        job.wait_for_end()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults(folder, seed):
+    random = Random(seed)
+    with AllReduceJob(folder, records=1600, seconds=0.002, workers=6) as job:
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_step(2)
+        while job.end is None and len(job.ranks) < 14:
+            living = [
+                rank for rank in job.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed
+            ]
+            fault = random.choice(("kill", "leave", "join", "join", "master"))
+            if fault == "kill" and len(living) > 1:
+                job.kill(random.choice(living))
+            elif fault == "leave" and len(living) > 1:
+                job.tell_to_leave(random.choice(living))
+            elif fault == "master":
+                job.stop_master()
+                job.start_master()
+            else:
+                job.start_rank()
+            reached = job.state.step + random.randint(0, 6)
+            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached)
+        job.wait_for_end()
