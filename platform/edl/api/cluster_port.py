@@ -8,7 +8,7 @@ Implementations: ``edl.cluster.local.local_cluster`` (processes of this machine)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -23,6 +23,11 @@ class Role(StrEnum):
     MASTER = "master"
     PS = "ps"
     WORKER = "worker"
+
+
+ALLOCATOR_VARIABLES: Mapping[Role, Mapping[str, str]] = {Role.MASTER: {"MALLOC_ARENA_MAX": "1"}}
+"""Settings of glibc's allocator by role. A master has many threads and allocates little, so arenas of their own would
+only keep pages that nobody uses. Parameter servers and workers allocate in parallel."""
 
 
 class PodPhase(StrEnum):

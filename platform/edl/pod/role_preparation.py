@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
-from edl.api.cluster_port import Role
+from edl.api.cluster_port import ALLOCATOR_VARIABLES, Role
 from edl.api.errors import BadInputError, StorageError
 from edl.api.events import RunStarted
 from edl.api.job_spec import JobSpec
@@ -192,7 +192,7 @@ def prepare_role(role: str, spec: str, environment: EnvironmentVariables) -> dic
         StorageError: the volume fails.
     """
     _require_training_image(role)
-    given = {"EDL_ROLE": role, "PYTHONUNBUFFERED": "1"}
+    given = {"EDL_ROLE": role, "PYTHONUNBUFFERED": "1", **ALLOCATOR_VARIABLES.get(Role(role), {})}
     if role == Role.MASTER:
         return given | _master_variables(spec, environment)
     run = RunDirectory(Path(_require_variable(environment, "EDL_RUN_DIR")))

@@ -85,6 +85,7 @@ def test_a_master_is_told_its_run_directory_and_its_own_address(tmp_path: Path, 
     told = prepare_role("master", spec, given | {"EDL_HOST": "10.0.0.7"})
     assert told["EDL_RUN_DIR"] == str(tmp_path / "s" / "team" / "iris" / "uid-1")
     assert (told["EDL_ROLE"], told["EDL_INDEX"], told["EDL_MASTER_ADDRESS"]) == ("master", "0", "10.0.0.7:7070")
+    assert told["MALLOC_ARENA_MAX"] == "1"
     assert prepare_role("master", spec, given | {"EDL_HOST": "fd00::7"})["EDL_MASTER_ADDRESS"] == "[fd00::7]:7070"
     written = json.loads((Path(told["EDL_RUN_DIR"]) / "spec.json").read_text())
     assert written["model"]["zoo"] == "/model_zoo"

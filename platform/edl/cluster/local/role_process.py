@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 
-from edl.api.cluster_port import PodPhase, Role
+from edl.api.cluster_port import ALLOCATOR_VARIABLES, PodPhase, Role
 from edl.cluster.local.parent_death import parent_death_hook
 
 # --------------------------------------------------------------------------------------------------
@@ -74,6 +74,7 @@ class RoleEnvironment:
             "EDL_TOKEN_FILE": str(self.token_file),
             "EDL_CLUSTER_SOCKET": str(self.cluster_socket),
             "EDL_MASTER_ADDRESS": self.master_address,
+            **ALLOCATOR_VARIABLES.get(self.role, {}),
         }
 
 
