@@ -90,6 +90,7 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
         check_end(job, run, lost=1)
 
 
+@pytest.mark.repetition
 def test_two_workers_are_killed_at_once(all_reduce: Make) -> None:
     job = all_reduce()
     with job.start() as run:
@@ -100,6 +101,7 @@ def test_two_workers_are_killed_at_once(all_reduce: Make) -> None:
         check_end(job, run, lost=2)
 
 
+@pytest.mark.repetition
 def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
     job = all_reduce()
     with job.start() as run:
@@ -111,6 +113,7 @@ def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
         check_end(job, run, lost=1)
 
 
+@pytest.mark.repetition
 def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
     job = all_reduce(records=96000)
     with job.start() as run:
@@ -132,6 +135,7 @@ def test_the_master_is_killed_during_a_change_of_the_world(all_reduce: Make) -> 
         check_end(job, run, lost=1)
 
 
+@pytest.mark.repetition
 def test_all_workers_are_killed(all_reduce: Make) -> None:
     job = all_reduce()
     with job.start() as run:
