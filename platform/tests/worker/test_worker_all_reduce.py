@@ -211,6 +211,46 @@ def test_a_stopped_worker_is_lost_and_comes_back(folder):
         job.wait_for_end()
 
 
+def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_others_are_lost(folder):
+    with AllReduceJob(folder, records=800, seconds=0.003) as job:
+        resume, is_stopped = Event(), Event()
+
+        def stop_once(rank: Rank) -> None:
+            def stop(point: str) -> None:
+                if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
+                    is_stopped.set()
+                    job.silent.add(rank.uid)
+                    rank.loop.abort_round("its neighbours hear nothing from it")
+                    resume.wait(20)
+                    job.silent.discard(rank.uid)
+
+            rank.replica.fail_at = stop
+
+        job.start_rank(stop_once)
+        other = job.start_rank()
+        job.wait(is_stopped.is_set)
+        job.wait_for_round(1)
+        job.wait_for_step(12)
+        job.kill(other)
+        resume.set()
+        job.wait_for_end()
+
+
+def test_a_joiner_gets_the_shares_of_many_steps_that_no_master_has_acknowledged(folder, monkeypatch):
+    # As if there were a thousand ranks, or no master for a minute.
+    monkeypatch.setattr("edl.collective.communicator.MAX_CONTROL_BYTES", 2048)
+    with AllReduceJob(folder, records=1200, task_records=600, seconds=0.001, workers_min=2) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_step(3)
+        job.stop_master()
+        step = ranks[0].world.step
+        job.wait(lambda: ranks[0].world.step > step + 100)
+        job.kill(ranks[1])
+        job.start_rank()
+        job.start_master()
+        job.wait_for_end()
+
+
 def test_the_master_is_replaced_during_a_change_of_the_world(folder):
     with AllReduceJob(folder, records=1200, seconds=0.003) as job:
         ranks = [job.start_rank() for _ in range(3)]

@@ -96,6 +96,8 @@ class StepLoop:
         on_left: Callable[[], None],
     ) -> None:
         self._replica = replica
+        # Rank 0 starts with it again when no worker is left whose state counts.
+        self._initial_state = replica.pack_state()
         self._world = world
         self._listener = listener
         self._shares = shares
@@ -201,23 +203,25 @@ class StepLoop:
             return
         source = view.members.index(view.holders[0]) if view.holders else 0
         is_source = self._world.rank == source
-        described: dict[str, Any] = {"model": self._replica.fingerprint()}
-        if is_source:
-            described |= {"step": view.step, "shares": shares_to_json(self._world.unacknowledged_shares())}
+        own_shares = b""
+        if is_source and view.holders:
+            own_shares = json.dumps(shares_to_json(self._world.unacknowledged_shares())).encode()
+        described = {"model": self._replica.fingerprint(), "share_bytes": len(own_shares)}
         answers = communicator.all_reduce(np.zeros(1, np.int32), json.dumps(described).encode())
         self._compare_models(answers)
-        state = self._replica.pack_state().view(np.int32)
+        # As data: after a time without a master they are longer than a control message may be.
+        shares = np.zeros(int(decode_json(answers[source])["share_bytes"]), np.uint8)
+        if is_source:
+            shares[:] = np.frombuffer(own_shares, np.uint8)
+        communicator.all_reduce(shares)
+        # Without a holder rank 0 may have variables of steps that are leased again.
+        state = (self._replica.pack_state() if view.holders else self._initial_state.copy()).view(np.int32)
         if not is_source:
             state = np.zeros_like(state)
         communicator.all_reduce(state)
-        me = view.members[self._world.rank]
-        if me in lacking:
+        if view.members[self._world.rank] in lacking:
             self._replica.unpack_state(state.view(np.uint8))
-            found = decode_json(answers[source])
-            shares: dict[int, StepShares] = {
-                int(step): tuple(Share(*map(int, share)) for share in each) for step, each in found["shares"]
-            }
-            self._world.adopt_state(view.round, view.step, shares if view.holders else {})
+            self._world.adopt_state(view.round, view.step, _decode_shares(shares.tobytes()) if view.holders else {})
 
     def _compare_models(self, answers: Sequence[bytes]) -> None:
         models = [decode_json(answer)["model"] for answer in answers]
@@ -344,6 +348,10 @@ class StepLoop:
         if communicator is not None:
             communicator.abort(reason)
         self._listener.cancel_round(reason)
+
+
+def _decode_shares(data: bytes) -> dict[int, StepShares]:
+    return {int(step): tuple(Share(*map(int, share)) for share in each) for step, each in decode_json(data)}
 
 
 def _nothing() -> np.ndarray[Any, Any]:
