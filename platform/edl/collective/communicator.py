@@ -170,8 +170,12 @@ class Communicator:
     def abort(self, reason: str) -> None:
         """End the round on all ranks, from any thread. A pending call raises RoundBrokenError."""
         self._ended = self._ended or reason
-        if self._ring is not None:
-            self._ring.abort(reason)
+        # A round that is being closed has ended, and its descriptors may already be those of other files.
+        if self._ring is not None and self._closing.acquire(blocking=False):
+            try:
+                self._ring.abort(reason)
+            finally:
+                self._closing.release()
 
     def close(self) -> None:
         """Leave the round. Ranks still in the last reduction finish it. Calling it twice is harmless."""
