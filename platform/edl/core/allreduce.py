@@ -35,7 +35,7 @@ from edl.core.world_rounds import (
 )
 
 CLOSING_SILENCE_SECONDS = 2.0
-"""A member that is silent for so long while the others wait for its report counts as lost.
+"""A worker that is silent for so long while the others wait for its report counts as lost.
 
 Its messages come from a thread of their own, at least twice a second.
 """
@@ -137,14 +137,14 @@ def restart_world(state: JobState) -> None:
         _obey(state, state.world, state.world.handle_restart())
 
 
-def advance_world(state: JobState, now: float) -> None:
-    """Tell the rounds which workers are gone, leave or are silent, and how many there must be."""
+def advance_world(state: JobState) -> None:
+    """Tell the rounds which workers are gone or leave, and how many there must be."""
     rounds = state.world
     if rounds is None:
         return
     for worker in (*rounds.members, *rounds.candidates):
         if worker not in rounds.lost:
-            _obey(state, rounds, _check_worker(state, rounds, worker, now))
+            _obey(state, rounds, _check_worker(state, rounds, worker))
     if rounds.members_min != state.workers_min:
         rounds.members_min = state.workers_min
         _obey(state, rounds, rounds.announce_if_possible())
@@ -155,23 +155,41 @@ def advance_world(state: JobState, now: float) -> None:
         _notify(state)
 
 
-def _check_worker(state: JobState, rounds: WorldRounds, worker: str, now: float) -> list[RoundCommand]:
+def _check_worker(state: JobState, rounds: WorldRounds, worker: str) -> list[RoundCommand]:
     pod = state.pods.by_uid.get(worker)
     if pod is None or not pod.live:
         return rounds.handle_lost(worker, pod.describe_end() if pod is not None else "its pod is gone")
-    # A worker that this master has not heard yet is silent from now on.
-    record = state.holders.get(worker)
-    if record is None:
-        record_heartbeat(state, worker, now)
-    else:
-        limit = record.silence_limit(state.lease_timeouts)
-        if rounds.phase is RoundPhase.CLOSING and worker in rounds.members and worker not in rounds.reports:
-            limit = CLOSING_SILENCE_SECONDS
-        if now - record.last_seen > limit:
-            return rounds.handle_lost(worker, f"it sent nothing for {now - record.last_seen:.1f} s")
     if not pod.staying and worker not in rounds.leaving:
         return rounds.handle_leaving(worker)
     return []
+
+
+def lose_silent_workers(state: JobState, now: float) -> None:
+    """Tell the rounds which workers are silent.
+
+    Call this in a tick only, after the silence that the master caused is excused: when a stopped master goes on,
+    the first message finds all other workers silent.
+    """
+    rounds = state.world
+    if rounds is None or state.has_ended or not state.pods_synced:
+        return
+    for worker in (*rounds.members, *rounds.candidates):
+        if worker not in rounds.lost:
+            _obey(state, rounds, _check_silence(state, rounds, worker, now))
+
+
+def _check_silence(state: JobState, rounds: WorldRounds, worker: str, now: float) -> list[RoundCommand]:
+    record = state.holders.get(worker)
+    if record is None:
+        # A worker that this master has not heard yet is silent from now on.
+        record_heartbeat(state, worker, now)
+        return []
+    limit = record.silence_limit(state.lease_timeouts)
+    is_awaited = worker in rounds.members or worker in rounds.joining
+    if rounds.phase is RoundPhase.CLOSING and is_awaited and worker not in rounds.reports:
+        limit = CLOSING_SILENCE_SECONDS
+    silent = now - record.last_seen
+    return rounds.handle_lost(worker, f"it sent nothing for {silent:.1f} s") if silent > limit else []
 
 
 def _return_leases_after_limit(state: JobState) -> None:

@@ -48,7 +48,7 @@ def advance_job(state: JobState, now: float) -> None:
         return
     parameter_servers.replace_unreachable_ps(state, now)
     scaling.reconcile_pods(state, now)
-    allreduce.advance_world(state, now)
+    allreduce.advance_world(state)
     _check_pins(state)
     if state.pending_stop is None:
         parameter_servers.advance_handover(state, now)
@@ -265,6 +265,11 @@ def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, n
         grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 
 
+def _handle_tick(state: JobState, event: events.Tick, now: float) -> None:
+    revocation.handle_tick(state, event, now)
+    allreduce.lose_silent_workers(state, now)
+
+
 _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.PodChanged: pod_events.handle_pod_changed,
     events.PodsSynced: pod_events.handle_pods_synced,
@@ -294,7 +299,7 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.StopRequested: checkpointing.handle_stop_requested,
     events.WorldReported: allreduce.handle_world_reported,
     events.WorldViewed: allreduce.handle_world_viewed,
-    events.Tick: revocation.handle_tick,
+    events.Tick: _handle_tick,
 }
 
 _ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {

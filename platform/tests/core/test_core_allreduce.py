@@ -41,6 +41,26 @@ def test_a_member_that_says_nothing_while_the_others_wait_is_lost() -> None:
     assert master.rounds.members == ("w0", "w1")
 
 
+def test_time_in_which_the_master_was_stopped_is_no_silence() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    master.now += 100
+    master.report("w0", RankPhase.RUNNING, step=0)
+    master.handle(Tick(late_seconds=100))
+    assert (master.rounds.phase, master.rounds.lost) == (RoundPhase.RUNNING, set())
+
+
+def test_a_planned_change_does_not_wait_for_a_candidate_that_is_silent() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    master.report("w1", RankPhase.OUTSIDE)
+    assert master.report("w0", RankPhase.ENDED, step=0).phase is RoundPhase.CLOSING
+    master.now += CLOSING_SILENCE_SECONDS
+    master.report("w0", RankPhase.ENDED, step=0)
+    master.handle(Tick())
+    assert (master.rounds.phase, master.rounds.members) == (RoundPhase.CONFIRMING, ("w0",))
+
+
 def test_the_lease_of_a_lost_worker_returns_when_the_next_round_starts_and_not_before() -> None:
     master = AllReduceMaster()
     master.start_round("w0", "w1")
