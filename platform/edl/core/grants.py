@@ -120,14 +120,19 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     # The answer to an earlier request may have been lost after its lease was journaled. Repeat it;
     # otherwise the range would stay idle until the lease expires.
     held = state.worker_leases(worker)
+    if state.world is not None and known_leases is not None:
+        named = state.holders[worker].named_leases | known_leases
+        state.holders[worker].named_leases = named & {lease.number for _, lease in held}
     for kind, lease in held:
         if known_leases is None or lease.number in known_leases:
             continue
         if kind == TRAINING and state.world is not None and not state.world.trains(worker):
             continue
         if state.world is not None and kind == TRAINING and lease.done_steps:
-            # A worker knows a lease until all its records are in the ledger, so none of the rest is under way.
-            state.record_entry(LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
+            # The worker gave it up when the previous master took it out of the world. One that it has named to this
+            # master it still trains: this request is an older one that waited here, and nobody waits for its answer.
+            if lease.number not in state.holders[worker].named_leases:
+                state.record_entry(LeaseReturned(lease=lease.number, through=lease.done_steps, partial=0, repeated=0))
         elif not lease.done_steps:
             return _lease_reply(state, kind, lease)
 

@@ -75,6 +75,7 @@ class LeaseHolder:
     Attributes:
         last_mentioned: when the worker's messages last named each lease; they name all that it knows.
         partial_steps: steps of leases whose tasks count only as a whole.
+        named_leases: training leases under AllReduce that the worker has named to this master.
         is_starting: whether it started under this master and has not completed a step yet.
         step_count: number of steps that it has completed.
     """
@@ -83,6 +84,7 @@ class LeaseHolder:
     last_steps: dict[int, float] = field(default_factory=dict)
     last_mentioned: dict[int, float] = field(default_factory=dict)
     partial_steps: dict[int, int] = field(default_factory=dict)
+    named_leases: frozenset[int] = frozenset()
     step_count: int = 0
     is_starting: bool = False
 

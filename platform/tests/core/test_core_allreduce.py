@@ -97,6 +97,30 @@ def test_a_grant_that_got_lost_is_granted_again() -> None:
     assert master.lease("w0", first).lease != first
 
 
+def test_a_late_request_takes_no_lease_back_that_the_worker_trains() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    master.lease("w0", lease)
+    master.report("w0", RankPhase.RUNNING, step=2, stable=1, shares={1: (Share(lease, 0, 4),)})
+    training = master.state.training_ledger
+    assert training is not None
+    master.lease("w0")
+    assert lease in training.leases
+
+
+def test_a_lease_that_a_worker_has_given_up_returns_with_a_new_master() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    master.lease("w0", lease)
+    master.report("w0", RankPhase.RUNNING, step=2, stable=1, shares={1: (Share(lease, 0, 4),)})
+    master.restart()
+    master.lease("w0")
+    assert master.state.training_ledger is not None
+    assert lease not in master.state.training_ledger.leases
+
+
 def test_steps_count_only_with_the_shares_that_say_what_is_in_them() -> None:
     master = AllReduceMaster()
     master.start_round("w0")
