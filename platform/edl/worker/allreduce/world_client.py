@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl.api.errors import EdlError
 from edl.api.round_id import RoundId
 from edl.core.rank_state import RankPhase, RankState, StateSource
 from edl.core.world_rounds import NO_ROUND, RoundAnnounced, RoundPhase, StepShares
@@ -118,7 +117,7 @@ class WorldClient:
         self._stable_step = 0
         self._is_paused = False
         self._loss_sum, self._loss_steps = 0.0, 0
-        self._failure: EdlError | None = None
+        self._failure: Exception | None = None
         self._stopped = False
 
     # ------------------------------------------------------------------ what the main thread asks
@@ -239,7 +238,7 @@ class WorldClient:
         try:
             while not self._stopped:
                 self._take_reply(self._session.request_world(lambda: self._make_request(POLL_SECONDS), POLL_SECONDS))
-        except EdlError as error:
+        except Exception as error:  # noqa: BLE001  raised by ``view``: without this thread the worker knows nothing
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
