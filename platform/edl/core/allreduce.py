@@ -205,7 +205,11 @@ def _return_leases_after_limit(state: JobState) -> None:
 
 def is_evaluation_due(state: JobState) -> bool:
     """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
-    if state.world is None or not state.validation or state.evaluation is not None or state.is_training_over():
+    training = state.training_ledger
+    if state.world is None or training is None or not state.validation or state.evaluation is not None:
+        return False
+    # The last step has the final evaluation. Leases may be open until they return.
+    if state.has_reached_limit(training) or state.is_training_over():
         return False
     return is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
 

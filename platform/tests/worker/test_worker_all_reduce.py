@@ -113,6 +113,13 @@ def test_all_ranks_pause_for_an_evaluation_and_have_the_same_variables(folder, w
         assert all(len(found) == 1 for found in totals.values())
 
 
+def test_the_step_of_max_steps_is_evaluated_once(folder):
+    with AllReduceJob(folder, records=400, validation=64, evaluation_steps=5, max_steps=10) as job:
+        job.start_rank()
+        job.wait(lambda: job.end is not None)
+        assert [entry.step for entry in job.journal if entry.kind == "evaluation"] == [5, 10]
+
+
 def test_an_evaluating_worker_is_killed(folder):
     with AllReduceJob(folder, records=600, seconds=0.001, validation=640, evaluation_steps=10) as job:
         ranks = [job.start_rank() for _ in range(3)]
