@@ -131,7 +131,7 @@ class StepLoop:
                 self._leave_if_told(view)
                 self._shares.take_tasks()
                 if not self._shares.other_tasks:
-                    self._world.wait_for_view(VIEW_WAIT_SECONDS)
+                    self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
         self._close_communicator()
         return 0
 

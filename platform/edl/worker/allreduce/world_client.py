@@ -159,11 +159,12 @@ class WorldClient:
         with self._changed:
             return dict(self._rank.shares)
 
-    def wait_for_view(self, seconds: float) -> None:
-        """Wait until there is another view, at most ``seconds``."""
+    def wait_for_view(self, known: View, seconds: float) -> None:
+        """Wait until there is another view than ``known``, at most ``seconds``."""
         with self._changed:
-            version = self._view.version
-            self._changed.wait_for(lambda: self._view.version != version or self._failure is not None, seconds)
+            self._changed.wait_for(
+                lambda: self._view.version != known.version or self._failure is not None, timeout=seconds
+            )
 
     # ------------------------------------------------------------------ what the main thread does
 
