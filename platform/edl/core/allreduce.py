@@ -55,6 +55,8 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
             state.last_step = now
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _begin_evaluation(state, rounds)
+    # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
+    _update_pause(state)
     state.add_commands(view_world(state, event.worker))
 
 
@@ -149,6 +151,10 @@ def advance_world(state: JobState) -> None:
         rounds.members_min = state.workers_min
         _obey(state, rounds, rounds.announce_if_possible())
     _return_leases_after_limit(state)
+    _update_pause(state)
+
+
+def _update_pause(state: JobState) -> None:
     pauses = is_evaluation_due(state) or (state.evaluation is not None and not state.evaluation.final)
     if pauses != state.world_pauses:
         state.world_pauses = pauses

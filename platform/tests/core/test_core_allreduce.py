@@ -6,9 +6,10 @@ import pytest
 from support.all_reduce_master import AllReduceMaster
 
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS
-from edl.core.events import EndJob, LeaseReply, Tick
+from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView
+from edl.core.job import JobStateMachine
 from edl.core.rank_state import RankPhase
-from edl.core.world_rounds import RoundPhase, Share
+from edl.core.world_rounds import MemberReport, RoundPhase, Share
 
 
 def test_the_first_worker_trains_alone_and_the_next_ones_join() -> None:
@@ -179,6 +180,23 @@ def test_when_nobody_has_a_state_the_ledger_starts_again() -> None:
     again.restart()
     assert again.state.training_ledger is not None
     assert again.state.training_ledger.to_snapshot() == training.to_snapshot()
+
+
+def test_the_answer_to_the_report_that_begins_an_evaluation_says_that_nobody_trains() -> None:
+    master = AllReduceMaster(validation=8, evaluation_steps=1)
+    master.start_round("w0")
+    lease = master.lease("w0").lease
+    shares = {1: (Share(lease, 0, 4),)}
+    view = master.report("w0", RankPhase.RUNNING, step=1, stable=1, shares=shares, is_paused=True)
+    assert master.state.evaluation is not None
+    assert view.must_pause
+    # A new master, before it knows the pods.
+    state = JobStateMachine(master.settings)
+    state.replay_journal(None, master.journal)
+    state.begin_incarnation(2)
+    report = MemberReport(step=1)
+    answers = state.handle(WorldReported("w0", RankPhase.RUNNING, master.rounds.round, report, 1), 0.0)
+    assert [answer.must_pause for answer in answers if isinstance(answer, WorldView)] == [True]
 
 
 def test_training_ends_with_the_step_that_max_steps_names() -> None:

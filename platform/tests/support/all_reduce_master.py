@@ -26,9 +26,15 @@ WORKERS = ("w0", "w1", "w2")
 
 
 class AllReduceMaster:
-    """The master; ``journal`` has what it has entered."""
+    """The master; ``journal`` has what it has entered.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        validation: records that are evaluated.
+        settings: changes of the job's settings.
+    """
+
+    def __init__(self, *, validation: int = 0, **settings: Any) -> None:
+        self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
                 {"minibatch": 4, "task_records": 16, "ps": 0, "durable": False, "all_reduce": True, "workers": 3}
@@ -52,7 +58,7 @@ class AllReduceMaster:
                 self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
-            self.handle(DatasetDescribed(training=(("a", 96),)))
+            self.handle(DatasetDescribed(training=(("a", 96),), validation=self.validation))
 
     @property
     def rounds(self) -> WorldRounds:
