@@ -24,6 +24,7 @@ from script import main, say
 
 ZOO = Path(__file__).with_name("zoo")
 MODELS = ("functional", "sequential", "nested", "HugeTableModel")
+LABELS = {"HugeTableModel": "subclassed"}
 THRESHOLD = 2 << 20
 Built = dict[str, float]
 
@@ -87,7 +88,7 @@ def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[BenchFigure]:
     yield BenchFigure(f"{table} builds: memory above TensorFlow", middle("functional", "megabytes"), "MB", 300.0)
     yield BenchFigure(f"{table} builds: time", middle("functional", "seconds"), "s", 3.0)
     for model in MODELS[1:]:
-        name = model.lower()
+        name = LABELS.get(model, model)
         yield BenchFigure(f"the same, {name} model: memory", middle(model, "megabytes"), "MB")
         yield BenchFigure(f"the same, {name} model: time", middle(model, "seconds"), "s")
     yield BenchFigure("the same model with 1000 rows: memory", middle("small", "megabytes"), "MB")
