@@ -81,6 +81,27 @@ def test_the_lease_of_a_lost_worker_returns_when_the_next_round_starts_and_not_b
     assert [work.start for work in training.returned_ranges] == [granted.record_range.start + 4]
 
 
+def test_a_worker_that_was_lost_and_joins_the_very_next_round_has_no_lease() -> None:
+    """It gave its leases up when it heard that it was outside, so nobody would train their records."""
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    lost = master.lease("w1").lease
+    master.now += 5.0
+    master.report("w0", RankPhase.RUNNING, step=0)
+    master.handle(Tick())
+    assert "w1" in master.rounds.lost
+    # It is back before the survivor has reported.
+    master.report("w1", RankPhase.OUTSIDE)
+    master.report("w0", RankPhase.ENDED, step=0)
+    assert master.rounds.members == ("w0", "w1")
+    training = master.state.training_ledger
+    assert training is not None
+    for worker in master.rounds.members:
+        master.report(worker, RankPhase.CONFIRMED)
+    assert master.rounds.trains("w1")
+    assert lost not in training.leases
+
+
 def test_only_members_of_the_running_round_get_training_leases() -> None:
     master = AllReduceMaster()
     master.start_round("w0")
