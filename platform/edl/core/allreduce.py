@@ -13,7 +13,7 @@ from dataclasses import replace
 from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted, WorldChanged
 from edl.api.journal_entries import EvaluationBegun, LeaseReturned
-from edl.core import world_entries
+from edl.core import member_crashes, world_entries
 from edl.core.cuts import is_due
 from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
@@ -243,11 +243,20 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
         if isinstance(command, CloseRound | ChangeAtBoundary):
             _notify(state)
         elif isinstance(command, RoundAnnounced):
-            state.record_entry(world_entries.announced_entry(command, state.training_ledger))
+            entry = world_entries.announced_entry(command, state.training_ledger)
+            lost = member_crashes.open_leases(state)
+            state.record_entry(entry)
+            for worker in command.joined:
+                member_crashes.forget_returned_leases(state, worker)
+            # The ledger starts again: nobody knows how far the lost workers were.
+            if entry.ledger is not None:
+                member_crashes.judge_returned_leases(state, lost, is_progress_known=False)
             _notify(state)
         elif isinstance(command, RoundStarted):
             _credit_workers(state, command.done)
+            returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
             state.record_entry(world_entries.started_entry(command, rounds, state.training_ledger))
+            member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
             _credit(state)
             _notify(state)
@@ -282,7 +291,10 @@ def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:
         lease = training.leases.get(number) if training is not None else None
         if lease is None:
             continue
-        steps = min(-(-records // lease.minibatch), lease.step_count) - lease.done_steps
+        applied = min(-(-records // lease.minibatch), lease.step_count)
+        steps = applied - lease.done_steps
+        if applied == lease.step_count:
+            state.crash_suspects.close_lease(lease, applied)
         holder = state.holders.get(lease.worker)
         if holder is not None and steps > 0:
             holder.step_count += steps

@@ -9,6 +9,10 @@ A minibatch is guilty after at least two crashes in which the worker held nothin
 including those in which it may have been fed ahead. So an innocent minibatch is never blamed for
 its successors, and a guilty one costs three workers. The counts are not journaled: a new master
 starts counting again.
+
+Under AllReduce a suspect minibatch is a lease of its own, for a worker that holds nothing else. So the ledger
+names it, also when nobody is left who knows which steps were applied. docs/design/0010-allreduce.md has the
+reasons.
 """
 
 from __future__ import annotations
@@ -42,12 +46,15 @@ class CrashSuspects:
         one_by_one_leases: the leases that were granted one by one.
         possible_crashes: by minibatch, crashes of workers that may have read, fed or trained it.
         certain_crashes: by minibatch, crashes of workers that held nothing else.
+        guilty_ranges: by minibatch that is to be quarantined, its number of crashes. Only under AllReduce, where a
+            ledger that went back leases it again.
     """
 
     suspect_ranges: list[RecordRange] = field(default_factory=list)
     one_by_one_leases: set[int] = field(default_factory=set)
     possible_crashes: dict[RecordRange, int] = field(default_factory=dict)
     certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
+    guilty_ranges: dict[RecordRange, int] = field(default_factory=dict)
 
     def is_suspect(self, work: RecordRange) -> bool:
         """Whether a crashed worker held this range, or a part of it."""
@@ -85,11 +92,48 @@ class CrashSuspects:
         counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, near[0]
         for each in near:
             counts[each] = counts.get(each, 0) + 1
-        # Replace overlapping parts, so that no record is listed twice.
         for lease, through in begun:
-            rest = lease.record_range.split(lease.record_after_steps(through))[1]
-            self.clear_range(rest)
-            self.suspect_ranges.append(rest)
+            self._suspect_range(lease.record_range.split(lease.record_after_steps(through))[1])
+        return self._find_guilt(at_work)
+
+    def record_member_crash(
+        self, leases: Sequence[tuple[Lease, int]], *, is_progress_known: bool
+    ) -> tuple[RecordRange, int] | None:
+        """Record that a worker of an AllReduce round crashed or exited without a report.
+
+        Args:
+            leases: its training leases, oldest first, each with its number of steps that are known to be applied.
+            is_progress_known: whether these are all. Otherwise all members were lost, and the worker may have been
+                further.
+
+        Returns:
+            As ``record_crash``.
+        """
+        begun = [(lease, through) for lease, through in leases if through < lease.step_count]
+        if not begun:
+            return None
+        is_alone = begun[0][0].number in self.one_by_one_leases
+        near = list(islice(_pending_minibatches(begun), 1 + MAX_FED_AHEAD if is_progress_known else None))
+        counts = self.certain_crashes if is_alone else self.possible_crashes
+        for each in near:
+            counts[each] = counts.get(each, 0) + 1
+            self._suspect_range(each)
+        return self._find_guilt(near[0])
+
+    def isolate_suspects(self, work: RecordRange, minibatch: int) -> RecordRange:
+        """The beginning of a range that may be one lease: a single suspect minibatch, or what precedes the first."""
+        starts = [each.start for each in self.suspect_ranges if _ranges_overlap(each, work)]
+        if not starts:
+            return work
+        steps = max(1, (min(starts) - work.start) // minibatch)
+        return work.split(min(work.end, work.start + steps * minibatch))[0]
+
+    def _suspect_range(self, work: RecordRange) -> None:
+        # Replace overlapping parts, so that no record is listed twice.
+        self.clear_range(work)
+        self.suspect_ranges.append(work)
+
+    def _find_guilt(self, at_work: RecordRange) -> tuple[RecordRange, int] | None:
         certain = self.certain_crashes.get(at_work, 0)
         count = certain + self.possible_crashes.get(at_work, 0)
         return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None

@@ -40,6 +40,7 @@ from edl.core.ledger import (
     STEPWISE_KINDS,
     TRAINING,
     Lease,
+    Ledger,
 )
 from edl.core.pod_lifecycle import STEPS_PER_CRASH
 from edl.core.shuffle import (
@@ -141,6 +142,9 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
         return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
 
+    if state.world is not None and state.crash_suspects.guilty_ranges and state.world.trains(worker):
+        _quarantine_guilty(state, worker)
+
     # A worker that still builds its model cannot train until TensorFlow is imported. While other
     # workers are ready it gets a single training range, and nothing that the whole job waits for.
     is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
@@ -160,8 +164,7 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
         return None
     if kind == TRAINING:
         if state.world is not None:
-            may_train = state.world.trains(worker) and len(ledger.worker_leases(worker)) < MAX_TRAINING_LEASES
-            return ledger.next_range(remaining_step_budget(state), worker) if may_train else None
+            return _next_member_range(state, ledger, worker) if state.world.trains(worker) else None
         # A push must reach every PS, and a checkpoint must exist to recover what a PS loses.
         return ledger.next_range(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
@@ -170,6 +173,36 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
     if kind in (EVALUATION, EXPORT) and state.world is not None and not state.world.trains(worker):
         return None
     return ledger.next_range()
+
+
+def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
+    """The next training range of a member under AllReduce."""
+    held = len(ledger.worker_leases(worker))
+    work = ledger.next_range(remaining_step_budget(state), worker) if held < MAX_TRAINING_LEASES else None
+    if work is None:
+        return None
+    work = state.crash_suspects.isolate_suspects(work, ledger.minibatch)
+    # The worker's next crash must identify the minibatch, even if nobody is left to say which steps were applied.
+    return None if held and state.crash_suspects.is_suspect(work) else work
+
+
+def _quarantine_guilty(state: JobState, worker: str) -> None:
+    """Quarantine the guilty minibatches that would be leased next: nobody gets them."""
+    ledger = state.ledgers[TRAINING]
+    while (work := ledger.next_range(remaining_step_budget(state), worker)) is not None:
+        work = state.crash_suspects.isolate_suspects(work, ledger.minibatch)
+        count = state.crash_suspects.guilty_ranges.get(work)
+        if count is None:
+            return
+        number, row = state.next_lease_number(), (work.epoch, work.source, work.start, work.end)
+        state.record_entry(
+            LeaseGranted(lease=number, task=TRAINING, work=row, minibatch=ledger.minibatch, worker=worker)
+        )
+        revocation.report_quarantine(state, work, count)
+        records = revocation.quarantined_records(state, work)
+        state.record_entry(
+            LeaseReturned(lease=number, through=0, partial=0, repeated=0, quarantine=work.records, records=records)
+        )
 
 
 def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRange, now: float) -> LeaseReply:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleLeaving, RoleStarted, WarningRaised
 from edl.api.journal_entries import WorkerChanged, WorkerDismissed, WorkerMemoryRaised
-from edl.core import parameter_servers, pod_lifecycle, scaling
+from edl.core import member_crashes, parameter_servers, pod_lifecycle, scaling
 from edl.core.events import Acknowledged, PodChanged, PodsSynced, StartRefused, WorkerFailed, WorkerLeft
 from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.lease_timeouts import LeaseHolder
-from edl.core.ledger import EVALUATION, PREDICTION, TRAINING
+from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
 from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, assign_blame
 from edl.core.pod_lifecycle import PodState as PodState
 from edl.core.revocation import request_revocation, revoke_leases
@@ -91,13 +91,24 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     """
     if pod.role is not Role.WORKER:
         return EndBlame.NOTHING
-    held = state.worker_leases(pod.uid)
+    held = _held_work(state, pod)
     return assign_blame(
         pod.state,
         is_explained=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
         is_working=bool(held) or not pod.had_lease,
         in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
     )
+
+
+def _held_work(state: JobState, pod: JobPod) -> list[tuple[str, Lease]]:
+    """The worker's leases, beginning with the one that it was working on."""
+    held = state.worker_leases(pod.uid)
+    if state.world is None:
+        return held
+    # A round that lost it may have started already, and its leases have returned.
+    held = held or [(TRAINING, lease) for lease in state.returned_work.get(pod.uid, ())]
+    # All other work is done while nobody trains; the training leases stay.
+    return sorted(held, key=lambda item: item[0] == TRAINING)
 
 
 def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
@@ -117,7 +128,7 @@ def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
     # Such a range takes much longer than a minibatch of training, so kills from outside may hit it
     # several times. It therefore ends the job only after ``MAX_CRASHES``. Completed steps offset crashes
     # of the role, but not these.
-    held = state.worker_leases(pod.uid)
+    held = _held_work(state, pod)
     if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
         return "", 0
     kind, work = held[0][0], held[0][1].record_range
@@ -165,8 +176,13 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
     state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
+    held = _held_work(state, pod)
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
+    if state.world is not None:
+        # Last: it may end the job.
+        is_training = bool(held) and held[0][0] == TRAINING
+        member_crashes.handle_member_ended(state, pod.uid, crashed=crashed and is_training)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
@@ -162,15 +163,20 @@ def settle_revocations(state: JobState, now: float) -> None:
 def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: LeaseReturned, quarantine: int) -> None:
     lease = state.ledgers[TRAINING].leases[settlement.lease]
     rest = lease.record_range.split(lease.record_after_steps(settlement.through))[1]
-    records = None
-    if quarantine and state.shuffle_order is not None:
-        # Report records: positions of a shuffled order mean nothing to users or to programs that
-        # read the files.
-        at = min(rest.end, rest.start + quarantine)
-        records = state.shuffle_order.epoch_order(rest.epoch).record_ranges(rest.start, at)
+    records = quarantined_records(state, rest.split(min(rest.end, rest.start + quarantine))[0])
     state.record_entry(replace(settlement, quarantine=quarantine or None, records=records))
     if rest.records:
         _tell_returned(state, rest, revocation.worker, revocation.reason)
+
+
+def quarantined_records(state: JobState, work: RecordRange) -> Any:
+    """The records at the positions of a quarantined range, by file; None if they are not shuffled.
+
+    Positions of a shuffled order mean nothing to users or to programs that read the files.
+    """
+    if state.shuffle_order is None or not work.records:
+        return None
+    return state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end)
 
 
 def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseReturned]) -> dict[int, int]:
@@ -180,22 +186,34 @@ def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequ
     guilty = state.crash_suspects.record_crash(held) if revocation.crashed else None
     for lease, through in held:
         state.crash_suspects.close_lease(lease, through)
-    if guilty is None:
+    if guilty is None or not punish_range(state, *guilty):
         return {}
-    work, count = guilty
+    work = guilty[0]
+    state.crash_suspects.clear_range(work)
+    report_quarantine(state, *guilty)
+    at_work = next(lease.number for lease, through in held if through < lease.step_count)
+    return {at_work: work.records}
+
+
+def punish_range(state: JobState, work: RecordRange, count: int) -> bool:
+    """Follow ``train.on_crashing_range``: end the job, or return that the guilty minibatch is to be quarantined."""
+    if state.settings.skip_crashing:
+        # The range was to blame.
+        state.pods.forgive_crashes(Role.WORKER, count)
+        return True
+    message, detail = state.last_failure or ("see the workers' logs", "")
+    state.end_job("Failed", f"{_describe_guilt(state, work, count)}: {message}", detail, "crash")
+    return False
+
+
+def report_quarantine(state: JobState, work: RecordRange, count: int) -> None:
+    """Tell users that a guilty minibatch is skipped from now on."""
+    source, reason = work.source or SHUFFLED_SOURCE_NAME, _describe_guilt(state, work, count)
+    state.emit(RangeQuarantined(source=source, start=work.start, end=work.end, reason=reason))
+
+
+def _describe_guilt(state: JobState, work: RecordRange, count: int) -> str:
     which = f"records {work.start} to {work.end - 1} of {work.source}"
     if state.shuffle_order is not None:
         which = describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
-    what = f"{which} made workers crash {count} times"
-    if not state.settings.skip_crashing:
-        message, detail = state.last_failure or ("see the workers' logs", "")
-        state.end_job("Failed", f"{what}: {message}", detail, "crash")
-        return {}
-    # The range was to blame and is now quarantined.
-    state.pods.forgive_crashes(Role.WORKER, count)
-    state.crash_suspects.clear_range(work)
-    state.emit(
-        RangeQuarantined(source=work.source or SHUFFLED_SOURCE_NAME, start=work.start, end=work.end, reason=what)
-    )
-    at_work = next(lease.number for lease, through in held if through < lease.step_count)
-    return {at_work: work.records}
+    return f"{which} made workers crash {count} times"

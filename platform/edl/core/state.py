@@ -248,6 +248,10 @@ class JobState:
         has_more_missing: whether more pods are missing than one event may request.
         workers_replaced: whether PS and workers were replaced because the journal lacks their progress.
         crash_suspects: the minibatches that may have made workers crash.
+        crashed_members: workers of AllReduce that crashed or exited without a report in a minibatch. The next
+            round says how far they were.
+        returned_work: by worker of AllReduce whose leases have returned before the cluster said how it ended:
+            these leases.
         world_pauses: whether the workers of the world were told to train nothing until an evaluation is done.
         world_version: rises whenever a worker of the world may have to act.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
@@ -302,6 +306,8 @@ class JobState:
     has_more_missing: bool = False
     next_holder_check: float = float("-inf")
     crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)
+    crashed_members: set[str] = field(default_factory=set)
+    returned_work: dict[str, list[Lease]] = field(default_factory=dict)
     range_crashes: dict[tuple[str, RecordRange], int] = field(default_factory=dict)
     """Workers that crashed in a range of an evaluation or prediction, by kind and range."""
     last_failure: tuple[str, str] | None = None

@@ -44,12 +44,6 @@ def find_limits(spec: JobSpec) -> Iterator[RuleViolation]:
             "leave it out (--set data.max_corrupt_records=0): a corrupt record ends the job; or set "
             "strategy.name: ParameterServer",
         )
-    if spec.train.on_crashing_range != "fail":
-        yield RuleViolation(
-            "train.on_crashing_range",
-            f"found {spec.train.on_crashing_range}, but strategy AllReduce does not find out which records crash yet",
-            "leave it out, or set strategy.name: ParameterServer",
-        )
 
 
 def find_cluster_limits(spec: JobSpec) -> Iterator[RuleViolation]:

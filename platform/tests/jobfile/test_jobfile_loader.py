@@ -184,7 +184,6 @@ def test_all_reduce_without_more_has_no_checkpoints(job: Path, tmp_path: Path, f
         ("checkpoint.every_steps=5", "checkpoint"),
         ("checkpoint={}", "checkpoint"),
         ("data.max_corrupt_records=5", "data.max_corrupt_records"),
-        ("train.on_crashing_range=skip", "train.on_crashing_range"),
         ("strategy.mode=sync", "strategy.mode"),
         ("strategy.reference_world=2", "strategy.reference_world"),
         ("ps.max_rows=5", "ps.max_rows"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.all_reduce_master import WORKERS, AllReduceMaster
+from support.all_reduce_master import AllReduceMaster
 
 from edl.core.events import LeaseRequested, Tick, WorldView
 from edl.core.job import JobStateMachine
@@ -16,6 +16,8 @@ from edl.master.master_service import parse_world_report, view_to_reply
 from edl.transport import edl_pb2 as pb
 from edl.transport.message_validation import check_message
 from edl.transport.peer_errors import PeerRefusedError
+
+WORKERS = ("w0", "w1", "w2")
 
 pytestmark = pytest.mark.examples
 

@@ -407,6 +407,10 @@ class AllReduceJob:
         with suppress(RetryableError):
             self.handle(PodChanged(self._status(rank)))
 
+    def living_ranks(self) -> list[Rank]:
+        """The ranks that were not killed."""
+        return [rank for rank in self.ranks if not rank.is_killed]
+
     # ------------------------------------------------------------------ what tests wait for
 
     def wait(self, condition: Callable[[], Any], seconds: float = BOUND) -> None:

@@ -1,4 +1,4 @@
-"""The pure core of a job of strategy AllReduce: one master after another over one journal, and three workers."""
+"""The pure core of a job of strategy AllReduce: one master after another over one journal, and its workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edl.core.events import (
     DatasetDescribed,
     LeaseReply,
     LeaseRequested,
+    ModelDeclared,
     PodChanged,
     PodsSynced,
     RecordEntry,
@@ -22,26 +23,34 @@ from edl.core.rank_state import RankPhase
 from edl.core.state import JobSettings
 from edl.core.world_rounds import MemberReport, StepShares, WorldRounds
 
-WORKERS = ("w0", "w1", "w2")
-
 
 class AllReduceMaster:
     """The master; ``journal`` has what it has entered.
 
     Args:
+        started: workers that run from the beginning.
         validation: records that are evaluated.
         settings: changes of the job's settings.
     """
 
-    def __init__(self, *, validation: int = 0, **settings: Any) -> None:
+    def __init__(self, *, started: int = 3, validation: int = 0, **settings: Any) -> None:
         self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
-                {"minibatch": 4, "task_records": 16, "ps": 0, "durable": False, "all_reduce": True, "workers": 3}
+                {
+                    "minibatch": 4,
+                    "task_records": 16,
+                    "ps": 0,
+                    "durable": False,
+                    "all_reduce": True,
+                    "workers": max(1, started),
+                }
                 | settings
             )
         )
         self.journal: list[dict[str, Any]] = []
+        self.workers = [f"w{index}" for index in range(started)]
+        """Uids of all workers that were started, by index."""
         self.gone: set[str] = set()
         self.number = 0
         self.restart()
@@ -53,9 +62,10 @@ class AllReduceMaster:
         self.state = JobStateMachine(self.settings)
         self.state.replay_journal(None, self.journal)
         self._take(self.state.begin_incarnation(self.number))
-        for index, uid in enumerate(WORKERS):
+        for index, uid in enumerate(self.workers):
             if uid not in self.gone:
                 self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
+                self.handle(ModelDeclared(uid))
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
             self.handle(DatasetDescribed(training=(("a", 96),), validation=self.validation))
@@ -114,8 +124,16 @@ class AllReduceMaster:
         answers = self.handle(LeaseRequested(worker, frozenset(known)))
         return next(command for command in answers if isinstance(command, LeaseReply) or hasattr(command, "reason"))
 
-    def kill(self, worker: str) -> None:
-        """The cluster says that a worker has ended."""
+    def start_worker(self) -> str:
+        """The cluster says that a new worker runs; it has built its model. Returns its uid."""
+        uid, index = f"w{len(self.workers)}", len(self.workers)
+        self.workers.append(uid)
+        self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
+        self.handle(ModelDeclared(uid))
+        return uid
+
+    def kill(self, worker: str, exit_code: int = 137) -> None:
+        """The cluster says that a worker has ended, and knows no cause."""
         self.gone.add(worker)
-        index = WORKERS.index(worker)
-        self.handle(PodChanged(PodStatus(worker, Role.WORKER, index, PodPhase.FAILED, exit_code=137, reason="Killed")))
+        index, phase = self.workers.index(worker), PodPhase.FAILED if exit_code else PodPhase.SUCCEEDED
+        self.handle(PodChanged(PodStatus(worker, Role.WORKER, index, phase, exit_code=exit_code, reason="Ended")))

@@ -150,6 +150,64 @@ def kill_at(job: AllReduceJob, point: str, call: int):
     return prepare
 
 
+def deadly(job: AllReduceJob, record: int):
+    """Make the minibatch with this record kill a rank."""
+
+    def prepare(rank: Rank) -> None:
+        compute = rank.replica.compute
+
+        def kill_or_compute(features, labels, weights):
+            if record in features:
+                job.kill(rank)
+                raise KilledError
+            return compute(features, labels, weights)
+
+        rank.replica.compute = kill_or_compute
+
+    return prepare
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_minibatch_that_kills_its_workers_is_found(folder, workers):
+    with AllReduceJob(folder, records=200, seconds=0.001) as job:
+        for _ in range(workers):
+            job.start_rank(deadly(job, 90))
+        while job.end is None:
+            job.wait(lambda: job.end is not None or len(job.living_ranks()) < workers)
+            if job.end is None:
+                job.start_rank(deadly(job, 90))
+        assert job.end.phase == "Failed"
+        assert job.end.reason.startswith("records 88 to 91 of a made workers crash 3 times")
+        assert len(job.ranks) <= workers + 4
+
+
+def test_a_minibatch_that_kills_its_workers_is_skipped_if_the_job_says_so(folder):
+    with AllReduceJob(folder, records=200, seconds=0.001, skip_crashing=True) as job:
+        for _ in range(2):
+            job.start_rank(deadly(job, 90))
+        while job.end is None:
+            job.wait(lambda: job.end is not None or len(job.living_ranks()) < 2)
+            if job.end is None:
+                job.start_rank(deadly(job, 90))
+        assert job.end.phase == "Done"
+        expected = [0 if 88 <= record < 92 else 1 for record in range(200)]
+        for rank in job.living_ranks():
+            if rank.replica.updates:
+                assert list(rank.replica.counts) == expected
+
+
+def test_three_workers_that_are_killed_at_once_are_no_failure(folder):
+    with AllReduceJob(folder, records=600, seconds=0.003) as job:
+        ranks = [job.start_rank() for _ in range(4)]
+        job.wait_for_round(4)
+        job.wait_for_step(5)
+        for rank in ranks[1:]:
+            job.kill(rank)
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_end()
+
+
 @pytest.mark.parametrize("victims", [1, 2])
 @pytest.mark.parametrize("point", ["compute", "reduce", "apply", "applied"])
 def test_workers_die_at_each_point_of_a_step(folder, point, victims):
