@@ -398,6 +398,7 @@ class WorldAnnounced(JournalEntry):
         reason: why the world changed, for people.
         ledger: the ledger that belongs to the state that rank 0 builds; None: there are holders, and the ledger stays.
         records: number of records that are leased again because of that.
+        cut: the checkpoint that rank 0 loads; None: it builds the initial state, or there are holders.
     """
 
     kind: ClassVar[str] = "world"
@@ -410,6 +411,7 @@ class WorldAnnounced(JournalEntry):
     reason: str
     ledger: LedgerPosition | None = None
     records: int | None = None
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

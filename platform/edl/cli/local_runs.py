@@ -25,10 +25,8 @@ from edl.api.events import JobEvent, RunStarted, WarningRaised
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.status_port import DesiredState
 from edl.jobfile import section_type
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.event_json import event_from_json
-from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.jobfile.scalar_types import to_finite_float
@@ -74,13 +72,6 @@ class LocalRun(JobView):
     def has_logs(self) -> bool:
         """Whether the run has log files. Strategy Local has none: it prints to its terminal."""
         return any(self.run_dir.logs.glob("*.log"))
-
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether ``edl run --resume`` accepts the run; true if its spec cannot be read."""
-        with suppress(EdlError):
-            return not uses_all_reduce(load_job_file(self.run_dir.spec))
-        return True
 
     @property
     def is_prediction(self) -> bool:

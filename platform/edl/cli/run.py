@@ -12,7 +12,6 @@ import typer
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
-from edl.jobfile.all_reduce_limits import refuse_resume
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_resumption
@@ -56,8 +55,6 @@ def run(
     Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
     spec = read_job_file(job, settings or [], workers, ps)
-    if resume is not None:
-        refuse_resume(spec)
     counts = check_job(spec, predict=False, resumed=resume is not None)
     folder = local_job_directory(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)

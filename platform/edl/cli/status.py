@@ -267,9 +267,6 @@ def _suggest_local_step(job: JobView, job_arguments: str) -> str:
     if job.phase == "Done":
         shows = f"`edl logs {job_arguments}` shows what its roles printed; " if job.has_logs else ""
         return f"{shows}`edl clean {job.name}/{job.uid}` removes it."
-    if not job.can_be_resumed:
-        again = "start a new run with: edl run JOB.yaml"
-        return f"`edl logs {job_arguments}` says more; {again}" if job.has_logs else f"S{again[1:]}"
     says = f"`edl logs {job_arguments}` says more; continue" if job.has_logs else "Continue"
     return f"{says} with: edl run JOB.yaml --resume {job.uid}"
 

@@ -9,7 +9,7 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.jobfile.all_reduce_limits import describe_limits, uses_all_reduce
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.jobfile.strategy_rules import describe_unused_fields
@@ -70,7 +70,7 @@ def spec_outline(spec: JobSpec) -> list[str]:
         lines.append(f"evaluates on {_path_list(spec.data.validation)}, {often}")
     if spec.data.prediction:
         lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
-    return [*lines, _roles_text(spec), *describe_unused_fields(spec), *_output_lines(spec), *describe_limits(spec)]
+    return [*lines, _roles_text(spec), *describe_unused_fields(spec), *_output_lines(spec)]
 
 
 def _training_text(spec: JobSpec) -> str:

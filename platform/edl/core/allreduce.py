@@ -13,7 +13,8 @@ from dataclasses import replace
 from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted, WorldChanged
 from edl.api.journal_entries import EvaluationBegun, LeaseReturned
-from edl.core import member_crashes, world_entries
+from edl.core import member_crashes, world_checkpoints, world_entries
+from edl.core.checkpointing import steps_before_pause
 from edl.core.cuts import is_due
 from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
@@ -50,11 +51,14 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
     rounds, pod = state.world, state.pods.by_uid.get(event.worker)
     if rounds is not None and pod is not None and pod.live and pod.has_run and state.pods_synced:
         before = rounds.committed_step
+        if event.copied is not None:
+            world_checkpoints.handle_copied(state, event.worker, event.copied, now)
         _obey(state, rounds, _handle_report(rounds, event, pod), event.loss)
         if rounds.committed_step > before:
             state.last_step = now
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _begin_evaluation(state, rounds)
+        world_checkpoints.commit_if_complete(state)
     # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
     _update_pause(state)
     state.add_commands(view_world(state, event.worker))
@@ -127,6 +131,8 @@ def view_world(state: JobState, worker: str) -> WorldView:
         is_over=state.is_training_over() or state.has_ended,
         must_pause=state.world_pauses,
         evaluate_at=_next_evaluation(state),
+        restore_cut=rounds.restore_cut,
+        checkpoint=world_checkpoints.order_for(state, worker),
     )
 
 
@@ -155,7 +161,12 @@ def advance_world(state: JobState) -> None:
 
 
 def _update_pause(state: JobState) -> None:
-    pauses = is_evaluation_due(state) or (state.evaluation is not None and not state.evaluation.final)
+    pauses = (
+        is_evaluation_due(state)
+        or (state.evaluation is not None and not state.evaluation.final)
+        or state.pending_stop is not None
+        or steps_before_pause(state) == 0
+    )
     if pauses != state.world_pauses:
         state.world_pauses = pauses
         _notify(state)
@@ -243,18 +254,12 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
         if isinstance(command, CloseRound | ChangeAtBoundary):
             _notify(state)
         elif isinstance(command, RoundAnnounced):
-            entry = world_entries.announced_entry(command, state.training_ledger)
-            lost = member_crashes.open_leases(state)
-            state.record_entry(entry)
-            for worker in command.joined:
-                member_crashes.forget_returned_leases(state, worker)
-            # The ledger starts again: nobody knows how far the lost workers were.
-            if entry.ledger is not None:
-                member_crashes.judge_returned_leases(state, lost, is_progress_known=False)
+            _announce(state, rounds, command)
             _notify(state)
         elif isinstance(command, RoundStarted):
             _credit_workers(state, command.done)
             returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
+            _capture(state, command.captured)
             state.record_entry(world_entries.started_entry(command, rounds, state.training_ledger))
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
@@ -263,10 +268,34 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _obey(state, rounds, rounds.request_pending_joins())
         elif isinstance(command, StepsCommitted):
             _credit_workers(state, command.done)
+            _capture(state, command.captured)
             state.record_entry(world_entries.committed_entry(command, loss))
             _credit(state)
         else:
             _fail_diverged(state, command)
+
+
+def _announce(state: JobState, rounds: WorldRounds, announced: RoundAnnounced) -> None:
+    entry = world_entries.announced_entry(announced, state.training_ledger, state.checkpoint)
+    if entry.ledger is not None:
+        # A copy of a later state belongs to steps that are made again.
+        world_checkpoints.call_off(state, "training went back to the newest checkpoint", state.cuts_blocked_until)
+        updates = max(0, rounds.committed_step - entry.step)
+        world_checkpoints.emit_rollback(
+            state, entry.records or 0, updates, entry.cut or 0, "no worker is left that has the newest parameters"
+        )
+    lost = member_crashes.open_leases(state)
+    state.record_entry(entry)
+    for worker in announced.joined:
+        member_crashes.forget_returned_leases(state, worker)
+    # The ledger goes back: nobody knows how far the lost workers were.
+    if entry.ledger is not None:
+        member_crashes.judge_returned_leases(state, lost, is_progress_known=False)
+
+
+def _capture(state: JobState, captured: Mapping[int, int] | None) -> None:
+    if captured is not None:
+        world_checkpoints.capture_ledger(state, captured)
 
 
 def _notify(state: JobState) -> None:

@@ -59,7 +59,9 @@ def steps_before_pause(state: JobState) -> int | None:
     if state.checkpoint_failure is None or training is None or not every:
         return None
     was_due = (state.last_checkpoint // every + 1) * every
-    return max(0, was_due + every - training.done_steps - training.outstanding_steps)
+    # Under AllReduce all ranks pause after the same step, so leases that are open count for nothing.
+    done = state.step if state.world is not None else training.done_steps + training.outstanding_steps
+    return max(0, was_due + every - done)
 
 
 def advance_save_failure(state: JobState, now: float) -> None:
@@ -67,7 +69,9 @@ def advance_save_failure(state: JobState, now: float) -> None:
     failure = state.checkpoint_failure
     if failure is None:
         return
-    if failure.paused_at is None and (state.checkpoint is None or steps_before_pause(state) == 0):
+    # Parameter servers hand out no work before the first checkpoint; ranks of AllReduce train without one.
+    is_first = state.checkpoint is None and state.world is None
+    if failure.paused_at is None and (is_first or steps_before_pause(state) == 0):
         # Module ``stall`` reports this to users.
         failure.paused_at = now
     if failure.paused_at is not None and now >= failure.paused_at + state.settings.checkpoint_full_timeout:
@@ -103,7 +107,7 @@ def can_begin_cut(state: JobState, now: float) -> bool:
     # The last cut failed because a PS may have lost steps of these leases. Until a further step of
     # each is done, or the lease is closed, every cut would fail.
     unmet = any(lease in live and live[lease].done_steps <= known for lease, known in state.unconfirmed_leases.items())
-    free = state.cut is None and not state.paused_cut
+    free = state.cut is None and not state.paused_cut and state.world is None
     return free and not unmet and now >= state.cuts_blocked_until and state.pods.all_ps_ready()
 
 
@@ -327,18 +331,22 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     if saved is not None and saved.cut == stopping.cut_number:
         state.end_job("Interrupted", f"{stopping.reason}: checkpoint {saved.cut} contains all {saved.step:,} steps")
     # The last PS was lost: parameters and ledger rolled back.
-    elif state.cut is None and not _has_unsaved_steps(state):
+    elif _is_no_cut_pending(state) and not _has_unsaved_steps(state):
         state.end_job("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
         why = stopping.obstacle or _describe_obstacle(state)
         state.end_job(
             "Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.timeout_seconds:g} s: {why}"
         )
-    elif state.cut is None and state.cuts_blocked_until >= stopping.deadline:
+    elif _is_no_cut_pending(state) and state.cuts_blocked_until >= stopping.deadline:
         state.end_job("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
     elif can_begin_cut(state, now):
         begin_cut(state, checkpoint=True, pin=False)
         stopping.cut_number = state.cut_number
+
+
+def _is_no_cut_pending(state: JobState) -> bool:
+    return state.cut is None and state.world_checkpoint is None
 
 
 def is_ledger_frozen(state: JobState) -> bool:
@@ -370,6 +378,9 @@ def _has_unsaved_steps(state: JobState) -> bool:
 
 
 def _describe_obstacle(state: JobState) -> str:
+    if state.world is not None:
+        copied = state.world_checkpoint is not None and state.world_checkpoint.step is not None
+        return "it was still being written" if copied else "the workers had not stopped after the same step"
     if state.cut is None:
         return "not every parameter server was ready"
     if state.cut.stage is CutStage.SAVING:

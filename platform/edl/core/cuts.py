@@ -1,4 +1,4 @@
-"""The stages of a cut: prepared, updates paused, copied by every PS, saved.
+"""The stages of a cut: prepared, updates paused, copied by every PS, saved; and what is known of checkpoints.
 
 The protocol is described in docs/design/0002-record-accounting.md. This module keeps the answers of
 parameter servers, and ``checkpointing`` acts on them.
@@ -178,3 +178,51 @@ class CheckpointFailure:
 
     reason: str
     paused_at: float | None = None
+
+
+# --------------------------------------------------------------------------------------------------
+# A checkpoint under strategy AllReduce, which one worker writes.
+
+
+WORLD_STEP_KEY = "world_step"
+"""Key in a checkpoint's ledger: the step of the world. The ledger itself counts the minibatches of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """A file of a checkpoint that a worker has written, or why it could not.
+
+    Attributes:
+        size: in bytes.
+        error: the error, for users; empty if the file is on disk.
+    """
+
+    file: str
+    size: int
+    crc32: int
+    error: str = ""
+
+
+@dataclass(slots=True)
+class WorldCheckpoint:
+    """A checkpoint in progress.
+
+    Attributes:
+        number: number of its cut.
+        writer: uid of the worker that copies and writes its state.
+        at_step: the writer copies its state after this step, or after the next one that it finishes.
+        step: the step of the copy; None: nothing is copied yet.
+        ledger: the ledger position of this step; None until the step is in the ledger.
+        shard: the file that the writer has written, or its error; None while it is writing.
+        pause: seconds for which the copy stopped the writer, and so all ranks.
+        is_committing: whether the manifest is being written.
+    """
+
+    number: int
+    writer: str
+    at_step: int
+    step: int | None = None
+    ledger: dict[str, Any] | None = None
+    shard: WrittenShard | None = None
+    pause: float = 0.0
+    is_committing: bool = False

@@ -15,7 +15,7 @@ from edl.api.events import JobEvent as PublishedEvent
 from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
-from edl.core.cuts import SavedCheckpoint
+from edl.core.cuts import SavedCheckpoint, WrittenShard
 from edl.core.evaluation import CallbackSpec
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import BlockLayout, RecordRange
@@ -350,6 +350,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedState:
+    """A worker has copied its state for a checkpoint.
+
+    Attributes:
+        cut: number of the checkpoint.
+        step: the step of the copied state.
+        pause: seconds that the copy took.
+        shard: the file with the copy; None while it is being written.
+    """
+
+    cut: int
+    step: int
+    pause: float
+    shard: WrittenShard | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WorldReported:
     """A worker of strategy AllReduce says what it knows of the rounds; also its heartbeat.
 
@@ -361,6 +378,7 @@ class WorldReported:
         loss: mean loss of the steps since its last message; None: it does not report it.
         is_leaving: whether it was told to end.
         is_paused: whether no rank trains, and all have the state of ``stable_step``.
+        copied: the copy of its state for a checkpoint; None: there is none.
     """
 
     worker: str
@@ -371,6 +389,7 @@ class WorldReported:
     loss: float | None = None
     is_leaving: bool = False
     is_paused: bool = False
+    copied: CopiedState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +526,21 @@ class MayEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointOrder:
+    """What the writer of a checkpoint under AllReduce has to do.
+
+    Attributes:
+        cut: number of the checkpoint.
+        at_step: copy the state after this step, or after the next one that is finished.
+        when_paused: copy it only when no rank trains any more.
+    """
+
+    cut: int
+    at_step: int
+    when_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WorldView:
     """The rounds as one worker must see them. Every view is complete, so a lost one does no harm.
 
@@ -524,8 +558,11 @@ class WorldView:
         leases: the worker's training leases, with the done records of each.
         last_lease: the newest lease number of any worker: a lease up to it that is not in ``leases`` is lost.
         is_over: no further step is needed.
-        must_pause: train nothing until an evaluation of this state is done.
+        must_pause: train nothing until the view says otherwise: an evaluation of this state is to be done, the job is
+            to stop, or no checkpoint can be written.
         evaluate_at: the step after which all pause for the next evaluation; 0: there is none.
+        restore_cut: the checkpoint with the state of ``step`` if there are no holders; 0: it is the initial state.
+        checkpoint: the checkpoint that the worker has to write; None: none.
     """
 
     version: int
@@ -543,6 +580,8 @@ class WorldView:
     is_over: bool
     must_pause: bool
     evaluate_at: int
+    restore_cut: int = 0
+    checkpoint: CheckpointOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -643,7 +682,8 @@ class ReleaseCut:
 class SaveCheckpoint:
     """Write the manifest with this ledger position once every PS has its shard on disk.
 
-    ``dataset`` is written too: with it, a checkpoint can replace a damaged journal.
+    ``dataset`` is written too: with it, a checkpoint can replace a damaged journal. ``shards`` are the files that
+    workers have written already (strategy AllReduce).
     """
 
     cut: int
@@ -652,6 +692,7 @@ class SaveCheckpoint:
     ledger: Mapping[str, Any]
     pause: float
     dataset: Mapping[str, Any] = field(default_factory=dict)
+    shards: tuple[WrittenShard, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

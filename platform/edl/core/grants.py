@@ -267,8 +267,12 @@ def remaining_step_budget(state: JobState) -> int | None:
 
 
 def is_serving_training(state: JobState) -> bool:
-    """Whether training work is handed out: all PS are ready and the first checkpoint exists, if there are any."""
-    return state.pods.all_ps_ready() and (state.checkpoint is not None or not state.settings.durable)
+    """Whether training work is handed out: all PS are ready and the first checkpoint exists, if there are any.
+
+    Under AllReduce rank 0 still has the initial state, so training does not wait for the first checkpoint.
+    """
+    has_start = state.checkpoint is not None or not state.settings.durable or state.world is not None
+    return state.pods.all_ps_ready() and has_start
 
 
 def idle_reason(state: JobState) -> str:

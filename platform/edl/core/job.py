@@ -8,7 +8,7 @@ Its parts are functions over ``state.JobState``; nothing here waits, logs or rea
 * ``revocation``: leases that are taken back;
 * ``parameter_servers``: registration, planned handovers, lost nodes;
 * ``checkpointing``: cuts and checkpoints;
-* ``allreduce``: the rounds of strategy AllReduce;
+* ``allreduce``, ``world_checkpoints``: the rounds of strategy AllReduce, and its checkpoints;
 * ``stall``: why training stands still.
 """
 
@@ -31,6 +31,7 @@ from edl.core import (
     revocation,
     scaling,
     stall,
+    world_checkpoints,
 )
 from edl.core.cuts import is_due
 from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
@@ -50,6 +51,7 @@ def advance_job(state: JobState, now: float) -> None:
     scaling.reconcile_pods(state, now)
     allreduce.advance_world(state)
     _check_pins(state)
+    world_checkpoints.advance_checkpoint(state, now)
     if state.pending_stop is None:
         parameter_servers.advance_handover(state, now)
         _advance_work(state, now)
@@ -160,7 +162,7 @@ def _finish_training(state: JobState, now: float) -> None:
     elif state.settings.export and not state.counters.exported:
         _enter_phase(state, "Exporting", _end_reason(state))
         state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
-    elif state.cut is None and state.callbacks.best_to_write is None:
+    elif state.cut is None and state.world_checkpoint is None and state.callbacks.best_to_write is None:
         state.end_job("Done", _end_reason(state))
 
 
@@ -265,6 +267,16 @@ def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, n
         grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
 
 
+def _handle_checkpoint_refused(state: JobState, event: events.CheckpointRefused, now: float) -> None:
+    module = parameter_servers if state.world is None else world_checkpoints
+    module.handle_checkpoint_refused(state, event, now)
+
+
+def _handle_save_finished(state: JobState, event: events.CheckpointSaveFinished, now: float) -> None:
+    module = parameter_servers if state.world is None else world_checkpoints
+    module.handle_save_finished(state, event, now)
+
+
 def _handle_tick(state: JobState, event: events.Tick, now: float) -> None:
     revocation.handle_tick(state, event, now)
     allreduce.lose_silent_workers(state, now)
@@ -280,7 +292,7 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.PsAttached: parameter_servers.handle_ps_attached,
     events.PsSilent: parameter_servers.handle_ps_silent,
     events.PsRefused: parameter_servers.handle_ps_refused,
-    events.CheckpointRefused: parameter_servers.handle_checkpoint_refused,
+    events.CheckpointRefused: _handle_checkpoint_refused,
     events.DatasetDescribed: _handle_dataset_described,
     events.ModelDeclared: parameter_servers.handle_model_declared,
     events.LeaseRequested: grants.handle_lease_requested,
@@ -292,7 +304,7 @@ _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
     events.CutPrepared: checkpointing.handle_cut_prepared,
     events.UpdatesHeld: checkpointing.handle_updates_held,
     events.SnapshotTaken: checkpointing.handle_snapshot_taken,
-    events.CheckpointSaveFinished: parameter_servers.handle_save_finished,
+    events.CheckpointSaveFinished: _handle_save_finished,
     events.CheckpointCopyFinished: evaluation_callbacks.handle_checkpoint_copied,
     events.ScaleRequested: scaling.handle_scale_requested,
     events.DesiredStateInvalid: lambda state, event, now: state.emit(WarningRaised(event.message)),

@@ -61,8 +61,10 @@ def unsaved_checkpoint_reason(state: JobState) -> str:
     failure, training = state.checkpoint_failure, state.training_ledger
     if state.has_ended or failure is None or failure.paused_at is None or training is None:
         return ""
-    # While leased steps are still being trained, training has not stopped yet.
-    return "" if training.outstanding_steps or state.is_training_over() else failure.reason
+    # While leased steps are still being trained, training has not stopped yet. Under AllReduce the ranks pause in the
+    # middle of their leases.
+    is_training = training.outstanding_steps > 0 if state.world is None else not state.world_pauses
+    return "" if is_training or state.is_training_over() else failure.reason
 
 
 def find_missing_ps(state: JobState, now: float) -> tuple[MissingPs, ...]:

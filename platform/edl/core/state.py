@@ -52,7 +52,14 @@ from edl.api.journal_entries import (
 )
 from edl.core import evaluation, update_accounting, world_entries
 from edl.core.crash_suspects import CrashSuspects
-from edl.core.cuts import CheckpointFailure, CutStage, PendingCut, SavedCheckpoint
+from edl.core.cuts import (
+    WORLD_STEP_KEY,
+    CheckpointFailure,
+    CutStage,
+    PendingCut,
+    SavedCheckpoint,
+    WorldCheckpoint,
+)
 from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
 from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
 from edl.core.job_pods import JobPods
@@ -254,6 +261,7 @@ class JobState:
             these leases.
         world_pauses: whether the workers of the world were told to train nothing until an evaluation is done.
         world_version: rises whenever a worker of the world may have to act.
+        world_checkpoint: the checkpoint of the world in progress, if any.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
 
@@ -300,6 +308,7 @@ class JobState:
     pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
     world_pauses: bool = False
     world_version: int = 1
+    world_checkpoint: WorldCheckpoint | None = None
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
@@ -561,6 +570,8 @@ def _apply_cut(state: JobState, entry: CutAnnounced | CutTaken | CutCalledOff) -
 def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced | BestWeightsRestored) -> None:
     state.checkpoint = SavedCheckpoint(entry.cut, entry.step, entry.version, entry.ledger)
     state.last_checkpoint = entry.step
+    if state.world is not None:
+        state.world.checkpoint_step = entry.step
     state.callbacks = state.callbacks.trim_history(entry.step)
     # Only evaluated weights that are in a checkpoint can be kept as the best.
     if state.evaluation is not None and state.evaluation.pin == entry.cut:
@@ -641,19 +652,21 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         if entry.records:
             # These steps are no longer done.
             state.counters.loss = None
-        if state.last_evaluation > training.done_steps:
+        # Under AllReduce a step contains a minibatch of each worker.
+        step = entry.ledger.get(WORLD_STEP_KEY, training.done_steps)
+        if state.last_evaluation > step:
             state.counters.metrics = {}
         state.counters.rolled_back += entry.records
         # They are read, and counted, again.
         state.counters.corrupt.clear()
-        state.last_checkpoint = state.last_evaluation = training.done_steps
+        state.last_checkpoint = state.last_evaluation = step
         # Every lease is below the lowest open one now, so none has to be named to the PS.
         state.revoked_leases.clear()
         state.revocations.clear()
         state.pods.parameter_holders.clear()
         _release_paused_updates(state)
         update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
-        state.callbacks = state.callbacks.roll_back_to(training.done_steps)
+        state.callbacks = state.callbacks.roll_back_to(step)
     # In both cases, a PS that kept a part of the pinned cuts is gone.
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
@@ -664,11 +677,18 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
     world_entries.apply_announced_entry(state.world, entry)
     if entry.ledger is None:
         return
-    # Nobody has a state any more, so training starts again.
+    # Nobody has a state any more, so training goes on from the newest checkpoint, or starts again.
     state.ledgers[TRAINING].restore_snapshot(entry.ledger)
     state.counters.rolled_back += entry.records or 0
-    state.counters.loss, state.counters.metrics = None, {}
+    if entry.records:
+        # These steps are no longer done.
+        state.counters.loss = None
+    if state.last_evaluation > entry.step or not entry.step:
+        state.counters.metrics = {}
+    # They are read, and counted, again.
+    state.counters.corrupt.clear()
     state.last_evaluation = state.last_checkpoint = entry.step
+    state.callbacks = state.callbacks.roll_back_to(entry.step)
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
@@ -859,6 +879,7 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     state.revoked_leases = set(snapshot["revoked"])
     if state.world is not None and "world" in snapshot:
         world_entries.restore_rounds(state.world, snapshot["world"])
+        state.world.checkpoint_step = state.checkpoint.step if state.checkpoint else 0
     held = state.training_ledger.leases if state.training_ledger else {}
     found = [LeaseRevocation.from_row(row) for row in snapshot["revocations"]]
     state.revocations = [revocation for revocation in found if revocation.mark_leases(held)]

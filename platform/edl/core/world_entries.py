@@ -7,16 +7,28 @@ from typing import Any
 
 from edl.api.journal_entries import StepsApplied, WorldAnnounced, WorldStarted
 from edl.api.round_id import RoundId
+from edl.core.cuts import SavedCheckpoint
 from edl.core.ledger import Ledger
 from edl.core.world_rounds import RoundAnnounced, RoundStarted, StepsCommitted, WorldRounds
 
 
-def announced_entry(announced: RoundAnnounced, training: Ledger | None) -> WorldAnnounced:
+def announced_entry(
+    announced: RoundAnnounced, training: Ledger | None, checkpoint: SavedCheckpoint | None
+) -> WorldAnnounced:
     """The journal entry of an announced round.
 
-    Nobody may have a state. Then rank 0 builds the initial one, and the ledger starts again with it.
+    Nobody may have a state. Then rank 0 loads the newest checkpoint, or builds the initial state, and the ledger goes
+    back with it.
     """
-    restarts = not announced.holders and training is not None and bool(training.done_records or training.leases)
+    ledger: Mapping[str, Any] | None = None
+    records: int | None = None
+    if not announced.holders and training is not None:
+        if checkpoint is not None:
+            ledger = dict(checkpoint.ledger)
+        elif training.done_records or training.leases:
+            ledger = training.empty_copy().to_snapshot()
+        if ledger is not None:
+            records = max(0, training.done_records - ledger["done_records"])
     return WorldAnnounced(
         incarnation=announced.round.incarnation,
         round=announced.round.number,
@@ -25,8 +37,9 @@ def announced_entry(announced: RoundAnnounced, training: Ledger | None) -> World
         holders=announced.holders,
         joined=announced.joined,
         reason=announced.reason,
-        ledger=training.empty_copy().to_snapshot() if restarts and training is not None else None,
-        records=training.done_records if restarts and training is not None else None,
+        ledger=ledger,
+        records=records,
+        cut=checkpoint.cut if ledger is not None and checkpoint is not None else None,
     )
 
 
@@ -52,6 +65,7 @@ def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
     """Apply that a round was announced."""
     number = RoundId(entry.incarnation, entry.round)
     rounds.apply_announced(RoundAnnounced(number, entry.members, entry.step, entry.holders, entry.reason, entry.joined))
+    rounds.restore_cut = entry.cut or 0
 
 
 def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: WorldStarted) -> None:
@@ -83,6 +97,7 @@ def rounds_to_snapshot(rounds: WorldRounds) -> dict[str, Any]:
         "holders": list(rounds.holders),
         "joined": sorted(rounds.joined),
         "committed_step": rounds.committed_step,
+        "restore_cut": rounds.restore_cut,
     }
 
 
@@ -94,6 +109,7 @@ def restore_rounds(rounds: WorldRounds, snapshot: Mapping[str, Any]) -> None:
     rounds.members, rounds.holders = tuple(snapshot["members"]), tuple(snapshot["holders"])
     rounds.base_step, rounds.committed_step = snapshot["base_step"], snapshot["committed_step"]
     rounds.joined = frozenset(snapshot["joined"])
+    rounds.restore_cut = snapshot.get("restore_cut", 0)
     rounds.is_closing = False
 
 

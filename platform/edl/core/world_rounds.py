@@ -121,19 +121,22 @@ class RoundStarted:
 
     Attributes:
         done: by lease, the done records of the steps that were not entered before.
+        captured: the same up to ``WorldRounds.capture_step`` only; None if that is not one of these steps.
     """
 
     round: RoundId
     step: int
     done: Mapping[int, int]
+    captured: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepsCommitted:
-    """Every member has applied the steps up to ``step``."""
+    """Every member has applied the steps up to ``step``; ``done`` and ``captured`` as in ``RoundStarted``."""
 
     step: int
     done: Mapping[int, int]
+    captured: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,8 @@ class WorldRounds:
         incarnation: incarnation of the present master.
         members_min: a round has at least so many members (``workers.min``).
         checkpoint_step: step of the newest checkpoint; training restarts there when no worker has a state.
-        round: the newest round. In the journal, like the next eight.
+        capture_step: a step whose ledger position is to be kept when it is entered (a checkpoint); None: none.
+        round: the newest round. In the journal, like the next nine.
         started_round: the newest round that all its members confirmed.
         valid_from: states of older rounds do not count any more.
         members: members of the newest round, by rank.
@@ -171,6 +175,7 @@ class WorldRounds:
         holders: members that had the state of that step when the round was announced.
         joined: members that joined since the last round that started.
         committed_step: all steps up to it are done in the ledger.
+        restore_cut: the checkpoint with which a round without holders starts; 0: the initial state.
         is_closing: whether the newest round is over. Not in the journal: a new master finds out.
         reports: reports of the closed round's members and of workers that join the next round.
         confirmed: digests of the members that have the state of ``base_step``.
@@ -186,6 +191,7 @@ class WorldRounds:
     incarnation: int = 1
     members_min: int = 1
     checkpoint_step: int = 0
+    capture_step: int | None = None
     round: RoundId = NO_ROUND
     started_round: RoundId = NO_ROUND
     valid_from: RoundId = NO_ROUND
@@ -194,6 +200,7 @@ class WorldRounds:
     holders: tuple[str, ...] = ()
     joined: frozenset[str] = frozenset()
     committed_step: int = 0
+    restore_cut: int = 0
     is_closing: bool = True
     reports: dict[str, MemberReport] = field(default_factory=dict)
     confirmed: dict[str, int] = field(default_factory=dict)
@@ -305,7 +312,7 @@ class WorldRounds:
         # Only of states that count: a worker that was outside may report another version of a step.
         believed = [report for worker, report in self.reports.items() if self._believed_step(worker) is not None]
         done = self._done_records(self.base_step, believed)
-        return [RoundStarted(self.round, self.base_step, done)]
+        return [RoundStarted(self.round, self.base_step, done, self._captured_records(self.base_step, believed))]
 
     def handle_stable(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> list[RoundCommand]:
         """Steps that every member has applied; any member may report them.
@@ -317,7 +324,8 @@ class WorldRounds:
         """
         if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
             return []
-        return [StepsCommitted(step, self._done_records(step, [MemberReport(step=step, shares=shares)]))]
+        reports = [MemberReport(step=step, shares=shares)]
+        return [StepsCommitted(step, self._done_records(step, reports), self._captured_records(step, reports))]
 
     # --------------------------------------------------------------------------------------- decisions
 
@@ -393,6 +401,12 @@ class WorldRounds:
             for share in shares[step]:
                 done[share.lease] = max(done.get(share.lease, 0), share.end)
         return done
+
+    def _captured_records(self, until: int, reports: Iterable[MemberReport]) -> dict[int, int] | None:
+        """``_done_records`` up to the step to be captured; None if it is not among the steps up to ``until``."""
+        if self.capture_step is None or not self.committed_step < self.capture_step <= until:
+            return None
+        return self._done_records(self.capture_step, reports)
 
     # ------------------------------------------------------------------------------- effects of entries
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, DataSpec, JobSpec
-from edl.jobfile.all_reduce_limits import drop_default_checkpoints
 from edl.jobfile.document_tree import (
     DocumentNode,
     ReadContext,
@@ -225,8 +224,6 @@ def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecPro
     """The job of a tree; None if there are problems, which ``problems`` then has."""
     root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.number_options, problems)
     spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
-    if spec is not None:
-        spec = drop_default_checkpoints(spec, root)
     # rules compare fields, so they are checked only when every single field is valid
     problems.extend(
         _problem_from_violation(root, rule) for rule in (use.find_violations(spec) if spec is not None else ())

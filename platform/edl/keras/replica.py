@@ -258,6 +258,22 @@ class ModelReplica(TrainableModel):
         """
         return {name: _host_array(variable).copy() for name, variable in self._state_variables()}
 
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Assign arrays that :meth:`state_arrays` returned; further ones, such as states of random layers, are ignored.
+
+        Raises:
+            BadInputError: another model or optimizer has written them; nothing was assigned.
+        """
+        variables = self._state_variables()
+        for name, variable in variables:
+            if name not in arrays or _describe(variable) != _describe(arrays[name]):
+                raise BadInputError(
+                    f"the checkpoint was written with another model or optimizer: they differ in {name}",
+                    hint="start a new run, without --resume",
+                )
+        for name, variable in variables:
+            variable.assign(arrays[name])
+
     def pack_state(self) -> NDArray[np.uint8]:
         """A copy of the state as one array; its size is a multiple of eight bytes."""
         packed = allocate_aligned(self._packed_size(), dtype=np.uint8)
@@ -618,4 +634,5 @@ def _padded(size: int) -> int:
 
 
 def _describe(variable: Any) -> list[Any]:
+    """Shape and type of a variable or an array."""
     return [list(variable.shape), str(variable.dtype)]

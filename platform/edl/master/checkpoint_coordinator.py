@@ -80,7 +80,9 @@ class CheckpointCoordinator:
         """
         directory = cut_directory(self.directory, command.cut)
         try:
-            shards = self._collect_shards(command.cut, channels, count, incarnation)
+            shards = _written_shards(command, directory) or self._collect_shards(
+                command.cut, channels, count, incarnation
+            )
             self._wait_for_fence()
             created = datetime.now(UTC).isoformat(timespec="seconds")
             ledger = {**command.ledger, DATASET_KEY: dict(command.dataset)}
@@ -150,10 +152,10 @@ class CheckpointCoordinator:
         return ShardInfo(reply.file, reply.size, int(reply.checksum, 16))
 
     def find_fallback(self, uid: str, cut: int, message: str) -> CheckpointRefused:
-        """Find the newest older checkpoint that is intact, after a PS could not load one; reads every byte.
+        """Find the newest older checkpoint that is intact, after a pod could not load one; reads every byte.
 
         Args:
-            uid: uid of the PS.
+            uid: uid of the PS, or of the worker under AllReduce.
             cut: the checkpoint that it cannot load.
             message: its error.
         """
@@ -173,7 +175,7 @@ class CheckpointCoordinator:
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
-        older = SavedCheckpoint(found.cut, found.ledger["done_steps"], found.version, found.ledger)
+        older = SavedCheckpoint(found.cut, found.step, found.version, found.ledger)
         return CheckpointRefused(uid, cut, message, older, reasons)
 
     def _make_room(self, failed: int) -> None:
@@ -192,6 +194,18 @@ class CheckpointCoordinator:
             prune_checkpoints(self.directory, self._keep, self._protected() | {newest})
         except (StorageError, RetryableError) as error:
             log.warning("could not remove old checkpoints: %s", error)
+
+
+def _written_shards(command: SaveCheckpoint, directory: Path) -> list[ShardInfo]:
+    """The files that workers have written already.
+
+    Raises:
+        StorageError: a worker could not write its file.
+    """
+    for shard in command.shards:
+        if shard.error:
+            raise StorageError(shard.error, where=str(directory))
+    return [ShardInfo(shard.file, shard.size, shard.crc32) for shard in command.shards]
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -113,8 +113,7 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         oom_memory_factor=spec.workers.oom_memory_factor,
         worker_memory=format_size(spec.workers.resources.memory),
         ps_memory=format_size(spec.ps.resources.memory),
-        # Nobody writes checkpoints under AllReduce yet.
-        durable=durable and not all_reduce,
+        durable=durable,
         all_reduce=all_reduce,
     )
 

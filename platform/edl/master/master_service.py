@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,9 +13,11 @@ from typing import Any, Protocol
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.round_id import RoundId
+from edl.core.cuts import WrittenShard
 from edl.core.evaluation import CallbackSpec, callbacks_from_json
 from edl.core.events import (
     Acknowledged,
+    CopiedState,
     CoreEvent,
     LeaseProgress,
     LeaseReply,
@@ -118,6 +122,7 @@ def parse_result(data: bytes) -> Any:
         raise PeerRefusedError(f"a task's result is not JSON: {error}", kind="bad") from error
 
 
+_SHARD_NAME = re.compile(r"ps-[0-9]{1,6}\.safetensors")
 _MAX_REPORTED_SHARES = 1 << 20
 """Maximum number of shares in one report: a thousand ranks without a master for a thousand steps."""
 
@@ -147,6 +152,7 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         _parse_round(request.state_round), request.step if request.HasField("step") else None, request.digest, shares
     )
     loss = request.loss if request.HasField("loss") else None
+    copied = _parse_copied_state(request.copied) if request.HasField("copied") else None
     return WorldReported(
         parse_member_uid(request.member),
         phase,
@@ -156,7 +162,19 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         loss,
         request.leaving,
         request.paused,
+        copied,
     )
+
+
+def _parse_copied_state(message: pb.CopiedState) -> CopiedState:
+    shard = None
+    if message.HasField("shard"):
+        file = message.shard.file
+        # The manifest must not name a file outside of the checkpoint's folder.
+        if not message.shard.error and not _SHARD_NAME.fullmatch(file):
+            raise PeerRefusedError(f"{file!r} is not the name of a checkpoint's file", kind="bad")
+        shard = WrittenShard(file, message.shard.size, message.shard.crc32, message.shard.error)
+    return CopiedState(message.cut, message.step, message.pause_seconds, shard)
 
 
 def _parse_round(message: pb.Round) -> RoundId:
@@ -189,6 +207,12 @@ def view_to_reply(
         pause=view.must_pause,
         evaluate_at=view.evaluate_at,
         learning_rate=learning_rate,
+        restore_cut=view.restore_cut,
+        checkpoint=pb.CheckpointOrder(
+            cut=view.checkpoint.cut, at_step=view.checkpoint.at_step, when_paused=view.checkpoint.when_paused
+        )
+        if view.checkpoint is not None
+        else None,
     )
 
 
@@ -303,6 +327,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         )
         self._placement_table = PlacementTable(shell.state, ps_client, incarnation)
         self._worker_addresses: dict[str, str] = {}
+        self._checkpoint_lock = threading.Lock()
 
     # ------------------------------------------------------------------ methods of the service
 
@@ -391,10 +416,26 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             raise PeerRefusedError("this job's strategy is not AllReduce: it has no rounds", kind="bad")
         report = parse_world_report(request)
         self._keep_address(report.worker, request.address)
+        if request.HasField("unreadable"):
+            # The worker's report waits, so that no round is announced with this checkpoint again.
+            with self._shell.mark_speaking(report.worker):
+                refused = request.unreadable
+                await context.run_on_thread(
+                    partial(self._replace_checkpoint, report.worker, refused.cut, refused.error)
+                )
         version = self._incarnation << _VERSION_COUNTER_BITS
         seconds = min(request.wait_seconds, MAX_WORLD_WAIT_SECONDS)
         view = await self._shell.view_world(report, request.seen - version, seconds)
         return view_to_reply(view, self._incarnation, self._worker_addresses, self._learning_rate())
+
+    def _replace_checkpoint(self, worker: str, cut: int, message: str) -> None:
+        """Find an older checkpoint that is intact, if the newest one cannot be read."""
+        # One message after the other: looking for it reads whole checkpoints.
+        with self._checkpoint_lock:
+            with self._shell.lock:
+                newest = self._shell.state.checkpoint
+            if newest is not None and newest.cut == cut:
+                self._shell.handle(self._ps_client.checkpoints.find_fallback(worker, cut, message))
 
     def _keep_address(self, uid: str, address: str) -> None:
         """Keep the address of a worker's ring for its neighbours.

@@ -325,7 +325,7 @@ class PsControlClient:
         answer_timeout: float = ANSWER_TIMEOUT_SECONDS,
     ) -> None:
         self._token, self._incarnation, self._count = token, incarnation, count
-        self._checkpoints, self._answer_timeout = checkpoints, answer_timeout
+        self.checkpoints, self._answer_timeout = checkpoints, answer_timeout
         self._request_builder = ControlRequestBuilder(incarnation, count, checkpoints.directory)
         self._connections: dict[str, PsConnection] = {}
         self._lock = threading.Lock()
@@ -431,12 +431,12 @@ class PsControlClient:
             # The PS knows a newer master, so this one must not decide anything any more.
             self._on_failure(error)
         elif request.restore_cut and kind == "storage":
-            self._handle(self._checkpoints.find_fallback(link.uid, request.restore_cut, what))
+            self._handle(self.checkpoints.find_fallback(link.uid, request.restore_cut, what))
         elif request.is_required or request.affected_cut:
             self._handle(PsRefused(link.uid, kind, what, request.affected_cut))
 
     def _copy_checkpoint(self, command: CopyCheckpoint) -> None:
-        self._handle(self._checkpoints.copy(command))
+        self._handle(self.checkpoints.copy(command))
 
     def _save_checkpoint(self, command: SaveCheckpoint) -> None:
         # Channels of its own: ``Saved`` waits for minutes, and the connections stay free for other
@@ -444,7 +444,7 @@ class PsControlClient:
         addresses = {link.index: link.control_address for link in self.connections().values()}
         channels = {index: open_control_channel(address, self._token) for index, address in addresses.items()}
         try:
-            event = self._checkpoints.save(command, channels, self._count, self._incarnation)
+            event = self.checkpoints.save(command, channels, self._count, self._incarnation)
         finally:
             for channel in channels.values():
                 channel.close()

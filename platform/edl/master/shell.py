@@ -275,7 +275,7 @@ class MasterShell:
         Raises the same.
         """
         self._check_fence()
-        with self._mark_speaking(event.worker):
+        with self.mark_speaking(event.worker):
             answer, lsn = self._decide_now(lambda: self.state.handle(event, self.core_clock.now()), event)
             assert answer is not None, event
             loop = asyncio.get_running_loop()
@@ -319,7 +319,7 @@ class MasterShell:
             waiter.loop.call_soon_threadsafe(_set_future, waiter.changed)
 
     @contextmanager
-    def _mark_speaking(self, worker: str) -> Iterator[None]:
+    def mark_speaking(self, worker: str) -> Iterator[None]:
         """Mark a worker whose message waits here for this master's disk: it must not count as silent."""
         with self.lock:
             self._speaking_workers[worker] += 1

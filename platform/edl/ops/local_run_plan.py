@@ -10,7 +10,7 @@ from pathlib import Path
 from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
-from edl.jobfile.all_reduce_limits import describe_limits, uses_all_reduce
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
@@ -106,13 +106,8 @@ class LocalRunPlan:
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction_lines(self.weights) if self.weights else self._training_lines()
         roles = [self._roles_text(), *([] if self.output else describe_unused_fields(self.spec))]
-        lines = [*work, *roles, *describe_limits(self.spec), self._location_text(), *self._resume_lines()]
+        lines = [*work, *roles, self._location_text(), *self._resume_lines()]
         return [title, *(f"  {line}" for line in lines)]
-
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether the run can be resumed when it was stopped or has failed."""
-        return not (self.output or uses_all_reduce(self.spec))
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What the user can do after the end."""
@@ -120,8 +115,6 @@ class LocalRunPlan:
             return []
         if outcome.phase == "Interrupted":
             why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
-            if not self.can_be_resumed:
-                return [*why, f"It cannot be resumed; {self._start_again_text()}"]
             return [*why, *self._resume_steps("Continue with")]
         if outcome.phase != "Done":
             return self._steps_after_failure(outcome)
@@ -164,8 +157,6 @@ class LocalRunPlan:
         To fix a fault of the model or data, the user may change fields that are fixed for a resumed
         run. The errors of other causes, such as a full table, suggest to resume themselves.
         """
-        if not self.can_be_resumed:
-            return True
         if self.resumed or outcome.summary.records_done:
             return False
         try:

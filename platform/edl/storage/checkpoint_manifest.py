@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import StorageError
+from edl.core.cuts import WORLD_STEP_KEY
 from edl.core.strict_json import decode_json_file
 from edl.numerics.checksum import crc32
 from edl.storage.durable_files import sync_directory, translate_os_errors, write_json
@@ -75,8 +76,10 @@ class CheckpointManifest:
     @property
     def step(self) -> int:
         """Number of steps that are done at the cut."""
-        # the ledger of strategy Local has no done_steps
-        own = self.ledger.get("done_steps") if isinstance(self.ledger, dict) else None
+        # under AllReduce a step contains a minibatch of each worker, and the ledger counts minibatches; the ledger of
+        # strategy Local has neither
+        ledger = self.ledger if isinstance(self.ledger, dict) else {}
+        own = ledger.get(WORLD_STEP_KEY, ledger.get("done_steps"))
         return own if isinstance(own, int) else self.version
 
     def shard_path(self, ps_index: int) -> Path | None:

@@ -167,7 +167,7 @@ class CheckpointRestart:
     @property
     def step(self) -> int:
         """Number of training steps in the checkpoint."""
-        return int(self.checkpoint.ledger["done_steps"])
+        return self.checkpoint.step
 
     def describe_losses(self) -> list[str]:
         """What is lost, as lines for people."""

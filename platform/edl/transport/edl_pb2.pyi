@@ -286,7 +286,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorldRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "shares", "loss", "paused", "leaving")
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "shares", "loss", "paused", "leaving", "copied", "unreadable")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -301,6 +301,8 @@ class WorldRequest(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     address: str
@@ -315,7 +317,41 @@ class WorldRequest(_message.Message):
     loss: float
     paused: bool
     leaving: bool
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[StepShares, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    copied: CopiedState
+    unreadable: UnreadableCheckpoint
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[StepShares, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ...) -> None: ...
+
+class CopiedState(_message.Message):
+    __slots__ = ("cut", "step", "pause_seconds", "shard")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    step: int
+    pause_seconds: float
+    shard: WrittenShard
+    def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ...) -> None: ...
+
+class WrittenShard(_message.Message):
+    __slots__ = ("file", "size", "crc32", "error")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CRC32_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    size: int
+    crc32: int
+    error: str
+    def __init__(self, file: _Optional[str] = ..., size: _Optional[int] = ..., crc32: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class UnreadableCheckpoint(_message.Message):
+    __slots__ = ("cut", "error")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    error: str
+    def __init__(self, cut: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("incarnation", "number")
@@ -344,7 +380,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "over", "learning_rate", "pause", "evaluate_at")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "over", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +398,8 @@ class WorldReply(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_AT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_CUT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     round: Round
@@ -379,7 +417,19 @@ class WorldReply(_message.Message):
     learning_rate: float
     pause: bool
     evaluate_at: int
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., over: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ...) -> None: ...
+    restore_cut: int
+    checkpoint: CheckpointOrder
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., over: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ...) -> None: ...
+
+class CheckpointOrder(_message.Message):
+    __slots__ = ("cut", "at_step", "when_paused")
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    AT_STEP_FIELD_NUMBER: _ClassVar[int]
+    WHEN_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    cut: int
+    at_step: int
+    when_paused: bool
+    def __init__(self, cut: _Optional[int] = ..., at_step: _Optional[int] = ..., when_paused: _Optional[bool] = ...) -> None: ...
 
 class WorldMember(_message.Message):
     __slots__ = ("uid", "address")

@@ -71,20 +71,6 @@ def test_a_signal_stops_the_job_and_says_how_to_go_on(
     assert (last["phase"], last["summary"]["records_done"]) == ("Interrupted", 12)
 
 
-def test_a_stopped_run_of_all_reduce_promises_no_checkpoint(local_run: LocalRunHarness) -> None:
-    local_run.script(*WORKING)
-    with (local_run.folder / "job.yaml").open("a") as file:
-        file.write("strategy: {name: AllReduce}\n")
-    with subprocess.Popen(command("run", "job.yaml"), stdout=subprocess.PIPE, text=True) as job:
-        eventually((local_run.run_dir() / "status.json").exists)
-        job.send_signal(signal.SIGINT)
-        said = job.communicate(timeout=PATIENCE)[0]
-    assert job.returncode == 130
-    assert "10 s" not in said, "the time that a checkpoint gets"
-    assert said.splitlines()[-1].endswith(": edl run job.yaml")
-    assert local_run.status()["phase"] == "Interrupted"
-
-
 def test_a_second_signal_does_not_wait(local_run: LocalRunHarness, running_job: subprocess.Popen[str]) -> None:
     members = process_tree(running_job.pid)
     supervisor = psutil.Process(running_job.pid).children()[0]

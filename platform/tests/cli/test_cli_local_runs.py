@@ -110,18 +110,6 @@ def test_logs_that_a_run_does_not_have_are_not_offered(
     assert "edl logs" not in cli_without_cluster.out
 
 
-def test_a_run_of_all_reduce_is_started_again(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
-    folder = make_local_run(phase="Interrupted")
-    spec = {"name": "digits", "model": {"definition": "small.model"}, "data": {"training": "train.csv"}}
-    (folder / "spec.json").write_text(json.dumps(spec | {"strategy": {"name": "AllReduce"}}))
-    for _ in range(2):
-        assert cli_without_cluster.edl("status", "digits") == 0
-        assert cli_without_cluster.out.splitlines()[-1].endswith("with: edl run JOB.yaml")
-        assert "--resume" not in cli_without_cluster.out
-        for log in (folder / "logs").iterdir():
-            log.unlink()
-
-
 def test_both_are_listed_and_marked(cli: CliHarness, make_local_run: Make) -> None:
     make_local_run("r2", alive=True)
     assert cli.edl("list") == 0

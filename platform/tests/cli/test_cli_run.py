@@ -139,11 +139,6 @@ def test_a_second_run_is_told_who_holds_the_job(local_run: LocalRunHarness, caps
         ),
         (["job.yaml", "--set", "strategy.name=Local", "--workers", "2"], ("--workers",)),
         (["job.yaml", "--set", "strategy.name=AllReduce", "--ps", "2"], ("--ps", "AllReduce")),
-        (["job.yaml", "--set", "strategy.name=AllReduce", "--resume"], ("--resume", "AllReduce", "checkpoints")),
-        (
-            ["job.yaml", "--set", "strategy.name=AllReduce", "--set", "checkpoint.keep=1"],
-            ("--set checkpoint.keep=1", "checkpoint", "AllReduce"),
-        ),
         (["job.yaml", "--workers", "0"], ("--workers",)),
         (["job.yaml", "--workers", "500000"], ("--workers 500000", "workers.max", "found 500000")),
         (
@@ -220,25 +215,14 @@ def test_all_reduce_starts_workers_alone(local_run: LocalRunHarness, capsys: pyt
     settings = ("--set", "strategy.name=AllReduce", "--set", "workers.min=1")
     assert local_run.edl("run", "job.yaml", *settings, "--workers", "4") == 0
     lines = capsys.readouterr().out.splitlines()
-    evaluation, roles, unused, limits = lines[3:7]
+    evaluation, roles, unused = lines[3:6]
     assert not missing_keys(evaluation, "5 records", "at the end")
     assert not missing_keys(roles, "4 workers", "AllReduce")
     assert not missing_keys(unused, "ps.count")
-    assert not missing_keys(limits, "checkpoints", "AllReduce")
     assert not any("2 parameter servers" in line for line in lines)
     spec = json.loads((local_run.run_dir() / "spec.json").read_text())
-    assert (spec["strategy"]["name"], spec["checkpoint"]) == ("AllReduce", None)
+    assert spec["strategy"]["name"] == "AllReduce"
     assert (spec["workers"]["min"], spec["workers"]["max"]) == (1, 4)
-
-
-@pytest.mark.parametrize("records", [0, 12])
-def test_a_failed_run_of_all_reduce_is_started_again(
-    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], records: int
-) -> None:
-    local_run.script(["event", FAILED | {"summary": SUMMARY | {"records_done": records}}])
-    assert local_run.edl("run", "job.yaml", "--set", "strategy.name=AllReduce") == 1
-    assert capsys.readouterr().out.splitlines()[-1].endswith(": edl run job.yaml --set strategy.name=AllReduce")
-    assert local_run.edl("run", "job.yaml", "--set", "strategy.name=AllReduce", "--resume", "r1") == 2
 
 
 def test_nothing_heavy_is_imported(local_run: LocalRunHarness) -> None:

@@ -168,21 +168,9 @@ def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
     assert spec.master.lost_timeout == 5400.0
 
 
-@pytest.mark.parametrize("form", ["{name: AllReduce}", "{name: AllReduce, mode: async, overlap: false}"])
-def test_all_reduce_without_more_has_no_checkpoints(job: Path, tmp_path: Path, form: str) -> None:
-    spec = load_job_file(job, [f"strategy={form}"])
-    assert (spec.checkpoint, spec.train.evaluation_steps) == (None, None)
-    file = tmp_path / "spec.json"
-    file.write_text(json.dumps(dump_job_spec(spec)), encoding="utf-8")
-    assert load_job_file(file) == spec, "roles read it back, and everything is in it then"
-    assert load_job_file(job, [f"strategy={form}", "checkpoint=null"]) == spec
-
-
 @pytest.mark.parametrize(
     ("setting", "field"),
     [
-        ("checkpoint.every_steps=5", "checkpoint"),
-        ("checkpoint={}", "checkpoint"),
         ("data.max_corrupt_records=5", "data.max_corrupt_records"),
         ("strategy.mode=sync", "strategy.mode"),
         ("strategy.reference_world=2", "strategy.reference_world"),

@@ -120,8 +120,6 @@ def _without(spec: JobSpec, path: str) -> JobSpec:
     section, _, name = path.partition(".")
     if section.startswith("volumes["):
         return replace(spec, volumes=tuple({volume.mount.rstrip("/"): volume for volume in spec.volumes}.values()))
-    if path == "checkpoint":  # AllReduce, which writes none yet
-        return replace(spec, checkpoint=None)
     if path == "workers.max":
         return replace(spec, workers=replace(spec.workers, min=spec.workers.max))
     found = getattr(spec, section)

@@ -52,7 +52,7 @@ def test_under_all_reduce_there_are_workers_alone(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, strategy={"name": "AllReduce"}, ps={"count": 2}, workers={"min": 2, "max": 3})
     settings = settings_from_spec(spec, predict=False, describe=False, durable=True)
     assert (settings.all_reduce, settings.ps, settings.workers, settings.workers_min) == (True, 0, 3, 2)
-    assert (settings.checkpoint_steps, settings.evaluation_steps, settings.export) == (None, None, True)
+    assert (settings.checkpoint_steps, settings.evaluation_steps, settings.export) == (1000, None, True)
 
 
 @pytest.mark.parametrize(("strategy", "predict"), [("ParameterServer", False), ("AllReduce", True)])

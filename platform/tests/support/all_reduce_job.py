@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from edl.core.events import (
     ProgressReported,
     RecordEntry,
     RequestAnswer,
+    SaveCheckpoint,
     StopWork,
     TaskReported,
     Tick,
@@ -41,8 +42,10 @@ from edl.core.events import (
 from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING
 from edl.core.state import JobSettings
+from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.master_service import lease_to_task, parse_lease_progress, parse_world_report, view_to_reply
 from edl.transport import edl_pb2 as pb
+from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.share_source import ShareSource
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
@@ -106,6 +109,14 @@ class CountingReplica:
     def restore_statistics(self) -> None:
         pass
 
+    def state_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        self.fail_at("copy")
+        return {"counts": self.counts.copy(), "updates": np.array([self.updates], np.int64)}
+
+    def load_state(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.fail_at("load")
+        self.counts, self.updates = arrays["counts"].copy(), int(arrays["updates"][0])
+
     def pack_state(self) -> np.ndarray[Any, Any]:
         return np.concatenate([self.counts.view(np.uint8), np.array([self.updates], np.int64).view(np.uint8)])
 
@@ -166,6 +177,7 @@ class AllReduceJob:
         self, folder: Path, records: int = 96, *, seconds: float = 0.0, validation: int = 0, **settings: Any
     ) -> None:
         self.folder, self.records, self.seconds = folder, records, seconds
+        self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
         self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
@@ -223,6 +235,11 @@ class AllReduceJob:
             self.is_down = True
             self.changed.notify_all()
 
+    def cuts_in_use(self) -> set[int]:
+        """The checkpoint to which training would go back."""
+        saved = self.state.checkpoint
+        return {saved.cut} if saved is not None else set()
+
     def handle(self, event: CoreEvent) -> RequestAnswer | None:
         """Let the master handle an event; returns its answer."""
         with self.changed:
@@ -239,10 +256,19 @@ class AllReduceJob:
                 self.end = command
             elif isinstance(command, DeletePod):
                 self.deleted.add(command.uid)
+            elif isinstance(command, SaveCheckpoint):
+                threading.Thread(target=self._save, args=(command, self.incarnation), daemon=True).start()
             elif isinstance(command, RequestAnswer):
                 answer = command
         self.changed.notify_all()
         return answer
+
+    def _save(self, command: SaveCheckpoint, incarnation: int) -> None:
+        """The master's thread that writes the manifest; it ends with its master."""
+        event = self.checkpoints.save(command, {}, 0, incarnation)
+        with suppress(RetryableError), self.changed:
+            if incarnation == self.incarnation:
+                self.handle(event)
 
     def _tick(self) -> None:
         while not self._stopped:
@@ -264,6 +290,8 @@ class AllReduceJob:
         self._check_alive(rank)
         request.member.uid = rank.uid
         event = parse_world_report(pb.WorldRequest.FromString(request.SerializeToString()))
+        if request.HasField("unreadable"):
+            self._replace_checkpoint(rank.uid, request.unreadable)
         version = self.incarnation << 32
         with self.changed:
             view = self.handle(event)
@@ -277,6 +305,12 @@ class AllReduceJob:
             addresses = {each.uid: each.listener.address for each in self.ranks}
             reply = view_to_reply(view, self.incarnation, addresses)
         return pb.WorldReply.FromString(reply.SerializeToString())
+
+    def _replace_checkpoint(self, worker: str, refused: pb.UnreadableCheckpoint) -> None:
+        with self.changed:
+            newest = self.state.checkpoint
+            if newest is not None and newest.cut == refused.cut:
+                self.handle(self.checkpoints.find_fallback(worker, refused.cut, refused.error))
 
     def request_lease(self, rank: Rank, known: Callable[[], Iterable[int]], wait_seconds: float) -> pb.LeaseReply:
         """``MasterSession.request_lease``."""
@@ -326,18 +360,21 @@ class AllReduceJob:
             leases_ahead=ALL_REDUCE_LEASES_AHEAD,
         )
         progress = ProgressReporter(session, rank.leases.mark_lost)  # type: ignore[arg-type]
+        checkpoints = CheckpointWriter(self.checkpoints.directory)
         rank.world = WorldClient(
             session,
             rank.uid,
             rank.listener.address,
             is_leaving=lambda: rank.gate.closed,
             on_closed=lambda reason: rank.loop.abort_round(reason),
+            copied_state=lambda: checkpoints.progress,
         )
         rank.loop = StepLoop(
             rank.replica,
             rank.world,
             rank.listener,
             ShareSource(rank.leases, progress, CountingStream()),  # type: ignore[arg-type]
+            checkpoints,
             rank.gate,
             lambda task: self._run_task(rank, task, progress),
             max_steps=self.settings.max_steps,

@@ -89,7 +89,7 @@ def test_training_starts_again_when_all_workers_are_lost(folder):
 
 
 def test_max_steps_counts_the_updates_of_all_workers(folder):
-    with AllReduceJob(folder, records=400, max_steps=7) as job:
+    with AllReduceJob(folder, records=400, max_steps=7, workers_min=2) as job:
         ranks = [job.start_rank() for _ in range(2)]
         job.wait(lambda: job.end is not None)
         assert job.end.phase == "Done"

@@ -14,8 +14,10 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.keras import model_export
 from edl.keras.model_contract import ModelModule
 from edl.keras.replica import ModelReplica
+from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
+from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.share_source import ShareSource
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
@@ -56,6 +58,7 @@ def prepare_all_reduce(
     listener.start()
     runtime.session.register(ready=True)
     left = threading.Event()
+    checkpoints = CheckpointWriter(RunDirectory(runtime.identity.run_dir).checkpoints)
     world = WorldClient(
         runtime.session,
         runtime.identity.uid,
@@ -63,12 +66,14 @@ def prepare_all_reduce(
         is_leaving=lambda: runtime.gate.closed,
         # ``loop`` is made below, because it needs ``world``.
         on_closed=lambda reason: loop.abort_round(reason),
+        copied_state=lambda: checkpoints.progress,
     )
     loop = StepLoop(
         replica,
         world,
         listener,
         ShareSource(runtime.leases, runtime.progress, runtime.streams["training"]),
+        checkpoints,
         runtime.gate,
         tasks.run_task,
         max_steps=spec.train.max_steps,

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from edl.api.errors import BadInputError
+from edl.api.errors import BadInputError, StorageError
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.rank_state import RankPhase
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, Share, StepShares
+from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.share_source import OpenLease, ShareSource
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient, shares_to_json
@@ -59,6 +61,8 @@ class ReplicaLike(Protocol):
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
     def restore_statistics(self) -> None: ...
+    def state_arrays(self) -> Arrays: ...
+    def load_state(self, arrays: Arrays) -> None: ...
     def pack_state(self) -> np.ndarray[Any, Any]: ...
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
     def digest(self) -> int: ...
@@ -73,6 +77,7 @@ class StepLoop:
         world: the rounds.
         listener: takes the connections of the neighbours.
         shares: the minibatches of this rank.
+        checkpoints: writes copies of the state.
         gate: says whether this worker was told to end.
         run_task: runs a task that changes no variable: evaluation, export and the like.
         max_steps: ``train.max_steps``.
@@ -87,6 +92,7 @@ class StepLoop:
         world: WorldClient,
         listener: CollectiveListener,
         shares: ShareSource,
+        checkpoints: CheckpointWriter,
         gate: ShutdownGate,
         run_task: Callable[[LeasedTask], int | None],
         *,
@@ -101,6 +107,7 @@ class StepLoop:
         self._world = world
         self._listener = listener
         self._shares = shares
+        self._checkpoints = checkpoints
         self._gate = gate
         self._run_task = run_task
         self._max_steps = max_steps
@@ -214,14 +221,31 @@ class StepLoop:
         if is_source:
             shares[:] = np.frombuffer(own_shares, np.uint8)
         communicator.all_reduce(shares)
-        # Without a holder rank 0 may have variables of steps that are leased again.
-        state = (self._replica.pack_state() if view.holders else self._initial_state.copy()).view(np.int32)
-        if not is_source:
-            state = np.zeros_like(state)
+        if is_source:
+            state = (self._replica.pack_state() if view.holders else self._restart_state(view)).view(np.int32)
+        else:
+            state = np.zeros_like(self._initial_state.view(np.int32))
         communicator.all_reduce(state)
         if view.members[self._world.rank] in lacking:
             self._replica.unpack_state(state.view(np.uint8))
             self._world.adopt_state(view.round, view.step, _decode_shares(shares.tobytes()) if view.holders else {})
+
+    def _restart_state(self, view: View) -> np.ndarray[Any, Any]:
+        """The state of the newest checkpoint, or the initial one; rank 0 may have variables of later steps.
+
+        Raises:
+            RoundBrokenError: the checkpoint cannot be read; the master looks for an older one.
+            BadInputError: another model has written it.
+        """
+        if not view.restore_cut:
+            return self._initial_state.copy()
+        try:
+            arrays = self._checkpoints.read(view.restore_cut)
+        except StorageError as error:
+            self._world.refuse_checkpoint(view.restore_cut, str(error))
+            raise RoundBrokenError(None, f"checkpoint {view.restore_cut} cannot be read: {error}") from error
+        self._replica.load_state(arrays)
+        return self._replica.pack_state()
 
     def _compare_models(self, answers: Sequence[bytes]) -> None:
         models = [decode_json(answer)["model"] for answer in answers]
@@ -248,6 +272,7 @@ class StepLoop:
                     self._close_communicator()
                     return
                 self._shares.forget_committed(world.view.committed_step)
+                self._copy_for_checkpoint(world.view)
                 message = self._prepare(wait=nobody_has_records)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
@@ -268,6 +293,18 @@ class StepLoop:
             _LOG.info("%s is over: %s", world.round, error)
             self._replica.restore_statistics()
         self._end_round()
+
+    def _copy_for_checkpoint(self, view: View) -> None:
+        """Copy the state if this rank has to write a checkpoint after this step. All ranks wait for the copy."""
+        order, step = view.checkpoint, self._world.step
+        if order is None or step < order.at_step or not self._checkpoints.accepts(order.cut):
+            return
+        # All ranks heard of the pause with the last reduction, and this rank goes on saying so: no step follows.
+        if order.when_paused and not (self._is_paused and view.must_pause):
+            return
+        began = time.perf_counter()
+        arrays = self._replica.state_arrays()
+        self._checkpoints.begin(order.cut, step, arrays, time.perf_counter() - began)
 
     def _prepare(self, *, wait: bool) -> StepMessage:
         """Compute this rank's addend; waits a moment for records if no rank had any."""

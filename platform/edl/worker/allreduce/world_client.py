@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edl.api.round_id import RoundId
+from edl.core.events import CheckpointOrder
 from edl.core.rank_state import RankPhase, RankState, StateSource
 from edl.core.world_rounds import NO_ROUND, RoundAnnounced, RoundPhase, StepShares
 from edl.transport import edl_pb2 as pb
@@ -29,6 +30,8 @@ class View:
         members: uids, by rank.
         addresses: where each member's ring listens, by rank; empty if the master does not know it yet.
         leases: this worker's training leases, with the done records of each.
+        restore_cut: the checkpoint with the first state of a round without holders; 0: the initial state.
+        checkpoint: the checkpoint that this worker has to write; None: none.
     """
 
     version: int = 0
@@ -47,6 +50,8 @@ class View:
     is_over: bool = False
     must_pause: bool = False
     evaluate_at: int = 0
+    restore_cut: int = 0
+    checkpoint: CheckpointOrder | None = None
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply) -> View:
@@ -68,10 +73,14 @@ class View:
             reply.over,
             reply.pause,
             reply.evaluate_at,
+            reply.restore_cut,
+            CheckpointOrder(reply.checkpoint.cut, reply.checkpoint.at_step, reply.checkpoint.when_paused)
+            if reply.HasField("checkpoint")
+            else None,
         )
 
     def pauses_at(self, step: int) -> bool:
-        """Whether nobody trains after this step, because an evaluation of it is due or in progress."""
+        """Whether nobody trains after this step, for example because an evaluation of it is due or in progress."""
         return self.must_pause or 0 < self.evaluate_at <= step
 
     @property
@@ -95,6 +104,7 @@ class WorldClient:
         address: where this worker's ring listens.
         is_leaving: whether this worker was told to end.
         on_closed: called with the reason when the round of this worker is over; must not block.
+        copied_state: returns the newest copy of this worker's state for a checkpoint; None: there is none.
     """
 
     def __init__(
@@ -105,11 +115,14 @@ class WorldClient:
         *,
         is_leaving: Callable[[], bool],
         on_closed: Callable[[str], None],
+        copied_state: Callable[[], pb.CopiedState | None] = lambda: None,
     ) -> None:
         self._session = session
         self._address = address
         self._is_leaving = is_leaving
         self._on_closed = on_closed
+        self._copied_state = copied_state
+        self._unreadable: pb.UnreadableCheckpoint | None = None
         self._changed = threading.Condition()
         self._rank = RankState(worker)
         self._view = View()
@@ -185,6 +198,11 @@ class WorldClient:
         with self._changed:
             self._digest = digest
         self.report()
+
+    def refuse_checkpoint(self, cut: int, error: str) -> None:
+        """The checkpoint with which the round starts cannot be loaded; the next report says so."""
+        with self._changed:
+            self._unreadable = pb.UnreadableCheckpoint(cut=cut, error=error)
 
     def start(self, round_id: RoundId) -> None:
         """The master says that all members have confirmed."""
@@ -266,6 +284,8 @@ class WorldClient:
                 step=rank.step,
                 digest=self._digest or 0,
                 leaving=self._is_leaving(),
+                copied=self._copied_state() if self._view.checkpoint is not None else None,
+                unreadable=self._unreadable,
             )
             is_running = rank.phase is RankPhase.RUNNING
             # Rank 0 reports for all. The others keep their shares, for the case that it is lost.
@@ -290,6 +310,8 @@ class WorldClient:
             if view.version < self._view.version:
                 return
             self._view = view
+            if self._unreadable is not None and view.restore_cut != self._unreadable.cut:
+                self._unreadable = None
             # Steps of a state that is not believed any more are replaced together with it.
             if view.round == self._rank.round:
                 self._rank.handle_acknowledged(view.committed_step)

@@ -1,0 +1,232 @@
+"""Checkpoints under strategy AllReduce: one rank copies its state between two steps and writes it while all train on.
+
+The writer is rank 0 of the running round, because it is also the rank that reports steps. So no step after the copied
+one is in the ledger before the master hears of the copy, and the ledger position of exactly this step is known when
+the step is entered. If the writer is lost before its file is on disk, the cut is called off, and the next rank 0
+begins another one. docs/design/0010-allreduce.md describes the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edl.api.events import CheckpointSaved, RollbackDone, WarningRaised
+from edl.api.journal_entries import CheckpointReplaced, CheckpointWritten, CutAnnounced, CutCalledOff
+from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS, clear_save_failure, record_save_failure
+from edl.core.cuts import WORLD_STEP_KEY, WorldCheckpoint
+from edl.core.events import (
+    CheckpointOrder,
+    CheckpointRefused,
+    CheckpointSaveFinished,
+    CopiedState,
+    NotifyWorkers,
+    SaveCheckpoint,
+)
+from edl.core.state import JobState, dataset_entry
+from edl.core.world_rounds import RoundPhase, WorldRounds
+
+# --------------------------------------------------------------------------------------------------
+# When a checkpoint begins and when it is called off.
+
+
+def advance_checkpoint(state: JobState, now: float) -> None:
+    """Call off a checkpoint that cannot be completed, and begin the next one."""
+    rounds, pending = state.world, state.world_checkpoint
+    if rounds is None or not state.settings.durable:
+        return
+    if pending is not None and (reason := _find_obstacle(state, rounds, pending)):
+        call_off(state, reason, now + RETRY_SECONDS if pending.step is not None else now)
+    if state.world_checkpoint is not None or now < state.cuts_blocked_until or rounds.phase is not RoundPhase.RUNNING:
+        return
+    at_step = _due_step(state, rounds)
+    if at_step is None:
+        return
+    number = state.cut_number + 1
+    state.record_entry(CutAnnounced(cut=number, step=state.step))
+    state.world_checkpoint = WorldCheckpoint(number, rounds.members[0], at_step)
+    if state.pending_stop is not None:
+        state.pending_stop.cut_number = number
+    _notify(state)
+
+
+def _due_step(state: JobState, rounds: WorldRounds) -> int | None:
+    """The step after which the next checkpoint is to be taken; None: there is none to take."""
+    training, saved = state.training_ledger, state.checkpoint
+    if training is None:
+        return None
+    if saved is None:
+        # A rollback to the start is no special case then, and an unwritable volume is found at once.
+        return 0
+    if state.pending_stop is not None or state.is_training_over():
+        # A last checkpoint that fails is tried again only if the job waits for it.
+        gives_up = state.pending_stop is None and state.checkpoint_failure is not None
+        return rounds.committed_step if saved.step < rounds.committed_step and not gives_up else None
+    every = state.settings.checkpoint_steps
+    return (state.last_checkpoint // every + 1) * every if every else None
+
+
+def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoint) -> str:
+    """Why a checkpoint in progress cannot be completed; empty if it can."""
+    if pending.is_committing:
+        return ""
+    if not state.pods.is_live(pending.writer):
+        return f"worker-{state.pods.index_of(pending.writer)}, which writes it, has ended"
+    if pending.step is None and rounds.phase is RoundPhase.RUNNING and rounds.members[0] != pending.writer:
+        return "another worker reports the steps now"
+    if pending.step is None and state.pending_stop is not None and state.pending_stop.cut_number != pending.number:
+        return "the job stops"
+    if pending.step is None and pending.at_step > (_due_step(state, rounds) or 0):
+        return "training ends before its step"
+    if pending.step is not None and pending.ledger is None and rounds.committed_step > pending.step:
+        return f"step {pending.step} was entered in the ledger together with later ones"
+    return ""
+
+
+def call_off(state: JobState, reason: str, blocked_until: float) -> None:
+    """Call off the checkpoint in progress, if any; the next one has another number."""
+    pending = state.world_checkpoint
+    if pending is None:
+        return
+    state.record_entry(CutCalledOff(cut=pending.number, reason=reason))
+    if pending.step is not None:
+        state.emit(WarningRaised(f"checkpoint {pending.number} was not written: {reason}"))
+    _clear(state, blocked_until)
+    if state.pending_stop is not None:
+        state.pending_stop.obstacle = reason
+
+
+def _clear(state: JobState, blocked_until: float) -> None:
+    state.world_checkpoint = None
+    state.cuts_blocked_until = max(state.cuts_blocked_until, blocked_until)
+    if state.world is not None:
+        state.world.capture_step = None
+    _notify(state)
+
+
+def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
+    """What a worker must do for the checkpoint in progress; None: nothing."""
+    pending = state.world_checkpoint
+    if pending is None or pending.writer != worker:
+        return None
+    # While other ranks may train, a copy would lack the steps that follow it.
+    return CheckpointOrder(pending.number, pending.at_step, when_paused=state.pending_stop is not None)
+
+
+# --------------------------------------------------------------------------------------------------
+# How a checkpoint goes on.
+
+
+def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float) -> None:
+    """The writer has copied its state, and perhaps written it. Call this before the steps of the same message."""
+    pending, rounds = state.world_checkpoint, state.world
+    if pending is None or rounds is None or (worker, copied.cut) != (pending.writer, pending.number):
+        return
+    if pending.step is None:
+        pending.step, pending.pause = copied.step, copied.pause
+        rounds.capture_step = copied.step
+        if copied.step == rounds.committed_step:
+            capture_ledger(state, {})
+    if copied.shard is not None and pending.shard is None:
+        pending.shard = copied.shard
+    commit_if_complete(state)
+
+
+def capture_ledger(state: JobState, done: Mapping[int, int]) -> None:
+    """Keep the ledger position of the copied step.
+
+    Args:
+        done: by lease, the done records of the steps after the committed one up to the copied step.
+    """
+    pending, training = state.world_checkpoint, state.training_ledger
+    if pending is None or training is None or state.world is None:
+        return
+    included = {number: lease.done_steps for number, lease in training.leases.items()}
+    for number, records in done.items():
+        if (lease := training.leases.get(number)) is not None:
+            steps = min(-(-records // lease.minibatch), lease.step_count)
+            included[number] = max(included[number], steps)
+    pending.ledger = {**training.snapshot_at_cut(included), WORLD_STEP_KEY: pending.step}
+    state.world.capture_step = None
+
+
+def commit_if_complete(state: JobState) -> None:
+    """Write the manifest when the file is on disk and the ledger position is known."""
+    pending = state.world_checkpoint
+    if pending is None or pending.is_committing or pending.shard is None or pending.step is None:
+        return
+    # An error needs no ledger position: the attempt ends, and its files are removed.
+    if pending.ledger is None and not pending.shard.error:
+        return
+    pending.is_committing = True
+    state.add_commands(
+        SaveCheckpoint(
+            pending.number,
+            pending.step,
+            pending.step,
+            pending.ledger or {},
+            pending.pause,
+            dataset_entry(state),
+            (pending.shard,),
+        )
+    )
+
+
+def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: float) -> None:
+    """The manifest is on disk, or the checkpoint failed: then the previous one stays the newest."""
+    pending = state.world_checkpoint
+    if pending is None or pending.number != event.cut or not pending.is_committing:
+        return
+    if event.error:
+        state.record_entry(CutCalledOff(cut=pending.number, reason=event.error))
+        state.emit(
+            WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {event.error}")
+        )
+        record_save_failure(state, event.error)
+        if state.pending_stop is not None:
+            state.pending_stop.obstacle = event.error
+        _clear(state, now + RETRY_SAVING_SECONDS)
+        return
+    assert pending.step is not None
+    assert pending.ledger is not None
+    state.record_entry(
+        CheckpointWritten(cut=pending.number, step=pending.step, version=pending.step, ledger=pending.ledger)
+    )
+    state.emit(CheckpointSaved(cut=pending.number, step=pending.step, pause_seconds=pending.pause))
+    clear_save_failure(state)
+    _clear(state, now)
+
+
+# --------------------------------------------------------------------------------------------------
+# Back to a checkpoint: no worker has a state that counts.
+
+
+def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: float) -> None:
+    """Rank 0 cannot read the newest checkpoint: fall back to the newest older one that is intact."""
+    rounds, newest = state.world, state.checkpoint
+    if rounds is None or newest is None or state.has_ended or newest.cut != event.cut:
+        return
+    # A round that has holders, or that runs, needs no checkpoint.
+    if rounds.holders or rounds.restore_cut != event.cut or rounds.phase is RoundPhase.RUNNING:
+        return
+    older = event.fallback
+    if older is None:
+        state.end_job("Failed", f"{event.message}; {event.skipped_reasons}", kind="storage")
+        return
+    reason = f"checkpoint {newest.cut} cannot be used"
+    state.record_entry(
+        CheckpointReplaced(
+            cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=reason
+        )
+    )
+    state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {event.message}"))
+
+
+def emit_rollback(state: JobState, records: int, updates: int, cut: int, reason: str) -> None:
+    """Report that training goes back to a checkpoint, or to the start of the job."""
+    if records or updates:
+        state.emit(RollbackDone(records=records, updates=updates, to_cut=cut or None, reason=reason))
+
+
+def _notify(state: JobState) -> None:
+    state.world_version += 1
+    state.add_commands(NotifyWorkers())

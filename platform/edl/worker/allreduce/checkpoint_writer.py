@@ -1,0 +1,79 @@
+"""Writes copies of a rank's state as checkpoints, on a thread of its own, and reads them again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.api.errors import EdlError
+from edl.storage.checkpoint_shards import cut_directory, read_shard, shard_path, write_shard
+from edl.transport import edl_pb2 as pb
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+_LOG = logging.getLogger(__name__)
+_SHARD_INDEX = 0
+"""All ranks have the same state, so one file contains all of it."""
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time; thread-safe.
+
+    Args:
+        checkpoints_dir: ``<run>/checkpoints``.
+    """
+
+    def __init__(self, checkpoints_dir: Path) -> None:
+        self._checkpoints_dir = checkpoints_dir
+        self._lock = threading.Lock()
+        self._progress: pb.CopiedState | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def progress(self) -> pb.CopiedState | None:
+        """The newest copy, with its file once that is on disk; None before the first one."""
+        with self._lock:
+            return self._progress
+
+    def accepts(self, cut: int) -> bool:
+        """Whether this checkpoint can begin: it has not, and no other one is being written."""
+        with self._lock:
+            is_new = self._progress is None or self._progress.cut != cut
+            return is_new and (self._thread is None or not self._thread.is_alive())
+
+    def begin(self, cut: int, step: int, arrays: Arrays, pause_seconds: float) -> None:
+        """Begin to write a copy, which must not change any more."""
+        copied = pb.CopiedState(cut=cut, step=step, pause_seconds=pause_seconds)
+        thread = threading.Thread(target=self._write, args=(copied, arrays), name=f"checkpoint-{cut}", daemon=True)
+        with self._lock:
+            self._progress, self._thread = copied, thread
+        thread.start()
+
+    def _write(self, copied: pb.CopiedState, arrays: Arrays) -> None:
+        directory = cut_directory(self._checkpoints_dir, copied.cut)
+        try:
+            written = write_shard(directory, _SHARD_INDEX, arrays)
+            shard = pb.WrittenShard(file=written.file, size=written.size, crc32=written.crc32)
+        except Exception as error:  # noqa: BLE001  the master decides what a failed checkpoint means; training goes on
+            if not isinstance(error, EdlError):
+                _LOG.exception("checkpoint %d cannot be written", copied.cut)
+            shard = pb.WrittenShard(error=str(error) or type(error).__name__)
+        with self._lock:
+            # The message may be in use: a new one, and no change.
+            self._progress = pb.CopiedState(
+                cut=copied.cut, step=copied.step, pause_seconds=copied.pause_seconds, shard=shard
+            )
+
+    def read(self, cut: int) -> Arrays:
+        """The arrays of a checkpoint.
+
+        Raises:
+            StorageError: it is damaged or cannot be read.
+        """
+        arrays, _ = read_shard(shard_path(cut_directory(self._checkpoints_dir, cut), _SHARD_INDEX))
+        return arrays

@@ -1,0 +1,274 @@
+"""Checkpoints under AllReduce in the pure core: the rank that writes, the ledger of the copied step, failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.all_reduce_master import AllReduceMaster
+
+from edl.core.checkpointing import RETRY_SAVING_SECONDS
+from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint, WrittenShard
+from edl.core.events import (
+    CheckpointRefused,
+    CheckpointSaveFinished,
+    CopiedState,
+    EndJob,
+    SaveCheckpoint,
+    StopRequested,
+    Tick,
+    WorldReported,
+    WorldView,
+)
+from edl.core.ledger import TRAINING
+from edl.core.rank_state import RankPhase
+from edl.core.world_rounds import MemberReport, RoundPhase, Share, StepShares
+
+FILE = WrittenShard("ps-0.safetensors", 100, 7)
+
+
+class SavingMaster(AllReduceMaster):
+    """A master whose rank 0 trains alone: step n has the n-th minibatch of its first lease."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**({"durable": True, "checkpoint_steps": 2} | settings))
+        self.start_round("w0")
+        self.lease_number = self.lease("w0").lease
+
+    def run(self, stable: int, copied: CopiedState | None = None, **more: Any) -> WorldView:
+        """Rank 0 reports steps, and perhaps a copy."""
+        shares: dict[int, StepShares] = {
+            step: (Share(self.lease_number, 4 * (step - 1), 4 * step),)
+            for step in range(self.rounds.committed_step + 1, stable + 1)
+        }
+        return self.report("w0", RankPhase.RUNNING, step=stable, stable=stable, shares=shares, copied=copied, **more)
+
+    def order(self) -> tuple[int, int]:
+        """Number and step of the checkpoint that rank 0 has to write."""
+        order = self.run(self.rounds.committed_step).checkpoint
+        assert order is not None
+        return order.cut, order.at_step
+
+    def save(self, stable: int, step: int) -> None:
+        """Rank 0 has copied a step and written the file, and the manifest is on disk."""
+        cut, _ = self.order()
+        self.run(stable, CopiedState(cut, step, 0.01, FILE))
+        assert self.saving().step == step
+        self.handle(CheckpointSaveFinished(cut))
+
+    def saving(self) -> SaveCheckpoint:
+        """The newest command to write a manifest."""
+        assert self.commands
+        return next(command for command in reversed(self.commands) if isinstance(command, SaveCheckpoint))
+
+    @property
+    def commands(self) -> list[Any]:
+        if not hasattr(self, "_commands"):
+            self._commands: list[Any] = []
+        return self._commands
+
+    def _take(self, commands: list[Any]) -> list[Any]:
+        self.commands.extend(commands)
+        return super()._take(commands)
+
+
+def done_in(ledger: Any) -> int:
+    return int(ledger["done_records"])
+
+
+def test_the_first_checkpoint_is_of_the_initial_state_and_the_next_ones_of_multiples() -> None:
+    master = SavingMaster()
+    assert master.order() == (1, 0)
+    master.save(0, 0)
+    assert master.order() == (2, 2)
+    assert done_in(master.saving().ledger) == 0
+
+
+def test_the_ledger_of_a_checkpoint_has_the_records_up_to_its_step_and_no_others() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    cut, _ = master.order()
+    # One message says that step 2 was copied and that step 4 is stable.
+    master.run(4, CopiedState(cut, 2, 0.01, FILE))
+    saving = master.saving()
+    assert (saving.step, done_in(saving.ledger), saving.ledger[WORLD_STEP_KEY]) == (2, 8, 2)
+    assert not saving.ledger["leases"]
+    training = master.state.ledgers[TRAINING]
+    assert training.done_records == 16
+
+
+def test_a_copy_whose_step_is_not_stable_yet_waits_for_it() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    cut, _ = master.order()
+    copied = CopiedState(cut, 2, 0.01, FILE)
+    master.commands.clear()
+    master.run(1, copied)
+    assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
+    master.run(3, copied)
+    assert done_in(master.saving().ledger) == 8
+
+
+def test_a_copy_of_a_round_that_breaks_gets_its_ledger_when_the_next_round_starts() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    cut, _ = master.order()
+    copied = CopiedState(cut, 2, 0.01, FILE)
+    shares = {step: (Share(master.lease_number, 4 * (step - 1), 4 * step),) for step in (1, 2, 3)}
+    master.commands.clear()
+    master.report("w0", RankPhase.ENDED, step=3, shares=shares, copied=copied)
+    assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
+    master.report("w0", RankPhase.CONFIRMED, copied=copied)
+    assert (master.saving().step, done_in(master.saving().ledger)) == (2, 8)
+    assert master.state.step == 3
+
+
+def test_the_writer_is_rank_0_and_nobody_else_is_asked() -> None:
+    master = SavingMaster()
+    master.start_round("w0", "w1")
+    orders = {worker: master.report(worker, RankPhase.RUNNING, step=0).checkpoint for worker in ("w0", "w1")}
+    assert orders["w0"] is not None
+    assert orders["w1"] is None
+
+
+def test_a_lost_writer_is_replaced_under_another_number() -> None:
+    master = SavingMaster()
+    master.start_round("w0", "w1")
+    cut, _ = master.order()
+    master.run(0, CopiedState(cut, 0, 0.01))
+    master.kill("w0")
+    master.report("w1", RankPhase.ENDED, step=0)
+    master.report("w1", RankPhase.CONFIRMED)
+    master.handle(Tick(), after=2.0)
+    order = master.report("w1", RankPhase.RUNNING, step=0).checkpoint
+    assert order is not None
+    assert order.cut > cut
+    # What the lost one says comes too late.
+    master.commands.clear()
+    master.handle(
+        WorldReported(
+            "w0", RankPhase.OUTSIDE, master.rounds.round, MemberReport(step=0), copied=CopiedState(cut, 0, 0.01, FILE)
+        )
+    )
+    assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
+
+
+def test_after_a_failure_training_goes_on_for_one_interval_and_then_pauses_until_one_is_written() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    cut, _ = master.order()
+    full = WrittenShard("", 0, 0, "No space left on device")
+    master.run(2, CopiedState(cut, 2, 0.01, full))
+    assert master.saving().shards == (full,)
+    master.handle(CheckpointSaveFinished(cut, "No space left on device"))
+    assert not master.run(3).must_pause
+    view = master.run(4)
+    assert view.must_pause
+    assert view.checkpoint is None
+    master.now += RETRY_SAVING_SECONDS
+    master.run(4)
+    order = master.run(4).checkpoint
+    assert order is not None
+    assert (order.cut > cut, order.at_step) == (True, 2)
+    master.run(4, CopiedState(order.cut, 4, 0.01, FILE))
+    master.handle(CheckpointSaveFinished(order.cut))
+    assert not master.run(4).must_pause
+    assert master.state.checkpoint is not None
+    assert master.state.checkpoint.step == 4
+
+
+def test_a_stop_waits_for_the_pause_of_all_ranks_and_its_checkpoint_has_every_step() -> None:
+    master = SavingMaster(checkpoint_steps=100)
+    master.save(0, 0)
+    master.run(3)
+    master.handle(StopRequested("stopped by its user", 10.0))
+    view = master.run(3)
+    assert view.must_pause
+    assert view.checkpoint is not None
+    assert view.checkpoint.when_paused
+    master.run(3, CopiedState(view.checkpoint.cut, 3, 0.01, FILE), is_paused=True)
+    assert done_in(master.saving().ledger) == 12
+    ended = [x for x in master.handle(CheckpointSaveFinished(view.checkpoint.cut)) if isinstance(x, EndJob)]
+    assert [end.reason for end in ended] == ["stopped by its user: checkpoint 3 contains all 3 steps"]
+
+
+def test_a_stop_without_new_steps_ends_at_once() -> None:
+    master = SavingMaster(checkpoint_steps=100)
+    master.save(0, 0)
+    commands = master.handle(StopRequested("stopped by its user", 10.0))
+    assert any(isinstance(command, EndJob) for command in commands)
+
+
+def test_when_no_worker_is_left_training_goes_back_to_the_checkpoint_and_not_to_the_start() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    master.save(3, 2)
+    assert master.state.ledgers[TRAINING].done_records == 12
+    master.kill("w0")
+    view = master.report("w1", RankPhase.OUTSIDE)
+    assert (view.holders, view.step, view.restore_cut) == ((), 2, 2)
+    training = master.state.ledgers[TRAINING]
+    assert (training.done_records, master.state.counters.rolled_back, master.state.step) == (8, 4, 2)
+    # A new master knows the same.
+    master.restart()
+    assert master.report("w1", RankPhase.FETCHING).restore_cut == 2
+
+
+def test_a_checkpoint_that_cannot_be_read_is_replaced_by_an_older_one() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    older = SavedCheckpoint(1, 0, 0, dict(master.saving().ledger))
+    master.save(3, 2)
+    master.kill("w0")
+    assert master.report("w1", RankPhase.OUTSIDE).restore_cut == 2
+    master.handle(CheckpointRefused("w1", 2, "is damaged", older))
+    view = master.report("w1", RankPhase.ENDED)
+    assert (view.phase, view.restore_cut, view.step) == (RoundPhase.CONFIRMING, 1, 0)
+    assert master.state.ledgers[TRAINING].done_records == 0
+
+
+def test_without_any_checkpoint_that_can_be_read_the_job_fails() -> None:
+    master = SavingMaster()
+    master.save(0, 0)
+    master.run(1)
+    master.kill("w0")
+    master.report("w1", RankPhase.OUTSIDE)
+    commands = master.handle(CheckpointRefused("w1", 1, "is damaged", None, "there is no older one"))
+    assert [x.reason for x in commands if isinstance(x, EndJob)] == ["is damaged; there is no older one"]
+
+
+def test_a_new_master_forgets_the_checkpoint_in_progress_and_begins_another_one() -> None:
+    master = SavingMaster()
+    cut, _ = master.order()
+    master.run(0, CopiedState(cut, 0, 0.01))
+    master.restart()
+    order = master.run(0, CopiedState(cut, 0, 0.01, FILE)).checkpoint
+    assert order is not None
+    assert order.cut > cut
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_the_last_checkpoint_has_every_record(evaluates: bool) -> None:
+    master = SavingMaster(checkpoint_steps=None, validation=8 if evaluates else 0, export=True)
+    master.save(0, 0)
+    step = 0
+    while not master.state.is_training_over():
+        lease = master.lease_number
+        training = master.state.ledgers[TRAINING]
+        shares = {step + each: (Share(lease, 4 * (each - 1), 4 * each),) for each in range(1, 5)}
+        step += 4
+        master.report("w0", RankPhase.RUNNING, step=step, stable=step, shares=shares)
+        answer = master.lease("w0")
+        master.lease_number = getattr(answer, "lease", lease)
+    cut, at_step = master.order()
+    assert at_step == step
+    master.run(step, CopiedState(cut, step, 0.01, FILE))
+    assert done_in(master.saving().ledger) == training.done_records == 96
+
+
+def test_a_checkpoint_whose_step_is_never_reached_gives_way_to_the_last_one() -> None:
+    master = SavingMaster(checkpoint_steps=100, max_steps=3)
+    master.save(0, 0)
+    assert master.order() == (2, 100)
+    master.run(3)
+    assert master.order() == (3, 3)

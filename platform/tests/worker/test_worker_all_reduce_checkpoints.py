@@ -1,0 +1,254 @@
+"""Checkpoints of ranks that train together: each has exactly the records that its ledger calls done."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from support.all_reduce_job import AllReduceJob, KilledError, Rank
+
+from edl.api.errors import StorageError
+from edl.core.events import StopRequested
+from edl.core.ledger import TRAINING, Ledger
+from edl.storage.checkpoint_manifest import (
+    CheckpointManifest,
+    SkippedCheckpoint,
+    committed_cuts,
+    cut_directory,
+    load_manifest,
+)
+from edl.storage.checkpoint_shards import read_shard, shard_path
+
+
+@pytest.fixture
+def folder():
+    with TemporaryDirectory(prefix="edl-") as path:
+        yield Path(path)
+
+
+class CheckedJob(AllReduceJob):
+    """A job that compares every checkpoint with its ledger, once it is committed."""
+
+    def __init__(self, folder: Path, records: int = 400, **settings) -> None:
+        self.checked: list[int] = []
+        self.mistakes: list[str] = []
+        self.damaged: set[int] = set()
+        super().__init__(folder, records, **({"durable": True, "checkpoint_steps": 7} | settings))
+
+    def _save(self, command, incarnation) -> None:
+        super()._save(command, incarnation)
+        if command.cut in committed_cuts(self.checkpoints.directory):
+            self.checked.append(self._check(command.cut))
+
+    def _check(self, cut: int) -> int:
+        directory = cut_directory(self.checkpoints.directory, cut)
+        manifest = load_manifest(directory)
+        try:
+            arrays, _ = read_shard(shard_path(directory, 0))
+        except StorageError as error:
+            # The master has removed it already, or the test has damaged it.
+            if isinstance(load_manifest(directory), SkippedCheckpoint) or cut in self.damaged:
+                return -1
+            raise AssertionError(f"checkpoint {cut}") from error
+        assert isinstance(manifest, CheckpointManifest)
+        expected = np.full(self.records, 1.0)
+        for start, end in pending_ranges(self.state.ledgers[TRAINING].empty_copy(), manifest.ledger):
+            expected[start:end] = 0
+        if not np.array_equal(arrays["counts"], expected) or int(arrays["updates"][0]) != manifest.step:
+            self.mistakes.append(f"checkpoint {cut} of step {manifest.step}")
+        return manifest.step
+
+    def wait_for_checkpoint(self, step: int) -> None:
+        """Wait until a checkpoint of a step from ``step`` on is on disk."""
+        self.wait(lambda: self.state.checkpoint is not None and self.state.checkpoint.step >= step)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        assert not self.mistakes, self.mistakes
+
+
+def pending_ranges(ledger: Ledger, snapshot) -> list[tuple[int, int]]:
+    """The records that a ledger calls not done."""
+    ledger.restore_snapshot(snapshot)
+    found = []
+    while (work := ledger.next_range(worker="w")) is not None:
+        number = len(found) + 1
+        ledger.grant_range(number, work, "w")
+        found.append((work.start, work.end))
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, workers):
+    with CheckedJob(folder, records=400 * workers, seconds=0.01, checkpoint_steps=40) as job:
+        for _ in range(workers):
+            job.start_rank()
+        job.wait_for_end()
+        last = job.state.step
+    # The first one is asked for when the round has begun.
+    first, *periodic, final = job.checked
+    assert first < 40
+    assert periodic == list(range(40, last, 40))
+    assert final == last
+
+
+def test_all_workers_are_lost_and_training_goes_on_from_the_checkpoint(folder):
+    with CheckedJob(folder, seconds=0.005) as job:
+        first = [job.start_rank() for _ in range(2)]
+        job.wait_for_checkpoint(14)
+        for rank in first:
+            job.kill(rank)
+        loads: list[str] = []
+
+        def watch(rank: Rank) -> None:
+            rank.replica.fail_at = lambda point: loads.append(point) if point == "load" else None
+
+        job.start_rank(watch)
+        job.start_rank(watch)
+        job.wait_for_end()
+    assert loads == ["load"]
+    assert 0 < job.state.counters.rolled_back < job.records
+
+
+def test_a_new_master_goes_on_from_the_checkpoint_with_other_workers(folder):
+    with CheckedJob(folder, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_checkpoint(14)
+        job.stop_master()
+        for rank in ranks:
+            job.kill(rank)
+        job.start_master()
+        job.start_rank()
+        job.wait_for_end()
+
+
+def test_the_writer_is_killed_while_it_writes(folder, monkeypatch):
+    with CheckedJob(folder, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_checkpoint(7)
+
+        def die(point: str) -> None:
+            if point == "copy":
+                job.kill(writer)
+                raise KilledError
+
+        members = job.state.world.members
+        writer = next(rank for rank in ranks if rank.uid == members[0])
+        writer.replica.fail_at = die
+        job.wait_for_end()
+    assert job.checked[-1] == job.state.step
+
+
+def test_a_damaged_checkpoint_is_replaced_by_the_one_before(folder):
+    with CheckedJob(folder, seconds=0.005) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_checkpoint(14)
+        job.stop_master()
+        for rank in ranks:
+            job.kill(rank)
+        newest = committed_cuts(job.checkpoints.directory)[-1]
+        job.damaged.add(newest)
+        path = shard_path(cut_directory(job.checkpoints.directory, newest), 0)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        job.start_master()
+        job.start_rank()
+        job.wait_for_end()
+        assert newest not in committed_cuts(job.checkpoints.directory) or job.state.checkpoint.cut != newest
+
+
+def test_a_full_disk_pauses_training_until_there_is_room(folder, monkeypatch):
+    from edl.core import world_checkpoints
+    from edl.worker.allreduce import checkpoint_writer
+
+    is_full = [False]
+    write = checkpoint_writer.write_shard
+
+    def write_if_room(directory, index, arrays):
+        if is_full[0]:
+            raise StorageError("cannot be written", where=str(directory)) from OSError(errno.ENOSPC, "full")
+        return write(directory, index, arrays)
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", write_if_room)
+    monkeypatch.setattr(world_checkpoints, "RETRY_SAVING_SECONDS", 0.2)
+    with CheckedJob(folder, records=800, seconds=0.002) as job:
+        for _ in range(2):
+            job.start_rank()
+        job.wait_for_checkpoint(7)
+        is_full[0] = True
+        job.wait(lambda: job.state.world_pauses)
+        paused_at = job.state.step
+        job.wait(
+            lambda: job.state.checkpoint_failure is not None and job.state.checkpoint_failure.paused_at is not None
+        )
+        is_full[0] = False
+        job.wait_for_end()
+    saved = job.state.checkpoint
+    assert saved is not None
+    # One interval after the checkpoint that was due.
+    assert paused_at <= saved.step
+
+
+def test_a_stop_writes_a_checkpoint_with_every_step(folder):
+    with CheckedJob(folder, records=4000, seconds=0.002, checkpoint_steps=1000) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(20)
+        job.handle(StopRequested("stopped by its user", 10.0))
+        job.wait(lambda: job.end is not None)
+        assert job.end.phase == "Interrupted"
+        assert job.state.checkpoint.step == job.state.step >= 20
+        assert {int(rank.replica.counts.sum()) for rank in ranks} == {job.state.ledgers[TRAINING].done_records}
+
+
+def test_a_stop_during_an_evaluation_writes_a_checkpoint_with_every_step(folder):
+    with CheckedJob(
+        folder, records=4000, seconds=0.002, checkpoint_steps=1000, validation=64, evaluation_steps=5
+    ) as job:
+        for _ in range(2):
+            job.start_rank()
+        job.wait(lambda: job.state.evaluation is not None and job.state.step >= 10)
+        job.handle(StopRequested("stopped by its user", 10.0))
+        job.wait(lambda: job.end is not None)
+        assert job.state.checkpoint.step == job.state.step
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_faults(folder, seed):
+    random = Random(seed)
+    with CheckedJob(folder, records=1600, seconds=0.002, workers=6) as job:
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_step(2)
+        while job.end is None and len(job.ranks) < 14:
+            living = [
+                rank for rank in job.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed
+            ]
+            fault = random.choice(("kill", "kill all", "leave", "join", "join", "master"))
+            if fault == "kill" and living:
+                job.kill(random.choice(living))
+            elif fault == "kill all":
+                for rank in living:
+                    job.kill(rank)
+                job.start_rank()
+            elif fault == "leave" and len(living) > 1:
+                job.tell_to_leave(random.choice(living))
+            elif fault == "master":
+                job.stop_master()
+                job.start_master()
+            if fault == "join" or not living:
+                job.start_rank()
+            reached = job.state.step + random.randint(0, 6)
+            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached or not any_living(job))
+        if not any_living(job):
+            job.start_rank()
+        job.wait_for_end()
+
+
+def any_living(job: AllReduceJob) -> bool:
+    return any(not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed for rank in job.ranks)
