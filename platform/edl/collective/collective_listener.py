@@ -176,10 +176,14 @@ class CollectiveListener:
             self._changed.notify_all()
             return self._admission
 
-    def cancel_round(self, reason: str) -> None:
-        """End the wait for neighbours, from any thread. An established round continues."""
+    def cancel_round(self, reason: str, until: RoundId | None = None) -> None:
+        """End the wait for neighbours, from any thread. An established round continues.
+
+        Args:
+            until: a later round is not cancelled; None: whichever waits.
+        """
         with self._changed:
-            if self._admission is not None:
+            if self._admission is not None and (until is None or self._admission.round_id <= until):
                 self._admission.cancel(reason)
 
     def __enter__(self) -> Self:

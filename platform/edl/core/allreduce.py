@@ -53,7 +53,7 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
         before = rounds.committed_step
         if event.copied is not None:
             world_checkpoints.handle_copied(state, event.worker, event.copied, now)
-        _obey(state, rounds, _handle_report(rounds, event, pod), event.loss)
+        _obey(state, rounds, _handle_report(state, rounds, event, pod), event.loss)
         if rounds.committed_step > before:
             state.last_step = now
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
@@ -64,38 +64,39 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
     state.add_commands(view_world(state, event.worker))
 
 
-def _handle_report(rounds: WorldRounds, event: WorldReported, pod: JobPod) -> list[RoundCommand]:
+def _handle_report(state: JobState, rounds: WorldRounds, event: WorldReported, pod: JobPod) -> list[RoundCommand]:
     leaves = event.is_leaving or not pod.staying
-    told = rounds.handle_leaving(event.worker) if leaves and event.worker not in rounds.leaving else []
-    return told + _handle_phase(rounds, event, pod, leaves=leaves)
+    commands = rounds.handle_leaving(event.worker) if leaves and event.worker not in rounds.leaving else []
+    return commands + _handle_phase(state, rounds, event, pod, leaves=leaves)
 
 
-def _handle_phase(rounds: WorldRounds, event: WorldReported, pod: JobPod, *, leaves: bool) -> list[RoundCommand]:
+def _handle_phase(
+    state: JobState, rounds: WorldRounds, event: WorldReported, pod: JobPod, *, leaves: bool
+) -> list[RoundCommand]:
     if event.phase is RankPhase.OUTSIDE:
         # A worker that was told to leave only has to end.
         if leaves and event.worker not in rounds.members:
             return []
-        return rounds.handle_candidate(event.worker, pod.index, event.round, _check_shares(rounds, event.report))
+        return rounds.handle_candidate(event.worker, pod.index, event.round, _check_shares(state, rounds, event.report))
     if event.phase is RankPhase.ENDED:
-        return rounds.handle_report(event.worker, event.round, _check_shares(rounds, event.report))
+        return rounds.handle_report(event.worker, event.round, _check_shares(state, rounds, event.report))
     if event.phase is RankPhase.CONFIRMED:
         return rounds.handle_confirmed(event.worker, event.round, event.report.digest)
     if event.phase is RankPhase.RUNNING:
-        reported = _check_shares(rounds, replace(event.report, step=event.stable_step))
-        return [] if reported.step is None else rounds.handle_stable(event.round, reported.step, reported.shares)
+        reported = _check_shares(state, rounds, replace(event.report, step=event.stable_step))
+        return [] if reported.step is None else rounds.handle_stable(event.round, reported.step, reported.done)
     return []
 
 
-def _check_shares(rounds: WorldRounds, report: MemberReport) -> MemberReport:
+def _check_shares(state: JobState, rounds: WorldRounds, report: MemberReport) -> MemberReport:
     """A report as it may be believed: without the shares of a step, the state of that step counts for nothing."""
     if report.step is None:
         return report
-    missing = report.step - rounds.committed_step
-    # The first comparison bounds the loop, whatever step a message names.
-    if missing > len(report.shares) or any(
-        step not in report.shares for step in range(rounds.committed_step + 1, report.step + 1)
-    ):
-        return replace(report, step=None, shares={})
+    training = state.training_ledger
+    # A step has at least one record that is not in the ledger.
+    most = training.total_records - training.done_records if training is not None else 0
+    if report.after > rounds.committed_step or report.step - rounds.committed_step > most:
+        return replace(report, step=None, done={})
     return report
 
 
@@ -128,7 +129,6 @@ def view_world(state: JobState, worker: str) -> WorldView:
         reason=rounds.pending_change or rounds.waiting_reason,
         leases={n: x.record_after_steps(x.done_steps) - x.record_range.start for n, x in leases.items()},
         last_lease=state.next_lease_number() - 1,
-        is_over=state.is_training_over() or state.has_ended,
         must_pause=state.world_pauses,
         evaluate_at=_next_evaluation(state),
         restore_cut=rounds.restore_cut,
@@ -259,7 +259,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
         elif isinstance(command, RoundStarted):
             _credit_workers(state, command.done)
             returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
-            _capture(state, command.captured)
+            world_checkpoints.capture_ledger(state, command.step)
             state.record_entry(world_entries.started_entry(command, rounds, state.training_ledger))
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
@@ -268,7 +268,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _obey(state, rounds, rounds.request_pending_joins())
         elif isinstance(command, StepsCommitted):
             _credit_workers(state, command.done)
-            _capture(state, command.captured)
+            world_checkpoints.capture_ledger(state, command.step)
             state.record_entry(world_entries.committed_entry(command, loss))
             _credit(state)
         else:
@@ -291,11 +291,6 @@ def _announce(state: JobState, rounds: WorldRounds, announced: RoundAnnounced) -
     # The ledger goes back: nobody knows how far the lost workers were.
     if entry.ledger is not None:
         member_crashes.judge_returned_leases(state, lost, is_progress_known=False)
-
-
-def _capture(state: JobState, captured: Mapping[int, int] | None) -> None:
-    if captured is not None:
-        world_checkpoints.capture_ledger(state, captured)
 
 
 def _notify(state: JobState) -> None:

@@ -212,6 +212,7 @@ class WorldCheckpoint:
         writer: uid of the worker that copies and writes its state.
         at_step: the writer copies its state after this step, or after the next one that it finishes.
         step: the step of the copy; None: nothing is copied yet.
+        done: by lease, the done records of the steps in the copy that were not in the ledger.
         ledger: the ledger position of this step; None until the step is in the ledger.
         shard: the file that the writer has written, or its error; None while it is writing.
         pause: seconds for which the copy stopped the writer, and so all ranks.
@@ -222,6 +223,7 @@ class WorldCheckpoint:
     writer: str
     at_step: int
     step: int | None = None
+    done: Mapping[int, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
     shard: WrittenShard | None = None
     pause: float = 0.0

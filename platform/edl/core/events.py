@@ -358,12 +358,14 @@ class CopiedState:
         step: the step of the copied state.
         pause: seconds that the copy took.
         shard: the file with the copy; None while it is being written.
+        done: by lease, the done records of the steps in the copy that no master had acknowledged.
     """
 
     cut: int
     step: int
     pause: float
     shard: WrittenShard | None = None
+    done: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +559,6 @@ class WorldView:
         reason: why no round runs, or why the world changes; for people.
         leases: the worker's training leases, with the done records of each.
         last_lease: the newest lease number of any worker: a lease up to it that is not in ``leases`` is lost.
-        is_over: no further step is needed.
         must_pause: train nothing until the view says otherwise: an evaluation of this state is to be done, the job is
             to stop, or no checkpoint can be written.
         evaluate_at: the step after which all pause for the next evaluation; 0: there is none.
@@ -577,7 +578,6 @@ class WorldView:
     reason: str
     leases: Mapping[int, int]
     last_lease: int
-    is_over: bool
     must_pause: bool
     evaluate_at: int
     restore_cut: int = 0

@@ -7,11 +7,66 @@ here computes: reductions, copies of variables and messages are effects of the c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from edl.api.round_id import RoundId
-from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, StepShares
+from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, Share, StepShares
+
+
+@dataclass(slots=True)
+class PendingShares:
+    """The shares of the steps in a worker's state that no master has acknowledged.
+
+    Of each lease only its done records count, because its shares follow one another. So the size depends on the
+    number of leases and not on the number of steps: without a master no lease is granted.
+
+    Attributes:
+        after: the newest step that a master has acknowledged.
+        step: the newest step.
+        done: by lease, the done records of the steps before the newest one, and the last step with a share of it.
+        newest: the shares of the newest step, which may not be stable yet.
+    """
+
+    after: int = 0
+    step: int = 0
+    done: dict[int, tuple[int, int]] = field(default_factory=dict)
+    newest: StepShares = ()
+
+    def add_step(self, shares: StepShares) -> None:
+        """Add the shares of the next step."""
+        for share in self.newest:
+            self.done[share.lease] = (share.end, self.step)
+        self.step, self.newest = self.step + 1, shares
+
+    def drop_steps(self, until: int) -> None:
+        """Drop the steps up to ``until``: they are in the ledger."""
+        if until <= self.after:
+            return
+        self.after = until
+        self.done = {lease: each for lease, each in self.done.items() if each[1] > until}
+        if self.step <= until:
+            self.newest = ()
+
+    def done_records(self, until: int) -> dict[int, int]:
+        """By lease, the done records of the steps up to ``until``: the newest step or the one before."""
+        done = {lease: records for lease, (records, _) in self.done.items()}
+        if until >= self.step:
+            done.update((share.lease, share.end) for share in self.newest)
+        return done
+
+    def to_json(self) -> dict[str, Any]:
+        """These shares for a copy of the state."""
+        done = [[lease, *each] for lease, each in self.done.items()]
+        return {"after": self.after, "step": self.step, "done": done, "newest": [list(share) for share in self.newest]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> PendingShares:
+        """The shares that ``to_json`` returned."""
+        done = {int(lease): (int(records), int(step)) for lease, records, step in data["done"]}
+        newest = tuple(Share(*map(int, share)) for share in data["newest"])
+        return cls(int(data["after"]), int(data["step"]), done, newest)
 
 
 class RankPhase(Enum):
@@ -52,7 +107,7 @@ class RankState:
         members: the members of that round, by rank.
         state_round: the newest round whose first state it had, or the one that its state was copied from.
         step: the newest step that is applied in its state; None: it has none.
-        shares: by step, the shares of the steps up to ``step`` that no master has acknowledged.
+        shares: the shares of the steps up to ``step`` that no master has acknowledged.
     """
 
     worker: str
@@ -61,7 +116,7 @@ class RankState:
     phase: RankPhase = RankPhase.OUTSIDE
     state_round: RoundId = NO_ROUND
     step: int | None = None
-    shares: dict[int, StepShares] = field(default_factory=dict)
+    shares: PendingShares = field(default_factory=PendingShares)
 
     @property
     def rank(self) -> int:
@@ -74,7 +129,9 @@ class RankState:
 
     def report(self, digest: int = 0) -> MemberReport:
         """The report of this worker's state to the master."""
-        return MemberReport(self.state_round, self.step, digest, dict(self.shares))
+        return MemberReport(
+            self.state_round, self.step, digest, self.shares.after, self.shares.done_records(self.shares.step)
+        )
 
     def handle_announced(self, entry: RoundAnnounced) -> StateSource | None:
         """Handle a new round; returns where to get its first state, or None if there is nothing to get."""
@@ -92,11 +149,16 @@ class RankState:
             return StateSource(entry.step, entry.holders)
         return StateSource(entry.step, () if self.rank == 0 else entry.members[:1])
 
-    def adopt_state(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> bool:
-        """Adopt a state that was fetched or built; returns whether the present round waits for it."""
+    def adopt_state(self, round_id: RoundId, step: int, shares: PendingShares | None = None) -> bool:
+        """Adopt a state that was fetched or built; returns whether the present round waits for it.
+
+        Args:
+            shares: those of its source; None: all its steps are acknowledged.
+        """
         if self.phase is not RankPhase.FETCHING or round_id != self.round:
             return False
-        self.step, self.shares = step, dict(shares)
+        self.step = step
+        self.shares = PendingShares(step, step) if shares is None else replace(shares, done=dict(shares.done))
         self._confirm()
         return True
 
@@ -117,13 +179,12 @@ class RankState:
         if self.phase is not RankPhase.RUNNING or self.step is None:
             raise ValueError(f"{self.worker} applies a step while it is {self.phase.value}")
         self.step += 1
-        self.shares[self.step] = shares
+        self.shares.add_step(shares)
         return self.step - 1
 
     def handle_acknowledged(self, step: int) -> None:
         """Drop the shares of the steps up to ``step``: these steps are in the ledger, so nobody needs them."""
-        for done in [number for number in self.shares if number <= step]:
-            del self.shares[done]
+        self.shares.drop_steps(step)
 
     def handle_closed(self, round_id: RoundId) -> bool:
         """Handle the end of a round; returns whether this worker must report about it.

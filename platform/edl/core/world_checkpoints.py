@@ -8,8 +8,6 @@ begins another one. docs/design/0010-allreduce.md describes the protocol.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edl.api.events import CheckpointSaved, RollbackDone, WarningRaised
 from edl.api.journal_entries import CheckpointReplaced, CheckpointWritten, CutAnnounced, CutCalledOff
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS, clear_save_failure, record_save_failure
@@ -71,6 +69,9 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
         return ""
     if not state.pods.is_live(pending.writer):
         return f"worker-{state.pods.index_of(pending.writer)}, which writes it, has ended"
+    if pending.step is not None and pending.ledger is None and not _is_in_world(rounds, pending.writer):
+        # The others may make this step anew, with other records.
+        return f"worker-{state.pods.index_of(pending.writer)}, which has copied it, has left the others"
     if pending.step is None and rounds.phase is RoundPhase.RUNNING and rounds.members[0] != pending.writer:
         return "another worker reports the steps now"
     if pending.step is None and state.pending_stop is not None and state.pending_stop.cut_number != pending.number:
@@ -80,6 +81,10 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
     if pending.step is not None and pending.ledger is None and rounds.committed_step > pending.step:
         return f"step {pending.step} was entered in the ledger together with later ones"
     return ""
+
+
+def _is_in_world(rounds: WorldRounds, worker: str) -> bool:
+    return worker in rounds.members and worker not in rounds.lost
 
 
 def call_off(state: JobState, reason: str, blocked_until: float) -> None:
@@ -98,8 +103,6 @@ def call_off(state: JobState, reason: str, blocked_until: float) -> None:
 def _clear(state: JobState, blocked_until: float) -> None:
     state.world_checkpoint = None
     state.cuts_blocked_until = max(state.cuts_blocked_until, blocked_until)
-    if state.world is not None:
-        state.world.capture_step = None
     _notify(state)
 
 
@@ -122,31 +125,33 @@ def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float)
     if pending is None or rounds is None or (worker, copied.cut) != (pending.writer, pending.number):
         return
     if pending.step is None:
-        pending.step, pending.pause = copied.step, copied.pause
-        rounds.capture_step = copied.step
+        pending.step, pending.pause, pending.done = copied.step, copied.pause, copied.done
         if copied.step == rounds.committed_step:
-            capture_ledger(state, {})
+            _capture_ledger(state, pending)
     if copied.shard is not None and pending.shard is None:
         pending.shard = copied.shard
     commit_if_complete(state)
 
 
-def capture_ledger(state: JobState, done: Mapping[int, int]) -> None:
-    """Keep the ledger position of the copied step.
+def capture_ledger(state: JobState, until: int) -> None:
+    """Keep the ledger position of the copied step, if it is one of those up to ``until`` that are entered next."""
+    pending = state.world_checkpoint
+    if pending is None or pending.step is None or pending.ledger is not None or state.world is None:
+        return
+    if state.world.committed_step < pending.step <= until:
+        _capture_ledger(state, pending)
 
-    Args:
-        done: by lease, the done records of the steps after the committed one up to the copied step.
-    """
-    pending, training = state.world_checkpoint, state.training_ledger
-    if pending is None or training is None or state.world is None:
+
+def _capture_ledger(state: JobState, pending: WorldCheckpoint) -> None:
+    training = state.training_ledger
+    if training is None:
         return
     included = {number: lease.done_steps for number, lease in training.leases.items()}
-    for number, records in done.items():
+    for number, records in pending.done.items():
         if (lease := training.leases.get(number)) is not None:
             steps = min(-(-records // lease.minibatch), lease.step_count)
             included[number] = max(included[number], steps)
     pending.ledger = {**training.snapshot_at_cut(included), WORLD_STEP_KEY: pending.step}
-    state.world.capture_step = None
 
 
 def commit_if_complete(state: JobState) -> None:

@@ -21,7 +21,7 @@ journal entries. ``apply_*`` methods change what the journal brings back, live a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -51,13 +51,15 @@ class MemberReport:
         state_round: the newest round whose first state it had; it is copied together with a state.
         step: newest step that is applied in its state; None: it has no state of this run.
         digest: digest of all variables at that step.
-        shares: by step, the shares of the steps up to ``step`` that no master has acknowledged yet.
+        after: the newest step that a master has acknowledged, as far as the worker knows.
+        done: the records of the steps after it up to ``step``: by lease, how many are done from its start.
     """
 
     state_round: RoundId = NO_ROUND
     step: int | None = None
     digest: int = 0
-    shares: Mapping[int, StepShares] = field(default_factory=dict)
+    after: int = 0
+    done: Mapping[int, int] = field(default_factory=dict)
 
 
 class RoundPhase(Enum):
@@ -121,22 +123,19 @@ class RoundStarted:
 
     Attributes:
         done: by lease, the done records of the steps that were not entered before.
-        captured: the same up to ``WorldRounds.capture_step`` only; None if that is not one of these steps.
     """
 
     round: RoundId
     step: int
     done: Mapping[int, int]
-    captured: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepsCommitted:
-    """Every member has applied the steps up to ``step``; ``done`` and ``captured`` as in ``RoundStarted``."""
+    """Every member has applied the steps up to ``step``; ``done`` as in ``RoundStarted``."""
 
     step: int
     done: Mapping[int, int]
-    captured: Mapping[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,6 @@ class WorldRounds:
         incarnation: incarnation of the present master.
         members_min: a round has at least so many members (``workers.min``).
         checkpoint_step: step of the newest checkpoint; training restarts there when no worker has a state.
-        capture_step: a step whose ledger position is to be kept when it is entered (a checkpoint); None: none.
         round: the newest round. In the journal, like the next nine.
         started_round: the newest round that all its members confirmed.
         valid_from: states of older rounds do not count any more.
@@ -191,7 +189,6 @@ class WorldRounds:
     incarnation: int = 1
     members_min: int = 1
     checkpoint_step: int = 0
-    capture_step: int | None = None
     round: RoundId = NO_ROUND
     started_round: RoundId = NO_ROUND
     valid_from: RoundId = NO_ROUND
@@ -309,23 +306,28 @@ class WorldRounds:
         self.confirmed[worker] = digest
         if len(self.confirmed) < len(self.members):
             return []
-        # Only of states that count: a worker that was outside may report another version of a step.
-        believed = [report for worker, report in self.reports.items() if self._believed_step(worker) is not None]
-        done = self._done_records(self.base_step, believed)
-        return [RoundStarted(self.round, self.base_step, done, self._captured_records(self.base_step, believed))]
+        return [RoundStarted(self.round, self.base_step, self._done_at_base())]
 
-    def handle_stable(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> list[RoundCommand]:
+    def _done_at_base(self) -> Mapping[int, int]:
+        """The records of the steps after the committed one up to ``base_step``."""
+        if self.base_step <= self.committed_step:
+            return {}
+        # Only of a state that counts: a worker that was outside may report another version of a step.
+        return next(
+            self.reports[worker].done for worker in self.reports if self._believed_step(worker) == self.base_step
+        )
+
+    def handle_stable(self, round_id: RoundId, step: int, done: Mapping[int, int]) -> list[RoundCommand]:
         """Steps that every member has applied; any member may report them.
 
         Args:
             step: the newest stable step: one whose successor's reduction the sender has finished. Every member
                 put a gradient into that reduction, so every member had applied this step.
-            shares: by step, the shares of the steps up to ``step`` that no master has acknowledged.
+            done: by lease, the done records of the steps up to ``step`` that no master has acknowledged.
         """
         if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
             return []
-        reports = [MemberReport(step=step, shares=shares)]
-        return [StepsCommitted(step, self._done_records(step, reports), self._captured_records(step, reports))]
+        return [StepsCommitted(step, done)]
 
     # --------------------------------------------------------------------------------------- decisions
 
@@ -386,27 +388,6 @@ class WorldRounds:
         report = self.reports[worker]
         is_valid = report.state_round == self.valid_from or report.state_round.number > self.valid_from.number
         return report.step if is_valid else None
-
-    def _done_records(self, until: int, reports: Iterable[MemberReport]) -> dict[int, int]:
-        """Records done by lease, over the steps after the committed one up to ``until``.
-
-        Raises:
-            KeyError: no report has the shares of a step.
-        """
-        shares: dict[int, StepShares] = {}
-        for report in reports:
-            shares.update(report.shares)
-        done: dict[int, int] = {}
-        for step in range(self.committed_step + 1, until + 1):
-            for share in shares[step]:
-                done[share.lease] = max(done.get(share.lease, 0), share.end)
-        return done
-
-    def _captured_records(self, until: int, reports: Iterable[MemberReport]) -> dict[int, int] | None:
-        """``_done_records`` up to the step to be captured; None if it is not among the steps up to ``until``."""
-        if self.capture_step is None or not self.committed_step < self.capture_step <= until:
-            return None
-        return self._done_records(self.capture_step, reports)
 
     # ------------------------------------------------------------------------------- effects of entries
 

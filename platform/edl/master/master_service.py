@@ -41,7 +41,7 @@ from edl.core.partition import initial_placement
 from edl.core.rank_state import RankPhase
 from edl.core.state import JobState
 from edl.core.strict_json import decode_json
-from edl.core.world_rounds import MemberReport, Share
+from edl.core.world_rounds import NO_ROUND, MemberReport, RoundPhase
 from edl.master.ps_client import PsConnection, PsControlClient
 from edl.master.shell import MasterShell
 from edl.transport import edl_pb2 as pb
@@ -123,33 +123,30 @@ def parse_result(data: bytes) -> Any:
 
 
 _SHARD_NAME = re.compile(r"ps-[0-9]{1,6}\.safetensors")
-_MAX_REPORTED_SHARES = 1 << 20
-"""Maximum number of shares in one report: a thousand ranks without a master for a thousand steps."""
+_MAX_REPORTED_LEASES = 1 << 16
+"""Maximum number of leases in one report: three leases of each of 10,000 workers, and as many finished ones."""
 
 
 def parse_world_report(request: pb.WorldRequest) -> WorldReported:
     """What a worker reports about the rounds.
 
     Raises:
-        PeerRefusedError: the phase is unknown, steps are not ascending, or a range is empty or out of order.
+        PeerRefusedError: the phase is unknown, or the records of a lease are.
     """
     try:
         phase = RankPhase(request.phase)
     except ValueError:
         raise PeerRefusedError(f"unknown phase {request.phase!r} of a worker", kind="bad") from None
-    if sum(len(step.shares) for step in request.shares) > _MAX_REPORTED_SHARES:
-        raise PeerRefusedError(f"more than {_MAX_REPORTED_SHARES} shares in a report", kind="bad")
-    shares: dict[int, tuple[Share, ...]] = {}
-    last = -1
-    for each in request.shares:
-        if each.step <= last:
-            raise PeerRefusedError(f"the shares of step {each.step} follow those of step {last}", kind="bad")
-        if any(share.start >= share.end for share in each.shares):
-            raise PeerRefusedError(f"an empty share in step {each.step}", kind="bad")
-        shares[each.step] = tuple(Share(share.lease, share.start, share.end) for share in each.shares)
-        last = each.step
+    if len(request.done) > _MAX_REPORTED_LEASES:
+        raise PeerRefusedError(f"more than {_MAX_REPORTED_LEASES} leases in a report", kind="bad")
+    if any(each.end <= 0 for each in request.done):
+        raise PeerRefusedError("a lease without done records in a report", kind="bad")
     report = MemberReport(
-        _parse_round(request.state_round), request.step if request.HasField("step") else None, request.digest, shares
+        _parse_round(request.state_round),
+        request.step if request.HasField("step") else None,
+        request.digest,
+        request.after,
+        {each.lease: each.end for each in request.done},
     )
     loss = request.loss if request.HasField("loss") else None
     copied = _parse_copied_state(request.copied) if request.HasField("copied") else None
@@ -174,7 +171,8 @@ def _parse_copied_state(message: pb.CopiedState) -> CopiedState:
         if not message.shard.error and not _SHARD_NAME.fullmatch(file):
             raise PeerRefusedError(f"{file!r} is not the name of a checkpoint's file", kind="bad")
         shard = WrittenShard(file, message.shard.size, message.shard.crc32, message.shard.error)
-    return CopiedState(message.cut, message.step, message.pause_seconds, shard)
+    done = {each.lease: each.end for each in message.done}
+    return CopiedState(message.cut, message.step, message.pause_seconds, shard, done)
 
 
 def _parse_round(message: pb.Round) -> RoundId:
@@ -182,28 +180,30 @@ def _parse_round(message: pb.Round) -> RoundId:
 
 
 def view_to_reply(
-    view: WorldView, incarnation: int, addresses: Mapping[str, str], learning_rate: float | None = None
+    view: WorldView,
+    incarnation: int,
+    members: pb.WorldReply,
+    learning_rate: float | None = None,
+    members_known: RoundId = NO_ROUND,
 ) -> pb.WorldReply:
     """A view of the world as the message to its worker.
 
     Args:
-        addresses: by worker, where its ring listens; those of which this master has not heard are missing.
+        members: a message with the members and holders of the round; see ``MemberDirectory``.
+        members_known: the round whose members the worker has.
     """
-    return pb.WorldReply(
+    reply = pb.WorldReply(
         incarnation=incarnation,
         version=(incarnation << _VERSION_COUNTER_BITS) + view.version,
         round=pb.Round(incarnation=view.round.incarnation, number=view.round.number),
         phase=view.phase.value,
         member=view.is_member,
-        members=[pb.WorldMember(uid=uid, address=addresses.get(uid, "")) for uid in view.members],
         step=view.step,
-        holders=view.holders,
         committed=view.committed_step,
         change=view.must_change,
         reason=view.reason,
         leases=[pb.LeaseRecords(lease=lease, end=done) for lease, done in view.leases.items()],
         last_lease=view.last_lease,
-        over=view.is_over,
         pause=view.must_pause,
         evaluate_at=view.evaluate_at,
         learning_rate=learning_rate,
@@ -214,6 +214,35 @@ def view_to_reply(
         if view.checkpoint is not None
         else None,
     )
+    # They are as many as there are workers, and everyone of them asks several times a second.
+    if view.is_member and view.phase is not RoundPhase.CLOSING and members_known != view.round:
+        reply.MergeFrom(members)
+    return reply
+
+
+class MemberDirectory:
+    """Where the ring of each worker listens, and the members of the newest round with their addresses."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, str] = {}
+        self._message = pb.WorldReply()
+        self._round = NO_ROUND
+
+    def keep_address(self, uid: str, address: str, is_live: Callable[[str], bool]) -> None:
+        """Keep the address of a worker; those of workers that have ended are dropped."""
+        if self._addresses.get(uid) == address:
+            return
+        if uid not in self._addresses:
+            self._addresses = {each: x for each, x in self._addresses.items() if is_live(each)}
+        self._addresses[uid] = address
+        self._round = NO_ROUND
+
+    def members_message(self, view: WorldView) -> pb.WorldReply:
+        """The members and holders of a view's round as a part of a reply; made once for all of them."""
+        if self._round != view.round:
+            members = [pb.WorldMember(uid=uid, address=self._addresses.get(uid, "")) for uid in view.members]
+            self._round, self._message = view.round, pb.WorldReply(members=members, holders=view.holders)
+        return self._message
 
 
 def lease_to_task(granted: LeaseReply) -> pb.Task:
@@ -326,7 +355,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
             on_ps_report,
         )
         self._placement_table = PlacementTable(shell.state, ps_client, incarnation)
-        self._worker_addresses: dict[str, str] = {}
+        self._directory = MemberDirectory()
         self._checkpoint_lock = threading.Lock()
 
     # ------------------------------------------------------------------ methods of the service
@@ -426,7 +455,10 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         version = self._incarnation << _VERSION_COUNTER_BITS
         seconds = min(request.wait_seconds, MAX_WORLD_WAIT_SECONDS)
         view = await self._shell.view_world(report, request.seen - version, seconds)
-        return view_to_reply(view, self._incarnation, self._worker_addresses, self._learning_rate())
+        with self._shell.lock:
+            members = self._directory.members_message(view)
+        known = _parse_round(request.members_known)
+        return view_to_reply(view, self._incarnation, members, self._learning_rate(), known)
 
     def _replace_checkpoint(self, worker: str, cut: int, message: str) -> None:
         """Find an older checkpoint that is intact, if the newest one cannot be read."""
@@ -450,9 +482,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
                     raise PeerRefusedError("the cluster reports that this pod has ended", kind="bad")
                 # Nothing is kept of an unknown pod: anybody with the token can name one.
                 raise RetryableError("the cluster has not reported this pod yet")
-            if uid not in self._worker_addresses:
-                self._worker_addresses = {each: x for each, x in self._worker_addresses.items() if pods.is_live(each)}
-            self._worker_addresses[uid] = address
+            self._directory.keep_address(uid, address, pods.is_live)
 
     # ------------------------------------------------------------------ parts
 

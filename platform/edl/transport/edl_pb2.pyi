@@ -286,7 +286,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorldRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "shares", "loss", "paused", "leaving", "copied", "unreadable")
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -297,12 +297,14 @@ class WorldRequest(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     STABLE_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     COPIED_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     address: str
@@ -313,25 +315,29 @@ class WorldRequest(_message.Message):
     step: int
     digest: int
     stable: int
-    shares: _containers.RepeatedCompositeFieldContainer[StepShares]
+    after: int
+    done: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
     loss: float
     paused: bool
     leaving: bool
     copied: CopiedState
     unreadable: UnreadableCheckpoint
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[StepShares, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ...) -> None: ...
+    members_known: Round
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class CopiedState(_message.Message):
-    __slots__ = ("cut", "step", "pause_seconds", "shard")
+    __slots__ = ("cut", "step", "pause_seconds", "shard", "done")
     CUT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
     cut: int
     step: int
     pause_seconds: float
     shard: WrittenShard
-    def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ...) -> None: ...
+    done: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
+    def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ...) -> None: ...
 
 class WrittenShard(_message.Message):
     __slots__ = ("file", "size", "crc32", "error")
@@ -361,14 +367,6 @@ class Round(_message.Message):
     number: int
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
-class StepShares(_message.Message):
-    __slots__ = ("step", "shares")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
-    step: int
-    shares: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ...) -> None: ...
-
 class LeaseRecords(_message.Message):
     __slots__ = ("lease", "start", "end")
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -380,7 +378,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "over", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -394,7 +392,6 @@ class WorldReply(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     LAST_LEASE_FIELD_NUMBER: _ClassVar[int]
-    OVER_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_AT_FIELD_NUMBER: _ClassVar[int]
@@ -413,13 +410,12 @@ class WorldReply(_message.Message):
     reason: str
     leases: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
     last_lease: int
-    over: bool
     learning_rate: float
     pause: bool
     evaluate_at: int
     restore_cut: int
     checkpoint: CheckpointOrder
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., over: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")

@@ -226,7 +226,7 @@ def test_training_ends_with_the_step_that_max_steps_names() -> None:
     lease = master.lease("w0").lease
     steps = {1: (Share(lease, 0, 4),), 2: (Share(lease, 4, 8),)}
     master.report("w0", RankPhase.RUNNING, step=2, stable=2, shares=steps)
-    assert master.report("w0", RankPhase.RUNNING, step=2, stable=2).is_over
+    assert master.state.is_training_over()
     assert master.state.training_ledger is not None
     assert not master.state.training_ledger.leases
     ends = [command for command in master.handle(Tick()) if isinstance(command, EndJob)]

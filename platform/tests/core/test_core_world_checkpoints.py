@@ -43,6 +43,10 @@ class SavingMaster(AllReduceMaster):
         }
         return self.report("w0", RankPhase.RUNNING, step=stable, stable=stable, shares=shares, copied=copied, **more)
 
+    def copy(self, cut: int, step: int, shard: WrittenShard | None = FILE) -> CopiedState:
+        """Rank 0 has copied its state after a step."""
+        return CopiedState(cut, step, 0.01, shard, {self.lease_number: 4 * step} if step else {})
+
     def order(self) -> tuple[int, int]:
         """Number and step of the checkpoint that rank 0 has to write."""
         order = self.run(self.rounds.committed_step).checkpoint
@@ -52,7 +56,7 @@ class SavingMaster(AllReduceMaster):
     def save(self, stable: int, step: int) -> None:
         """Rank 0 has copied a step and written the file, and the manifest is on disk."""
         cut, _ = self.order()
-        self.run(stable, CopiedState(cut, step, 0.01, FILE))
+        self.run(stable, self.copy(cut, step))
         assert self.saving().step == step
         self.handle(CheckpointSaveFinished(cut))
 
@@ -89,7 +93,7 @@ def test_the_ledger_of_a_checkpoint_has_the_records_up_to_its_step_and_no_others
     master.save(0, 0)
     cut, _ = master.order()
     # One message says that step 2 was copied and that step 4 is stable.
-    master.run(4, CopiedState(cut, 2, 0.01, FILE))
+    master.run(4, master.copy(cut, 2))
     saving = master.saving()
     assert (saving.step, done_in(saving.ledger), saving.ledger[WORLD_STEP_KEY]) == (2, 8, 2)
     assert not saving.ledger["leases"]
@@ -101,7 +105,7 @@ def test_a_copy_whose_step_is_not_stable_yet_waits_for_it() -> None:
     master = SavingMaster()
     master.save(0, 0)
     cut, _ = master.order()
-    copied = CopiedState(cut, 2, 0.01, FILE)
+    copied = master.copy(cut, 2)
     master.commands.clear()
     master.run(1, copied)
     assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
@@ -113,7 +117,7 @@ def test_a_copy_of_a_round_that_breaks_gets_its_ledger_when_the_next_round_start
     master = SavingMaster()
     master.save(0, 0)
     cut, _ = master.order()
-    copied = CopiedState(cut, 2, 0.01, FILE)
+    copied = master.copy(cut, 2)
     shares = {step: (Share(master.lease_number, 4 * (step - 1), 4 * step),) for step in (1, 2, 3)}
     master.commands.clear()
     master.report("w0", RankPhase.ENDED, step=3, shares=shares, copied=copied)
@@ -121,6 +125,20 @@ def test_a_copy_of_a_round_that_breaks_gets_its_ledger_when_the_next_round_start
     master.report("w0", RankPhase.CONFIRMED, copied=copied)
     assert (master.saving().step, done_in(master.saving().ledger)) == (2, 8)
     assert master.state.step == 3
+
+
+def test_a_copy_of_a_writer_that_the_others_have_lost_is_given_up() -> None:
+    """They may make this step anew, with other records, before the writer comes back and reports its file."""
+    master = SavingMaster()
+    master.save(0, 0)
+    master.start_round("w0", "w1")
+    cut, _ = master.order()
+    master.run(1, master.copy(cut, 2, None))
+    master.now += 60.0
+    master.report("w1", RankPhase.RUNNING, step=1)
+    master.handle(Tick())
+    assert "w0" in master.rounds.lost
+    assert master.state.world_checkpoint is None or master.state.world_checkpoint.number != cut
 
 
 def test_the_writer_is_rank_0_and_nobody_else_is_asked() -> None:
@@ -135,7 +153,7 @@ def test_a_lost_writer_is_replaced_under_another_number() -> None:
     master = SavingMaster()
     master.start_round("w0", "w1")
     cut, _ = master.order()
-    master.run(0, CopiedState(cut, 0, 0.01))
+    master.run(0, master.copy(cut, 0, None))
     master.kill("w0")
     master.report("w1", RankPhase.ENDED, step=0)
     master.report("w1", RankPhase.CONFIRMED)
@@ -146,9 +164,7 @@ def test_a_lost_writer_is_replaced_under_another_number() -> None:
     # What the lost one says comes too late.
     master.commands.clear()
     master.handle(
-        WorldReported(
-            "w0", RankPhase.OUTSIDE, master.rounds.round, MemberReport(step=0), copied=CopiedState(cut, 0, 0.01, FILE)
-        )
+        WorldReported("w0", RankPhase.OUTSIDE, master.rounds.round, MemberReport(step=0), copied=master.copy(cut, 0))
     )
     assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
 
@@ -158,7 +174,7 @@ def test_after_a_failure_training_goes_on_for_one_interval_and_then_pauses_until
     master.save(0, 0)
     cut, _ = master.order()
     full = WrittenShard("", 0, 0, "No space left on device")
-    master.run(2, CopiedState(cut, 2, 0.01, full))
+    master.run(2, master.copy(cut, 2, full))
     assert master.saving().shards == (full,)
     master.handle(CheckpointSaveFinished(cut, "No space left on device"))
     assert not master.run(3).must_pause
@@ -170,7 +186,7 @@ def test_after_a_failure_training_goes_on_for_one_interval_and_then_pauses_until
     order = master.run(4).checkpoint
     assert order is not None
     assert (order.cut > cut, order.at_step) == (True, 2)
-    master.run(4, CopiedState(order.cut, 4, 0.01, FILE))
+    master.run(4, master.copy(order.cut, 4))
     master.handle(CheckpointSaveFinished(order.cut))
     assert not master.run(4).must_pause
     assert master.state.checkpoint is not None
@@ -186,7 +202,7 @@ def test_a_stop_waits_for_the_pause_of_all_ranks_and_its_checkpoint_has_every_st
     assert view.must_pause
     assert view.checkpoint is not None
     assert view.checkpoint.when_paused
-    master.run(3, CopiedState(view.checkpoint.cut, 3, 0.01, FILE), is_paused=True)
+    master.run(3, master.copy(view.checkpoint.cut, 3), is_paused=True)
     assert done_in(master.saving().ledger) == 12
     ended = [x for x in master.handle(CheckpointSaveFinished(view.checkpoint.cut)) if isinstance(x, EndJob)]
     assert [end.reason for end in ended] == ["stopped by its user: checkpoint 3 contains all 3 steps"]
@@ -240,9 +256,9 @@ def test_without_any_checkpoint_that_can_be_read_the_job_fails() -> None:
 def test_a_new_master_forgets_the_checkpoint_in_progress_and_begins_another_one() -> None:
     master = SavingMaster()
     cut, _ = master.order()
-    master.run(0, CopiedState(cut, 0, 0.01))
+    master.run(0, master.copy(cut, 0, None))
     master.restart()
-    order = master.run(0, CopiedState(cut, 0, 0.01, FILE)).checkpoint
+    order = master.run(0, master.copy(cut, 0)).checkpoint
     assert order is not None
     assert order.cut > cut
 
@@ -262,7 +278,7 @@ def test_the_last_checkpoint_has_every_record(evaluates: bool) -> None:
         master.lease_number = getattr(answer, "lease", lease)
     cut, at_step = master.order()
     assert at_step == step
-    master.run(step, CopiedState(cut, step, 0.01, FILE))
+    master.run(step, master.copy(cut, step))
     assert done_in(master.saving().ledger) == training.done_records == 96
 
 

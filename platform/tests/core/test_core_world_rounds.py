@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from core.world_simulator import WorldSimulator
+from support.all_reduce_master import make_report
 from support.examples import examples
 
 from edl.api.round_id import RoundId
@@ -54,7 +55,7 @@ class Rounds:
 
     def report(self, worker: str, step: int, **shares: tuple[Share, ...]) -> list[RoundCommand]:
         known = {int(name[1:]): value for name, value in shares.items()}
-        report = MemberReport(self.rounds.started_round, step, 7, known)
+        report = make_report(self.rounds.started_round, step, 7, step, known)
         return self.do(self.rounds.handle_report(worker, self.rounds.round, report))
 
 
@@ -93,11 +94,10 @@ def test_states_that_differ_stop_the_job() -> None:
 
 def test_stable_steps_are_entered_once() -> None:
     rounds = running("a", "b")
-    shares = {1: (Share(5, 0, 3), Share(6, 0, 2)), 2: (Share(5, 3, 4),)}
     committed = StepsCommitted(2, {5: 4, 6: 2})
-    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, shares)) == [committed]
-    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, shares)) == []
-    assert rounds.do(rounds.rounds.handle_stable(NO_ROUND, 3, {3: ()})) == []
+    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, committed.done)) == [committed]
+    assert rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 2, committed.done)) == []
+    assert rounds.do(rounds.rounds.handle_stable(NO_ROUND, 3, {})) == []
 
 
 def test_after_a_loss_the_furthest_step_counts_and_its_dead_member_s_share_with_it() -> None:
@@ -131,7 +131,7 @@ def test_a_worker_that_was_outside_of_a_round_brings_no_state() -> None:
     rounds.do(rounds.rounds.handle_lost("b", "stopped"))
     rounds.report("a", 0)
     rounds.confirm()
-    late = MemberReport(stopped_in, 1, 7, {1: (Share(5, 0, 3),)})
+    late = make_report(stopped_in, 1, 7, 1, {1: (Share(5, 0, 3),)})
     rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, late))
     rounds.report("a", 0)
     (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, late))

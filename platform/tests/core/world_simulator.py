@@ -247,8 +247,9 @@ class WorldSimulator:
     def master_hears_confirmation(self, uid: str, round_id: RoundId, digest: int) -> None:
         self.obey(self.rounds.handle_confirmed(uid, round_id, digest))
 
-    def master_hears_stable(self, uid: str, round_id: RoundId, step: int, shares: dict[int, StepShares]) -> None:
-        self.obey(self.rounds.handle_stable(round_id, step, shares))
+    def master_hears_stable(self, uid: str, round_id: RoundId, step: int, after: int, done: dict[int, int]) -> None:
+        assert after <= self.rounds.committed_step or round_id != self.rounds.round
+        self.obey(self.rounds.handle_stable(round_id, step, done))
 
     def master_hears_poll(self, uid: str, round_id: RoundId, phase: RankPhase) -> None:
         """What a worker's heartbeat is answered with: what it may have missed."""
@@ -328,7 +329,7 @@ class WorldSimulator:
             return
         if not entry.holders and state.rank == 0:
             worker.history = list(self.checkpoint.history)
-            state.adopt_state(entry.round, entry.step, {})
+            state.adopt_state(entry.round, entry.step)
             return
         source = self.workers[self.random.choice(entry.holders or entry.members[:1])]
         has_state = source.state.state_round == entry.round and source.state.step == entry.step
@@ -389,9 +390,9 @@ class WorldSimulator:
         shares = tuple(share for member in state.members for share in sent[member])
         worker.history.append(shares)
         stable = state.apply_step(shares)
-        known = {step: value for step, value in state.shares.items() if step <= stable}
-        if known:
-            self.send(self.master_hears_stable, worker.uid, state.round, stable, known)
+        if stable > state.shares.after:
+            done = state.shares.done_records(stable)
+            self.send(self.master_hears_stable, worker.uid, state.round, stable, state.shares.after, done)
         if key in self.boundaries:
             state.handle_closed(state.round)
             self.report(worker)

@@ -12,7 +12,7 @@ from support.all_reduce_master import AllReduceMaster
 from edl.core.events import LeaseRequested, Tick, WorldView
 from edl.core.job import JobStateMachine
 from edl.core.rank_state import RankPhase
-from edl.master.master_service import parse_world_report, view_to_reply
+from edl.master.master_service import MemberDirectory, parse_world_report, view_to_reply
 from edl.transport import edl_pb2 as pb
 from edl.transport.message_validation import check_message
 from edl.transport.peer_errors import PeerRefusedError
@@ -38,7 +38,9 @@ requests = st.builds(
     step=st.one_of(st.none(), numbers),
     digest=st.integers(0, 1),
     stable=numbers,
-    shares=st.lists(st.builds(pb.StepShares, step=numbers, shares=st.lists(ranges, max_size=2)), max_size=4),
+    after=numbers,
+    done=st.lists(ranges, max_size=4),
+    members_known=rounds,
     loss=st.one_of(st.none(), st.floats(0, 10)),
     leaving=st.booleans(),
     paused=st.booleans(),
@@ -64,7 +66,8 @@ def test_no_sequence_of_messages_ends_the_master(said: list[Any]) -> None:
                 continue
             views = [command for command in master.handle(event) if isinstance(command, WorldView)]
             assert len(views) == 1
-            check_message(view_to_reply(views[0], master.number, {}))
+            message = MemberDirectory().members_message(views[0])
+            check_message(view_to_reply(views[0], master.number, message))
     training = master.state.training_ledger
     assert training is not None
     assert training.done_records + training.count_remaining_records() == training.total_records
@@ -75,3 +78,31 @@ def test_no_sequence_of_messages_ends_the_master(said: list[Any]) -> None:
     restored = JobStateMachine(master.settings)
     restored.replay_journal(before, [])
     assert restored.to_snapshot() == before
+
+
+def test_the_members_are_sent_once_to_each_of_them() -> None:
+    master = AllReduceMaster(started=200)
+    workers = tuple(master.workers)
+    master.start_round(*workers)
+    view = master.report(workers[5], RankPhase.RUNNING, step=0)
+    directory = MemberDirectory()
+    for worker in workers:
+        directory.keep_address(worker, f"10.0.0.1:{worker}", lambda uid: True)
+    members = directory.members_message(view)
+    first = view_to_reply(view, 1, members)
+    assert [(each.uid, each.address) for each in first.members][:2] == [("w0", "10.0.0.1:w0"), ("w1", "10.0.0.1:w1")]
+    again = view_to_reply(view, 1, members, members_known=view.round)
+    assert not again.members
+    assert again.ByteSize() < 100
+    outside = master.report(master.start_worker(), RankPhase.OUTSIDE)
+    assert not view_to_reply(outside, 1, directory.members_message(outside)).members
+
+
+def test_a_new_address_is_in_the_next_message() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    view, directory = master.report("w0", RankPhase.RUNNING, step=0), MemberDirectory()
+    directory.keep_address("w0", "unix:0", lambda uid: True)
+    assert [each.address for each in directory.members_message(view).members] == ["unix:0", ""]
+    directory.keep_address("w1", "unix:1", lambda uid: True)
+    assert [each.address for each in directory.members_message(view).members] == ["unix:0", "unix:1"]

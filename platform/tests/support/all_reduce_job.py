@@ -19,6 +19,7 @@ import numpy as np
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import EdlError, RetryableError
 from edl.api.journal_entries import JournalEntry
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.events import (
     CoreEvent,
@@ -43,7 +44,13 @@ from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING
 from edl.core.state import JobSettings
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
-from edl.master.master_service import lease_to_task, parse_lease_progress, parse_world_report, view_to_reply
+from edl.master.master_service import (
+    MemberDirectory,
+    lease_to_task,
+    parse_lease_progress,
+    parse_world_report,
+    view_to_reply,
+)
 from edl.transport import edl_pb2 as pb
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.share_source import ShareSource
@@ -220,6 +227,7 @@ class AllReduceJob:
         with self.changed:
             self.incarnation += 1
             self.state = JobStateMachine(self.settings)
+            self.directory = MemberDirectory()
             self.state.replay_journal(None, [entry.to_json() for entry in self.journal])
             self._obey(self.state.begin_incarnation(self.incarnation))
             self.is_down = False
@@ -302,8 +310,10 @@ class AllReduceJob:
                 self._check_alive(rank)
                 view = self.handle(WorldViewed(rank.uid))
                 assert isinstance(view, WorldView)
-            addresses = {each.uid: each.listener.address for each in self.ranks}
-            reply = view_to_reply(view, self.incarnation, addresses)
+            for each in self.ranks:
+                self.directory.keep_address(each.uid, each.listener.address, self.state.pods.is_live)
+            known = RoundId(request.members_known.incarnation, request.members_known.number)
+            reply = view_to_reply(view, self.incarnation, self.directory.members_message(view), members_known=known)
         return pb.WorldReply.FromString(reply.SerializeToString())
 
     def _replace_checkpoint(self, worker: str, refused: pb.UnreadableCheckpoint) -> None:
@@ -366,7 +376,7 @@ class AllReduceJob:
             rank.uid,
             rank.listener.address,
             is_leaving=lambda: rank.gate.closed,
-            on_closed=lambda reason: rank.loop.abort_round(reason),
+            on_closed=lambda round_id, reason: rank.loop.abort_round(round_id, reason),
             copied_state=lambda: checkpoints.progress,
         )
         rank.loop = StepLoop(
@@ -428,7 +438,7 @@ class AllReduceJob:
     def _silence(self, rank: Rank) -> None:
         rank.is_killed = True
         rank.leases.stop()
-        rank.loop.abort_round("killed")
+        rank.loop.abort_round(rank.world.round, "killed")
         rank.listener.stop()
 
     def kill(self, rank: Rank) -> None:

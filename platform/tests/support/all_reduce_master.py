@@ -24,6 +24,20 @@ from edl.core.state import JobSettings
 from edl.core.world_rounds import MemberReport, StepShares, WorldRounds
 
 
+def make_report(
+    state_round: RoundId, step: int | None, digest: int, until: int, shares: Mapping[int, StepShares]
+) -> MemberReport:
+    """What a worker reports whose unacknowledged steps have these shares, by step.
+
+    Args:
+        until: the shares up to this step are reported.
+    """
+    done: dict[int, int] = {}
+    for share in (share for number in sorted(shares) if number <= until for share in shares[number]):
+        done[share.lease] = share.end
+    return MemberReport(state_round, step, digest, min(shares, default=until + 1) - 1, done)
+
+
 class AllReduceMaster:
     """The master; ``journal`` has what it has entered.
 
@@ -100,7 +114,8 @@ class AllReduceMaster:
     ) -> WorldView:
         """A worker says something of the newest round; returns its view."""
         known = round_id or self.rounds.round
-        report = MemberReport(state_round or known, step, digest, shares or {})
+        reported = step if phase is not RankPhase.RUNNING else stable
+        report = make_report(state_round or known, step, digest, reported or 0, shares or {})
         answers = self.handle(WorldReported(worker, phase, known, report, stable, **more))
         return next(command for command in answers if isinstance(command, WorldView))
 

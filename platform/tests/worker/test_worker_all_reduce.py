@@ -64,6 +64,21 @@ def test_a_round_goes_on_without_a_master(folder):
         job.wait_for_end()
 
 
+def test_the_late_end_of_a_round_does_not_break_the_next_one(folder):
+    with AllReduceJob(folder, records=1200, seconds=0.003) as job:
+        first = job.start_rank()
+        job.wait_for_step(3)
+        ended = first.world.round
+        job.start_rank()
+        job.wait_for_round(2)
+        number = job.state.world.round
+        assert number > ended
+        first.loop.abort_round(ended, "a message about the round before")
+        job.wait_for_step(job.state.step + 10)
+        assert job.state.world.round == number
+        job.wait_for_end()
+
+
 def test_a_worker_is_killed_while_there_is_no_master(folder):
     with AllReduceJob(folder, records=400, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(3)]
@@ -260,7 +275,7 @@ def test_a_stopped_worker_is_lost_and_comes_back(folder):
                 if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
                     is_stopped.set()
                     job.silent.add(rank.uid)
-                    rank.loop.abort_round("its neighbours hear nothing from it")
+                    rank.loop.abort_round(rank.world.round, "its neighbours hear nothing from it")
                     resume.wait(20)
                     job.silent.discard(rank.uid)
 
@@ -285,7 +300,7 @@ def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_oth
                 if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
                     is_stopped.set()
                     job.silent.add(rank.uid)
-                    rank.loop.abort_round("its neighbours hear nothing from it")
+                    rank.loop.abort_round(rank.world.round, "its neighbours hear nothing from it")
                     resume.wait(20)
                     job.silent.discard(rank.uid)
 

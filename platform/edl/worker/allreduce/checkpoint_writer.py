@@ -46,9 +46,14 @@ class CheckpointWriter:
             is_new = self._progress is None or self._progress.cut != cut
             return is_new and (self._thread is None or not self._thread.is_alive())
 
-    def begin(self, cut: int, step: int, arrays: Arrays, pause_seconds: float) -> None:
-        """Begin to write a copy, which must not change any more."""
-        copied = pb.CopiedState(cut=cut, step=step, pause_seconds=pause_seconds)
+    def begin(self, cut: int, step: int, done: Mapping[int, int], arrays: Arrays, pause_seconds: float) -> None:
+        """Begin to write a copy, which must not change any more.
+
+        Args:
+            done: by lease, the done records of its steps that no master has acknowledged.
+        """
+        records = [pb.LeaseRecords(lease=lease, end=end) for lease, end in done.items()]
+        copied = pb.CopiedState(cut=cut, step=step, done=records, pause_seconds=pause_seconds)
         thread = threading.Thread(target=self._write, args=(copied, arrays), name=f"checkpoint-{cut}", daemon=True)
         with self._lock:
             self._progress, self._thread = copied, thread
@@ -65,9 +70,9 @@ class CheckpointWriter:
             shard = pb.WrittenShard(error=str(error) or type(error).__name__)
         with self._lock:
             # The message may be in use: a new one, and no change.
-            self._progress = pb.CopiedState(
-                cut=copied.cut, step=copied.step, pause_seconds=copied.pause_seconds, shard=shard
-            )
+            written_state = pb.CopiedState(shard=shard)
+            written_state.MergeFrom(copied)
+            self._progress = written_state
 
     def read(self, cut: int) -> Arrays:
         """The arrays of a checkpoint.

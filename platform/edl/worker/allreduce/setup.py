@@ -65,7 +65,7 @@ def prepare_all_reduce(
         listener.address,
         is_leaving=lambda: runtime.gate.closed,
         # ``loop`` is made below, because it needs ``world``.
-        on_closed=lambda reason: loop.abort_round(reason),
+        on_closed=lambda round_id, reason: loop.abort_round(round_id, reason),
         copied_state=lambda: checkpoints.progress,
     )
     loop = StepLoop(

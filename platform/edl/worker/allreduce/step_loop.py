@@ -16,16 +16,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.api.errors import BadInputError, StorageError
+from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
-from edl.core.rank_state import RankPhase
+from edl.core.rank_state import PendingShares, RankPhase
 from edl.core.strict_json import decode_json
-from edl.core.world_rounds import RoundPhase, Share, StepShares
+from edl.core.world_rounds import RoundPhase
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.share_source import OpenLease, ShareSource
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
-from edl.worker.allreduce.world_client import View, WorldClient, shares_to_json
+from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
 from edl.worker.trainer import add_record_range, report_not_finite
@@ -212,7 +213,7 @@ class StepLoop:
         is_source = self._world.rank == source
         own_shares = b""
         if is_source and view.holders:
-            own_shares = json.dumps(shares_to_json(self._world.unacknowledged_shares())).encode()
+            own_shares = json.dumps(self._world.pending_shares()).encode()
         described = {"model": self._replica.fingerprint(), "share_bytes": len(own_shares)}
         answers = communicator.all_reduce(np.zeros(1, np.int32), json.dumps(described).encode())
         self._compare_models(answers)
@@ -228,7 +229,8 @@ class StepLoop:
         communicator.all_reduce(state)
         if view.members[self._world.rank] in lacking:
             self._replica.unpack_state(state.view(np.uint8))
-            self._world.adopt_state(view.round, view.step, _decode_shares(shares.tobytes()) if view.holders else {})
+            pending = PendingShares.from_json(decode_json(shares.tobytes())) if view.holders else None
+            self._world.adopt_state(view.round, view.step, pending)
 
     def _restart_state(self, view: View) -> np.ndarray[Any, Any]:
         """The state of the newest checkpoint, or the initial one; rank 0 may have variables of later steps.
@@ -304,7 +306,7 @@ class StepLoop:
             return
         began = time.perf_counter()
         arrays = self._replica.state_arrays()
-        self._checkpoints.begin(order.cut, step, arrays, time.perf_counter() - began)
+        self._checkpoints.begin(order.cut, step, self._world.done_records(), arrays, time.perf_counter() - began)
 
     def _prepare(self, *, wait: bool) -> StepMessage:
         """Compute this rank's addend; waits a moment for records if no rank had any."""
@@ -379,16 +381,12 @@ class StepLoop:
             self._communicator.close()
             self._communicator = None
 
-    def abort_round(self, reason: str) -> None:
-        """End the reduction that the main thread waits for; from any thread."""
+    def abort_round(self, round_id: RoundId, reason: str) -> None:
+        """End the reduction of this round, or of an earlier one, that the main thread waits for; from any thread."""
         communicator = self._communicator
-        if communicator is not None:
+        if communicator is not None and communicator.round_id <= round_id:
             communicator.abort(reason)
-        self._listener.cancel_round(reason)
-
-
-def _decode_shares(data: bytes) -> dict[int, StepShares]:
-    return {int(step): tuple(Share(*map(int, share)) for share in each) for step, each in decode_json(data)}
+        self._listener.cancel_round(reason, round_id)
 
 
 def _nothing() -> np.ndarray[Any, Any]:

@@ -10,16 +10,19 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from edl.api.round_id import RoundId
 from edl.core.events import CheckpointOrder
-from edl.core.rank_state import RankPhase, RankState, StateSource
+from edl.core.rank_state import PendingShares, RankPhase, RankState
 from edl.core.world_rounds import NO_ROUND, RoundAnnounced, RoundPhase, StepShares
 from edl.transport import edl_pb2 as pb
 
 POLL_SECONDS = 0.2
-"""Seconds for which one request waits for a newer view. A rank's steps reach the ledger at least this often."""
+"""Seconds for which a request of rank 0 waits for a newer view: steps reach the ledger at least this often."""
+FOLLOWER_POLL_SECONDS = 0.5
+"""Seconds for which a request of another rank waits in a running round. It is a heartbeat, and reports no steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +50,37 @@ class View:
     reason: str = ""
     leases: Mapping[int, int] | None = None
     last_lease: int = 0
-    is_over: bool = False
     must_pause: bool = False
     evaluate_at: int = 0
     restore_cut: int = 0
     checkpoint: CheckpointOrder | None = None
 
     @classmethod
-    def from_message(cls, reply: pb.WorldReply) -> View:
-        """The view in a reply."""
+    def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
+        """The view in a reply.
+
+        Args:
+            previous: the view before. Members that it has of the same round are not sent again.
+        """
+        round_id = RoundId(reply.round.incarnation, reply.round.number)
+        members = tuple(member.uid for member in reply.members)
+        addresses, holders = tuple(member.address for member in reply.members), tuple(reply.holders)
+        if not members and round_id == previous.round:
+            members, addresses, holders = previous.members, previous.addresses, previous.holders
         return cls(
             reply.version,
-            RoundId(reply.round.incarnation, reply.round.number),
+            round_id,
             RoundPhase(reply.phase),
             reply.member,
-            tuple(member.uid for member in reply.members),
-            tuple(member.address for member in reply.members),
+            members,
+            addresses,
             reply.step,
-            tuple(reply.holders),
+            holders,
             reply.committed,
             reply.change,
             reply.reason,
             {lease.lease: lease.end for lease in reply.leases},
             reply.last_lease,
-            reply.over,
             reply.pause,
             reply.evaluate_at,
             reply.restore_cut,
@@ -86,7 +96,7 @@ class View:
     @property
     def has_all_addresses(self) -> bool:
         """Whether the ring can be connected."""
-        return all(self.addresses)
+        return bool(self.addresses) and all(self.addresses)
 
 
 class WorldSession(Protocol):
@@ -103,7 +113,8 @@ class WorldClient:
         worker: uid of this worker.
         address: where this worker's ring listens.
         is_leaving: whether this worker was told to end.
-        on_closed: called with the reason when the round of this worker is over; must not block.
+        on_closed: called with a round and the reason when that round of this worker, or an earlier one, is over;
+            must not block.
         copied_state: returns the newest copy of this worker's state for a checkpoint; None: there is none.
     """
 
@@ -114,7 +125,7 @@ class WorldClient:
         address: str,
         *,
         is_leaving: Callable[[], bool],
-        on_closed: Callable[[str], None],
+        on_closed: Callable[[RoundId, str], None],
         copied_state: Callable[[], pb.CopiedState | None] = lambda: None,
     ) -> None:
         self._session = session
@@ -167,10 +178,15 @@ class WorldClient:
         """This worker's rank in that round."""
         return self._rank.rank
 
-    def unacknowledged_shares(self) -> dict[int, StepShares]:
-        """The shares of the steps in the worker's state that are not in the ledger."""
+    def done_records(self) -> dict[int, int]:
+        """By lease, the done records of the steps in the worker's state that are not in the ledger."""
         with self._changed:
-            return dict(self._rank.shares)
+            return self._rank.shares.done_records(self._rank.shares.step)
+
+    def pending_shares(self) -> dict[str, Any]:
+        """The shares of the steps in the worker's state that are not in the ledger, as JSON."""
+        with self._changed:
+            return self._rank.shares.to_json()
 
     def wait_for_view(self, known: View, seconds: float) -> None:
         """Wait until there is another view than ``known``, at most ``seconds``."""
@@ -181,15 +197,15 @@ class WorldClient:
 
     # ------------------------------------------------------------------ what the main thread does
 
-    def enter_round(self, view: View) -> StateSource | None:
-        """Enter an announced round; returns where its first state comes from, None if this worker has it."""
+    def enter_round(self, view: View) -> None:
+        """Enter an announced round."""
         entry = RoundAnnounced(view.round, view.members, view.step, view.holders, view.reason)
         with self._changed:
             self._digest = None
-            return self._rank.handle_announced(entry)
+            self._rank.handle_announced(entry)
 
-    def adopt_state(self, round_id: RoundId, step: int, shares: Mapping[int, StepShares]) -> None:
-        """This worker has the state of another member now."""
+    def adopt_state(self, round_id: RoundId, step: int, shares: PendingShares | None) -> None:
+        """This worker has the state of another member now, or the first one of a run (None)."""
         with self._changed:
             self._rank.adopt_state(round_id, step, shares)
 
@@ -256,16 +272,23 @@ class WorldClient:
         """Ask for the next view until ``stop``; errors are raised by ``view``."""
         try:
             while not self._stopped:
-                self._take_reply(self._session.request_world(lambda: self._make_request(POLL_SECONDS), POLL_SECONDS))
+                wait = self._wait_seconds()
+                # The request is made anew when it is repeated.
+                self._take_reply(self._session.request_world(partial(self._make_request, wait), wait))
         except Exception as error:  # noqa: BLE001  raised by ``view``: without this thread the worker knows nothing
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
-            self._on_closed(str(error))
+            self._on_closed(self._rank.round, str(error))
 
     def stop(self) -> None:
         """End ``run`` after the request that it waits for."""
         self._stopped = True
+
+    def _wait_seconds(self) -> float:
+        with self._changed:
+            rank = self._rank
+            return FOLLOWER_POLL_SECONDS if rank.phase is RankPhase.RUNNING and rank.rank != 0 else POLL_SECONDS
 
     def _make_request(self, wait_seconds: float) -> pb.WorldRequest:
         with self._changed:
@@ -286,6 +309,7 @@ class WorldClient:
                 leaving=self._is_leaving(),
                 copied=self._copied_state() if self._view.checkpoint is not None else None,
                 unreadable=self._unreadable,
+                members_known=_round_message(self._view.round if self._view.has_all_addresses else NO_ROUND),
             )
             is_running = rank.phase is RankPhase.RUNNING
             # Rank 0 reports for all. The others keep their shares, for the case that it is lost.
@@ -294,9 +318,9 @@ class WorldClient:
             if is_running:
                 request.stable, request.paused = self._stable_step, self._is_paused
                 self._add_loss(request)
-            for step, shares in sorted(rank.shares.items()):
-                if not is_running or step <= self._stable_step:
-                    request.shares.append(_shares_message(step, shares))
+            request.after = rank.shares.after
+            done = rank.shares.done_records(self._stable_step if is_running else rank.shares.step)
+            request.done.extend(pb.LeaseRecords(lease=lease, end=end) for lease, end in done.items())
             return request
 
     def _add_loss(self, request: pb.WorldRequest) -> None:
@@ -305,8 +329,8 @@ class WorldClient:
             self._loss_sum, self._loss_steps = 0.0, 0
 
     def _take_reply(self, reply: pb.WorldReply) -> None:
-        view = View.from_message(reply)
         with self._changed:
+            view = View.from_message(reply, self._view)
             if view.version < self._view.version:
                 return
             self._view = view
@@ -315,11 +339,13 @@ class WorldClient:
             # Steps of a state that is not believed any more are replaced together with it.
             if view.round == self._rank.round:
                 self._rank.handle_acknowledged(view.committed_step)
-            is_over = self._rank.phase in _IN_ROUND and _is_round_over(view, self._rank.round)
+            round_id = self._rank.round
+            is_over = self._rank.phase in _IN_ROUND and _is_round_over(view, round_id)
             self._changed.notify_all()
-        # Not under the lock. The main thread may wait for a neighbour that is stopped.
+        # Not under the lock. The main thread may wait for a neighbour that is stopped. It may also have entered
+        # the next round by now.
         if is_over:
-            self._on_closed(view.reason or "the master closed the round")
+            self._on_closed(round_id, view.reason or "the master closed the round")
 
 
 _IN_ROUND = (RankPhase.FETCHING, RankPhase.CONFIRMED, RankPhase.RUNNING)
@@ -333,14 +359,3 @@ def _is_round_over(view: View, round_id: RoundId) -> bool:
 
 def _round_message(round_id: RoundId) -> pb.Round:
     return pb.Round(incarnation=round_id.incarnation, number=round_id.number)
-
-
-def _shares_message(step: int, shares: StepShares) -> pb.StepShares:
-    return pb.StepShares(
-        step=step, shares=[pb.LeaseRecords(lease=lease, start=start, end=end) for lease, start, end in shares]
-    )
-
-
-def shares_to_json(shares: Mapping[int, StepShares]) -> list[Any]:
-    """Shares by step as JSON, for the copy of a state."""
-    return [[step, [list(share) for share in each]] for step, each in sorted(shares.items())]
