@@ -103,25 +103,24 @@ class _PackedWindow:
         self._start, self._first = start, blocks.start
         self._payloads = [b""] * len(blocks)
         self.blocks = len(blocks)
-        self._owners = np.zeros(end - start, np.int64)
-        self._begins = np.zeros(end - start, np.int64)
-        self._ends = np.zeros(end - start, np.int64)
+        # Side by side, because records are looked up in random order: one cache miss a record instead of three.
+        self._places = np.zeros((end - start, 3), np.int64)
         self.held: set[int] = set()
 
     def put(self, block: int, first: int, packed: PackedRecords) -> None:
         """Add a block; ``first`` is the number of its first record."""
         bounds = np.frombuffer(packed.bounds, np.uint64).astype(np.int64)
         part = slice(first - self._start, first - self._start + len(packed))
-        self._owners[part] = block - self._first
-        self._begins[part] = bounds[:-1] + packed.gap
-        self._ends[part] = bounds[1:]
+        self._places[part, 0] = block - self._first
+        np.add(bounds[:-1], packed.gap, out=self._places[part, 1])
+        self._places[part, 2] = bounds[1:]
         self._payloads[block - self._first] = packed.payload
         self.held.add(block)
 
     def take(self, unmixed: npt.NDArray[np.int64]) -> Sequence[Record]:
         """The records with these numbers; their blocks must have been added."""
-        at = unmixed - self._start
-        return _GATHER(self._payloads, self._owners[at], self._begins[at], self._ends[at])
+        owners, begins, ends = self._places.take(unmixed - self._start, axis=0).T.copy()
+        return _GATHER(self._payloads, owners, begins, ends)
 
 
 class ShuffledReader:
