@@ -150,9 +150,12 @@ def advance_world(state: JobState) -> None:
     rounds = state.world
     if rounds is None:
         return
-    for worker in (*rounds.members, *rounds.candidates):
-        if worker not in rounds.lost:
-            _obey(state, rounds, _check_worker(state, rounds, worker))
+    # There may be a thousand members and thousands of messages a second. Reports check their own sender.
+    if state.world_pods_version != state.pods.version:
+        state.world_pods_version = state.pods.version
+        for worker in (*rounds.members, *rounds.candidates):
+            if worker not in rounds.lost:
+                _obey(state, rounds, _check_worker(state, rounds, worker))
     if rounds.members_min != state.workers_min:
         rounds.members_min = state.workers_min
         _obey(state, rounds, rounds.announce_if_possible())
@@ -303,9 +306,11 @@ def _credit(state: JobState) -> None:
     if state.world is None:
         return
     for worker in state.world.members:
-        state.pods.mark_model_built(worker)
-        if worker in state.holders:
-            state.holders[worker].is_starting = False
+        pod, holder = state.pods.by_uid.get(worker), state.holders.get(worker)
+        if pod is not None and pod.building:
+            state.pods.mark_model_built(worker)
+        if holder is not None:
+            holder.is_starting = False
 
 
 def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:

@@ -382,6 +382,7 @@ class JobPods:
             that time. Its number of applied steps of an older lease may be too low.
         update_offsets: by uid of a PS, the offset of ``update_accounting``; journaled.
         measured_ps: by index, uid of the PS that took part in the newest cut; journaled.
+        version: rises with every change of a pod's state.
     """
 
     ps_count: int
@@ -402,6 +403,7 @@ class JobPods:
     start_backoff: dict[Role, StartBackoff] = field(default_factory=lambda: {role: StartBackoff() for role in Role})
     crash_counts: dict[Role, int] = field(default_factory=dict)
     steps_since_crash: dict[Role, int] = field(default_factory=dict)
+    version: int = 0
 
     def live_pods(self, role: Role) -> list[JobPod]:
         """Pods of a role that have not ended, by index."""
@@ -444,6 +446,7 @@ class JobPods:
                 # An index is never given twice, whichever master requested the pod.
                 self.next_worker_index = max(self.next_worker_index, status.index + 1)
         before = pod.state
+        self.version += 1
         pod.update_status(status, job_ended=job_ended)
         self.by_role[pod.role].update_pod(pod)
         # A pod started, so the cluster accepts this role again.
@@ -453,6 +456,7 @@ class JobPods:
 
     def mark_leaving(self, pod: JobPod, reason: str, now: float) -> None:
         """Record that a pod was asked to stop because it is no longer wanted."""
+        self.version += 1
         self.by_role[pod.role].mark_leaving(pod, reason, now)
 
     def mark_building(self, pod: JobPod) -> None:

@@ -261,6 +261,7 @@ class JobState:
             these leases.
         world_pauses: whether the workers of the world were told to train nothing until an evaluation is done.
         world_version: rises whenever a worker of the world may have to act.
+        world_pods_version: ``pods.version`` when the rounds were last told which workers are gone or leave.
         world_checkpoint: the checkpoint of the world in progress, if any.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
@@ -308,6 +309,7 @@ class JobState:
     pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
     world_pauses: bool = False
     world_version: int = 1
+    world_pods_version: int = -1
     world_checkpoint: WorldCheckpoint | None = None
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)

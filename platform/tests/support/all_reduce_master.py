@@ -43,11 +43,13 @@ class AllReduceMaster:
 
     Args:
         started: workers that run from the beginning.
+        records: of one epoch.
         validation: records that are evaluated.
         settings: changes of the job's settings.
     """
 
-    def __init__(self, *, started: int = 3, validation: int = 0, **settings: Any) -> None:
+    def __init__(self, *, started: int = 3, records: int = 96, validation: int = 0, **settings: Any) -> None:
+        self.records = records
         self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
@@ -82,7 +84,7 @@ class AllReduceMaster:
                 self.handle(ModelDeclared(uid))
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
-            self.handle(DatasetDescribed(training=(("a", 96),), validation=self.validation))
+            self.handle(DatasetDescribed(training=(("a", self.records),), validation=self.validation))
 
     @property
     def rounds(self) -> WorldRounds:
