@@ -32,10 +32,9 @@ def all_reduce(linear: Make) -> Make:
     """Makes such a job."""
 
     def make(workers: int = 3, **fields: object) -> LinearJob:
-        job = linear(
-            workers=workers, strategy={"name": "AllReduce"}, export={}, checkpoint=None, **{"records": 48000} | fields
-        )
-        del job.spec["ps"], job.spec["checkpoint"]
+        default: dict[str, object] = {"records": 48000, "checkpoint": None}
+        job = linear(workers=workers, strategy={"name": "AllReduce"}, export={}, **default | fields)
+        del job.spec["ps"]
         job.job_folder.file.write_text(json.dumps(job.spec))
         return job
 
@@ -144,3 +143,45 @@ def test_all_workers_are_killed(all_reduce: Make) -> None:
         for index in range(3):
             run.send("worker", index, SIGKILL)
         check_end(job, run, lost=3, rolled_back=True)
+
+
+def saved(run: JobProcess, step: int) -> Line:
+    """Wait for a checkpoint of a step from ``step`` on."""
+    return run.wait_line(lambda line: line["event"] == "checkpoint_saved" and line["step"] >= step)
+
+
+def test_all_workers_are_killed_and_new_ones_go_on_from_the_checkpoint(all_reduce: Make) -> None:
+    job = all_reduce(checkpoint={"every_steps": 50})
+    with job.start() as run:
+        world_of(run, 3)
+        saved(run, 100)
+        for index in range(3):
+            run.send("worker", index, SIGKILL)
+        back = run.wait_event("rolled_back")
+        summary = check_end(job, run, lost=3, rolled_back=True)
+    assert back["to_cut"]
+    assert summary["records_rolled_back"] == back["records"] < job.total / 2
+
+
+def test_a_stopped_run_is_resumed_with_another_number_of_workers(all_reduce: Make) -> None:
+    job = all_reduce(checkpoint={"every_steps": 1000})
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        run.interrupt()
+        assert run.wait() == 130
+    with job.start("--resume", "--workers", "2") as again:
+        summary = check_end(job, again)
+    assert summary["records_repeated"] == 0
+
+
+@pytest.mark.repetition
+def test_everything_is_killed_and_resumed(all_reduce: Make) -> None:
+    job = all_reduce(checkpoint={"every_steps": 50})
+    with job.start() as run:
+        world_of(run, 3)
+        saved(run, 100)
+        run.kill()
+        run.wait_gone(2.0)
+    with job.start("--resume") as again:
+        check_end(job, again, lost=3, rolled_back=True)
