@@ -123,7 +123,7 @@ def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> 
         )
     if inspection.contents.other_arrays:
         many = len(inspection.contents.other_arrays)
-        yield f"\nand {many} arrays of strategy Local: its optimizer's variables (slot/…), random generators (state/…)."
+        yield f"\nand {many} arrays: variables of the Keras optimizer (slot/…) and of random generators (state/…)."
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -148,7 +148,7 @@ def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[s
 
 def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
     ledger = manifest.ledger if isinstance(manifest.ledger, dict) else {}
-    yield f"step {ledger.get('done_steps', manifest.version):,}"
+    yield f"step {manifest.step:,}"
     records = ledger.get("done_records", ledger.get("records_done"))
     if records is not None:
         yield f"{records:,} records done"
@@ -164,7 +164,7 @@ def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
 
 def _optimizer_text(contents: CheckpointContents) -> str:
     if contents.optimizer is None:
-        return "unknown: a Keras optimizer (strategy Local)"
+        return "Keras' own, as variables (strategies Local and AllReduce)"
     hyperparameters = dict(contents.optimizer.get("hyperparameters") or {})
     settings = [
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"

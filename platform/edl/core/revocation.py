@@ -202,18 +202,20 @@ def punish_range(state: JobState, work: RecordRange, count: int) -> bool:
         state.pods.forgive_crashes(Role.WORKER, count)
         return True
     message, detail = state.last_failure or ("see the workers' logs", "")
-    state.end_job("Failed", f"{_describe_guilt(state, work, count)}: {message}", detail, "crash")
+    state.end_job(
+        "Failed", f"{_describe_range(state, work)} made workers crash {count} times: {message}", detail, "crash"
+    )
     return False
 
 
 def report_quarantine(state: JobState, work: RecordRange, count: int) -> None:
     """Tell users that a guilty minibatch is skipped from now on."""
-    source, reason = work.source or SHUFFLED_SOURCE_NAME, _describe_guilt(state, work, count)
+    source = work.source or SHUFFLED_SOURCE_NAME
+    reason = f"{_describe_range(state, work)} made workers crash {count} times"
     state.emit(RangeQuarantined(source=source, start=work.start, end=work.end, reason=reason))
 
 
-def _describe_guilt(state: JobState, work: RecordRange, count: int) -> str:
-    which = f"records {work.start} to {work.end - 1} of {work.source}"
+def _describe_range(state: JobState, work: RecordRange) -> str:
     if state.shuffle_order is not None:
-        which = describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
-    return f"{which} made workers crash {count} times"
+        return describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
+    return f"records {work.start} to {work.end - 1} of {work.source}"

@@ -94,7 +94,7 @@ def call_off(state: JobState, reason: str, blocked_until: float) -> None:
         return
     state.record_entry(CutCalledOff(cut=pending.number, reason=reason))
     if pending.step is not None:
-        state.emit(WarningRaised(f"checkpoint {pending.number} was not written: {reason}"))
+        state.emit(WarningRaised(f"checkpoint {pending.number} was not written; the previous one is kept: {reason}"))
     _clear(state, blocked_until)
     if state.pending_stop is not None:
         state.pending_stop.obstacle = reason
