@@ -120,7 +120,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         version=state.world_version,
         round=rounds.round,
         phase=rounds.phase,
-        is_member=worker in rounds.members and worker not in rounds.lost,
+        is_member=rounds.counts_as_member(worker),
         members=rounds.members,
         step=rounds.base_step,
         holders=rounds.holders,

@@ -83,20 +83,6 @@ class RankPhase(Enum):
     """The round is over. The worker has kept its state and waits for the next round."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateSource:
-    """Where a member gets the state of its round's first step.
-
-    Attributes:
-        step: the step of the state.
-        workers: the workers that have the state. Empty: this worker builds it, from the checkpoint of this
-            step, or from the model's initial variables if the step is 0.
-    """
-
-    step: int
-    workers: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class RankState:
     """The rounds as one worker knows them.
@@ -133,21 +119,18 @@ class RankState:
             self.state_round, self.step, digest, self.shares.after, self.shares.done_records(self.shares.step)
         )
 
-    def handle_announced(self, entry: RoundAnnounced) -> StateSource | None:
-        """Handle a new round; returns where to get its first state, or None if there is nothing to get."""
+    def handle_announced(self, entry: RoundAnnounced) -> None:
+        """Handle a new round: a worker that lacks its first state has to fetch it."""
         # The same round or an older one: the message came twice or late, or the round has ended since.
         if entry.round <= self.round or self.worker not in entry.members:
-            return None
+            return
         self.round, self.members = entry.round, entry.members
         if self.worker in entry.holders:
             self._confirm()
-            return None
-        # Its own state stays until the whole copy is there: if all holders die before, it may be the
-        # furthest one that is left.
-        self.phase = RankPhase.FETCHING
-        if entry.holders:
-            return StateSource(entry.step, entry.holders)
-        return StateSource(entry.step, () if self.rank == 0 else entry.members[:1])
+        else:
+            # Its own state stays until the whole copy is there: if all holders die before, it may be the
+            # furthest one that is left.
+            self.phase = RankPhase.FETCHING
 
     def adopt_state(self, round_id: RoundId, step: int, shares: PendingShares | None = None) -> bool:
         """Adopt a state that was fetched or built; returns whether the present round waits for it.

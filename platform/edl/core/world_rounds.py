@@ -216,6 +216,11 @@ class WorldRounds:
             return RoundPhase.CLOSING
         return RoundPhase.RUNNING if self.started_round == self.round else RoundPhase.CONFIRMING
 
+    def counts_as_member(self, worker: str) -> bool:
+        """Whether a worker belongs to the newest round; one that leaves does not when it has reported its state."""
+        has_left = self.is_closing and worker in self.leaving and worker in self.reports
+        return worker in self.members and worker not in self.lost and not has_left
+
     def trains(self, worker: str) -> bool:
         """Whether a worker is a member of the running round."""
         return self.phase is RoundPhase.RUNNING and worker in self.members and worker not in self.lost

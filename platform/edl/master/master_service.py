@@ -124,7 +124,7 @@ def parse_result(data: bytes) -> Any:
 
 _SHARD_NAME = re.compile(r"ps-[0-9]{1,6}\.safetensors")
 _MAX_REPORTED_LEASES = 1 << 16
-"""Maximum number of leases in one report: three leases of each of 10,000 workers, and as many finished ones."""
+"""Maximum number of leases in one report: 10,000 workers have three each."""
 
 
 def parse_world_report(request: pb.WorldRequest) -> WorldReported:

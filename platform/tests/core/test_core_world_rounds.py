@@ -202,10 +202,9 @@ def test_a_new_master_lets_a_running_round_run() -> None:
 
 def test_a_member_keeps_its_own_state_until_it_has_the_whole_copy() -> None:
     state = RankState("b", RoundId(1, 1), ("a", "b"), RankPhase.ENDED, RoundId(1, 1), step=4)
-    source = state.handle_announced(RoundAnnounced(RoundId(1, 2), ("a", "b"), 5, ("a",), "a test"))
-    assert source is not None
-    assert (source.step, source.workers, state.step) == (5, ("a",), 4)
-    assert not state.adopt_state(RoundId(1, 1), 5, {})
+    state.handle_announced(RoundAnnounced(RoundId(1, 2), ("a", "b"), 5, ("a",), "a test"))
+    assert (state.phase, state.step) == (RankPhase.FETCHING, 4)
+    assert not state.adopt_state(RoundId(1, 1), 5)
     assert state.handle_closed(RoundId(1, 2))
     assert (state.report().step, state.report().state_round) == (4, RoundId(1, 1))
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -202,6 +202,7 @@ class AllReduceJob:
         """Of each evaluated range: worker, step, and the sum of the worker's variable."""
         self.silent: set[str] = set()
         """Workers whose messages do not arrive: they are stopped."""
+        self.evaluation_seconds = 0.0
         self._stopped = False
         self.incarnation = 0
         self.start_master()
@@ -396,13 +397,16 @@ class AllReduceJob:
             self.ranks.append(rank)
         with suppress(RetryableError):
             self.handle(PodChanged(self._status(rank)))
-        for target in (rank.leases.run, rank.world.run, lambda: self._run(rank)):
+        for target in (rank.leases.run, rank.world.run, rank.world.send_reports, lambda: self._run(rank)):
             threading.Thread(target=self._quietly, args=(rank, target), daemon=True).start()
         return rank
 
     def _run_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
         """Evaluation: the sum of the variable, counted once for each record that was evaluated."""
         self._check_alive(rank)
+        if rank.gate.closed:
+            raise LeavingError
+        time.sleep(self.evaluation_seconds)
         total = float(rank.replica.counts.sum())
         result: Any = {"total": total}
         if task.kind == "evaluation":
@@ -471,6 +475,18 @@ class AllReduceJob:
             assert time.monotonic() < until, (rounds, [(x.uid, x.world.phase, x.world.step) for x in self.ranks])
             time.sleep(0.005)
 
+    def end_with_this_epoch(self) -> None:
+        """Let the job have no further epoch, as if it were resumed with fewer."""
+        with self.changed:
+            training = self.state.ledgers[TRAINING]
+            training.epochs = min(training.epochs, training.epoch + 1)
+            self.settings = self.state.settings = replace(self.settings, epochs=training.epochs)
+
+    def wait_for_seconds(self, seconds: float) -> None:
+        """Let time pass, at most until the job ends."""
+        until = time.monotonic() + seconds
+        self.wait(lambda: self.end is not None or time.monotonic() >= until)
+
     def wait_for_round(self, workers: int) -> None:
         """Wait until a round with so many workers runs."""
         self.wait(
@@ -483,9 +499,9 @@ class AllReduceJob:
         """Wait until steps are in the ledger."""
         self.wait(lambda: self.state.step >= step)
 
-    def wait_for_end(self) -> None:
+    def wait_for_end(self, seconds: float = BOUND) -> None:
         """Wait until the job is done, and check that every record was applied exactly once in each epoch."""
-        self.wait(lambda: self.end is not None)
+        self.wait(lambda: self.end is not None, seconds)
         assert self.end is not None
         assert self.end.phase == "Done", self.end
         training = self.state.ledgers[TRAINING]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -145,6 +146,48 @@ def test_an_evaluating_worker_is_killed(folder):
         for _, step, total in job.evaluated:
             totals.setdefault(step, set()).add(total)
         assert all(len(found) == 1 for found in totals.values())
+
+
+def test_a_worker_that_is_told_to_leave_during_an_evaluation_leaves_at_a_boundary(folder):
+    with AllReduceJob(folder, records=400, validation=320, evaluation_steps=20) as job:
+        job.evaluation_seconds = 0.05
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait(lambda: {uid for uid, _, _ in job.evaluated} == {"w0", "w1", "w2"})
+        job.tell_to_leave(ranks[1])
+        job.wait(ranks[1].ended.is_set)
+        job.wait_for_end()
+        reasons = [entry.reason for entry in job.journal if entry.kind == "world"]
+        assert reasons[-1] == "w1 leaves"
+
+
+def test_a_worker_that_is_alone_leaves_at_once(folder):
+    """Nobody is there who could take its state over."""
+    with AllReduceJob(folder, records=4000, seconds=0.002) as job:
+        rank = job.start_rank()
+        job.wait_for_step(3)
+        job.tell_to_leave(rank)
+        job.wait(rank.ended.is_set, seconds=2.0)
+
+
+def test_a_round_that_breaks_when_the_job_is_done_waits_for_no_master(folder):
+    with AllReduceJob(folder, records=96) as job:
+        ranks = [job.start_rank() for _ in range(2)]
+        job.wait(lambda: job.end is not None)
+        # The master is gone when the ring breaks, and only the answer that there is no more work has arrived.
+        job.stop_master()
+        for rank in ranks:
+            rank.leases.stop()
+        job.wait(lambda: all(rank.ended.is_set() for rank in ranks), seconds=10)
+
+
+def test_leases_of_one_step_do_not_hold_a_rank_up(folder):
+    with AllReduceJob(folder, records=800, task_records=4) as job:
+        job.start_rank()
+        job.wait_for_step(1)
+        began = time.monotonic()
+        job.wait_for_step(150)
+        # Three leases for each report of rank 0, every 0.2 s, would take 10 s.
+        assert time.monotonic() - began < 7
 
 
 def kill_at(job: AllReduceJob, point: str, call: int):
@@ -367,3 +410,21 @@ def test_random_faults(folder, seed):
             reached = job.state.step + random.randint(0, 6)
             job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached)
         job.wait_for_end()
+
+
+@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.repetition)])
+def test_twenty_ranks_of_which_one_is_killed_every_second(folder, seconds):
+    """Nobody hangs, every record is applied once, and all ranks have the same state in the end."""
+    random, workers = Random(0), 20
+    with AllReduceJob(folder, records=1800, epochs=1000, seconds=0.05, workers=workers) as job:
+        for _ in range(workers):
+            job.start_rank()
+        job.wait_for_step(3)
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            job.kill(random.choice([rank for rank in job.living_ranks() if not rank.ended.is_set()]))
+            job.start_rank()
+            job.wait_for_seconds(1.0)
+        job.end_with_this_epoch()
+        job.wait_for_end(seconds=120)
+        assert job.state.counters.rolled_back == 0

@@ -60,6 +60,7 @@ def make_client(on_closed: Callable[[RoundId, str], None] = ignore_end) -> tuple
     client.enter_round(client.view)
     client.adopt_state(client.view.round, 0, None)
     client.confirm(7)
+    client.report()
     master.change(phase="running")
     client.report()
     client.start(client.view.round)
@@ -120,6 +121,7 @@ def test_the_size_of_a_report_does_not_depend_on_the_steps_without_a_master() ->
     assert {each.end for each in request.done} == {(steps - 1) * step_records}
     assert request.ByteSize() < 32 * ranks
     client.end_round()
+    client.report()
     assert {each.end for each in master.last_request.done} == {steps * step_records}
     assert len(json.dumps(client.pending_shares())) < 200 * ranks
 

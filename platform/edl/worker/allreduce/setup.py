@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
@@ -33,6 +34,13 @@ LEAVE_SECONDS = 3.0
 """Seconds that a worker which was told to end waits for the boundary at which it leaves the others."""
 _UID_SUFFIX_LENGTH = 8
 
+
+class FirstMinibatch(Protocol):
+    """Has the first minibatch of the training data; ``WorkerRuntime`` does."""
+
+    def first_minibatch(self) -> tuple[LeasedTask, Any] | None: ...
+
+
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 
 
@@ -49,7 +57,8 @@ def prepare_all_reduce(
     replica = ModelReplica(
         module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
     )
-    _trace_model(runtime, replica)
+    scale_rate = make_rate_scaling(spec.strategy)
+    trace_model(runtime, replica, scale_rate)
     evaluator = ReplicaEvaluator(runtime, replica)
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.compute_metrics
@@ -78,11 +87,12 @@ def prepare_all_reduce(
         tasks.run_task,
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
-        scale_rate=make_rate_scaling(spec.strategy),
+        scale_rate=scale_rate,
         on_left=left.set,
     )
     runtime.wait_until_left = lambda: _wait_until_left(left)
-    threading.Thread(target=world.run, name="world", daemon=True).start()
+    for name, target in (("world", world.run), ("world reports", world.send_reports)):
+        threading.Thread(target=target, name=name, daemon=True).start()
 
     def train() -> int:
         try:
@@ -130,7 +140,9 @@ def ring_address(identity: ProcessIdentity) -> str:
     return f"unix:{identity.runtime_dir / f'ring-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}'}"
 
 
-def _trace_model(runtime: WorkerRuntime, replica: ModelReplica) -> None:
+def trace_model(
+    runtime: FirstMinibatch, replica: ModelReplica, scale_rate: Callable[[int], float] | None = None
+) -> None:
     """Trace forward pass, backward pass and update now: later, all other workers would wait for it."""
     first = runtime.first_minibatch()
     if first is None:
@@ -140,7 +152,8 @@ def _trace_model(runtime: WorkerRuntime, replica: ModelReplica) -> None:
     with add_record_range(task, 0):
         result = replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
     if result.finite:
-        replica.apply(result.weight or 1.0)
+        # An update with a factor of the learning rate is another trace.
+        replica.apply(result.weight or 1.0, scale_rate(1) if scale_rate is not None else None)
     replica.restore_statistics()
     replica.unpack_state(state)
 

@@ -80,11 +80,14 @@ class ShareSource:
         """The lease whose records come next; None if there is none now."""
         return next((lease for lease in self._open if lease.has_steps), None)
 
-    def mark_applied(self, share: Share, step: int) -> None:
-        """The records of a share of this rank are in the worker's state, by step ``step`` of the world."""
+    def mark_applied(self, share: Share, step: int) -> bool:
+        """The records of a share of this rank are in the worker's state, by step ``step`` of the world.
+
+        Returns whether a lease is finished by it.
+        """
         lease = next((each for each in self._open if each.task.lease_id == share.lease), None)
         if lease is None:
-            return
+            return False
         done = -(-share.end // lease.task.minibatch_size)
         if lease.has_steps and done > lease.next_step:
             lease.next_step, lease.loaded = done, None
@@ -92,6 +95,8 @@ class ShareSource:
                 lease.finished_at = step
                 # The next one may be requested, while this one stays known until it is in the ledger.
                 self._leases.release_slot(lease.task)
+                return True
+        return False
 
     def forget_committed(self, step: int) -> None:
         """The steps up to ``step`` are in the ledger."""

@@ -138,15 +138,19 @@ class StepLoop:
             if not self._follow(view):
                 self._leave_if_told(view)
                 self._shares.take_tasks()
-                if not self._shares.other_tasks:
+                if not self._shares.other_tasks or self._gate.closed:
                     self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
         self._close_communicator()
         return 0
 
     def _run_other_tasks(self) -> int | None:
-        """Run the tasks that change no variable; returns the exit code if the worker must end."""
+        """Run the tasks that change no variable; returns the exit code if the worker must end.
+
+        A worker that was told to end runs none. They return to the master when it has left the others, at the next
+        boundary: the others are in the round with it, also while they evaluate.
+        """
         self._shares.take_tasks()
-        while self._shares.other_tasks:
+        while self._shares.other_tasks and not self._gate.closed:
             if (code := self._run_task(self._shares.other_tasks.popleft())) is not None:
                 return code
             self._shares.take_tasks()
@@ -167,7 +171,7 @@ class StepLoop:
                 self._shares.drop_all()
                 world.leave_world(view.round)
                 if not self._gate.closed:
-                    world.report()
+                    world.request_report()
                 return True
             return False
         if view.phase is RoundPhase.CLOSING:
@@ -285,6 +289,7 @@ class StepLoop:
                     if not probe.shares:
                         self._is_paused = probe.pauses
                         world.apply_step((), None, is_paused=probe.pauses)
+                        world.report_steps_soon()
                         continue
                 outcome = self._reduce(communicator, message)
                 self._is_paused = outcome.pauses
@@ -362,8 +367,9 @@ class StepLoop:
         else:
             self._replica.restore_statistics()
         self._world.apply_step(outcome.shares, outcome.loss)
-        if message.share is not None:
-            self._shares.mark_applied(message.share, self._world.step)
+        # A rank has few leases that are not in the ledger, and short ones are finished faster than requests wait.
+        if message.share is None or self._shares.mark_applied(message.share, self._world.step):
+            self._world.report_steps_soon()
         return outcome
 
     # ------------------------------------------------------------------ the end of a round

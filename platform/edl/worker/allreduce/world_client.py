@@ -1,14 +1,16 @@
 """A worker's connection to the rounds: it tells the master what the worker knows, and keeps the newest view.
 
-A thread asks for the next view all the time, so it is also the heartbeat. The main thread reports by itself
-when the master should know at once. Views may arrive in any order; an older one is dropped.
+A thread asks for the next view all the time, so it is also the heartbeat. Another one reports when the main
+thread has something that the master should know at once. Views may arrive in any order; an older one is dropped.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +23,8 @@ from edl.transport import edl_pb2 as pb
 
 POLL_SECONDS = 0.2
 """Seconds for which a request of rank 0 waits for a newer view: steps reach the ledger at least this often."""
+MIN_REPORT_SECONDS = 0.02
+"""Least seconds between two reports of rank 0 that hasten the entry of steps: each costs the master an fsync."""
 FOLLOWER_POLL_SECONDS = 0.5
 """Seconds for which a request of another rank waits in a running round. It is a heartbeat, and reports no steps."""
 
@@ -143,6 +147,8 @@ class WorldClient:
         self._loss_sum, self._loss_steps = 0.0, 0
         self._failure: Exception | None = None
         self._stopped = False
+        self._must_report = False
+        self._reported_at = float("-inf")
 
     # ------------------------------------------------------------------ what the main thread asks
 
@@ -213,7 +219,7 @@ class WorldClient:
         """Tell the master that this worker has the round's first state."""
         with self._changed:
             self._digest = digest
-        self.report()
+        self.request_report()
 
     def refuse_checkpoint(self, cut: int, error: str) -> None:
         """The checkpoint with which the round starts cannot be loaded; the next report says so."""
@@ -244,7 +250,7 @@ class WorldClient:
         """The round is over for this worker: it keeps its state, and the master hears of it at once."""
         with self._changed:
             self._rank.handle_closed(self._rank.round)
-        self.report()
+        self.request_report()
 
     def leave_world(self, round_id: RoundId) -> None:
         """The master does not count this worker as a member."""
@@ -256,9 +262,41 @@ class WorldClient:
         with self._changed:
             must_report = self._rank.handle_closed(round_id)
         if must_report:
-            self.report()
+            self.request_report()
 
     # ------------------------------------------------------------------ messages
+
+    def request_report(self) -> None:
+        """Let ``send_reports`` tell the master what this worker knows.
+
+        The main thread does not wait: at the end of a job the last answer may be that there is no more work, and then
+        the master is gone.
+        """
+        with self._changed:
+            self._must_report = True
+            self._changed.notify_all()
+
+    def report_steps_soon(self) -> None:
+        """If this is rank 0, report its stable steps without waiting for the end of the present request."""
+        with self._changed:
+            rank, now = self._rank, time.monotonic()
+            has_news = rank.phase is RankPhase.RUNNING and rank.rank == 0 and self._stable_step > rank.shares.after
+            if has_news and now - self._reported_at >= MIN_REPORT_SECONDS:
+                self._reported_at = now
+                self._must_report = True
+                self._changed.notify_all()
+
+    def send_reports(self) -> None:
+        """Send the reports that were requested until ``stop``; errors are raised by ``view``."""
+        with self._end_round_on_error():
+            while self._wait_for_request():
+                self.report()
+
+    def _wait_for_request(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._must_report or self._stopped)
+            self._must_report = False
+            return not self._stopped
 
     def report(self) -> None:
         """Tell the master what this worker knows, without a wait.
@@ -270,20 +308,27 @@ class WorldClient:
 
     def run(self) -> None:
         """Ask for the next view until ``stop``; errors are raised by ``view``."""
-        try:
+        with self._end_round_on_error():
             while not self._stopped:
                 wait = self._wait_seconds()
                 # The request is made anew when it is repeated.
                 self._take_reply(self._session.request_world(partial(self._make_request, wait), wait))
-        except Exception as error:  # noqa: BLE001  raised by ``view``: without this thread the worker knows nothing
+
+    @contextmanager
+    def _end_round_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  raised by ``view``: without its threads the worker knows nothing
             with self._changed:
                 self._failure = error
                 self._changed.notify_all()
             self._on_closed(self._rank.round, str(error))
 
     def stop(self) -> None:
-        """End ``run`` after the request that it waits for."""
-        self._stopped = True
+        """End ``run`` and ``send_reports`` after the requests that they wait for."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
 
     def _wait_seconds(self) -> float:
         with self._changed:
