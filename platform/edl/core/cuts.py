@@ -216,6 +216,7 @@ class WorldCheckpoint:
         ledger: the ledger position of this step; None until the step is in the ledger.
         shard: the file that the writer has written, or its error; None while it is writing.
         pause: seconds for which the copy stopped the writer, and so all ranks.
+        is_last: whether the writer is the last worker that has the newest state, and leaves.
         is_committing: whether the manifest is being written.
     """
 
@@ -227,4 +228,5 @@ class WorldCheckpoint:
     ledger: dict[str, Any] | None = None
     shard: WrittenShard | None = None
     pause: float = 0.0
+    is_last: bool = False
     is_committing: bool = False

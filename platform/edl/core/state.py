@@ -327,7 +327,7 @@ class JobState:
     def __post_init__(self) -> None:
         self.pods = JobPods(self.settings.ps)
         if self.settings.all_reduce:
-            self.world = WorldRounds(self.incarnation, self.settings.workers_min)
+            self.world = WorldRounds(self.incarnation, self.settings.workers_min, saves_last=self.settings.durable)
 
     # ------------------------------------------------------------------ queries
 

@@ -34,14 +34,18 @@ def advance_checkpoint(state: JobState, now: float) -> None:
         return
     if pending is not None and (reason := _find_obstacle(state, rounds, pending)):
         call_off(state, reason, now + RETRY_SECONDS if pending.step is not None else now)
-    if state.world_checkpoint is not None or now < state.cuts_blocked_until or rounds.phase is not RoundPhase.RUNNING:
+    if state.world_checkpoint is not None or now < state.cuts_blocked_until:
         return
-    at_step = _due_step(state, rounds)
-    if at_step is None:
+    last = rounds.last_holder()
+    if last is not None:
+        writer, at_step = last, 0
+    elif rounds.phase is RoundPhase.RUNNING and (due := _due_step(state, rounds)) is not None:
+        writer, at_step = rounds.members[0], due
+    else:
         return
     number = state.cut_number + 1
     state.record_entry(CutAnnounced(cut=number, step=state.step))
-    state.world_checkpoint = WorldCheckpoint(number, rounds.members[0], at_step)
+    state.world_checkpoint = WorldCheckpoint(number, writer, at_step, is_last=last is not None)
     if state.pending_stop is not None:
         state.pending_stop.cut_number = number
     _notify(state)
@@ -72,11 +76,13 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
     if pending.step is not None and pending.ledger is None and not _is_in_world(rounds, pending.writer):
         # The others may make this step anew, with other records.
         return f"worker-{state.pods.index_of(pending.writer)}, which has copied it, has left the others"
+    if pending.step is None and pending.is_last != (rounds.last_holder() is not None):
+        return "the workers that have the newest state leave, or stay after all"
     if pending.step is None and rounds.phase is RoundPhase.RUNNING and rounds.members[0] != pending.writer:
         return "another worker reports the steps now"
     if pending.step is None and state.pending_stop is not None and state.pending_stop.cut_number != pending.number:
         return "the job stops"
-    if pending.step is None and pending.at_step > (_due_step(state, rounds) or 0):
+    if pending.step is None and not pending.is_last and pending.at_step > (_due_step(state, rounds) or 0):
         return "training ends before its step"
     if pending.step is not None and pending.ledger is None and rounds.committed_step > pending.step:
         return f"step {pending.step} was entered in the ledger together with later ones"
@@ -112,7 +118,9 @@ def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
     if pending is None or pending.writer != worker:
         return None
     # While other ranks may train, a copy would lack the steps that follow it.
-    return CheckpointOrder(pending.number, pending.at_step, when_paused=state.pending_stop is not None)
+    return CheckpointOrder(
+        pending.number, pending.at_step, when_paused=state.pending_stop is not None and not pending.is_last
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -126,7 +134,8 @@ def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float)
         return
     if pending.step is None:
         pending.step, pending.pause, pending.done = copied.step, copied.pause, copied.done
-        if copied.step == rounds.committed_step:
+        # No round will enter the steps of a last state: training goes on from the checkpoint.
+        if pending.is_last or copied.step == rounds.committed_step:
             _capture_ledger(state, pending)
     if copied.shard is not None and pending.shard is None:
         pending.shard = copied.shard

@@ -184,6 +184,7 @@ class WorldRounds:
         pending_change: why the world is to change at the next boundary; empty if it is not.
         waiting_reason: why no round runs, for users; empty if one does.
         change_reason: why the newest round was announced.
+        saves_last: whether the last worker that has the newest state saves it before it leaves.
     """
 
     incarnation: int = 1
@@ -208,6 +209,7 @@ class WorldRounds:
     pending_change: str = ""
     waiting_reason: str = "no worker is ready yet"
     change_reason: str = ""
+    saves_last: bool = False
 
     @property
     def phase(self) -> RoundPhase:
@@ -219,7 +221,21 @@ class WorldRounds:
     def counts_as_member(self, worker: str) -> bool:
         """Whether a worker belongs to the newest round; one that leaves does not when it has reported its state."""
         has_left = self.is_closing and worker in self.leaving and worker in self.reports
-        return worker in self.members and worker not in self.lost and not has_left
+        is_in = worker in self.members and worker not in self.lost
+        return is_in and (not has_left or worker == self.last_holder())
+
+    def last_holder(self) -> str | None:
+        """The worker that has to save the newest state, because all that have one leave and nobody takes it over.
+
+        None: somebody stays, a survivor has not reported yet, or a checkpoint has the state.
+        """
+        survivors = [worker for worker in self.members if worker not in self.lost]
+        if not (self.saves_last and self.is_closing) or any(
+            w not in self.leaving or w not in self.reports for w in survivors
+        ):
+            return None
+        step, holders = self._furthest_step(survivors)
+        return holders[0] if holders and step > self.checkpoint_step else None
 
     def trains(self, worker: str) -> bool:
         """Whether a worker is a member of the running round."""
@@ -368,6 +384,10 @@ class WorldRounds:
             self.waiting_reason = f"{len(members)} of at least {self.members_min} workers are ready"
             return []
         step, holders = self._furthest_step(members)
+        if not holders:
+            # A worker that leaves may have the newest state. It stays for one more round, to pass the state on.
+            step, leaving_holders = self._furthest_step(survivors)
+            members, holders = (*leaving_holders[:1], *members), leaving_holders[:1]
         number = RoundId(self.incarnation, self.round.number + 1)
         joined = tuple(worker for worker in members if worker in self.candidates)
         reason = self.waiting_reason if self.members else "the first workers are ready"

@@ -288,3 +288,36 @@ def test_a_checkpoint_whose_step_is_never_reached_gives_way_to_the_last_one() ->
     assert master.order() == (2, 100)
     master.run(3)
     assert master.order() == (3, 3)
+
+
+def test_the_last_worker_that_leaves_saves_its_state_and_training_goes_on_from_there() -> None:
+    master = SavingMaster(checkpoint_steps=100)
+    master.save(0, 0)
+    master.run(2)
+    master.run(2, is_leaving=True)
+    shares = {step: (Share(master.lease_number, 4 * (step - 1), 4 * step),) for step in (3, 4)}
+    assert master.report("w0", RankPhase.ENDED, step=4, shares=shares, is_leaving=True).is_member
+    view = master.report("w0", RankPhase.ENDED, step=4, shares=shares, is_leaving=True)
+    assert view.checkpoint is not None
+    copied = master.copy(view.checkpoint.cut, 4)
+    master.report("w0", RankPhase.ENDED, step=4, shares=shares, is_leaving=True, copied=copied)
+    assert done_in(master.saving().ledger) == 16
+    master.handle(CheckpointSaveFinished(view.checkpoint.cut))
+    assert not master.report("w0", RankPhase.ENDED, step=4, shares=shares, is_leaving=True).is_member
+    master.kill("w0")
+    after = master.report("w1", RankPhase.OUTSIDE)
+    assert (after.step, after.restore_cut) == (4, view.checkpoint.cut)
+    assert (master.state.ledgers[TRAINING].done_records, master.state.counters.rolled_back) == (16, 0)
+
+
+def test_a_worker_that_leaves_stays_for_the_round_in_which_a_new_one_takes_its_state_over() -> None:
+    master = SavingMaster(checkpoint_steps=100)
+    master.save(0, 0)
+    master.run(2, is_leaving=True)
+    master.report("w1", RankPhase.OUTSIDE)
+    master.report("w0", RankPhase.ENDED, step=2, is_leaving=True)
+    view = master.report("w1", RankPhase.OUTSIDE)
+    assert (view.members, view.holders, view.step) == (("w0", "w1"), ("w0",), 2)
+    for worker in view.members:
+        master.report(worker, RankPhase.CONFIRMED)
+    assert master.rounds.pending_change == "w0 leaves"

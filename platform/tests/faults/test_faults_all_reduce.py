@@ -185,3 +185,14 @@ def test_everything_is_killed_and_resumed(all_reduce: Make) -> None:
         run.wait_gone(2.0)
     with job.start("--resume") as again:
         check_end(job, again, lost=3, rolled_back=True)
+
+
+@pytest.mark.repetition
+def test_all_workers_are_told_to_go_and_nothing_is_trained_again(all_reduce: Make) -> None:
+    job = all_reduce(checkpoint={"every_steps": 100000})
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        for index in range(3):
+            run.send("worker", index, SIGTERM)
+        check_end(job, run, lost=3)

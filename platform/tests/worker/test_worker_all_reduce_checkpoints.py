@@ -218,6 +218,36 @@ def test_a_stop_during_an_evaluation_writes_a_checkpoint_with_every_step(folder)
         assert job.state.checkpoint.step == job.state.step
 
 
+def test_the_last_worker_that_is_told_to_leave_saves_the_newest_state(folder):
+    """All workers are preempted: nothing is trained again when there is room for one of them."""
+    with CheckedJob(folder, records=1600, seconds=0.002, checkpoint_steps=1000) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(20)
+        for rank in ranks:
+            job.tell_to_leave(rank)
+        job.wait(lambda: all(rank.ended.is_set() for rank in ranks))
+        newest = max(rank.world.step for rank in ranks)
+        job.wait_for_checkpoint(newest)
+        job.start_rank()
+        job.wait_for_end()
+        assert job.state.counters.rolled_back == 0
+
+
+def test_a_worker_that_leaves_passes_its_state_on_to_the_one_that_comes(folder):
+    with CheckedJob(folder, records=1600, seconds=0.002, checkpoint_steps=1000) as job:
+        first = job.start_rank()
+        job.wait_for_step(20)
+        job.silent.add(first.uid)
+        job.start_rank()
+        job.wait(lambda: job.state.world.candidates)
+        job.silent.clear()
+        job.tell_to_leave(first)
+        job.wait(first.ended.is_set)
+        job.wait_for_end()
+        assert job.state.counters.rolled_back == 0
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_random_faults(folder, seed):
     random = Random(seed)

@@ -40,6 +40,12 @@ class CheckpointWriter:
         with self._lock:
             return self._progress
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a copy is being written."""
+        with self._lock:
+            return self._thread is not None and self._thread.is_alive()
+
     def accepts(self, cut: int) -> bool:
         """Whether this checkpoint can begin: it has not, and no other one is being written."""
         with self._lock:

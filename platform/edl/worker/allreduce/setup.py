@@ -32,6 +32,11 @@ _LOG = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 3.0
 """Seconds that a worker which was told to end waits for the boundary at which it leaves the others."""
+WRITE_SECONDS = 25.0
+"""Seconds for which it waits longer while it writes a checkpoint: it may be the last one that has the newest state.
+
+A pod has 30 s by default before it is killed.
+"""
 _UID_SUFFIX_LENGTH = 8
 
 
@@ -90,7 +95,7 @@ def prepare_all_reduce(
         scale_rate=scale_rate,
         on_left=left.set,
     )
-    runtime.wait_until_left = lambda: _wait_until_left(left)
+    runtime.wait_until_left = lambda: _wait_until_left(left, checkpoints)
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
         threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -128,9 +133,12 @@ def refuse_callbacks(module: ModelModule, definition: str) -> None:
         )
 
 
-def _wait_until_left(left: threading.Event) -> None:
-    if not left.wait(LEAVE_SECONDS):
-        _LOG.info("told to end in the middle of a step: the others see a broken connection")
+def _wait_until_left(left: threading.Event, checkpoints: CheckpointWriter) -> None:
+    if left.wait(LEAVE_SECONDS):
+        return
+    if checkpoints.is_writing and left.wait(WRITE_SECONDS):
+        return
+    _LOG.info("told to end in the middle of a step: the others see a broken connection")
 
 
 def ring_address(identity: ProcessIdentity) -> str:

@@ -136,6 +136,9 @@ class StepLoop:
             if self._exit_code is not None:
                 return self._exit_code
             if not self._follow(view):
+                if self._world.phase is RankPhase.ENDED:
+                    # The last worker that has the newest state saves it before it leaves.
+                    self._copy_for_checkpoint(view)
                 self._leave_if_told(view)
                 self._shares.take_tasks()
                 if not self._shares.other_tasks or self._gate.closed:
