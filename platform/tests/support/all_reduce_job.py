@@ -275,9 +275,14 @@ class AllReduceJob:
     def _save(self, command: SaveCheckpoint, incarnation: int) -> None:
         """The master's thread that writes the manifest; it ends with its master."""
         event = self.checkpoints.save(command, {}, 0, incarnation)
+        if not event.error:
+            self.check_saved(command.cut)
         with suppress(RetryableError), self.changed:
             if incarnation == self.incarnation:
                 self.handle(event)
+
+    def check_saved(self, cut: int) -> None:
+        """Called when a checkpoint is on disk, before the master hears of it."""
 
     def _tick(self) -> None:
         while not self._stopped:

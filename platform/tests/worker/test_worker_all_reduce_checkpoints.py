@@ -39,12 +39,11 @@ class CheckedJob(AllReduceJob):
         self.damaged: set[int] = set()
         super().__init__(folder, records, **({"durable": True, "checkpoint_steps": 7} | settings))
 
-    def _save(self, command, incarnation) -> None:
-        super()._save(command, incarnation)
-        if command.cut in committed_cuts(self.checkpoints.directory):
-            self.checked.append(self._check(command.cut))
+    def check_saved(self, cut: int) -> None:
+        self.checked.append(self._read_step(cut))
 
-    def _check(self, cut: int) -> int:
+    def _read_step(self, cut: int) -> int:
+        """The step of a checkpoint that has the right records; -1 if the checkpoint was removed."""
         directory = cut_directory(self.checkpoints.directory, cut)
         manifest = load_manifest(directory)
         try:
@@ -97,7 +96,7 @@ def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, wor
 
 
 def test_all_workers_are_lost_and_training_goes_on_from_the_checkpoint(folder):
-    with CheckedJob(folder, seconds=0.005) as job:
+    with CheckedJob(folder, records=4000, seconds=0.005) as job:
         first = [job.start_rank() for _ in range(2)]
         job.wait_for_checkpoint(14)
         for rank in first:
@@ -115,7 +114,7 @@ def test_all_workers_are_lost_and_training_goes_on_from_the_checkpoint(folder):
 
 
 def test_a_new_master_goes_on_from_the_checkpoint_with_other_workers(folder):
-    with CheckedJob(folder, seconds=0.005) as job:
+    with CheckedJob(folder, records=4000, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(3)]
         job.wait_for_checkpoint(14)
         job.stop_master()
@@ -127,7 +126,7 @@ def test_a_new_master_goes_on_from_the_checkpoint_with_other_workers(folder):
 
 
 def test_the_writer_is_killed_while_it_writes(folder, monkeypatch):
-    with CheckedJob(folder, seconds=0.005) as job:
+    with CheckedJob(folder, records=2000, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(2)]
         job.wait_for_checkpoint(7)
 
@@ -144,7 +143,7 @@ def test_the_writer_is_killed_while_it_writes(folder, monkeypatch):
 
 
 def test_a_damaged_checkpoint_is_replaced_by_the_one_before(folder):
-    with CheckedJob(folder, seconds=0.005) as job:
+    with CheckedJob(folder, records=4000, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(2)]
         job.wait_for_checkpoint(14)
         job.stop_master()
@@ -199,6 +198,7 @@ def test_a_stop_writes_a_checkpoint_with_every_step(folder):
         ranks = [job.start_rank() for _ in range(3)]
         job.wait_for_round(3)
         job.wait_for_step(20)
+        job.wait_for_checkpoint(0)
         job.handle(StopRequested("stopped by its user", 10.0))
         job.wait(lambda: job.end is not None)
         assert job.end.phase == "Interrupted"
@@ -212,6 +212,7 @@ def test_a_stop_during_an_evaluation_writes_a_checkpoint_with_every_step(folder)
     ) as job:
         for _ in range(2):
             job.start_rank()
+        job.wait_for_checkpoint(0)
         job.wait(lambda: job.state.evaluation is not None and job.state.step >= 10)
         job.handle(StopRequested("stopped by its user", 10.0))
         job.wait(lambda: job.end is not None)
