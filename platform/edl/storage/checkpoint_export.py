@@ -56,14 +56,23 @@ class ArrayStatistics:
 def map_stored_array(array: StoredArray) -> AnyArray:
     """A stored array, mapped from its file, so that only the parts that are used are read.
 
+    bfloat16, which NumPy does not have, is read whole and widened to float32.
+
     Raises:
         StorageError: the file does not exist any more.
     """
     if not array.nbytes:  # mmap refuses a length of 0
-        return np.empty(array.shape, array.dtype)
-    dtype = np.dtype(array.dtype).newbyteorder("<")
+        return np.empty(array.shape, _read_dtype(array))
+    is_widened = array.dtype == "bfloat16"
+    dtype = np.dtype("uint16" if is_widened else array.dtype).newbyteorder("<")
     with translate_os_errors(array.path, "read a checkpoint"):
-        return np.memmap(array.path, dtype, mode="r", offset=array.start, shape=array.shape)
+        stored = np.memmap(array.path, dtype, mode="r", offset=array.start, shape=array.shape)
+    # The bits of a bfloat16 are the upper half of those of the float32 with the same value.
+    return (stored.astype(np.uint32) << 16).view(np.float32) if is_widened else stored
+
+
+def _read_dtype(array: StoredArray) -> str:
+    return "float32" if array.dtype == "bfloat16" else array.dtype
 
 
 def compute_statistics(
@@ -216,7 +225,7 @@ def _variable_column(name: str, array: StoredArray) -> ExportColumn:
         for start in range(0, flat.size, PIECE_ELEMENTS):
             yield flat[start : start + PIECE_ELEMENTS]
 
-    return ExportColumn(name, array.dtype, array.shape, pieces)
+    return ExportColumn(name, _read_dtype(array), array.shape, pieces)
 
 
 def _table_columns(table: StoredTable, *, slots: bool) -> Iterator[ExportColumn]:

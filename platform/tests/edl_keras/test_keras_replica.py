@@ -22,6 +22,8 @@ from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.replica import ModelReplica, ReplicaStep  # noqa: E402
+from edl.storage.checkpoint_shards import cut_directory, shard_path, write_shard  # noqa: E402
+from edl.storage.safetensors_writer import read_array_file  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -682,6 +684,32 @@ def test_the_state_of_another_model_is_refused_before_anything_is_assigned() -> 
         mine.unpack_state(other.pack_state())
     assert mine.digest() == before
     assert mine.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_a_checkpoint_brings_the_state_back_to_the_bit(optimizer: str, tmp_path: Path) -> None:
+    source, target = build(module(many_types, optimizer=OPTIMIZERS[optimizer]), 2)
+    step([source], minibatches(1))
+    write_shard(cut_directory(tmp_path, 1), 0, source.state_arrays())
+    arrays, _ = read_array_file(shard_path(cut_directory(tmp_path, 1), 0))
+    seeds = seed_values(target)
+    target.load_state(arrays)
+    assert target.digest() == source.digest()
+    assert seed_values(target) == seeds
+    step([source, target], [None, minibatches(1)[0]])
+    assert_equal_states([source, target])
+
+
+def test_the_checkpoint_of_another_model_is_refused_before_anything_is_assigned() -> None:
+    (mine,) = build(module(), 1)
+    (other,) = build(module(optimizer=OPTIMIZERS["Adam"]), 1)
+    before = mine.digest()
+    arrays = dict(other.state_arrays())
+    with pytest.raises(BadInputError, match="another model or optimizer"):
+        mine.load_state({name: array.astype("float64") for name, array in mine.state_arrays().items()})
+    with pytest.raises(BadInputError, match="another model or optimizer"):
+        mine.load_state({name: array for name, array in arrays.items() if not name.startswith("slot/")})
+    assert mine.digest() == before
 
 
 def test_a_digest_sees_a_single_bit() -> None:

@@ -84,6 +84,19 @@ def test_every_array_has_its_name_and_rows_ascend(tmp_path: Path, suffix: str) -
     assert plain.keys() == {*KERNELS, "items/ids", "items/rows"}
 
 
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_bfloat16_is_exported_as_float32(tmp_path: Path, suffix: str) -> None:
+    """NumPy does not have the type; the wider one has the same values."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    values = np.array([[1.5, -2.25], [1e30, -0.0]], ml_dtypes.bfloat16)
+    shard = tmp_path / "cut" / write_shard(tmp_path / "cut", 0, {"dense/a": values}).file
+    found = exported([shard], tmp_path / f"out.{suffix}")
+    assert found["a"].dtype == np.float32
+    np.testing.assert_array_equal(found["a"], values.astype(np.float32))
+    (variable,) = read_checkpoint_contents([shard]).variables
+    assert checkpoint_export.compute_statistics([variable.values]).minimum == -2.25
+
+
 @settings(max_examples=12, deadline=None)
 @given(count=st.integers(1, 6), piece=st.integers(1, 9), suffix=st.sampled_from(["npz", "safetensors"]))
 def test_the_same_state_is_the_same_file_however_it_was_spread(
