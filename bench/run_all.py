@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``bench/results/<name>.json`` and the table in ``docs/benchmarks.md``.
 
-About forty minutes on two cores; nothing else should run meanwhile. A script that fails or takes too long is
+About fifty minutes on two cores; nothing else should run meanwhile. A script that fails or takes too long is
 reported, the others still run, and the exit code is 1. A requirement that is not met is a result, not a failure.
 
     python bench/run_all.py [--quick] [NAME ...]
@@ -56,6 +56,9 @@ SCRIPTS = (
     BenchScript("cut_pause", 180, ("--rounds", "2")),
     BenchScript("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
     BenchScript("allreduce", 300, ("--rounds", "1", "--no-tune")),
+    BenchScript("allreduce_training", 600, ("--rounds", "1", "--seconds", "2")),
+    BenchScript("allreduce_recovery", 480, ("--rounds", "1")),
+    BenchScript("allreduce_churn", 600, ("--rounds", "1", "--kills", "2", "--every", "10")),
     BenchScript("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
     BenchScript(
         "convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")

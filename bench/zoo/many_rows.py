@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+from number_reader import custom_data_reader
 from step_log import StepLog
 
-from edl.core.shuffle import RecordSource
-from edl.data.reader import Metadata, Reader
+__all__ = ["callbacks", "custom_data_reader", "custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 
 EACH = 100
-
-
-class NumberReader:
-    """Records that are their own numbers."""
-
-    metadata = Metadata("numbers")
-
-    def __init__(self, origin, records):
-        self.records = records
-
-    def sources(self):
-        return [RecordSource("numbers", self.records)]
-
-    def read(self, source, start, end, on_corrupt=None):
-        return [number.to_bytes(8, "little") for number in range(start, end)]
-
-
-def custom_data_reader(origin, records) -> Reader:
-    return NumberReader(origin, records)
 
 
 def custom_model(rows, dim=16):
