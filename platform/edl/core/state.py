@@ -575,8 +575,8 @@ def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced 
     if state.world is not None:
         state.world.checkpoint_step = entry.step
     state.callbacks = state.callbacks.trim_history(entry.step)
-    # Only evaluated weights that are in a checkpoint can be kept as the best.
-    if state.evaluation is not None and state.evaluation.pin == entry.cut:
+    # Only evaluated weights that are in a checkpoint can be kept as the best. Under AllReduce a pin is a step.
+    if state.world is None and state.evaluation is not None and state.evaluation.pin == entry.cut:
         state.evaluation.saved = True
 
 
@@ -584,7 +584,8 @@ def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
     plan = ShardPlan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
     state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
-    state.evaluation.saved = state.checkpoint is not None and state.checkpoint.cut == entry.pin
+    is_cut_saved = state.world is None and state.checkpoint is not None and state.checkpoint.cut == entry.pin
+    state.evaluation.saved = is_cut_saved
     # ``data.max_corrupt_records`` counts for each pass over the validation data.
     state.counters.corrupt.pop(f"{EVALUATION} 0", None)
     state.ledgers[EVALUATION] = ledger
