@@ -169,7 +169,11 @@ class LocalRunPlan:
         lines = [f"trains on {_records_text(counts.training, self.spec.data.training)}"]
         steps = total_steps(self.spec, counts.training)
         often = f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
-        lines.append(f"{often}: {_pluralize(steps, 'step')}" if steps else often)
+        if uses_all_reduce(self.spec):
+            most = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
+            lines.append(f"{often}, one of each worker in a step{most}")
+        else:
+            lines.append(f"{often}: {_pluralize(steps, 'step')}" if steps else often)
         if self.spec.data.validation:
             often = f"every {train.evaluation_steps:,} steps and " if train.evaluation_steps else ""
             lines.append(

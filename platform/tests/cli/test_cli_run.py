@@ -215,7 +215,8 @@ def test_all_reduce_starts_workers_alone(local_run: LocalRunHarness, capsys: pyt
     settings = ("--set", "strategy.name=AllReduce", "--set", "workers.min=1")
     assert local_run.edl("run", "job.yaml", *settings, "--workers", "4") == 0
     lines = capsys.readouterr().out.splitlines()
-    evaluation, roles, unused = lines[3:6]
+    often, evaluation, roles, unused = lines[2:6]
+    assert not missing_keys(often, "minibatches", "each worker"), "a step is not a minibatch"
     assert not missing_keys(evaluation, "5 records", "at the end")
     assert not missing_keys(roles, "4 workers", "AllReduce")
     assert not missing_keys(unused, "ps.count")
