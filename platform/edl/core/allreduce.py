@@ -133,6 +133,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         evaluate_at=_next_evaluation(state),
         restore_cut=rounds.restore_cut,
         checkpoint=world_checkpoints.order_for(state, worker),
+        learning_rate=state.callbacks.learning_rate,
     )
 
 
@@ -169,6 +170,8 @@ def _update_pause(state: JobState) -> None:
         or (state.evaluation is not None and not state.evaluation.final)
         or state.pending_stop is not None
         or steps_before_pause(state) == 0
+        # A callback ended training at the evaluation for which all paused.
+        or bool(state.callbacks.stop_reason)
     )
     if pauses != state.world_pauses:
         state.world_pauses = pauses
@@ -213,9 +216,11 @@ def _check_silence(state: JobState, rounds: WorldRounds, worker: str, now: float
 
 
 def _return_leases_after_limit(state: JobState) -> None:
-    """With ``train.max_steps`` steps applied, the rest of every lease returns: no further step follows."""
+    """With ``train.max_steps`` steps applied, or after a callback's stop, every lease returns: no step follows."""
     rounds, training = state.world, state.training_ledger
-    if rounds is None or training is None or not training.leases or not state.has_reached_limit(training):
+    if rounds is None or training is None or not training.leases:
+        return
+    if not state.has_reached_limit(training) and not state.callbacks.stop_reason:
         return
     if rounds.phase is RoundPhase.RUNNING:
         for number, lease in sorted(training.leases.items(), reverse=True):

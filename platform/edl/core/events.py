@@ -564,6 +564,7 @@ class WorldView:
         evaluate_at: the step after which all pause for the next evaluation; 0: there is none.
         restore_cut: the checkpoint with the state of ``step`` if there are no holders; 0: it is the initial state.
         checkpoint: the checkpoint that the worker has to write; None: none.
+        learning_rate: the rate that a callback of the job has set; None: that of the worker's state.
     """
 
     version: int
@@ -582,6 +583,7 @@ class WorldView:
     evaluate_at: int
     restore_cut: int = 0
     checkpoint: CheckpointOrder | None = None
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,10 @@ class ModelReplica(TrainableModel):
             variable.assign(old)
         self._old_seed_states = ()
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the optimizer's learning rate, which is part of the state."""
+        self.optimizer.learning_rate = rate
+
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         """Apply the buffers, which hold the sums over all ranks.
 

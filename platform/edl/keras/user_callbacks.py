@@ -94,7 +94,7 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
         if not user_methods:
             continue
         kind = type(callback)
-        where = "" if _is_keras_class(kind) else f" ({source_file(kind)})"
+        where = "" if is_keras_class(kind) else f" ({source_file(kind)})"
         called = (
             f"{', '.join(user_methods[:-1])} and {user_methods[-1]} are"
             if len(user_methods) > 1
@@ -113,10 +113,11 @@ def _is_user_defined(callback: Any, method: str) -> bool:
     if method in vars(callback):
         return True
     definer = next((base for base in type(callback).__mro__ if method in vars(base)), object)
-    return definer is not object and not _is_keras_class(definer)
+    return definer is not object and not is_keras_class(definer)
 
 
-def _is_keras_class(kind: type) -> bool:
+def is_keras_class(kind: type) -> bool:
+    """Whether Keras defines the class, rather than the user."""
     module = inspect.getmodule(kind)
     return module is not None and module.__name__.partition(".")[0] in ("keras", "tf_keras")
 

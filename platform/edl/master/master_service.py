@@ -183,7 +183,6 @@ def view_to_reply(
     view: WorldView,
     incarnation: int,
     members: pb.WorldReply,
-    learning_rate: float | None = None,
     members_known: RoundId = NO_ROUND,
 ) -> pb.WorldReply:
     """A view of the world as the message to its worker.
@@ -206,7 +205,7 @@ def view_to_reply(
         last_lease=view.last_lease,
         pause=view.must_pause,
         evaluate_at=view.evaluate_at,
-        learning_rate=learning_rate,
+        learning_rate=view.learning_rate,
         restore_cut=view.restore_cut,
         checkpoint=pb.CheckpointOrder(
             cut=view.checkpoint.cut, at_step=view.checkpoint.at_step, when_paused=view.checkpoint.when_paused
@@ -458,7 +457,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         with self._shell.lock:
             members = self._directory.members_message(view)
         known = _parse_round(request.members_known)
-        return view_to_reply(view, self._incarnation, members, self._learning_rate(), known)
+        return view_to_reply(view, self._incarnation, members, known)
 
     def _replace_checkpoint(self, worker: str, cut: int, message: str) -> None:
         """Find an older checkpoint that is intact, if the newest one cannot be read."""

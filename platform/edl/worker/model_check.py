@@ -308,12 +308,12 @@ class _JobCheck:
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
 
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
+        from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.replica import ModelReplica
-        from edl.worker.allreduce.setup import refuse_callbacks
         from edl.worker.trainer import add_record_range, report_not_finite
 
-        refuse_callbacks(self.module, self._spec.model.definition)
         replica = ModelReplica(self.module, seed=self._spec.train.seed, rank_seed=0, sample=sample)
+        declare_training_callbacks(self.module, replica, self._spec)
         yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
         if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"

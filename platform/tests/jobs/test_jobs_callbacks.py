@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,89 @@ def callbacks():
         summary = run.lines[-1]
     assert summary["records_done"] == 0
     assert "Mine (a keras.callbacks.EarlyStopping)" in json.dumps(summary)
+
+
+STEPS = 5
+MONITORS = """
+def callbacks():
+    return [
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05, min_lr=0.001, cooldown=1),
+        keras.callbacks.EarlyStopping(patience=3, min_delta=0.02),
+    ]
+"""
+
+
+def fit_until_stopped() -> tuple[Any, dict[str, list[float]]]:
+    """Plain Keras with these callbacks; an epoch is the data set ``STEPS`` times."""
+    import keras
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(MODULE + MONITORS, scope)
+    model = scope["custom_model"]()
+    model.compile(
+        scope["optimizer"],
+        loss=scope["loss"],
+        loss_weights=scope["loss_weights"],
+        metrics=scope["eval_metrics_fn"](),
+        weighted_metrics=scope["weighted_metrics_fn"](),
+    )
+
+    def make_inputs(times: int) -> tuple[Any, Any, Any]:
+        data = np.tile(rows(), (times, 1))
+        weights = {"number": data[:, 5], "kind": data[:, 5]}
+        return data[:, :3], {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}, weights
+
+    x, y, weights = make_inputs(STEPS)
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        batch_size=RECORDS,
+        epochs=1000,
+        shuffle=False,
+        verbose=0,
+        validation_data=make_inputs(1),
+        callbacks=scope["callbacks"](),
+    ).history
+    return model, history
+
+
+def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -> None:
+    """Both ranks have the whole data set in each step, so the mean gradient is that of one process."""
+    job = job_folder(
+        tmp_path,
+        MODULE + MONITORS,
+        train={"epochs": 100_000, "evaluation_steps": STEPS},
+        workers=2,
+        export={},
+        strategy={"name": "AllReduce"},
+    )
+    with job.run() as run:
+        summary, run_dir = run.summary(timeout=240.0), run.run_dir
+    model, history = fit_until_stopped()
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert summary["phase"] == "Done"
+    assert summary["reason"].startswith("EarlyStopping: loss has not improved for 3 evaluations")
+    decided = [line for line in events if line["event"] == "callback_decided"]
+    assert decided[-1]["step"] == STEPS * len(history["val_loss"]), "the evaluation after which fit stops"
+    changes = [
+        (line["step"], float(line["decision"].split()[-1]))
+        for line in decided
+        if line["callback"] == "ReduceLROnPlateau"
+    ]
+    # History has the rate before the callbacks of an epoch.
+    rates = history["learning_rate"]
+    expected = [
+        (STEPS * (epoch + 1), pytest.approx(after, rel=1e-5))
+        for epoch, (before, after) in enumerate(pairwise(rates))
+        if after != before
+    ]
+    assert expected
+    assert [change for change in changes if change[0] < STEPS * len(rates)] == expected
+    import keras
+
+    exported = keras.models.load_model(run_dir / "export" / "model.keras")
+    for mine, theirs in zip(exported.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)

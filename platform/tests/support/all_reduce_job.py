@@ -21,6 +21,7 @@ from edl.api.errors import EdlError, RetryableError
 from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
+from edl.core.evaluation import CallbackSpec
 from edl.core.events import (
     CoreEvent,
     DatasetDescribed,
@@ -28,6 +29,7 @@ from edl.core.events import (
     EndJob,
     LeaseReply,
     LeaseRequested,
+    ModelDeclared,
     PodChanged,
     PodsSynced,
     ProgressReported,
@@ -86,11 +88,18 @@ class CountedStep:
 
 
 class CountingReplica:
-    """The variable ``counts``: how often each record was applied. It also has a number of updates."""
+    """The variable ``counts``: how often each record was applied. It also has a number of updates.
+
+    ``rates`` sums the learning rates with which each record was applied.
+    """
 
     def __init__(self, records: int, *, seconds: float = 0.0) -> None:
         self.counts = np.zeros(records, np.float64)
+        self.rates = np.zeros(records, np.float64)
+        self.rate = 1.0
         self.updates = 0
+        self.rate_of_update: dict[int, float] = {}
+        """Of the updates that this rank applied."""
         self.seconds = seconds
         self.buffers = (np.zeros(records, np.float64),)
         self.fail_at: Callable[[str], None] = lambda point: None
@@ -110,30 +119,42 @@ class CountingReplica:
         assert self.buffers[0].sum() == total_weight
         self.fail_at("apply")
         self.counts += self.buffers[0]
+        self.rates += self.buffers[0] * self.rate
         self.updates += 1
+        self.rate_of_update[self.updates] = self.rate
         self.fail_at("applied")
+
+    def set_learning_rate(self, rate: float) -> None:
+        self.rate = rate
 
     def restore_statistics(self) -> None:
         pass
 
     def state_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         self.fail_at("copy")
-        return {"counts": self.counts.copy(), "updates": np.array([self.updates], np.int64)}
+        return {
+            "counts": self.counts.copy(),
+            "rates": self.rates.copy(),
+            "rate": np.array([self.rate]),
+            "updates": np.array([self.updates], np.int64),
+        }
 
     def load_state(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.fail_at("load")
-        self.counts, self.updates = arrays["counts"].copy(), int(arrays["updates"][0])
+        self.counts, self.rates = arrays["counts"].copy(), arrays["rates"].copy()
+        self.rate, self.updates = float(arrays["rate"][0]), int(arrays["updates"][0])
 
     def pack_state(self) -> np.ndarray[Any, Any]:
-        return np.concatenate([self.counts.view(np.uint8), np.array([self.updates], np.int64).view(np.uint8)])
+        return np.concatenate([self.counts, self.rates, [self.rate, self.updates]]).view(np.uint8)
 
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None:
         self.fail_at("fetched")
-        self.counts = buffer[:-8].view(np.float64).copy()
-        self.updates = int(buffer[-8:].view(np.int64)[0])
+        *values, self.rate, updates = buffer.view(np.float64)
+        self.counts, self.rates = np.array_split(np.array(values), 2)
+        self.updates = int(updates)
 
     def digest(self) -> int:
-        return hash((self.counts.tobytes(), self.updates)) & ((1 << 62) - 1)
+        return hash(self.pack_state().tobytes()) & ((1 << 62) - 1)
 
     def fingerprint(self) -> str:
         return str(len(self.counts))
@@ -177,12 +198,23 @@ class AllReduceJob:
         records: of one epoch.
         seconds: how long a minibatch takes.
         validation: records that are evaluated.
+        callbacks: what each worker declares.
+        epoch_rate: the learning rate of each epoch.
         settings: changes of the job's settings.
     """
 
     def __init__(
-        self, folder: Path, records: int = 96, *, seconds: float = 0.0, validation: int = 0, **settings: Any
+        self,
+        folder: Path,
+        records: int = 96,
+        *,
+        seconds: float = 0.0,
+        validation: int = 0,
+        callbacks: tuple[CallbackSpec, ...] = (),
+        epoch_rate: Callable[[int], float] | None = None,
+        **settings: Any,
     ) -> None:
+        self.callbacks, self.epoch_rate = callbacks, epoch_rate
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
         self.validation = (("v", validation),) if validation else ()
@@ -395,6 +427,7 @@ class AllReduceJob:
             lambda task: self._run_task(rank, task, progress),
             max_steps=self.settings.max_steps,
             skip_nan=False,
+            epoch_rate=self.epoch_rate,
             on_left=lambda: None,
         )
         prepare(rank)
@@ -402,6 +435,7 @@ class AllReduceJob:
             self.ranks.append(rank)
         with suppress(RetryableError):
             self.handle(PodChanged(self._status(rank)))
+            self.handle(ModelDeclared(rank.uid, self.callbacks))
         for target in (rank.leases.run, rank.world.run, rank.world.send_reports, lambda: self._run(rank)):
             threading.Thread(target=self._quietly, args=(rank, target), daemon=True).start()
         return rank
@@ -477,7 +511,8 @@ class AllReduceJob:
             if failed:
                 raise AssertionError(f"{failed[0].uid} failed") from failed[0].error
             rounds = self.state.world
-            assert time.monotonic() < until, (rounds, [(x.uid, x.world.phase, x.world.step) for x in self.ranks])
+            ranks = [(rank.uid, rank.world.phase, rank.world.step) for rank in self.ranks]
+            assert time.monotonic() < until, (self.state.evaluation, self.state.world_pauses, rounds, ranks)
             time.sleep(0.005)
 
     def end_with_this_epoch(self) -> None:

@@ -412,7 +412,7 @@ def test_random_faults(folder, seed):
         job.wait_for_end()
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.repetition)])
+@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.thorough)])
 def test_twenty_ranks_of_which_one_is_killed_every_second(folder, seconds):
     """Nobody hangs, every record is applied once, and all ranks have the same state in the end."""
     random, workers = Random(0), 20
@@ -422,6 +422,7 @@ def test_twenty_ranks_of_which_one_is_killed_every_second(folder, seconds):
         job.wait_for_step(3)
         began = time.monotonic()
         while time.monotonic() - began < seconds:
+            assert job.end is None, job.end
             job.kill(random.choice([rank for rank in job.living_ranks() if not rank.ended.is_set()]))
             job.start_rank()
             job.wait_for_seconds(1.0)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
+from edl.core.evaluation import callbacks_to_json
 from edl.keras import model_export
+from edl.keras.all_reduce_callbacks import declare_training_callbacks
 from edl.keras.model_contract import ModelModule
 from edl.keras.replica import ModelReplica
 from edl.storage.run_directory import RunDirectory
@@ -57,11 +58,11 @@ def prepare_all_reduce(
     Raises:
         EdlError: the model cannot be trained so.
     """
-    refuse_callbacks(module, runtime.spec.model.definition)
     spec, index = runtime.spec, runtime.identity.index
     replica = ModelReplica(
         module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
     )
+    callbacks = declare_training_callbacks(module, replica, spec)
     scale_rate = make_rate_scaling(spec.strategy)
     trace_model(runtime, replica, scale_rate)
     evaluator = ReplicaEvaluator(runtime, replica)
@@ -70,7 +71,8 @@ def prepare_all_reduce(
     handlers["export"] = evaluator.export
     listener = CollectiveListener(ring_address(runtime.identity), runtime.identity.token)
     listener.start()
-    runtime.session.register(ready=True)
+    declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
+    runtime.session.register(ready=True, callbacks=declared)
     left = threading.Event()
     checkpoints = CheckpointWriter(RunDirectory(runtime.identity.run_dir).checkpoints)
     world = WorldClient(
@@ -93,6 +95,7 @@ def prepare_all_reduce(
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
         scale_rate=scale_rate,
+        epoch_rate=callbacks.epoch_rate,
         on_left=left.set,
     )
     runtime.wait_until_left = lambda: _wait_until_left(left, checkpoints)
@@ -117,20 +120,6 @@ def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:
     if reference is None or exponent is None:
         return None
     return lambda ranks: float((ranks / reference) ** exponent)
-
-
-def refuse_callbacks(module: ModelModule, definition: str) -> None:
-    """Refuse a model module with callbacks.
-
-    Raises:
-        BadInputError: it has some.
-    """
-    if module.callbacks is not None:
-        raise BadInputError(
-            "callbacks are not supported under strategy AllReduce yet",
-            where=f"{definition}, callbacks()",
-            hint="remove them, or use strategy ParameterServer or Local",
-        )
 
 
 def _wait_until_left(left: threading.Event, checkpoints: CheckpointWriter) -> None:

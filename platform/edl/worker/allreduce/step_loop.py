@@ -61,6 +61,7 @@ class ReplicaLike(Protocol):
     def compute(self, features: Any, labels: Any, weights: Any) -> ReplicaStepLike: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
+    def set_learning_rate(self, rate: float) -> None: ...
     def restore_statistics(self) -> None: ...
     def state_arrays(self) -> Arrays: ...
     def load_state(self, arrays: Arrays) -> None: ...
@@ -84,6 +85,7 @@ class StepLoop:
         max_steps: ``train.max_steps``.
         skip_nan: whether ``train.on_nan`` is ``skip``.
         scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
+        epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
         on_left: called when the worker is in no round any more, after it was told to end.
     """
 
@@ -100,6 +102,7 @@ class StepLoop:
         max_steps: int | None,
         skip_nan: bool,
         scale_rate: Callable[[int], float] | None = None,
+        epoch_rate: Callable[[int], float] | None = None,
         on_left: Callable[[], None],
     ) -> None:
         self._replica = replica
@@ -114,6 +117,7 @@ class StepLoop:
         self._max_steps = max_steps
         self._skip_nan = skip_nan
         self._scale_rate = scale_rate
+        self._epoch_rate = epoch_rate
         self._on_left = on_left
         self._communicator: Communicator | None = None
         self._nonfinite_count = 0
@@ -328,9 +332,10 @@ class StepLoop:
         if lease is None or changes:
             # What is computed after this boundary would be computed in vain.
             return StepMessage(leaves_round=changes, pauses=view.pauses_at(self._world.step))
-        loaded, share = lease.load(), lease.share()
+        loaded, share, epoch = lease.load(), lease.share(), lease.task.epoch
+        rate = view.learning_rate if self._epoch_rate is None else self._epoch_rate(epoch)
         if loaded.minibatch is None:
-            return StepMessage(share)
+            return StepMessage(share, epoch=epoch, learning_rate=rate)
         minibatch = loaded.minibatch
         with add_record_range(lease.task, loaded.step):
             result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
@@ -344,8 +349,8 @@ class StepLoop:
                 skip=self._skip_nan,
                 gradient=f"the gradient of '{result.nonfinite}'",
             )
-            return StepMessage(share, is_finite=False)
-        return StepMessage(share, True, result.weight, result.loss)
+            return StepMessage(share, is_finite=False, epoch=epoch, learning_rate=rate)
+        return StepMessage(share, True, result.weight, result.loss, epoch=epoch, learning_rate=rate)
 
     def _current_lease(self, view: View) -> OpenLease | None:
         """The lease whose records come next; None if there are none now, or if nobody may train."""
@@ -365,6 +370,7 @@ class StepLoop:
             step.reduce_bucket(buffer)
         outcome = StepOutcome.from_messages(step.finish(message.encode(), last))
         if outcome.is_finite and outcome.has_gradient:
+            self._set_learning_rate(outcome)
             factor = self._scale_rate(communicator.size) if self._scale_rate is not None else None
             self._replica.apply(outcome.weight, factor)
         else:
@@ -374,6 +380,19 @@ class StepLoop:
         if message.share is None or self._shares.mark_applied(message.share, self._world.step):
             self._world.report_steps_soon()
         return outcome
+
+    def _set_learning_rate(self, outcome: StepOutcome) -> None:
+        """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""
+        # The rate of the view is the same for all: nobody trained since it changed.
+        if self._epoch_rate is not None and outcome.rate_conflict is not None:
+            first, second = outcome.rate_conflict
+            raise BadInputError(
+                f"rank {first} and rank {second} compute different learning rates for the same epoch",
+                where="the callback LearningRateScheduler",
+                hint="its schedule must return the same rate for the same epoch and last rate in every process",
+            )
+        if outcome.learning_rate is not None:
+            self._replica.set_learning_rate(outcome.learning_rate)
 
     # ------------------------------------------------------------------ the end of a round
 

@@ -39,6 +39,7 @@ class View:
         leases: this worker's training leases, with the done records of each.
         restore_cut: the checkpoint with the first state of a round without holders; 0: the initial state.
         checkpoint: the checkpoint that this worker has to write; None: none.
+        learning_rate: the rate that a callback has set at an evaluation; None: that of the state.
     """
 
     version: int = 0
@@ -58,6 +59,7 @@ class View:
     evaluate_at: int = 0
     restore_cut: int = 0
     checkpoint: CheckpointOrder | None = None
+    learning_rate: float | None = None
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
@@ -91,6 +93,7 @@ class View:
             CheckpointOrder(reply.checkpoint.cut, reply.checkpoint.at_step, reply.checkpoint.when_paused)
             if reply.HasField("checkpoint")
             else None,
+            reply.learning_rate if reply.HasField("learning_rate") else None,
         )
 
     def pauses_at(self, step: int) -> bool:
