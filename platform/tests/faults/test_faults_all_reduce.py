@@ -32,7 +32,7 @@ def all_reduce(linear: Make) -> Make:
     """Makes such a job."""
 
     def make(workers: int = 3, **fields: object) -> LinearJob:
-        default: dict[str, object] = {"records": 48000, "checkpoint": None}
+        default: dict[str, object] = {"records": 120_000, "checkpoint": None}
         job = linear(workers=workers, strategy={"name": "AllReduce"}, export={}, **default | fields)
         del job.spec["ps"]
         job.job_folder.file.write_text(json.dumps(job.spec))
@@ -48,7 +48,7 @@ def world_of(run: JobProcess, workers: int) -> Line:
 
 def check_end(job: LinearJob, run: JobProcess, *, lost: int = 0, rolled_back: bool = False) -> Line:
     """Wait for the end: the ledger has every record once, and the exported model is their sum."""
-    summary = run.summary(120)
+    summary = run.summary(240)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == job.total
     assert summary["workers_lost"] == lost
@@ -114,7 +114,7 @@ def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
 
 @pytest.mark.repetition
 def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
-    job = all_reduce(records=96000)
+    job = all_reduce(records=240_000)
     with job.start() as run:
         world_of(run, 3)
         run.wait_step(50)
