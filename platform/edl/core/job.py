@@ -162,7 +162,7 @@ def _finish_training(state: JobState, now: float) -> None:
     elif state.settings.export and not state.counters.exported:
         _enter_phase(state, "Exporting", _end_reason(state))
         state.ledgers.setdefault(EXPORT, single_task_ledger(EXPORT))
-    elif state.cut is None and state.world_checkpoint is None and state.callbacks.best_to_write is None:
+    elif state.cut is None and not world_checkpoints.is_last_due(state) and state.callbacks.best_to_write is None:
         state.end_job("Done", _end_reason(state))
 
 

@@ -51,6 +51,14 @@ def advance_checkpoint(state: JobState, now: float) -> None:
     _notify(state)
 
 
+def is_last_due(state: JobState) -> bool:
+    """Whether training is over and its last steps are in no checkpoint yet: the job has to wait for one."""
+    rounds, saved = state.world, state.checkpoint
+    if rounds is None or not state.settings.durable or state.checkpoint_failure is not None:
+        return False
+    return state.world_checkpoint is not None or saved is None or saved.step < rounds.committed_step
+
+
 def _due_step(state: JobState, rounds: WorldRounds) -> int | None:
     """The step after which the next checkpoint is to be taken; None: there is none to take."""
     training, saved = state.training_ledger, state.checkpoint

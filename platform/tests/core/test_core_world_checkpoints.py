@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.all_reduce_master import AllReduceMaster
 
-from edl.core.checkpointing import RETRY_SAVING_SECONDS
+from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS
 from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint, WrittenShard
 from edl.core.events import (
     CheckpointRefused,
@@ -321,3 +321,25 @@ def test_a_worker_that_leaves_stays_for_the_round_in_which_a_new_one_takes_its_s
     for worker in view.members:
         master.report(worker, RankPhase.CONFIRMED)
     assert master.rounds.pending_change == "w0 leaves"
+
+
+def test_the_job_waits_for_its_last_checkpoint_also_when_the_first_writer_of_it_is_lost() -> None:
+    master = SavingMaster(checkpoint_steps=None, max_steps=4)
+    master.start_round("w0", "w1")
+    master.save(0, 0)
+    master.run(4)
+    cut, at_step = master.order()
+    assert at_step == 4
+    master.run(4, master.copy(cut, 4, None))
+    master.kill("w0")
+    for phase in (RankPhase.ENDED, RankPhase.CONFIRMED):
+        master.report("w1", phase, step=4)
+    assert not any(isinstance(command, EndJob) for command in master.commands)
+    master.now += RETRY_SECONDS
+    for _ in range(2):
+        view = master.report("w1", RankPhase.RUNNING, step=4, stable=4)
+    assert view.checkpoint is not None
+    copied = CopiedState(view.checkpoint.cut, 4, 0.01, FILE)
+    master.report("w1", RankPhase.RUNNING, step=4, stable=4, copied=copied)
+    master.handle(CheckpointSaveFinished(view.checkpoint.cut))
+    assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
