@@ -138,8 +138,9 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
             return _lease_reply(state, kind, lease)
 
     # A worker with suspect records gets no other work, so that its next crash identifies the
-    # records.
-    if any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held):
+    # records. While all ranks of AllReduce pause it does not train them, and an evaluation must not wait for them.
+    has_suspect = any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held)
+    if has_suspect and not state.world_pauses:
         return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
 
     if state.world is not None and state.crash_suspects.guilty_ranges and state.world.trains(worker):
@@ -149,7 +150,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     # workers are ready it gets a single training range, and nothing that the whole job waits for.
     is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
     for kind in _KIND_PRIORITY:
-        if is_slow and (kind != TRAINING or held):
+        if (is_slow and (kind != TRAINING or held)) or (has_suspect and kind == TRAINING):
             continue
         record_range = _next_range(state, worker, kind)
         if record_range is not None:
