@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from edl.api.cluster_port import PodPhase, PodStatus, Role
+from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import EdlError, RetryableError
 from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
@@ -182,6 +182,8 @@ class Rank:
     replica: CountingReplica
     gate: ShutdownGate = field(default_factory=ShutdownGate)
     is_killed: bool = False
+    is_preempted: bool = False
+    """Whether the cluster says why it was killed."""
     ended: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     world: WorldClient = field(init=False)
@@ -386,7 +388,10 @@ class AllReduceJob:
 
     def _status(self, rank: Rank) -> PodStatus:
         if rank.is_killed:
-            return PodStatus(rank.uid, Role.WORKER, rank.index, PodPhase.FAILED, exit_code=137, reason="Killed")
+            cause = TerminationCause.PREEMPTED if rank.is_preempted else TerminationCause.NONE
+            return PodStatus(
+                rank.uid, Role.WORKER, rank.index, PodPhase.FAILED, exit_code=137, reason="Killed", cause=cause
+            )
         if rank.ended.is_set():
             return PodStatus(rank.uid, Role.WORKER, rank.index, PodPhase.SUCCEEDED, exit_code=0, reason="Completed")
         return PodStatus(
@@ -484,8 +489,9 @@ class AllReduceJob:
         rank.loop.abort_round(rank.world.round, "killed")
         rank.listener.stop()
 
-    def kill(self, rank: Rank) -> None:
+    def kill(self, rank: Rank, *, is_preempted: bool = False) -> None:
         """SIGKILL: its connections break, and the cluster says that its pod has ended."""
+        rank.is_preempted = is_preempted
         self._silence(rank)
         with suppress(RetryableError):
             self.handle(PodChanged(self._status(rank)))
