@@ -60,6 +60,10 @@ What cannot be submitted under this name and with these values fails here, befor
 {{- fail "submitter.image.repository is missing: name the submitter's image as the nodes get it, such as --set submitter.image.repository=registry.example/submitter; `make images` builds it" -}}
 {{- end -}}
 {{- include "edl-job.checkWorkers" . -}}
+{{- $strategy := (.Values.strategy | default dict).name -}}
+{{- if and (eq (toString $strategy) "AllReduce") (not (kindIs "invalid" (.Values.podDisruptionBudgets | default dict).ps)) -}}
+{{- fail "podDisruptionBudgets.ps is for parameter servers, and a job of strategy AllReduce has none: leave it out" -}}
+{{- end -}}
 {{- $name := include "edl-job.jobName" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$" $name) -}}
 {{- fail (printf "the job would have the release's name, and %q is no job name (1 to 40 of a-z, 0-9 and -, beginning with a letter and not ending with -): set name" $name) -}}

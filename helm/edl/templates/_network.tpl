@@ -6,7 +6,7 @@ compares them. Policies select by role, never by job: a NetworkPolicy cannot say
 {{/* Port of masters and parameter servers for control. */}}
 {{- define "edl.network.controlPort" -}}7070{{- end }}
 
-{{/* Port of parameter servers for tensors. */}}
+{{/* Port of parameter servers for tensors, and of workers under AllReduce for the ring. */}}
 {{- define "edl.network.bulkPort" -}}7071{{- end }}
 
 {{/*

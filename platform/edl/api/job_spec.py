@@ -278,7 +278,7 @@ class JobSpec:
         Field(
             "When to take checkpoints. null: only at step 0, at the end and when the job is stopped "
             "(Local: none); a job that is killed, or loses its only parameter server, then starts "
-            "again at step 0. AllReduce writes none yet: leave the field out."
+            "again at step 0."
         ),
     ] = field(default_factory=CheckpointSpec)
     export: Annotated[ExportSpec | None, Field("Where to write the trained model; null: no export.")] = field(

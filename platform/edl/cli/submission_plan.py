@@ -17,7 +17,9 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
+from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
 from edl.reporting.text_table import align_columns, wrap_labelled, wrap_text
@@ -86,6 +88,7 @@ class SubmissionPlan:
             "context": self.context,
             "image": self.spec.image,
             "creates": [{"kind": one["kind"], "name": one["metadata"]["name"]} for one in self.manifests],
+            "unused": find_unused_fields(self.spec),
             "resumes": self.resumed_run,
             "changes": [*self.changes],
             "replaces": self.replaced_job.uid if self.replaced_job else None,
@@ -112,6 +115,10 @@ class SubmissionPlan:
                 f"which has ended ({self.replaced_job.phase})",
             )
         yield "creates", _created_text(self.manifests)
+        if uses_all_reduce(self.spec):
+            yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
+        if unused := find_unused_fields(self.spec):
+            yield "unused", f"{', '.join(unused)}: no parameter servers"
         if self.resumed_run:
             run = self.resumed_run.removesuffix(CHECKPOINT_SUFFIX)
             yield "resumes", "the newest run" if run == LATEST_RUN else f"run {run}"

@@ -25,13 +25,3 @@ def find_limits(spec: JobSpec) -> Iterator[RuleViolation]:
             "leave it out (--set data.max_corrupt_records=0): a corrupt record ends the job; or set "
             "strategy.name: ParameterServer",
         )
-
-
-def find_cluster_limits(spec: JobSpec) -> Iterator[RuleViolation]:
-    """What keeps a job under AllReduce from a cluster."""
-    if uses_all_reduce(spec):
-        yield RuleViolation(
-            "strategy.name",
-            "found 'AllReduce', which does not run on a cluster yet",
-            "train it on one machine with edl run, or use ParameterServer",
-        )

@@ -53,12 +53,16 @@ def describe_unused_fields(spec: JobSpec) -> list[str]:
 
     They do not change the result; fields that would are refused.
     """
+    unused = [name for name in find_unused_fields(spec) if name.removeprefix("ps.") not in _POD_FIELDS]
+    return [f"does not use {', '.join(unused)}: no parameter servers"] if unused else []
+
+
+def find_unused_fields(spec: JobSpec) -> list[str]:
+    """The ``ps`` fields that the job sets and its strategy does not use, also those about pods."""
     if spec.strategy.name not in _WITHOUT_PARAMETER_SERVERS:
         return []
     defaults = field_defaults(ParameterServerSpec)
-    names = [name for name in defaults if name not in (*_ROW_LIMITS, *_POD_FIELDS)]
-    unused = [f"ps.{name}" for name in names if getattr(spec.ps, name) != defaults[name]]
-    return [f"does not use {', '.join(unused)}: no parameter servers"] if unused else []
+    return [f"ps.{name}" for name in defaults if name not in _ROW_LIMITS and getattr(spec.ps, name) != defaults[name]]
 
 
 def _check_row_limits(spec: JobSpec) -> Iterator[RuleViolation]:

@@ -10,6 +10,7 @@ from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.worker_priority import elevated_worker_count, parse_priority
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import pod_storage_path
 from edl.ops.job_forecast import PodGroup
 
@@ -69,7 +70,7 @@ def _pod_groups(spec: JobSpec, job: Manifest, namespace: str) -> tuple[PodGroup,
     raised = elevated_worker_count(parse_priority(spec.workers.priority).share, spec.workers.max)
     found = [
         PodGroup(Role.MASTER, 1, render_master_pod(job)),
-        PodGroup(Role.PS, spec.ps.count, pod(Role.PS)),
+        PodGroup(Role.PS, 0 if uses_all_reduce(spec) else spec.ps.count, pod(Role.PS)),
         PodGroup(Role.WORKER, raised, pod(Role.WORKER, PodOptions(elevated=True))),
         PodGroup(Role.WORKER, spec.workers.max - raised, pod(Role.WORKER)),
     ]

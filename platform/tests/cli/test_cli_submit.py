@@ -180,10 +180,29 @@ def test_mistakes_of_the_file_are_told_at_once_and_no_cluster_is_asked(cli: CliH
     assert not missing_keys(cli.err, "name", "x" * 41, "40")
 
 
-def test_all_reduce_is_for_one_machine_so_far(cli: CliHarness) -> None:
-    assert cli.submit("--yes", "--set", "strategy.name=AllReduce") == 2
-    assert not missing_keys(cli.err, "--set strategy.name=AllReduce", "strategy.name", "cluster", "edl run")
-    assert not cli.cluster.objects_of_kind(JOBS)
+ALL_REDUCE = ("--set", "strategy.name=AllReduce")
+
+
+def test_a_job_of_all_reduce_plans_no_parameter_servers(cli: CliHarness) -> None:
+    """``ps.count`` is 2 in the job file: two pods of 1 CPU and 1 GiB less."""
+    assert cli.submit("--dry-run=server", *ALL_REDUCE, "--set", "ps.priority=low") == 0
+    assert not missing_keys(cli.out, "strategy", "AllReduce", "8.5 CPU, 8.5 GiB", "unused", "ps.count", "ps.priority")
+    rows = [line.split()[:2] for line in cli.out.splitlines()]
+    assert [row for row in rows if row[:1] in (["master"], ["ps"], ["worker"])] == [["master", "1"], ["worker", "1-4"]]
+    assert cli.submit("--dry-run=server", "--json", *ALL_REDUCE) == 0
+    plan = json.loads(cli.out.splitlines()[0])
+    assert {pod["role"] for pod in plan["pods"]} == {"master", "worker"}
+    assert "ps.count" in plan["unused"]
+
+
+def test_a_quota_without_room_for_parameter_servers_admits_a_job_of_all_reduce(cli: CliHarness) -> None:
+    """The quota has room for the master and one worker, which is too little with two parameter servers."""
+    hard = {"requests.cpu": "3"}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
+    cli.cluster.put({"kind": "ResourceQuota", **quota})
+    assert cli.submit("--yes") == 2
+    assert cli.submit("--yes", *ALL_REDUCE) == 0
+    assert cli.cluster.objects_of_kind(JOBS)
 
 
 def test_a_refusal_ends_with_code_2_and_nothing_created(cli: CliHarness) -> None:

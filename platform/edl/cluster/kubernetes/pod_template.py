@@ -17,6 +17,7 @@ from edl.api.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core import worker_priority
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
 from edl.jobfile.quantities import format_cores, format_size
 
@@ -264,7 +265,7 @@ def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceS
         "command": ["edl-role"],
         "args": [identity.role.value, f"{names.SPEC_DIR}/{names.SPEC_KEY}"],
         "env": container_environment(spec, identity),
-        "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(identity.role)],
+        "ports": [{"name": name, "containerPort": port} for name, port in _container_ports(spec, identity.role)],
         "resources": resource_requirements(resources, options.memory_factor),
         "securityContext": container_security_context(),
         # the end of the log becomes the message of a failed container, which `edl why` shows
@@ -273,9 +274,11 @@ def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceS
     }
 
 
-def _container_ports(role: Role) -> list[tuple[str, int]]:
+def _container_ports(spec: JobSpec, role: Role) -> list[tuple[str, int]]:
     control, bulk = ("control", names.CONTROL_PORT), ("bulk", names.BULK_PORT)
-    return {Role.MASTER: [control], Role.PS: [control, bulk], Role.WORKER: []}[role]
+    # Under AllReduce the neighbours in the ring connect to a worker; under parameter servers nobody does.
+    worker = [bulk] if uses_all_reduce(spec) else []
+    return {Role.MASTER: [control], Role.PS: [control, bulk], Role.WORKER: worker}[role]
 
 
 def resource_requirements(resources: ResourceSpec, memory_factor: float) -> Manifest:

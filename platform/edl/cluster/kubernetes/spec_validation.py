@@ -12,7 +12,7 @@ from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
-from edl.jobfile.all_reduce_limits import find_cluster_limits
+from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
 
@@ -183,9 +183,8 @@ def _check_image(spec: JobSpec) -> Iterator[RuleViolation]:
 def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.strategy.name == "Local":
         yield RuleViolation(
-            "strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer"
+            "strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer or AllReduce"
         )
-    yield from find_cluster_limits(spec)
 
 
 def _check_data(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -299,8 +298,9 @@ def _check_token_use(spec: JobSpec) -> Iterator[RuleViolation]:
 
 def _warn_without_volume(spec: JobSpec) -> Iterator[str]:
     if not has_shared_storage(spec):
+        loss = "all workers" if uses_all_reduce(spec) else "a parameter server"
         yield (
-            "the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing a parameter server "
+            f"the job has no volume, so nothing outlives its pod: no checkpoint is kept, losing {loss} "
             "means that training starts again, losing the master's pod means that the job starts again, and logs and "
             "the exported model are lost with their pods"
         )

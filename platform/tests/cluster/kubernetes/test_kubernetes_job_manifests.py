@@ -21,6 +21,7 @@ from support.examples import examples
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.job_spec import JobSpec, WorkerSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
+from edl.api.strategy import Strategy
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.job_manifests import (
     find_spec_problems,
@@ -33,6 +34,7 @@ from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import pod_storage_path
+from edl.transport.listener import BULK_PORT
 
 _PATIENT = settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 
@@ -271,6 +273,16 @@ def test_what_a_container_runs() -> None:
     ]
     ports = [[port["containerPort"] for port in container(pod)["ports"]] for pod in pods_of(MNIST)]
     assert ports == [[7070], [7070, 7071], []]
+
+
+def test_workers_of_all_reduce_offer_the_port_at_which_their_neighbours_connect() -> None:
+    *_, worker = pods_of(replace(MNIST, strategy=Strategy(name="AllReduce")))
+    assert [port["containerPort"] for port in container(worker)["ports"]] == [BULK_PORT]
+
+
+def test_a_job_of_all_reduce_has_no_object_more_than_another() -> None:
+    names_of = lambda job: [(one["kind"], one["metadata"]["name"]) for one in job_of(job)]  # noqa: E731
+    assert names_of(replace(MNIST, strategy=Strategy(name="AllReduce"))) == names_of(MNIST)
 
 
 def test_nodes_that_are_lost_are_left_soon() -> None:

@@ -34,7 +34,6 @@ def problems_of(spec: JobSpec) -> list[tuple[str, str]]:
     [
         ({"image": None}, "image", ("missing",)),
         ({"strategy": Strategy(name="Local")}, "strategy.name", ("'Local'",)),
-        ({"strategy": Strategy(name="AllReduce")}, "strategy.name", ("'AllReduce'", "cluster")),
         (
             {"data": DataSpec(training=("train",))},
             "data.training",
