@@ -140,9 +140,53 @@ class Recount:
         self.updates_of.update(Counter(entry.get("lacking", {})) - self.updates_of)
 
     def _saved(self, entry: Mapping[str, Any]) -> None:
+        # Under AllReduce no entry lists the steps of a cut.
+        if "world_step" in entry["ledger"]:
+            self.cuts[entry["cut"]] = self._steps_before(entry["ledger"])
         held = self.cuts[entry["cut"]]
         self.saved.append(entry["cut"])
         _check_position(entry["ledger"], held)
+
+    def _steps_before(self, position: Mapping[str, Any]) -> Steps:
+        """The steps that a ledger position of AllReduce calls done: those in none of its open ranges.
+
+        The last worker that leaves writes a state with steps that no entry has reported, so open leases count wholly.
+        """
+        rest = [*position["returned"], *position.get("begun", ())]
+        begun = list(self.sources if self.order is None else {SHUFFLED_SOURCE: 0})[: position["index"]]
+
+        def is_open(step: CountedStep) -> bool:
+            if step.epoch > position["epoch"] or (step.epoch == position["epoch"] and step.source not in begun):
+                return True
+            ranges = [
+                (start, end) for epoch, source, start, end in rest if (epoch, source) == (step.epoch, step.source)
+            ]
+            return any(step.start < end and start < step.end for start, end in ranges)
+
+        leased = (lease.steps(lease.through if lease.closed else lease.count) for lease in self.leases.values())
+        return frozenset(step for steps in leased for step in steps if not is_open(step))
+
+    def _steps_applied(self, entry: Mapping[str, Any]) -> None:
+        """The world has applied steps: ``done`` has the done records of leases."""
+        for number, records in entry["done"]:
+            lease = self._open({"lease": number})
+            if lease is None:
+                continue
+            through = -(-records // lease.minibatch)
+            if through > lease.count:
+                raise LedgerError(f"lease {number} has {lease.count} steps, the entry says {through}")
+            lease.through = max(lease.through, through)
+            lease.closed = lease.through == lease.count
+
+    def _world_started(self, entry: Mapping[str, Any]) -> None:
+        self._steps_applied(entry)
+        for number in entry["returned"]:
+            self.leases[number].closed = True
+
+    def _world(self, entry: Mapping[str, Any]) -> None:
+        """A round without any state takes the ledger back to a checkpoint, or to the start."""
+        if entry.get("ledger") is not None:
+            self._go_back(entry.get("cut") or 0, entry["ledger"], entry["records"])
 
     def _rolled_back(self, entry: Mapping[str, Any]) -> None:
         # Without a ledger position only one of several PS rolled back. The steps still count; the
@@ -152,15 +196,19 @@ class Recount:
             self.parts.append(PartRollback(entry["ps"], entry["cut"], self.counted, live))
             self.updates_of[str(entry["ps"])] += entry["updates"]
             return
-        held = self.cuts.get(entry["cut"], frozenset())
-        _check_position(entry["ledger"], held)
+        self._go_back(entry["cut"], entry["ledger"], entry["records"])
+        self.updates_of = Counter(entry["ledger"].get("lacking", {}))
+
+    def _go_back(self, cut: int, position: Mapping[str, Any], records: int) -> None:
+        """Only the steps of a cut count from now on."""
+        held = self.cuts.get(cut, frozenset())
+        _check_position(position, held)
         lost = max(0, sum(step.records for step in self.counted) - sum(step.records for step in held))
-        if lost != entry["records"]:
-            raise LedgerError(f"{lost} records went back to cut {entry['cut']}, the entry says {entry['records']}")
-        self.rollbacks.append((entry["cut"], lost))
+        if lost != records:
+            raise LedgerError(f"{lost} records went back to cut {cut}, the entry says {records}")
+        self.rollbacks.append((cut, lost))
         through = Counter(step.lease for step in held)
         self.leases = {number: lease for number, lease in self.leases.items() if number in through}
-        self.updates_of = Counter(entry["ledger"].get("lacking", {}))
         # Steps outside the cut are leased again under new numbers, so the old leases stay closed.
         for number, lease in self.leases.items():
             lease.through, lease.closed = through[number], True
@@ -178,6 +226,9 @@ _COUNT = {
     "cut_taken": Recount._cut_taken,
     "saved": Recount._saved,
     "rolled_back": Recount._rolled_back,
+    "world": Recount._world,
+    "world_started": Recount._world_started,
+    "steps": Recount._steps_applied,
     "phase": Recount._phase,
 }
 
