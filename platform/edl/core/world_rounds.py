@@ -180,6 +180,7 @@ class WorldRounds:
         candidates: workers outside the round that are ready to join, with their index.
         joining: candidates for whose reports a planned change waits.
         leaving: members that were told to leave.
+        released: of these, members that may have ended: others had reported their state, and stayed.
         lost: members that are gone.
         pending_change: why the world is to change at the next boundary; empty if it is not.
         waiting_reason: why no round runs, for users; empty if one does.
@@ -205,6 +206,7 @@ class WorldRounds:
     candidates: dict[str, int] = field(default_factory=dict)
     joining: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
+    released: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
     pending_change: str = ""
     waiting_reason: str = "no worker is ready yet"
@@ -219,10 +221,18 @@ class WorldRounds:
         return RoundPhase.RUNNING if self.started_round == self.round else RoundPhase.CONFIRMING
 
     def counts_as_member(self, worker: str) -> bool:
-        """Whether a worker belongs to the newest round; one that leaves does not when it has reported its state."""
-        has_left = self.is_closing and worker in self.leaving and worker in self.reports
-        is_in = worker in self.members and worker not in self.lost
-        return is_in and (not has_left or worker == self.last_holder())
+        """Whether a worker belongs to the newest round; one that leaves does not when nobody needs its state.
+
+        It waits until all survivors have reported: if all of them leave, one has to save the state.
+        """
+        if worker not in self.members or worker in self.lost:
+            return False
+        if not self.is_closing or worker not in self.leaving or worker not in self.reports:
+            return True
+        survivors = [each for each in self.members if each not in self.lost]
+        if any(each not in self.leaving or each not in self.reports for each in survivors):
+            return worker not in self.released
+        return worker == self.last_holder()
 
     def last_holder(self) -> str | None:
         """The worker that has to save the newest state, because all that have one leave and nobody takes it over.
@@ -234,7 +244,8 @@ class WorldRounds:
             w not in self.leaving or w not in self.reports for w in survivors
         ):
             return None
-        step, holders = self._furthest_step(survivors)
+        # One that was released may have ended already, which the cluster reports later.
+        step, holders = self._furthest_step([worker for worker in survivors if worker not in self.released])
         return holders[0] if holders and step > self.checkpoint_step else None
 
     def trains(self, worker: str) -> bool:
@@ -363,6 +374,7 @@ class WorldRounds:
         self.joining = set(self.candidates) if self.pending_change else set()
         self.is_closing, self.pending_change = True, ""
         self.reports.clear()
+        self.released.clear()
         self.confirmed.clear()
         self.waiting_reason = reason
         survivors = [worker for worker in self.members if worker not in self.lost]
@@ -378,6 +390,8 @@ class WorldRounds:
         if any(worker not in self.reports for worker in awaited):
             return []
         staying = [worker for worker in survivors if worker not in self.leaving]
+        if any(self._believed_step(worker) is not None for worker in staying):
+            self.released.update(self.leaving.intersection(survivors))
         joining = [worker for worker, _ in sorted(self.candidates.items(), key=lambda item: item[::-1])]
         members = (*staying, *(worker for worker in joining if worker in self.reports))
         if len(members) < max(1, self.members_min):
@@ -428,6 +442,7 @@ class WorldRounds:
         for worker in entry.members:
             self.candidates.pop(worker, None)
         self.leaving &= set(entry.members)
+        self.released.clear()
         self.lost.clear()
         self.confirmed.clear()
         self.change_reason = entry.reason

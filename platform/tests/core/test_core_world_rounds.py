@@ -156,6 +156,44 @@ def test_joins_and_leaves_are_gathered_into_one_round() -> None:
     assert (rounds.rounds.members, rounds.rounds.round.number) == (("b", "c", "d"), before + 1)
 
 
+def leaving(*workers: str, members_min: int) -> Rounds:
+    """A round at whose boundary ``a`` leaves; its master has the last worker save the newest state."""
+    rounds = running(*workers, members_min=members_min)
+    rounds.rounds.saves_last = True
+    rounds.do(rounds.rounds.handle_leaving("a"))
+    return rounds
+
+
+def members_that_count(rounds: Rounds) -> list[str]:
+    return [worker for worker in rounds.rounds.members if rounds.rounds.counts_as_member(worker)]
+
+
+def test_a_worker_that_leaves_waits_until_all_have_reported_because_it_may_be_the_last_holder() -> None:
+    """Three workers are preempted at once. The one that reports first must not end before one is named to save."""
+    rounds = leaving("a", "b", "c", members_min=1)
+    for worker in ("b", "c"):
+        rounds.do(rounds.rounds.handle_leaving(worker))
+    rounds.report("a", 3)
+    assert members_that_count(rounds) == ["a", "b", "c"]
+    rounds.report("b", 3)
+    assert rounds.rounds.last_holder() is None
+    rounds.report("c", 3)
+    assert members_that_count(rounds) == [rounds.rounds.last_holder()]
+
+
+def test_a_worker_that_was_let_go_is_not_named_to_save_the_state() -> None:
+    """The others had to wait for more members, so it could end; then they were told to leave as well."""
+    rounds = leaving("a", "b", "c", members_min=3)
+    for worker in ("a", "b", "c"):
+        rounds.report(worker, 4 if worker == "a" else 3)
+    assert members_that_count(rounds) == ["b", "c"]
+    rounds.do(rounds.rounds.handle_leaving("b"))
+    assert members_that_count(rounds) == ["c"]
+    rounds.do(rounds.rounds.handle_leaving("c"))
+    assert rounds.rounds.last_holder() == "c"
+    assert members_that_count(rounds) == ["c"]
+
+
 def test_without_a_state_training_restarts_from_the_checkpoint() -> None:
     rounds = running("a")
     rounds.do(rounds.rounds.handle_stable(rounds.rounds.round, 8, dict.fromkeys(range(1, 9), ())))
