@@ -39,7 +39,7 @@ def test_tutorial(make_namespace: MakeNamespace, undisturbed: Callable[[int], Un
     job.wait_training(workers=4)
     deleted = _delete_worker_0(job)
 
-    with_five = _service(other, cpu)
+    with_five = start_service(other, cpu, REPLICAS)
     squeezed = job.wait_training(workers=SLOTS - REPLICAS, seconds=60)
     job.wait_more_steps()
     pending = job.in_phase("Pending")
@@ -70,13 +70,13 @@ def _delete_worker_0(job: ClusterJob) -> ObjectChange:
     return leaving
 
 
-def _service(namespace: Namespace, cpu: float) -> set[str]:
+def start_service(namespace: Namespace, cpu: float, replicas: int) -> set[str]:
     """A Deployment that needs room at once; names of its pods when all of them run."""
     labels = {"app": "service"}
     pods = template(
         namespace.images.submitter, "sleep", "infinity", labels=labels, cpu=f"{cpu:.3f}", priorityClassName="high"
     )
-    spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": pods}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": pods}
     apply(
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "service"}, "spec": spec},
         "-n",
@@ -85,7 +85,7 @@ def _service(namespace: Namespace, cpu: float) -> set[str]:
 
     def running() -> set[str] | None:
         up = {pod["metadata"]["name"] for pod in namespace.observer.pods() if phase(pod) == "Running"}
-        return up if len(up) == REPLICAS else None
+        return up if len(up) == replicas else None
 
     return namespace.observer.wait("the service has its room", running, 60)
 
