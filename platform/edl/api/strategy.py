@@ -83,3 +83,12 @@ class Strategy(PushStrategy):
             minimum=1,
         ),
     ] = None
+    global_batch: Annotated[
+        int | None,
+        Field(
+            "With AllReduce: the records of a step of all workers together, at any number of workers. Each takes "
+            "an equal share, in parts of at most train.minibatch_size. null: each worker takes train.minibatch_size.",
+            unit="records",
+            minimum=1,
+        ),
+    ] = None

@@ -42,7 +42,16 @@ def scale(
             f"{job} is {current.phase} already",
             hint=f"Its end: edl status {command_arguments(job, context, namespace)}",
         )
-    bounds = job_view.worker_bounds(job_view.read_job_spec(api, job))
+    spec = job_view.read_job_spec(api, job)
+    global_batch = job_view.global_batch(spec)
+    if high is not None and global_batch is not None and high > global_batch:
+        raise BadInputError(
+            f"--max is {high}, but strategy.global_batch of {job} is {global_batch}: some workers would have no record "
+            "of a step",
+            where="edl scale",
+            hint=f"give at most {global_batch}",
+        )
+    bounds = job_view.worker_bounds(spec)
     desired = status_publisher.update_desired_state(api, job, DesiredState(low, high), bounds)
     least, most = (
         (bounds[0] if desired.min is None else desired.min),

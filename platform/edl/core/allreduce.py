@@ -116,6 +116,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
     if rounds is None:
         raise ValueError("only a job of strategy AllReduce has a world")
     leases = {lease.number: lease for lease in training.worker_leases(worker)} if training is not None else {}
+    has_batch = training is not None and state.settings.global_batch is not None
     return WorldView(
         version=state.world_version,
         round=rounds.round,
@@ -134,6 +135,9 @@ def view_world(state: JobState, worker: str) -> WorldView:
         restore_cut=rounds.restore_cut,
         checkpoint=world_checkpoints.order_for(state, worker),
         learning_rate=state.callbacks.learning_rate,
+        epoch_left=training.open_epoch()[1] if training is not None and has_batch else 0,
+        # A worker with suspect records gets no others, and one with others gets no suspect ones.
+        may_be_short=has_batch and bool(state.crash_suspects.suspect_ranges),
     )
 
 
@@ -332,7 +336,8 @@ def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:
         holder = state.holders.get(lease.worker)
         if holder is not None and steps > 0:
             holder.step_count += steps
-        state.pods.credit_steps(Role.WORKER, max(0, steps))
+        minibatches = -(-steps * lease.minibatch // state.settings.minibatch)
+        state.pods.credit_steps(Role.WORKER, max(0, minibatches))
 
 
 def _emit_change(state: JobState, rounds: WorldRounds) -> None:

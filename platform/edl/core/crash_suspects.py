@@ -97,12 +97,13 @@ class CrashSuspects:
         return self._find_guilt(at_work)
 
     def record_member_crash(
-        self, leases: Sequence[tuple[Lease, int]], *, is_progress_known: bool
+        self, leases: Sequence[tuple[Lease, int]], minibatch: int, *, is_progress_known: bool
     ) -> tuple[RecordRange, int] | None:
         """Record that a worker of an AllReduce round crashed or exited without a report.
 
         Args:
             leases: its training leases, oldest first, each with its number of steps that are known to be applied.
+            minibatch: the most records that it reads, feeds and trains together.
             is_progress_known: whether these are all. Otherwise all members were lost, and the worker may have been
                 further.
 
@@ -113,7 +114,8 @@ class CrashSuspects:
         if not begun:
             return None
         is_alone = begun[0][0].number in self.one_by_one_leases
-        near = list(islice(_pending_minibatches(begun), 1 + MAX_FED_AHEAD if is_progress_known else None))
+        pending = _pending_minibatches(begun, minibatch)
+        near = list(islice(pending, 1 + MAX_FED_AHEAD if is_progress_known else None))
         counts = self.certain_crashes if is_alone else self.possible_crashes
         for each in near:
             counts[each] = counts.get(each, 0) + 1
@@ -122,11 +124,11 @@ class CrashSuspects:
 
     def isolate_suspects(self, work: RecordRange, minibatch: int) -> RecordRange:
         """The beginning of a range that may be one lease: a single suspect minibatch, or what precedes the first."""
-        starts = [each.start for each in self.suspect_ranges if _ranges_overlap(each, work)]
-        if not starts:
+        first = min((x for x in self.suspect_ranges if _ranges_overlap(x, work)), key=lambda x: x.start, default=None)
+        if first is None:
             return work
-        steps = max(1, (min(starts) - work.start) // minibatch)
-        return work.split(min(work.end, work.start + steps * minibatch))[0]
+        end = first.start if first.start > work.start else min(first.end, work.start + minibatch)
+        return work.split(min(work.end, end))[0]
 
     def _suspect_range(self, work: RecordRange) -> None:
         # Replace overlapping parts, so that no record is listed twice.
@@ -139,16 +141,17 @@ class CrashSuspects:
         return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
 
 
-def _pending_minibatches(held: Sequence[tuple[Lease, int]]) -> Iterator[RecordRange]:
-    """The minibatches that are not applied, in the order in which the worker processes them."""
+def _pending_minibatches(held: Sequence[tuple[Lease, int]], minibatch: int | None = None) -> Iterator[RecordRange]:
+    """The minibatches that are not applied, in the order in which the worker processes them.
+
+    Args:
+        minibatch: records of each; None: those of a step of its lease.
+    """
     for lease, through in held:
-        for step in range(through, lease.step_count):
-            yield RecordRange(
-                lease.record_range.epoch,
-                lease.record_range.source,
-                lease.record_after_steps(step),
-                lease.record_after_steps(step + 1),
-            )
+        rest = lease.record_range.split(lease.record_after_steps(through))[1]
+        while rest.records:
+            first, rest = rest.split(min(rest.end, rest.start + (minibatch or lease.minibatch)))
+            yield first
 
 
 def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:

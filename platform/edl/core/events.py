@@ -565,6 +565,8 @@ class WorldView:
         restore_cut: the checkpoint with the state of ``step`` if there are no holders; 0: it is the initial state.
         checkpoint: the checkpoint that the worker has to write; None: none.
         learning_rate: the rate that a callback of the job has set; None: that of the worker's state.
+        epoch_left: with ``strategy.global_batch``, the records of the epoch that are not done at ``committed_step``.
+        may_be_short: whether a step may have fewer records: a worker holds records that crashed another one.
     """
 
     version: int
@@ -584,6 +586,8 @@ class WorldView:
     restore_cut: int = 0
     checkpoint: CheckpointOrder | None = None
     learning_rate: float | None = None
+    epoch_left: int = 0
+    may_be_short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

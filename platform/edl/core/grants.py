@@ -29,6 +29,7 @@ from edl.core.events import (
     TaskReported,
     WaitForWork,
 )
+from edl.core.global_batch import limit_lease
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import (
     BEST_MODEL,
@@ -179,19 +180,41 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
 def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
     """The next training range of a member under AllReduce."""
     held = len(ledger.worker_leases(worker))
-    work = ledger.next_range(remaining_step_budget(state), worker) if held < MAX_TRAINING_LEASES else None
+    if state.settings.global_batch is not None:
+        work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
+    else:
+        work = ledger.next_range(remaining_step_budget(state), worker) if held < MAX_TRAINING_LEASES else None
     if work is None:
         return None
-    work = state.crash_suspects.isolate_suspects(work, ledger.minibatch)
+    work = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
     # The worker's next crash must identify the minibatch, even if nobody is left to say which steps were applied.
     return None if held and state.crash_suspects.is_suspect(work) else work
+
+
+def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch: int) -> RecordRange | None:
+    """The next training range of a member whose steps have a fixed number of records.
+
+    An epoch begins when all records of the previous one are in the ledger, because no step has records of both.
+    """
+    work = ledger.next_range(remaining_step_budget(state), worker)
+    epoch, left = ledger.open_epoch()
+    if work is None or work.epoch > epoch:
+        return None
+    suspect = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
+    if state.crash_suspects.is_suspect(suspect):
+        return suspect
+    leases = ledger.worker_leases(worker)
+    held = sum(lease.step_count - lease.done_steps for lease in leases)
+    world = len(state.world.members) if state.world is not None else 1
+    most = limit_lease(left, held, MAX_TRAINING_LEASES - len(leases), global_batch, world)
+    return work.split(min(work.end, work.start + most))[0] if most else None
 
 
 def _quarantine_guilty(state: JobState, worker: str) -> None:
     """Quarantine the guilty minibatches that would be leased next: nobody gets them."""
     ledger = state.ledgers[TRAINING]
     while (work := ledger.next_range(remaining_step_budget(state), worker)) is not None:
-        work = state.crash_suspects.isolate_suspects(work, ledger.minibatch)
+        work = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
         count = state.crash_suspects.guilty_ranges.get(work)
         if count is None:
             return
@@ -412,7 +435,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     if not s.predict:
         records = sum(int(row[1]) for row in rows)
         # Module ``job`` ends a job without any records, with a message of its own.
-        if records and (why := training_size_error(s.minibatch, records, s.epochs)) is not None:
+        if records and (why := training_size_error(s.minibatch, records, s.epochs, s.global_batch)) is not None:
             state.end_job("Failed", why, kind="input")
             return
         try:

@@ -255,6 +255,17 @@ class Ledger:
             self.returned_ranges.appendleft(rest)
         return rest
 
+    def open_epoch(self) -> tuple[int, int]:
+        """The epoch whose records are processed, and how many of them are neither done nor quarantined.
+
+        Only for a ledger whose epochs follow one another: nothing of one is leased before the previous one is done.
+        """
+        if not self.plan.records:
+            return self.epochs, 0
+        processed = self.done_records + sum(work.records for work in self.quarantined_ranges)
+        epoch, done = divmod(processed, self.plan.records)
+        return (epoch, self.plan.records - done) if epoch < self.epochs else (self.epochs, 0)
+
     def count_remaining_records(self) -> int:
         """The number of unfinished records, summed over every place they can be in."""
         planned = 0
@@ -356,13 +367,20 @@ def single_task_ledger(kind: str) -> Ledger:
     return Ledger(ShardPlan((RecordSource(kind, 1),), 1), 1, 1)
 
 
-def shuffled_ledger(order: ShuffleOrder, epochs: int, minibatch: int, lease_records: int) -> Ledger:
+def shuffled_ledger(
+    order: ShuffleOrder, epochs: int, minibatch: int, lease_records: int, *, splits_leases: bool = False
+) -> Ledger:
     """The ledger of an order's positions, in sequence, in leases of ``lease_records`` records.
 
     A window of several leases is one shard, which stays with one worker as far as possible: each worker
     that has a part of a window reads all of its blocks.
+
+    Args:
+        splits_leases: whether leases may be smaller than that.
     """
     positions = (RecordSource(SHUFFLED_SOURCE, order.records),)
+    if splits_leases:
+        return Ledger(ShardPlan(positions, max(order.window, lease_records)), epochs, minibatch, lease_records)
     if order.window <= lease_records:
         return Ledger(ShardPlan(positions, lease_records), epochs, minibatch)
     return Ledger(ShardPlan(positions, order.window), epochs, minibatch, lease_records)

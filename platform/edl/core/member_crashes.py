@@ -64,7 +64,9 @@ def _settle_leases(state: JobState, held: Sequence[Lease], *, crashed: bool, is_
     suspects, guilty = state.crash_suspects, None
     if crashed:
         applied = [(lease, lease.done_steps) for lease in held]
-        guilty = suspects.record_member_crash(applied, is_progress_known=is_progress_known)
+        guilty = suspects.record_member_crash(
+            applied, state.settings.suspect_records, is_progress_known=is_progress_known
+        )
     for lease in held:
         suspects.close_lease(lease, lease.done_steps)
     # Whoever would get it next sets it aside: a ledger that went back leases it again later.

@@ -138,19 +138,24 @@ MAX_TRAINED_RECORDS = (1 << 63) - 1
 """Records of all epochs together: messages, checkpoints and Keras count them in 64 bits."""
 
 
-def training_size_error(minibatch: int, records: int, epochs: int) -> str | None:
+def training_size_error(minibatch: int, records: int, epochs: int, global_batch: int | None = None) -> str | None:
     """Why a job with a minibatch of this size cannot train on so many records for so many epochs; None if it can.
 
-    A minibatch larger than an epoch would never be full.
+    A minibatch larger than an epoch would never be full. With ``global_batch``, a step has so many records.
     """
     if records * epochs > MAX_TRAINED_RECORDS:
         return (
             f"train.epochs is {epochs:,}: with {records:,} records, more than {MAX_TRAINED_RECORDS:,} would be trained"
         )
-    if records >= minibatch:
+    if records >= (global_batch or minibatch):
         return None
     if not records:
         return "the training data has no records"
+    if global_batch is not None:
+        return (
+            f"strategy.global_batch is {global_batch:,}, and data.training has {records:,} records: an epoch would be "
+            "a single step, and not full; lower strategy.global_batch, or name more data"
+        )
     return (
         f"train.minibatch_size is {minibatch:,}, and data.training has {records:,} records: no minibatch would "
         "be full, and an epoch a single step; lower train.minibatch_size, or name more data"

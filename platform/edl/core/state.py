@@ -121,6 +121,8 @@ class JobSettings:
         durable: whether checkpoints outlive the pods. Otherwise none are written, and the parameters of a
             lost PS are lost.
         all_reduce: whether the workers hold the parameters and reduce gradients in rounds, without PS.
+        global_batch: the records of each step of all workers together; None: each has a minibatch. With it, a step
+            of the training ledger is a single record, because a worker's share of a step has any number of them.
     """
 
     minibatch: int
@@ -147,6 +149,17 @@ class JobSettings:
     grace: float = 5.0
     durable: bool = True
     all_reduce: bool = False
+    global_batch: int | None = None
+
+    @property
+    def step_records(self) -> int:
+        """Records of a step of the training ledger."""
+        return self.minibatch if self.global_batch is None else 1
+
+    @property
+    def suspect_records(self) -> int:
+        """The most records that are held together for the end of a worker: those of one minibatch."""
+        return self.minibatch if self.global_batch is None else min(self.minibatch, self.global_batch)
 
 
 @dataclass(slots=True)
@@ -357,7 +370,9 @@ class JobState:
     def workers_max(self) -> int:
         """The number of workers to request while there is work."""
         wanted = self.scale_override[1]
-        return min(MOST_WORKERS, max(1, self.settings.workers if wanted is None else wanted))
+        # With more, a rank would have no record of any step.
+        most = min(MOST_WORKERS, self.settings.global_batch or MOST_WORKERS)
+        return min(most, max(1, self.settings.workers if wanted is None else wanted))
 
     @property
     def workers_min(self) -> int:
@@ -477,12 +492,20 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
         sources = _nonempty_sources(rows)
         # A worker describes whatever parts the job names.
         if sources and (kind == PREDICTION) == s.predict:
-            state.ledgers[kind] = Ledger(ShardPlan(sources, s.task_records, seed), epochs, s.minibatch)
+            state.ledgers[kind] = _range_ledger(s, kind, ShardPlan(sources, s.task_records, seed), epochs)
     # Journals from before shuffled orders have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
         state.shuffle_order = ShuffleOrder.from_json(entry.training, entry.order)
-        state.ledgers[TRAINING] = shuffled_ledger(state.shuffle_order, s.epochs, s.minibatch, s.task_records)
+        state.ledgers[TRAINING] = shuffled_ledger(
+            state.shuffle_order, s.epochs, s.step_records, s.task_records, splits_leases=s.global_batch is not None
+        )
     state.validation = _nonempty_sources(entry.validation)
+
+
+def _range_ledger(settings: JobSettings, kind: str, plan: ShardPlan, epochs: int) -> Ledger:
+    if kind == TRAINING and settings.global_batch is not None:
+        return Ledger(plan, epochs, settings.step_records, settings.task_records)
+    return Ledger(plan, epochs, settings.minibatch)
 
 
 def _nonempty_sources(rows: Sources | None) -> tuple[RecordSource, ...]:

@@ -37,14 +37,15 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
     match spec.strategy.name:
         case "ParameterServer":
             yield from (_check_sync_mode if spec.strategy.mode == "sync" else _check_async_mode)(spec)
-            yield from _refuse_scaling(spec)
+            yield from _refuse_step_size(spec)
         case "Local":  # one process pushes: every push is a round, and none is stale
             yield from _check_row_limits(spec)
-            yield from _refuse_scaling(spec)
+            yield from _refuse_step_size(spec)
         case "AllReduce":
             yield from _check_push_fields(spec)
             yield from _check_row_limits(spec)
             yield from _check_scaling(spec)
+            yield from _check_global_batch(spec)
             yield from find_limits(spec)
 
 
@@ -106,12 +107,41 @@ def _check_scaling(spec: JobSpec) -> Iterator[RuleViolation]:
         )
 
 
-def _refuse_scaling(spec: JobSpec) -> Iterator[RuleViolation]:
+def _check_global_batch(spec: JobSpec) -> Iterator[RuleViolation]:
+    """Every worker has at least one record of each step, and the learning rate belongs to the size of a step."""
+    strategy, most = spec.strategy, spec.workers.max
+    if strategy.global_batch is None:
+        return
+    if strategy.global_batch < most:
+        message = (
+            f"found {strategy.global_batch}, but workers.max is {most}: some workers would have no record of a step"
+        )
+        hint = f"make it at least {most}, or lower workers.max"
+        yield RuleViolation("strategy.global_batch", message, hint, conflicting_field="workers.max")
+    if strategy.learning_rate_scaling != "none":
+        yield RuleViolation(
+            "strategy.learning_rate_scaling",
+            f"found {strategy.learning_rate_scaling}, but with strategy.global_batch a step has as many records with "
+            "any number of workers",
+            "leave out learning_rate_scaling and reference_world, or global_batch (--set strategy.global_batch=null)",
+            conflicting_field="strategy.global_batch",
+        )
+
+
+_ONLY_ALL_REDUCE = {
+    "learning_rate_scaling": "does not scale the learning rate",
+    "reference_world": "does not scale the learning rate",
+    "global_batch": "has no steps of several workers",
+}
+"""Fields about the steps of AllReduce, and why they mean nothing elsewhere."""
+
+
+def _refuse_step_size(spec: JobSpec) -> Iterator[RuleViolation]:
     defaults = field_defaults(Strategy)
-    for name in ("learning_rate_scaling", "reference_world"):
+    for name, reason in _ONLY_ALL_REDUCE.items():
         value = getattr(spec.strategy, name)
         if value != defaults[name]:
-            message = f"found {value}, but strategy {spec.strategy.name} does not scale the learning rate"
+            message = f"found {value}, but strategy {spec.strategy.name} {reason}"
             yield RuleViolation(f"strategy.{name}", message, "leave it out, or set strategy.name: AllReduce")
 
 

@@ -166,15 +166,17 @@ class ModelReplica(TrainableModel):
 
     # ------------------------------------------------------------------ a step
 
-    def compute(self, features: Any, labels: Any, weights: Any = None) -> ReplicaStep:
+    def compute(self, features: Any, labels: Any, weights: Any = None, *, adds: bool = False) -> ReplicaStep:
         """Run the model forward and backward, and write this rank's addend to the buffers.
 
-        Of the model's variables, only the states of random generators change.
+        Of the model's variables, only the states of random generators change. So several minibatches whose addends
+        are added (``adds``) are the same as minibatches of several ranks, also for BatchNormalization.
 
         Args:
             features: the features that ``feed`` yielded.
             labels: the labels that ``feed`` yielded.
             weights: the sample weights that ``feed`` yielded, if any.
+            adds: add to the buffers, which have the addend of the minibatches before, instead of replacing them.
 
         Raises:
             BadInputError: an id is outside of an embedding, or several ranks cannot train the model.
@@ -191,12 +193,18 @@ class ModelReplica(TrainableModel):
                 traced = TracedFunction(partial(self._compute_graph, self._reduction))
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
-            loss, weight, finite, gradients, tails, self._old_seed_states = traced(features, labels, *optional)
+            loss, weight, finite, gradients, tails, seed_states = traced(features, labels, *optional)
+        if not adds:
+            self._old_seed_states = seed_states
         result = ReplicaStep(float(loss), float(weight), bool(finite), "")
         for view, gradient in zip(self._gradient_views, gradients, strict=True):
-            _multiply_into(view, _host_array(gradient).reshape(-1), result.weight)
+            write = _add_product if adds else _multiply_into
+            write(view, _host_array(gradient).reshape(-1), result.weight)
         for view, tail in zip(self._tail_views, tails, strict=True):
-            np.copyto(view, _host_array(tail))
+            if adds:
+                _add_product(view, _host_array(tail), 1.0)
+            else:
+                np.copyto(view, _host_array(tail))
         return result if result.finite else replace(result, nonfinite=self._find_nonfinite())
 
     def clear(self) -> None:
@@ -607,6 +615,15 @@ def _multiply_into(target: Array, values: Array, factor: float) -> None:
             np.copyto(target, (values.astype(np.float32) * np.float32(factor)).astype(target.dtype))
         else:
             np.multiply(values, target.dtype.type(factor), out=target)
+
+
+def _add_product(target: Array, values: Array, factor: float) -> None:
+    with np.errstate(all="ignore"):
+        if target.itemsize < 4:
+            total = target.astype(np.float32) + values.astype(np.float32) * np.float32(factor)
+            np.copyto(target, total.astype(target.dtype))
+        else:
+            target += values * target.dtype.type(factor)
 
 
 def _divide(tensor: Any, divisor: Any) -> Any:

@@ -93,7 +93,8 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
     all_reduce = spec.strategy.name == "AllReduce" and not predict
     return JobSettings(
         minibatch=train.minibatch_size,
-        task_records=train.minibatch_size * train.minibatches_per_task,
+        # One worker must be able to fill a step with what it holds.
+        task_records=max(train.minibatch_size * train.minibatches_per_task, spec.strategy.global_batch or 0),
         epochs=train.epochs,
         seed=train.seed,
         max_steps=train.max_steps,
@@ -115,6 +116,7 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         ps_memory=format_size(spec.ps.resources.memory),
         durable=durable,
         all_reduce=all_reduce,
+        global_batch=spec.strategy.global_batch if all_reduce else None,
     )
 
 

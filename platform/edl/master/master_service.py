@@ -207,6 +207,8 @@ def view_to_reply(
         evaluate_at=view.evaluate_at,
         learning_rate=view.learning_rate,
         restore_cut=view.restore_cut,
+        epoch_left=view.epoch_left,
+        may_be_short=view.may_be_short,
         checkpoint=pb.CheckpointOrder(
             cut=view.checkpoint.cut, at_step=view.checkpoint.at_step, when_paused=view.checkpoint.when_paused
         )

@@ -250,12 +250,12 @@ class StatusReporter:
         return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._worker_rate(pod))
 
     def _worker_rate(self, pod: JobPod) -> float | None:
-        """Records per second of a worker, approximately: each step counts as a whole minibatch."""
+        """Records per second of a worker, approximately: each step of its leases counts as a whole one."""
         holder = self._state.holders.get(pod.uid)
         if pod.role is not Role.WORKER or holder is None:
             return None
         rate = self._worker_throughput.setdefault(pod.uid, ThroughputMeter())
-        rate.observe(time.monotonic(), holder.step_count * self._state.settings.minibatch)
+        rate.observe(time.monotonic(), holder.step_count * self._state.settings.step_records)
         return rate.recent_rate
 
     def _shown_refusals(self) -> dict[str, str]:
@@ -326,9 +326,9 @@ def count_total_records(state: JobStateMachine) -> int:
         return 0
     if limit is None or state.settings.predict:
         return main.total_records
-    # Under AllReduce each member has a minibatch in a step.
+    # Under AllReduce each member has a minibatch in a step, or a share of the global batch.
     done, minibatches = (main.done_steps, 1) if state.world is None else (state.step, max(1, len(state.world.members)))
-    left = max(0, limit - done) * minibatches * main.minibatch
+    left = max(0, limit - done) * (state.settings.global_batch or minibatches * main.minibatch)
     return min(main.total_records, main.done_records + left)
 
 

@@ -78,7 +78,8 @@ def _count_all_records(spec: JobSpec, *, predict: bool, resumed: bool) -> Record
     if predict:
         return RecordCounts(prediction=_count_records("data.prediction", data.prediction, spec))
     training = _count_records("data.training", data.training, spec)
-    if not resumed and (why := training_size_error(spec.train.minibatch_size, sum(training), spec.train.epochs)):
+    train, records, global_batch = spec.train, sum(training), spec.strategy.global_batch
+    if not resumed and (why := training_size_error(train.minibatch_size, records, train.epochs, global_batch)):
         raise BadInputError(why)
     return RecordCounts(
         training=training,

@@ -241,6 +241,12 @@ def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
     return int(spec["workers"]["min"]), int(spec["workers"]["max"])
 
 
+def global_batch(spec: Mapping[str, Any]) -> int | None:
+    """``strategy.global_batch`` of a job's spec; None also for a job of a version that does not have it."""
+    found = spec.get("strategy", {}).get("global_batch")
+    return None if found is None else int(found)
+
+
 def _make_job_view(job: Manifest, pages: dict[str, str]) -> JobView:
     name, namespace = _job_name(job), job["metadata"]["namespace"]
     try:

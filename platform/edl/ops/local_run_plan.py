@@ -171,7 +171,7 @@ class LocalRunPlan:
         often = f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
         if uses_all_reduce(self.spec):
             most = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
-            lines.append(f"{often}, one of each worker in a step{most}")
+            lines.append(f"{describe_batches(self.spec)}{most}")
         else:
             lines.append(f"{often}: {_pluralize(steps, 'step')}" if steps else often)
         if self.spec.data.validation:
@@ -229,6 +229,14 @@ def _resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
 
 def _as_sentences(*parts: str) -> list[str]:
     return [f"{part[:1].upper()}{part[1:]}." for part in parts]
+
+
+def describe_batches(spec: JobSpec) -> str:
+    """The epochs of a job under AllReduce, and what is in a step."""
+    epochs, minibatch = _pluralize(spec.train.epochs, "epoch"), spec.train.minibatch_size
+    if (global_batch := spec.strategy.global_batch) is not None:
+        return f"{epochs} in steps of {_pluralize(global_batch, 'record')}, at most {minibatch:,} at a time on a worker"
+    return f"{epochs} in minibatches of {minibatch}, one of each worker in a step"
 
 
 def total_steps(spec: JobSpec, counts: Sequence[int] | None) -> int | None:

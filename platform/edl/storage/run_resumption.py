@@ -33,6 +33,7 @@ FIXED_FIELDS = (
     "model.definition",
     "model.params",
     "strategy.name",
+    "strategy.global_batch",
 )
 """Fields that must not change: they determine the ranges in the ledger, or the variables in the checkpoints."""
 

@@ -378,7 +378,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +397,8 @@ class WorldReply(_message.Message):
     EVALUATE_AT_FIELD_NUMBER: _ClassVar[int]
     RESTORE_CUT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LEFT_FIELD_NUMBER: _ClassVar[int]
+    MAY_BE_SHORT_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     round: Round
@@ -415,7 +417,9 @@ class WorldReply(_message.Message):
     evaluate_at: int
     restore_cut: int
     checkpoint: CheckpointOrder
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ...) -> None: ...
+    epoch_left: int
+    may_be_short: bool
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")

@@ -139,9 +139,11 @@ class _JobCheck:
 
     def _check_order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())
-        if why := training_size_error(train.minibatch_size, records, train.epochs):
+        global_batch = self._spec.strategy.global_batch
+        if why := training_size_error(train.minibatch_size, records, train.epochs, global_batch):
             raise BadInputError(why)
-        choose_reader_window(reader, train.shuffle.window, records, train.minibatch_size * train.minibatches_per_task)
+        lease_records = max(train.minibatch_size * train.minibatches_per_task, global_batch or 0)
+        choose_reader_window(reader, train.shuffle.window, records, lease_records)
 
     def _find_first(self, kind: str) -> TaskMinibatch | None:
         from edl.worker.feed_pipeline import find_first_minibatch

@@ -202,7 +202,9 @@ class RecordStream:
         self._requested_tag = -1
         self._task_queue: queue.SimpleQueue[tuple[int, LeasedTask] | None] = queue.SimpleQueue()
         self._next_tag = 0
-        self._first_tags: dict[int, int] = {}
+        self._first_tags: dict[tuple[int, int], int] = {}
+        """By lease and first record."""
+        self._dropped_tags: set[int] = set()
         self._early_windows: dict[int, RecordWindow] = {}
         self._window_sizes: dict[int, tuple[int, int]] = {}
         self._read_error: Exception | None = None
@@ -211,12 +213,16 @@ class RecordStream:
         self._reader: Reader | None = None
 
     def add_task(self, task: LeasedTask) -> None:
-        """Append a leased range."""
+        """Append a leased range, or a part of one."""
         with self._lock:
             tag = self._next_tag
             self._next_tag += task.step_count
-            self._first_tags[task.lease_id] = tag
+            self._first_tags[task.lease_id, task.start] = tag
         self._task_queue.put((tag, task))
+
+    def drop_task(self, task: LeasedTask) -> None:
+        """Drop an added range of which no step was loaded; what was not read yet is not read."""
+        self._dropped_tags.add(self._first_tags.pop((task.lease_id, task.start)))
 
     def read_first_window(self, task: LeasedTask) -> None:
         """Read the first window of an added range now: while TensorFlow is imported, file IO delays no step."""
@@ -224,7 +230,7 @@ class RecordStream:
         if task.step_count and self._minibatches is None and not task.one_by_one:
             # The error is raised again where it is expected.
             with suppress(EdlError):
-                self._early_windows[self._first_tags[task.lease_id]] = self._read_window(task, 0)
+                self._early_windows[self._first_tags[task.lease_id, task.start]] = self._read_window(task, 0)
 
     def close(self) -> None:
         """Close the stream: no range follows."""
@@ -237,7 +243,7 @@ class RecordStream:
             EdlError: records cannot be read.
             Exception: whatever the user's ``feed`` raises.
         """
-        first = self._first_tags.pop(task.lease_id)
+        first = self._first_tags.pop((task.lease_id, task.start))
         # Sizes of windows of ranges that were dropped.
         for tag in [tag for tag in self._window_sizes if tag < first]:
             del self._window_sizes[tag]
@@ -278,6 +284,8 @@ class RecordStream:
         while (item := self._task_queue.get()) is not None:
             first, task = item
             for step in range(task.step_count):
+                if first in self._dropped_tags:
+                    break
                 if task.one_by_one:
                     self._wait_until_requested(first + step, task)
                 window = self._try_window(first + step, task, step)
@@ -287,6 +295,7 @@ class RecordStream:
                 yield first + step, window
                 if not self._is_held(task.lease_id):
                     break
+            self._dropped_tags.discard(first)
 
     def _wait_until_requested(self, tag: int, task: LeasedTask) -> None:
         """Wait for the request of a minibatch instead of reading ahead."""

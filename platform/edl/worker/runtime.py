@@ -23,7 +23,7 @@ from edl.transport.control_methods import MasterMethods
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
 from edl.worker.graceful_shutdown import ShutdownGate
-from edl.worker.lease_client import LEASES_AHEAD, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterSession, PsPlacement
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
@@ -125,7 +125,8 @@ class WorkerRuntime:
     def _on_lease_granted(self, task: LeasedTask) -> None:
         self.progress.track_lease(task)
         stream = self.streams.get(task.kind)
-        if stream is not None:
+        # With a global batch, the ranges to read are known with each step.
+        if stream is not None and (task.kind != TRAINING_KIND or self.spec.strategy.global_batch is None):
             stream.add_task(task)
             if self._may_read_early:
                 stream.read_first_window(task)

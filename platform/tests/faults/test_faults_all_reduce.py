@@ -31,9 +31,10 @@ Make = Callable[..., LinearJob]
 def all_reduce(linear: Make) -> Make:
     """Makes such a job."""
 
-    def make(workers: int = 3, **fields: object) -> LinearJob:
+    def make(workers: int = 3, strategy: dict[str, object] | None = None, **fields: object) -> LinearJob:
         default: dict[str, object] = {"records": 120_000, "checkpoint": None}
-        job = linear(workers=workers, strategy={"name": "AllReduce"}, export={}, **default | fields)
+        named = {"name": "AllReduce", **(strategy or {})}
+        job = linear(workers=workers, strategy=named, export={}, **default | fields)
         del job.spec["ps"]
         job.job_folder.file.write_text(json.dumps(job.spec))
         return job
@@ -87,6 +88,23 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
         measure("AllReduce: worker SIGKILL to the next round", first_steps_after(run.run_dir, at) - at)
         run.wait_event("role_started", role="worker", index=3)
         check_end(job, run, lost=1)
+
+
+def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) -> None:
+    job = all_reduce(strategy={"global_batch": 46}, records=60_000)
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(50)
+        run.send("worker", 1, SIGKILL)
+        run.wait_event("role_started", role="worker", index=3)
+        world_of(run, 3)
+        run.send("worker", 0, SIGTERM)
+        summary = check_end(job, run, lost=2)
+        entries = read_entries(run.run_dir / "journal")
+    # Without the records of a killed worker, which are tried alone, all steps but the last of an epoch are full.
+    full = job.total // 46
+    steps = max(entry["step"] for entry in entries if entry["kind"] in ("steps", "world_started"))
+    assert full <= steps <= full + job.epochs + 60, summary
 
 
 @pytest.mark.repetition

@@ -18,7 +18,7 @@ import numpy as np
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import EdlError, RetryableError
-from edl.api.journal_entries import JournalEntry
+from edl.api.journal_entries import JournalEntry, LeaseGranted
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import CallbackSpec
@@ -45,6 +45,7 @@ from edl.core.events import (
 from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING
 from edl.core.state import JobSettings
+from edl.core.world_rounds import StepShares
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.master_service import (
     MemberDirectory,
@@ -55,7 +56,7 @@ from edl.master.master_service import (
 )
 from edl.transport import edl_pb2 as pb
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
-from edl.worker.allreduce.share_source import ShareSource
+from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
@@ -102,12 +103,16 @@ class CountingReplica:
         """Of the updates that this rank applied."""
         self.seconds = seconds
         self.buffers = (np.zeros(records, np.float64),)
+        self.most_records = 0
+        """Of a minibatch."""
         self.fail_at: Callable[[str], None] = lambda point: None
 
-    def compute(self, features: range, labels: Any, weights: Any) -> CountedStep:
+    def compute(self, features: range, labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
         self.fail_at("compute")
         time.sleep(self.seconds)
-        self.clear()
+        self.most_records = max(self.most_records, len(features))
+        if not adds:
+            self.clear()
         self.buffers[0][features.start : features.stop] = 1
         self.fail_at("reduce")
         return CountedStep(float(len(features)))
@@ -163,6 +168,12 @@ class CountingReplica:
 class CountingStream:
     """Gives the record numbers of a lease."""
 
+    def add_task(self, task: LeasedTask) -> None:
+        pass
+
+    def drop_task(self, task: LeasedTask) -> None:
+        pass
+
     def load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         for step in range(task.step_count):
             start, end = task.step_range(step)
@@ -190,6 +201,20 @@ class Rank:
     loop: StepLoop = field(init=False)
     listener: CollectiveListener = field(init=False)
     leases: LeaseClient = field(init=False)
+    made_steps: list[tuple[float, int, StepShares]] = field(default_factory=list)
+    """When each step was applied, its number and its shares."""
+
+
+def record_steps(rank: Rank) -> None:
+    """Keep the shares of the steps that a rank applies."""
+    apply_step = rank.world.apply_step
+
+    def apply_and_record(shares: StepShares, loss: float | None, *, is_paused: bool = False) -> None:
+        apply_step(shares, loss, is_paused=is_paused)
+        if shares:
+            rank.made_steps.append((time.monotonic(), rank.world.step, shares))
+
+    rank.world.apply_step = apply_and_record  # type: ignore[method-assign]
 
 
 class AllReduceJob:
@@ -217,6 +242,8 @@ class AllReduceJob:
         **settings: Any,
     ) -> None:
         self.callbacks, self.epoch_rate = callbacks, epoch_rate
+        self.make_stream: Callable[[], Any] = CountingStream
+        self.make_replica: Callable[[int], Any] = lambda index: CountingReplica(records, seconds=seconds)
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
         self.validation = (("v", validation),) if validation else ()
@@ -401,7 +428,7 @@ class AllReduceJob:
     def start_rank(self, prepare: Callable[[Rank], None] = lambda rank: None) -> Rank:
         """Start a worker; ``prepare`` may change it before its threads run."""
         index = len(self.ranks)
-        rank = Rank(f"w{index}", index, CountingReplica(self.records, seconds=self.seconds))
+        rank = Rank(f"w{index}", index, self.make_replica(index))
         session = _RankSession(self, rank)
         rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN)
         rank.listener.start()
@@ -426,7 +453,7 @@ class AllReduceJob:
             rank.replica,
             rank.world,
             rank.listener,
-            ShareSource(rank.leases, progress, CountingStream()),  # type: ignore[arg-type]
+            self._make_shares(rank, progress),
             checkpoints,
             rank.gate,
             lambda task: self._run_task(rank, task, progress),
@@ -434,7 +461,9 @@ class AllReduceJob:
             skip_nan=False,
             epoch_rate=self.epoch_rate,
             on_left=lambda: None,
+            global_batch=self.settings.global_batch,
         )
+        record_steps(rank)
         prepare(rank)
         with self.changed:
             self.ranks.append(rank)
@@ -444,6 +473,27 @@ class AllReduceJob:
         for target in (rank.leases.run, rank.world.run, rank.world.send_reports, lambda: self._run(rank)):
             threading.Thread(target=self._quietly, args=(rank, target), daemon=True).start()
         return rank
+
+    def _make_shares(self, rank: Rank, progress: ProgressReporter) -> ShareSource:
+        stream: Any = self.make_stream()
+        if self.settings.global_batch is None:
+            return ShareSource(rank.leases, progress, stream)
+        return BatchShareSource(rank.leases, progress, stream, self.settings.minibatch)
+
+    def step_records(self) -> list[tuple[int, list[int]]]:
+        """Of each step that counts, in order: its epoch and the numbers of its records."""
+        ranges = {entry.lease: entry.work for entry in self.journal if isinstance(entry, LeaseGranted)}
+        # A step that did not count was made again by others, later.
+        made_steps = sorted(made for rank in self.ranks for made in rank.made_steps)
+        shares_by_step = {step: shares for _, step, shares in made_steps}
+        steps = []
+        for _, shares in sorted(shares_by_step.items()):
+            starts = [(ranges[share.lease][2], share) for share in shares]
+            epochs = {ranges[share.lease][0] for share in shares}
+            assert len(epochs) == 1, "a step has records of two epochs"
+            records = [at for start, share in starts for at in range(start + share.start, start + share.end)]
+            steps.append((epochs.pop(), records))
+        return steps
 
     def _run_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
         """Evaluation: the sum of the variable, counted once for each record that was evaluated."""

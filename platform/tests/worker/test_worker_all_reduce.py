@@ -214,11 +214,11 @@ def deadly(job: AllReduceJob, record: int):
     def prepare(rank: Rank) -> None:
         compute = rank.replica.compute
 
-        def kill_or_compute(features, labels, weights):
+        def kill_or_compute(features, labels, weights, *, adds=False):
             if record in features:
                 job.kill(rank)
                 raise KilledError
-            return compute(features, labels, weights)
+            return compute(features, labels, weights, adds=adds)
 
         rank.replica.compute = kill_or_compute
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import pytest
 
 from edl.api.strategy import Strategy
+from edl.core.global_batch import RankRecords
 from edl.core.world_rounds import Share
 from edl.worker.allreduce.setup import make_rate_scaling
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 
 MESSAGES = (
     StepMessage(),
-    StepMessage(Share((7 << 32) + 1, 64, 128), True, 64.0, 0.25),
-    StepMessage(Share(1, 0, 4), is_finite=False),
+    StepMessage((Share((7 << 32) + 1, 64, 128),), True, 64.0, 0.25),
+    StepMessage((Share(1, 0, 4),), is_finite=False),
     StepMessage(leaves_round=True, pauses=True),
-    StepMessage(Share(2, 0, 4), True, 4.0, 1.0, epoch=7, learning_rate=0.1),
+    StepMessage((Share(2, 0, 4),), True, 4.0, 1.0, epoch=7, learning_rate=0.1),
+    StepMessage((Share(2, 9, 11), Share(4, 0, 3)), available=RankRecords(7, True), epoch_left=90, may_be_short=True),
 )
 
 
@@ -31,21 +33,25 @@ def test_a_message_of_another_length_is_refused(data: bytes) -> None:
 
 def test_the_outcome_is_the_weighted_mean_and_what_any_rank_asks_for() -> None:
     parts = [
-        StepMessage(Share(1, 0, 4), True, 4.0, 1.0),
-        StepMessage(),
-        StepMessage(Share(2, 4, 16), True, 12.0, 2.0),
+        StepMessage((Share(1, 0, 4),), True, 4.0, 1.0, epoch_left=20),
+        StepMessage(available=RankRecords(8)),
+        StepMessage((Share(2, 4, 16),), True, 12.0, 2.0, epoch_left=24),
     ]
     outcome = StepOutcome.from_messages([part.encode() for part in parts])
-    assert outcome == StepOutcome((Share(1, 0, 4), Share(2, 4, 16)), 16.0, True, 1.75, True, False, False)
-    parts.append(StepMessage(Share(3, 0, 4), is_finite=False, leaves_round=True, pauses=True))
+    assert (outcome.shares, outcome.weight) == ((Share(1, 0, 4), Share(2, 4, 16)), 16.0)
+    assert (outcome.has_gradient, outcome.loss, outcome.is_finite) == (True, 1.75, True)
+    assert (outcome.leaves_round, outcome.pauses) == (False, False)
+    assert (outcome.available, outcome.epoch_left) == ((RankRecords(), RankRecords(8), RankRecords()), 20)
+    parts.append(StepMessage((Share(3, 0, 4),), is_finite=False, leaves_round=True, pauses=True))
     outcome = StepOutcome.from_messages([part.encode() for part in parts])
     assert (outcome.is_finite, outcome.leaves_round, outcome.pauses) == (False, True, True)
-    assert StepOutcome.from_messages([StepMessage().encode()]) == StepOutcome((), 0.0, False, None, True, False, False)
+    nothing = StepOutcome.from_messages([StepMessage().encode()])
+    assert (nothing.shares, nothing.weight, nothing.has_gradient, nothing.loss) == ((), 0.0, False, None)
 
 
 def make_outcome(*parts: tuple[int, float | None]) -> StepOutcome:
     """The outcome of a step in which each rank has records of an epoch, and its callbacks set a rate."""
-    share = Share(1, 0, 4)
+    share = (Share(1, 0, 4),)
     return StepOutcome.from_messages(
         [StepMessage(share, True, 4.0, 1.0, epoch=epoch, learning_rate=rate).encode() for epoch, rate in parts]
     )
@@ -57,7 +63,7 @@ def test_a_step_has_one_learning_rate_that_of_its_latest_epoch() -> None:
     mixed = make_outcome((3, 0.5), (4, 0.25), (3, 0.5))
     assert (mixed.learning_rate, mixed.rate_conflict) == (0.25, None)
     # A rank without records says nothing about the rate.
-    own = StepMessage(Share(1, 0, 4), True, 4.0, 1.0, epoch=1, learning_rate=0.5)
+    own = StepMessage((Share(1, 0, 4),), True, 4.0, 1.0, epoch=1, learning_rate=0.5)
     assert StepOutcome.from_messages([StepMessage().encode(), own.encode()]).learning_rate == 0.5
 
 

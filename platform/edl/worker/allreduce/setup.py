@@ -20,7 +20,7 @@ from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
-from edl.worker.allreduce.share_source import ShareSource
+from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.lease_client import LeasedTask
@@ -88,7 +88,7 @@ def prepare_all_reduce(
         replica,
         world,
         listener,
-        ShareSource(runtime.leases, runtime.progress, runtime.streams["training"]),
+        _make_share_source(runtime),
         checkpoints,
         runtime.gate,
         tasks.run_task,
@@ -97,6 +97,7 @@ def prepare_all_reduce(
         scale_rate=scale_rate,
         epoch_rate=callbacks.epoch_rate,
         on_left=left.set,
+        global_batch=spec.strategy.global_batch,
     )
     runtime.wait_until_left = lambda: _wait_until_left(left, checkpoints)
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
@@ -112,6 +113,13 @@ def prepare_all_reduce(
             listener.stop()
 
     return train
+
+
+def _make_share_source(runtime: WorkerRuntime) -> ShareSource:
+    stream, spec = runtime.streams["training"], runtime.spec
+    if spec.strategy.global_batch is None:
+        return ShareSource(runtime.leases, runtime.progress, stream)
+    return BatchShareSource(runtime.leases, runtime.progress, stream, spec.train.minibatch_size)
 
 
 def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
-from edl.core.world_rounds import Share
+from edl.core.global_batch import RankRecords
+from edl.core.world_rounds import Share, StepShares
 from edl.worker.lease_client import TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.record_stream import LoadedStep, RecordStream
+
+MAX_SHARE_LEASES = 1000
+"""The most leases of which a rank takes records in one step: its message names them, and has at most 64 KiB."""
 
 
 @dataclass(slots=True)
@@ -72,9 +77,16 @@ class ShareSource:
         while (task := self._leases.poll_task(seconds)) is not None:
             seconds = 0.0
             if task.kind == TRAINING_KIND:
-                self._open.append(OpenLease(task, self._stream.load_steps(task)))
+                self._open_lease(task)
             else:
                 self.other_tasks.append(task)
+
+    def _open_lease(self, task: LeasedTask) -> None:
+        self._open.append(OpenLease(task, self._stream.load_steps(task)))
+
+    def _finish_lease(self, task: LeasedTask) -> None:
+        """No record of it is left for this rank: the next one may be requested."""
+        self._leases.release_slot(task)
 
     def current(self) -> OpenLease | None:
         """The lease whose records come next; None if there is none now."""
@@ -93,8 +105,8 @@ class ShareSource:
             lease.next_step, lease.loaded = done, None
             if not lease.has_steps:
                 lease.finished_at = step
-                # The next one may be requested, while this one stays known until it is in the ledger.
-                self._leases.release_slot(lease.task)
+                # It stays known until it is in the ledger.
+                self._finish_lease(lease.task)
                 return True
         return False
 
@@ -130,4 +142,76 @@ class ShareSource:
         self._leases.mark_lost([lease.task.lease_id])
         self._progress.drop_lease(lease.task.lease_id)
         if lease.has_steps:
-            self._leases.release_slot(lease.task)
+            self._finish_lease(lease.task)
+
+
+class BatchShareSource(ShareSource):
+    """Gives out any number of records at a time, from as many leases as that takes (``strategy.global_batch``).
+
+    A step of a lease is one record here. The records of a share are loaded in micro-batches of at most ``minibatch``
+    records. The next share probably has the same size, so it is read ahead.
+    """
+
+    def __init__(self, leases: LeaseClient, progress: ProgressReporter, stream: RecordStream, minibatch: int) -> None:
+        super().__init__(leases, progress, stream)
+        self._minibatch = minibatch
+        self._ahead: deque[LeasedTask] = deque()
+        """Ranges that the stream reads already."""
+
+    def _open_lease(self, task: LeasedTask) -> None:
+        super()._open_lease(task)
+        # The master bounds what a worker holds, by records: a step may need many small leases.
+        self._leases.release_slot(task)
+
+    def _finish_lease(self, task: LeasedTask) -> None:
+        """The slot was released before."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next record. All records of a step are of one epoch."""
+        return next((lease.task.epoch for lease in self._open if lease.has_steps), 0)
+
+    def available(self, after: int) -> RankRecords:
+        """The records of this rank behind the next ``after`` ones."""
+        leases = [lease for lease in self._open if lease.has_steps][:MAX_SHARE_LEASES]
+        count = sum(lease.task.step_count - lease.next_step for lease in leases) - after
+        return RankRecords(max(0, count), any(lease.task.one_by_one for lease in leases))
+
+    def load_share(self, records: int) -> tuple[StepShares, Iterator[tuple[LeasedTask, LoadedStep]]]:
+        """The next ``records`` records as shares of leases, and their micro-batches with the range of each share."""
+        ranges = self._cut(0, records)
+        for each in ranges:
+            self._request(each)
+        for each in self._cut(records, records)[len(self._ahead) :]:
+            if not each.one_by_one:
+                self._stream.add_task(each)
+                self._ahead.append(each)
+        starts = {lease.task.lease_id: lease.task.start for lease in self._open}
+        shares = tuple(
+            Share(each.lease_id, each.start - starts[each.lease_id], each.end - starts[each.lease_id])
+            for each in ranges
+        )
+        return shares, ((each, loaded) for each in ranges for loaded in self._stream.load_steps(each))
+
+    def _cut(self, skip: int, records: int) -> list[LeasedTask]:
+        """The ranges of the next ``records`` records behind the first ``skip`` ones."""
+        ranges = []
+        for lease in islice((lease for lease in self._open if lease.has_steps), MAX_SHARE_LEASES):
+            start = lease.next_step + min(skip, lease.task.step_count - lease.next_step)
+            skip -= start - lease.next_step
+            end = min(start + records, lease.task.step_count)
+            if start < end:
+                first = lease.task.start
+                ranges.append(replace(lease.task, start=first + start, end=first + end, minibatch_size=self._minibatch))
+                records -= end - start
+        return ranges
+
+    def _request(self, wanted: LeasedTask) -> None:
+        """Let the stream read a range next, unless it does so already."""
+        if self._ahead and self._ahead[0] == wanted:
+            self._ahead.popleft()
+            return
+        # The share has another size than was expected, or is loaded anew after a round that broke.
+        while self._ahead:
+            self._stream.drop_task(self._ahead.popleft())
+        self._stream.add_task(wanted)

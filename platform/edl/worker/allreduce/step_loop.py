@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,13 +23,15 @@ from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.rank_state import PendingShares, RankPhase
 from edl.core.strict_json import decode_json
-from edl.core.world_rounds import RoundPhase
+from edl.core.world_rounds import RoundPhase, StepShares
+from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
-from edl.worker.allreduce.share_source import OpenLease, ShareSource
+from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
+from edl.worker.record_stream import LoadedStep
 from edl.worker.trainer import add_record_range, report_not_finite
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ class ReplicaLike(Protocol):
 
     @property
     def buffers(self) -> Sequence[np.ndarray[Any, Any]]: ...
-    def compute(self, features: Any, labels: Any, weights: Any) -> ReplicaStepLike: ...
+    def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> ReplicaStepLike: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
     def set_learning_rate(self, rate: float) -> None: ...
@@ -87,6 +90,8 @@ class StepLoop:
         scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
         epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
         on_left: called when the worker is in no round any more, after it was told to end.
+        global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
+            ``BatchShareSource``.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class StepLoop:
         scale_rate: Callable[[int], float] | None = None,
         epoch_rate: Callable[[int], float] | None = None,
         on_left: Callable[[], None],
+        global_batch: int | None = None,
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
@@ -119,6 +125,10 @@ class StepLoop:
         self._scale_rate = scale_rate
         self._epoch_rate = epoch_rate
         self._on_left = on_left
+        self._batch: BatchPlan | None = None
+        if global_batch is not None:
+            assert isinstance(shares, BatchShareSource)
+            self._batch = BatchPlan(global_batch, max_steps, shares)
         self._communicator: Communicator | None = None
         self._nonfinite_count = 0
         self._exit_code: int | None = None
@@ -277,6 +287,8 @@ class StepLoop:
         communicator, world = self._communicator, self._world
         world.start(view.round)
         self._shares.align(view.leases or {}, view.last_lease)
+        if self._batch is not None:
+            self._batch.start_round()
         nobody_has_records, self._is_paused = True, False
         try:
             while True:
@@ -293,20 +305,30 @@ class StepLoop:
                     if probe.leaves_round:
                         self._replica.restore_statistics()
                         break
-                    if not probe.shares:
+                    if not self._has_step(probe):
                         self._is_paused = probe.pauses
                         world.apply_step((), None, is_paused=probe.pauses)
                         world.report_steps_soon()
                         continue
+                    if self._batch is not None:
+                        # Only now the rank knows its share.
+                        message = self._prepare(wait=False)
                 outcome = self._reduce(communicator, message)
                 self._is_paused = outcome.pauses
-                nobody_has_records = not outcome.shares
+                nobody_has_records = not self._has_step(outcome)
                 if outcome.leaves_round:
                     break
         except RoundBrokenError as error:
             _LOG.info("%s is over: %s", world.round, error)
             self._replica.restore_statistics()
         self._end_round()
+
+    def _has_step(self, outcome: StepOutcome) -> bool:
+        """Whether a step follows, as far as this rank knows; all ranks think the same."""
+        if self._batch is None:
+            return bool(outcome.shares)
+        self._batch.agree(outcome, self._world.rank, self._world.step)
+        return self._batch.size > 0
 
     def _copy_for_checkpoint(self, view: View) -> None:
         """Copy the state if this rank has to write a checkpoint after this step. All ranks wait for the copy."""
@@ -324,6 +346,9 @@ class StepLoop:
         """Compute this rank's addend; waits a moment for records if no rank had any."""
         view = self._world.view
         changes = view.must_change or self._gate.closed
+        if self._batch is not None:
+            self._shares.take_tasks(IDLE_SECONDS if wait and self._batch.is_idle and not changes else 0.0)
+            return self._prepare_share(self._batch, view, changes=changes)
         self._shares.take_tasks()
         lease = self._current_lease(view)
         if lease is None and wait and not changes:
@@ -332,25 +357,65 @@ class StepLoop:
         if lease is None or changes:
             # What is computed after this boundary would be computed in vain.
             return StepMessage(leaves_round=changes, pauses=view.pauses_at(self._world.step))
-        loaded, share, epoch = lease.load(), lease.share(), lease.task.epoch
-        rate = view.learning_rate if self._epoch_rate is None else self._epoch_rate(epoch)
-        if loaded.minibatch is None:
-            return StepMessage(share, epoch=epoch, learning_rate=rate)
-        minibatch = loaded.minibatch
-        with add_record_range(lease.task, loaded.step):
-            result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
-        if not result.finite:
-            self._nonfinite_count += 1
-            report_not_finite(
-                lease.task,
-                loaded.step,
-                result.loss,
-                self._nonfinite_count,
-                skip=self._skip_nan,
-                gradient=f"the gradient of '{result.nonfinite}'",
-            )
-            return StepMessage(share, is_finite=False, epoch=epoch, learning_rate=rate)
-        return StepMessage(share, True, result.weight, result.loss, epoch=epoch, learning_rate=rate)
+        message = self._compute((lease.share(),), [(lease.task, lease.load())])
+        epoch = lease.task.epoch
+        return replace(message, epoch=epoch, learning_rate=self._learning_rate(view, epoch))
+
+    def _prepare_share(self, batch: BatchPlan, view: View, *, changes: bool) -> StepMessage:
+        """Compute this rank's share of the agreed step, and tell what it has for the next one.
+
+        A change of the world or a pause comes after this step: without this share it would be too small.
+        """
+        next_step = self._world.step + (1 if batch.size else 0)
+        next_facts = StepMessage(
+            leaves_round=changes,
+            pauses=view.pauses_at(next_step),
+            available=batch.shares.available(batch.records),
+            epoch_left=batch.epoch_left(view.committed_step, view.epoch_left),
+            may_be_short=view.may_be_short,
+        )
+        if not batch.records:
+            return next_facts
+        shares, loaded = batch.shares.load_share(batch.records)
+        message = self._compute(shares, loaded)
+        epoch = batch.shares.epoch
+        return replace(
+            next_facts,
+            shares=message.shares,
+            has_gradient=message.has_gradient,
+            weight=message.weight,
+            loss=message.loss,
+            is_finite=message.is_finite,
+            epoch=epoch,
+            learning_rate=self._learning_rate(view, epoch),
+        )
+
+    def _learning_rate(self, view: View, epoch: int) -> float | None:
+        return view.learning_rate if self._epoch_rate is None else self._epoch_rate(epoch)
+
+    def _compute(self, shares: StepShares, loaded_steps: Iterable[tuple[LeasedTask, LoadedStep]]) -> StepMessage:
+        """Compute the sum of the gradients of some minibatches, which together are these shares."""
+        count, weight, weighted_loss = 0, 0.0, 0.0
+        for task, loaded in loaded_steps:
+            if loaded.minibatch is None:
+                continue
+            minibatch = loaded.minibatch
+            with add_record_range(task, loaded.step):
+                result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights, adds=count > 0)
+            if not result.finite:
+                self._nonfinite_count += 1
+                report_not_finite(
+                    task,
+                    loaded.step,
+                    result.loss,
+                    self._nonfinite_count,
+                    skip=self._skip_nan,
+                    gradient=f"the gradient of '{result.nonfinite}'",
+                )
+                return StepMessage(shares, is_finite=False)
+            count, weight = count + 1, weight + result.weight
+            weighted_loss += result.weight * result.loss
+        return StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
 
     def _current_lease(self, view: View) -> OpenLease | None:
         """The lease whose records come next; None if there are none now, or if nobody may train."""
@@ -376,8 +441,11 @@ class StepLoop:
         else:
             self._replica.restore_statistics()
         self._world.apply_step(outcome.shares, outcome.loss)
+        if self._batch is not None:
+            self._batch.add_step(self._world.step, outcome.shares)
         # A rank has few leases that are not in the ledger, and short ones are finished faster than requests wait.
-        if message.share is None or self._shares.mark_applied(message.share, self._world.step):
+        finished = [self._shares.mark_applied(share, self._world.step) for share in message.shares]
+        if not finished or any(finished):
             self._world.report_steps_soon()
         return outcome
 

@@ -7,10 +7,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.world_rounds import Share, StepShares
 
-_FORMAT = struct.Struct("<qqqddqdB")
-_HAS_SHARE, _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT = 1, 2, 4, 8, 16
+_FORMAT = struct.Struct("<ddqdqqB")
+_SHARE = struct.Struct("<qqq")
+_NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT = 1, 2, 4, 8, 16, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +20,21 @@ class StepMessage:
     """One rank's part of a step.
 
     Attributes:
-        share: its records; None: it has none now.
+        shares: its records, at most one share of each lease; none: it has no records now.
         has_gradient: whether it adds the gradient of a minibatch.
         weight: the weight of its loss among all ranks.
-        loss: the loss of its minibatch.
+        loss: the loss of its records.
         is_finite: whether loss and gradients are.
         leaves_round: the world is to change: all ranks leave the round after this step.
         pauses: an evaluation waits: nobody trains after this step.
         epoch: the epoch of its records.
         learning_rate: the rate that the callbacks set for these records; None: no callback sets one.
+        available: with a global batch, the records that it has for the next step.
+        epoch_left: with a global batch, the records of the epoch after this step, as this rank knows. Rank 0's counts.
+        may_be_short: whether the next step may have fewer records than the global batch. Rank 0's word counts, too.
     """
 
-    share: Share | None = None
+    shares: StepShares = ()
     has_gradient: bool = False
     weight: float = 0.0
     loss: float = 0.0
@@ -38,43 +43,48 @@ class StepMessage:
     pauses: bool = False
     epoch: int = 0
     learning_rate: float | None = None
+    available: RankRecords = NO_RECORDS
+    epoch_left: int = 0
+    may_be_short: bool = False
 
     def encode(self) -> bytes:
-        """The message as bytes, always of the same length."""
-        lease, start, end = self.share or (0, 0, 0)
+        """The message as bytes."""
         flags = (
-            (_HAS_SHARE if self.share is not None else 0)
-            | (0 if self.is_finite else _NOT_FINITE)
+            (0 if self.is_finite else _NOT_FINITE)
             | (_LEAVES_ROUND if self.leaves_round else 0)
             | (_PAUSES if self.pauses else 0)
             | (_HAS_GRADIENT if self.has_gradient else 0)
+            | (_IS_INDIVISIBLE if self.available.is_indivisible else 0)
+            | (_MAY_BE_SHORT if self.may_be_short else 0)
         )
         rate = math.nan if self.learning_rate is None else self.learning_rate
-        return _FORMAT.pack(lease, start, end, self.weight, self.loss, self.epoch, rate, flags)
+        fixed = _FORMAT.pack(self.weight, self.loss, self.epoch, rate, self.available.count, self.epoch_left, flags)
+        return b"".join([fixed, *(_SHARE.pack(*share) for share in self.shares)])
 
     @classmethod
     def decode(cls, data: bytes) -> StepMessage:
         """Read a message.
 
         Raises:
-            ValueError: it has another length.
+            ValueError: it has an impossible length.
         """
-        try:
-            lease, start, end, weight, loss, epoch, rate, flags = _FORMAT.unpack(data)
-        except struct.error as error:
-            raise ValueError(f"a rank's message has {len(data)} bytes, not {_FORMAT.size}") from error
-        share = Share(lease, start, end) if flags & _HAS_SHARE else None
-        leaves_round, pauses = bool(flags & _LEAVES_ROUND), bool(flags & _PAUSES)
+        size = _FORMAT.size
+        if len(data) < size or (len(data) - size) % _SHARE.size:
+            raise ValueError(f"a rank's message has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
+        weight, loss, epoch, rate, available, epoch_left, flags = _FORMAT.unpack(data[:size])
         return cls(
-            share,
+            tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:])),
             bool(flags & _HAS_GRADIENT),
             weight,
             loss,
             not flags & _NOT_FINITE,
-            leaves_round,
-            pauses,
+            bool(flags & _LEAVES_ROUND),
+            bool(flags & _PAUSES),
             epoch,
             None if math.isnan(rate) else rate,
+            RankRecords(available, bool(flags & _IS_INDIVISIBLE)),
+            epoch_left,
+            bool(flags & _MAY_BE_SHORT),
         )
 
 
@@ -94,6 +104,9 @@ class StepOutcome:
             that of the later one. Every step says it anew, so a member that joins, or a new rank 0, misses none.
         rate_conflict: two ranks with records of the same epoch whose callbacks set different rates; None: there are
             none.
+        available: the records that each rank has for the next step, by rank.
+        epoch_left: the records of the epoch after this step, which bound the next one.
+        may_be_short: whether the next step may have fewer records.
     """
 
     shares: StepShares
@@ -105,18 +118,21 @@ class StepOutcome:
     pauses: bool
     learning_rate: float | None = None
     rate_conflict: tuple[int, int] | None = None
+    available: tuple[RankRecords, ...] = ()
+    epoch_left: int = 0
+    may_be_short: bool = False
 
     @classmethod
     def from_messages(cls, messages: Sequence[bytes]) -> StepOutcome:
         """Combine the messages of all ranks, by rank."""
         parts = [StepMessage.decode(data) for data in messages]
         weight = sum(part.weight for part in parts)
-        epoch = max((part.epoch for part in parts if part.share is not None), default=0)
-        rates = [(at, x.learning_rate) for at, x in enumerate(parts) if x.share is not None and x.epoch == epoch]
+        epoch = max((part.epoch for part in parts if part.shares), default=0)
+        rates = [(at, x.learning_rate) for at, x in enumerate(parts) if x.shares and x.epoch == epoch]
         rank, rate = rates[0] if rates else (0, None)
         conflict = next(((rank, other) for other, its_rate in rates if its_rate != rate), None)
         return cls(
-            shares=tuple(part.share for part in parts if part.share is not None),
+            shares=tuple(share for part in parts for share in part.shares),
             weight=weight,
             has_gradient=any(part.has_gradient for part in parts),
             loss=sum(part.weight * part.loss for part in parts) / weight if weight else None,
@@ -125,4 +141,7 @@ class StepOutcome:
             pauses=any(part.pauses for part in parts),
             learning_rate=rate,
             rate_conflict=conflict,
+            available=tuple(part.available for part in parts),
+            epoch_left=parts[0].epoch_left,
+            may_be_short=parts[0].may_be_short,
         )

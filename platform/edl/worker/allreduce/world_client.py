@@ -40,6 +40,8 @@ class View:
         restore_cut: the checkpoint with the first state of a round without holders; 0: the initial state.
         checkpoint: the checkpoint that this worker has to write; None: none.
         learning_rate: the rate that a callback has set at an evaluation; None: that of the state.
+        epoch_left: with a global batch, the records of the epoch that are not done at ``committed_step``.
+        may_be_short: whether a step may have fewer records than the global batch.
     """
 
     version: int = 0
@@ -60,6 +62,8 @@ class View:
     restore_cut: int = 0
     checkpoint: CheckpointOrder | None = None
     learning_rate: float | None = None
+    epoch_left: int = 0
+    may_be_short: bool = False
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
@@ -94,6 +98,8 @@ class View:
             if reply.HasField("checkpoint")
             else None,
             reply.learning_rate if reply.HasField("learning_rate") else None,
+            reply.epoch_left,
+            reply.may_be_short,
         )
 
     def pauses_at(self, step: int) -> bool:

@@ -1,0 +1,111 @@
+"""Steps of a fixed number of records under AllReduce (``strategy.global_batch``): their size, and who takes how many.
+
+Every rank says with each step how many records it has, and rank 0 says how many the epoch has. So all ranks compute
+the same shares of the next step. A step never has records of two epochs: the last step of an epoch may be smaller.
+docs/design/0010-allreduce.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SHARES_AHEAD = 8
+"""Shares of a step that a worker holds, if there are so many, however short its leases are.
+
+The ledger is some steps behind, so of these the worker has fewer left.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecords:
+    """The records that a rank can put into the next step.
+
+    Attributes:
+        count: how many there are.
+        is_indivisible: all of them belong to one step, or none: they crashed a worker before.
+    """
+
+    count: int = 0
+    is_indivisible: bool = False
+
+
+NO_RECORDS = RankRecords()
+
+
+def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool = False) -> tuple[int, ...]:
+    """The number of records that each rank puts into a step of ``size`` records.
+
+    The shares differ by one at most; ranks with more records have the larger ones, so that none runs out before the
+    others. If a rank has fewer records, the others take more. If all together have too few, nobody takes any, and the
+    step waits for more records.
+
+    Args:
+        size: the records of the step.
+        ranks: what each rank has.
+        may_be_short: whether a step with fewer records is made instead of waiting.
+    """
+    left = min(size, sum(rank.count for rank in ranks))
+    if left < size and not may_be_short:
+        return (0,) * len(ranks)
+    shares = [0] * len(ranks)
+    for at, rank in enumerate(ranks):
+        if rank.is_indivisible and 0 < rank.count <= left:
+            shares[at] = rank.count
+            left -= rank.count
+    # From the rank with the fewest records: what it lacks is divided among the others.
+    divisible = sorted((at for at, rank in enumerate(ranks) if not rank.is_indivisible), key=lambda at: ranks[at].count)
+    open_ranks = [at for at in divisible if ranks[at].count]
+    while open_ranks and ranks[open_ranks[0]].count <= left // len(open_ranks):
+        at = open_ranks.pop(0)
+        shares[at] = ranks[at].count
+        left -= shares[at]
+    for position, at in enumerate(sorted(open_ranks, key=lambda at: (-ranks[at].count, at))):
+        shares[at] = left // len(open_ranks) + (1 if position < left % len(open_ranks) else 0)
+    return tuple(shares)
+
+
+@dataclass(slots=True)
+class EpochProgress:
+    """How many records the epoch has left, although the ledger is some steps behind the ranks of a round.
+
+    Attributes:
+        steps: the steps of this round that are not in the ledger, with their records.
+    """
+
+    steps: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def add_step(self, step: int, records: int) -> None:
+        """A step was made."""
+        self.steps.append((step, records))
+
+    def records_left(self, committed_step: int, left: int) -> int:
+        """The records of the epoch that are in no step.
+
+        Args:
+            committed_step: the steps up to it are in the ledger.
+            left: the records of the epoch that are not done in this ledger.
+        """
+        while self.steps and self.steps[0][0] <= committed_step:
+            self.steps.popleft()
+        return max(0, left - sum(records for _, records in self.steps))
+
+
+def limit_lease(left: int, held: int, leases: int, global_batch: int, world: int) -> int:
+    """The most records of the next lease of a worker; 0: it gets none now.
+
+    A worker holds at most its part of the records that the epoch has left. So at the end of an epoch all workers run
+    out of records in the same steps. And as long as there are records that nobody holds, some worker gets them.
+
+    Args:
+        left: records of the epoch that are not done.
+        held: those that this worker holds.
+        leases: how many more leases it may hold; it may hold more if they are small.
+        global_batch: records of a step.
+        world: number of workers in the world.
+    """
+    share = -(-global_batch // world)
+    if leases <= 0 and held >= SHARES_AHEAD * share:
+        return 0
+    return max(0, -(-left // world) - held)

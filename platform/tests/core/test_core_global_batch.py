@@ -1,0 +1,126 @@
+"""The shares of a step of ``strategy.global_batch``, and how many records its leases have."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edl.core.global_batch import EpochProgress, RankRecords, divide_step, limit_lease
+
+ranks = st.lists(st.integers(0, 40).map(RankRecords), min_size=1, max_size=9)
+
+
+@given(st.integers(0, 300), ranks)
+def test_a_step_has_its_size_or_waits(size: int, available: list[RankRecords]) -> None:
+    shares = divide_step(size, available)
+    total = sum(each.count for each in available)
+    assert sum(shares) == (size if total >= size else 0)
+    assert all(0 <= share <= each.count for share, each in zip(shares, available, strict=True))
+
+
+@given(st.integers(0, 300), ranks)
+def test_shares_differ_by_one_unless_a_rank_has_no_more(size: int, available: list[RankRecords]) -> None:
+    shares = divide_step(size, available, may_be_short=True)
+    assert sum(shares) == min(size, sum(each.count for each in available))
+    open_shares = [share for share, each in zip(shares, available, strict=True) if share < each.count]
+    assert max(open_shares, default=0) - min(open_shares, default=0) <= 1
+    assert all(share <= min(open_shares) + 1 for share in shares if open_shares)
+    # Whoever has more records takes more of them.
+    with_counts = sorted((each.count, share) for each, share in zip(available, shares, strict=True))
+    assert [share for _, share in with_counts] == sorted(shares)
+    with_plenty = divide_step(size, [RankRecords(1000)] * len(available))
+    assert list(with_plenty) == sorted(with_plenty, reverse=True)
+    assert with_plenty[0] - with_plenty[-1] <= 1
+
+
+@given(st.integers(1, 300), ranks, st.lists(st.booleans(), min_size=9, max_size=9))
+def test_indivisible_records_are_in_one_step_or_in_none(
+    size: int, available: list[RankRecords], flags: list[bool]
+) -> None:
+    marked = [RankRecords(each.count, flag) for each, flag in zip(available, flags, strict=False)]
+    shares = divide_step(size, marked, may_be_short=True)
+    assert sum(shares) <= size
+    for share, each in zip(shares, marked, strict=True):
+        assert share <= each.count
+        assert not each.is_indivisible or share in (0, each.count)
+    # So a step always comes that has them.
+    if any(0 < each.count <= size for each in marked):
+        assert sum(shares) > 0
+
+
+def test_the_remainder_and_a_rank_with_few_records() -> None:
+    assert divide_step(10, [RankRecords(50)] * 4) == (3, 3, 2, 2)
+    assert divide_step(10, [RankRecords(50), RankRecords(51), RankRecords(50), RankRecords(52)]) == (2, 3, 2, 3)
+    assert divide_step(10, [RankRecords(50), RankRecords(1), RankRecords(50), RankRecords()]) == (5, 1, 4, 0)
+    assert divide_step(10, [RankRecords(4), RankRecords(5)]) == (0, 0)
+    assert divide_step(10, [RankRecords(4), RankRecords(5)], may_be_short=True) == (4, 5)
+
+
+def test_the_ledger_may_be_some_steps_behind() -> None:
+    progress = EpochProgress()
+    for step in (1, 2, 3):
+        progress.add_step(step, 8)
+    assert progress.records_left(0, 100) == 76
+    assert progress.records_left(2, 84) == 76
+    assert progress.records_left(3, 76) == 76
+
+
+@given(
+    st.integers(1, 10_000),
+    st.lists(st.integers(0, 500), min_size=1, max_size=12),
+    st.integers(1, 64),
+    st.integers(0, 3),
+)
+def test_a_step_that_waits_gets_records_if_nobody_holds_them(
+    unleased: int, held: list[int], share: int, leases: int
+) -> None:
+    world, left = len(held), unleased + sum(held)
+    limits = [limit_lease(left, each, leases, share * world, world) for each in held]
+    # Otherwise all ranks would wait for ever.
+    assert any(limits) or sum(held) >= share * world
+
+
+def test_a_worker_holds_its_part_of_what_is_left() -> None:
+    assert limit_lease(400, 30, 1, 20, 4) == 70
+    assert limit_lease(400, 100, 1, 20, 4) == 0
+    # It may hold more leases if they are small.
+    assert limit_lease(400, 39, 0, 20, 4) == 61
+    assert limit_lease(400, 40, 0, 20, 4) == 0
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 3000), st.integers(1, 400), st.integers(0, 4), st.data())
+def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
+    world: int, share: int, records: int, lease_records: int, lag: int, data: st.DataObject
+) -> None:
+    """An epoch in which the ledger is ``lag`` steps behind, and each rank sends its requests in any order."""
+    size = share * world - data.draw(st.integers(0, share - 1))
+    unleased = records
+    leases: list[list[int]] = [[] for _ in range(world)]
+    pending: list[tuple[int, ...]] = []
+    without = [0] * world
+    left = records
+    while left:
+        left_in_ledger = left + sum(sum(shares) for shares in pending[-lag:] if lag)
+        for rank in data.draw(st.permutations(range(world))):
+            while unleased:
+                available = sum(leases[rank])
+                held = available + sum(shares[rank] for shares in pending[-lag:] if lag)
+                most = min(lease_records, limit_lease(left_in_ledger, held, 3 - len(leases[rank]), size, world))
+                if not most:
+                    break
+                leases[rank].append(min(most, unleased))
+                unleased -= min(most, unleased)
+        shares = divide_step(min(size, left), [RankRecords(sum(each)) for each in leases])
+        assert sum(shares) == min(size, left)
+        for rank, count in enumerate(shares):
+            without[rank] += count == 0
+            while count:
+                taken = min(count, leases[rank][0])
+                leases[rank][0] -= taken
+                count -= taken
+                if not leases[rank][0]:
+                    leases[rank].pop(0)
+        pending.append(shares)
+        left -= sum(shares)
+    assert max(without) <= 2
