@@ -129,11 +129,20 @@ class CollectiveListener:
         token: the job's token.
         shared_memory: neighbours on a Unix socket may send through shared memory. This needs the
             native extension.
+        handle_frame: answers first frames of other kinds than JOIN_ROUND; None: they are refused.
     """
 
-    def __init__(self, address: str, token: str, *, shared_memory: bool = True) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        shared_memory: bool = True,
+        handle_frame: Callable[[ReceivedFrame], HandOver] | None = None,
+    ) -> None:
         self.token = token
         self.shared_memory = shared_memory and address.startswith("unix:")
+        self._handle_frame = handle_frame
         self._changed = threading.Condition()
         self._admission: RoundAdmission | None = None
         self._stopped = False
@@ -198,6 +207,8 @@ class CollectiveListener:
     def _answer(self, frame: ReceivedFrame) -> HandOver:
         """Answer the first request of a connection that proved the token. Runs in its thread."""
         if frame.kind is not FrameKind.JOIN_ROUND:
+            if self._handle_frame is not None:
+                return self._handle_frame(frame)
             raise PeerRefusedError(f"Here rounds are joined, not {frame.kind.name}", kind="bad")
         request = JoinRequest.decode(frame.meta)
         admission = self._await_round(request.round_id)

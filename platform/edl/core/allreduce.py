@@ -78,6 +78,14 @@ def _handle_phase(
         if leaves and event.worker not in rounds.members:
             return []
         return rounds.handle_candidate(event.worker, pod.index, event.round, _check_shares(state, rounds, event.report))
+    if event.phase in (RankPhase.FOLLOWING, RankPhase.CAUGHT_UP):
+        # Like a candidate: the master that sent it out of the round may have been replaced.
+        if event.worker in rounds.members and event.worker not in rounds.lost:
+            return rounds.handle_report(event.worker, event.round, _check_shares(state, rounds, event.report))
+        if leaves:
+            return []
+        is_caught_up = event.phase is RankPhase.CAUGHT_UP
+        return rounds.handle_follower(event.worker, pod.index, is_caught_up=is_caught_up)
     if event.phase is RankPhase.ENDED:
         return rounds.handle_report(event.worker, event.round, _check_shares(state, rounds, event.report))
     if event.phase is RankPhase.CONFIRMED:
@@ -138,7 +146,16 @@ def view_world(state: JobState, worker: str) -> WorldView:
         epoch_left=training.open_epoch()[1] if training is not None and has_batch else 0,
         # A worker with suspect records gets no others, and one with others gets no suspect ones.
         may_be_short=has_batch and bool(state.crash_suspects.suspect_ranges),
+        source=_find_source(rounds, state.pods.by_uid.get(worker)),
     )
+
+
+def _find_source(rounds: WorldRounds, pod: JobPod | None) -> str:
+    """The member that lets a worker outside follow the running round; several of them get different ones."""
+    if pod is None or rounds.phase is not RoundPhase.RUNNING or pod.uid in rounds.members:
+        return ""
+    staying = [worker for worker in rounds.members if worker not in rounds.leaving]
+    return staying[pod.index % len(staying)] if staying else ""
 
 
 # ------------------------------------------------------------------------------------------------ what the job knows

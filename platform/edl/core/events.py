@@ -567,6 +567,7 @@ class WorldView:
         learning_rate: the rate that a callback of the job has set; None: that of the worker's state.
         epoch_left: with ``strategy.global_batch``, the records of the epoch that are not done at ``committed_step``.
         may_be_short: whether a step may have fewer records: a worker holds records that crashed another one.
+        source: for a worker outside, the member that lets it follow the running round; empty: there is none.
     """
 
     version: int
@@ -588,6 +589,7 @@ class WorldView:
     learning_rate: float | None = None
     epoch_left: int = 0
     may_be_short: bool = False
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,9 @@ class PendingShares:
         """Add the shares of the next step."""
         for share in self.newest:
             self.done[share.lease] = (share.end, self.step)
-        self.step, self.newest = self.step + 1, shares
+        self.step += 1
+        # A worker that follows the others may get a step that is in the ledger already.
+        self.newest = shares if self.step > self.after else ()
 
     def drop_steps(self, until: int) -> None:
         """Drop the steps up to ``until``: they are in the ledger."""
@@ -73,7 +75,11 @@ class RankPhase(Enum):
     """What a worker does about the rounds."""
 
     OUTSIDE = "outside"
-    """The worker is in no round; it may join a later one."""
+    """The worker is in no round, and asks to join the next one."""
+    FOLLOWING = "following"
+    """The worker is in no round and does not ask to join yet: it gets every step of the running round from a member."""
+    CAUGHT_UP = "caught up"
+    """It follows the running round, has all steps but the newest one, and asks to join at the next boundary."""
     FETCHING = "fetching"
     """The worker is a member and lacks the state of the round's first step."""
     CONFIRMED = "confirmed"
@@ -159,7 +165,7 @@ class RankState:
         Args:
             shares: the shares of all ranks, as the reduction transferred them.
         """
-        if self.phase is not RankPhase.RUNNING or self.step is None:
+        if self.phase not in (RankPhase.RUNNING, *_FOLLOWING_PHASES) or self.step is None:
             raise ValueError(f"{self.worker} applies a step while it is {self.phase.value}")
         self.step += 1
         self.shares.add_step(shares)
@@ -181,10 +187,45 @@ class RankState:
         self.round, self.phase = round_id, RankPhase.ENDED
         return True
 
-    def leave_world(self, round_id: RoundId) -> None:
+    def leave_world(self, round_id: RoundId, *, may_follow: bool = False) -> None:
         """Leave the world: the master does not count this worker as a member of this round, or of any later one.
 
         The worker joins like a new one.
+
+        Args:
+            may_follow: the round is not over, so this worker follows it before it asks to join. It must not ask
+                before: such a message may be late, and it names a state that the worker has given up since.
         """
-        if round_id >= self.round:
-            self.round, self.phase = round_id, RankPhase.OUTSIDE
+        if round_id > self.round or (round_id == self.round and not self.is_outside):
+            self.round, self.phase = round_id, RankPhase.FOLLOWING if may_follow else RankPhase.OUTSIDE
+
+    # ------------------------------------------------------------------------------------ following a round
+
+    def begin_following(self) -> None:
+        """Give the own state up for that of a member of the running round, which is being copied."""
+        if self.phase is not RankPhase.FOLLOWING:
+            raise ValueError(f"{self.worker} follows a round while it is {self.phase.value}")
+        self.step, self.shares = None, PendingShares()
+
+    def adopt_followed_state(self, step: int, shares: PendingShares) -> None:
+        """The copy is complete: the state of a step of the round that this worker follows."""
+        if self.phase is RankPhase.FOLLOWING:
+            self.step, self.shares, self.state_round = step, replace(shares, done=dict(shares.done)), self.round
+
+    def catch_up(self) -> None:
+        """This worker has all steps but the newest one: it asks to join."""
+        if self.phase is RankPhase.FOLLOWING and self.step is not None:
+            self.phase = RankPhase.CAUGHT_UP
+
+    def end_following(self) -> None:
+        """No further step of this round comes: this worker asks to join with the state that it has."""
+        if self.phase in _FOLLOWING_PHASES:
+            self.phase = RankPhase.OUTSIDE
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the worker is in no round."""
+        return self.phase is RankPhase.OUTSIDE or self.phase in _FOLLOWING_PHASES
+
+
+_FOLLOWING_PHASES = (RankPhase.FOLLOWING, RankPhase.CAUGHT_UP)

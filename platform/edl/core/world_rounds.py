@@ -289,6 +289,18 @@ class WorldRounds:
         # A change that is under way takes it in at the next boundary, with all that come meanwhile.
         return self._request_change(f"{worker} joins")
 
+    def handle_follower(self, worker: str, index: int, *, is_caught_up: bool) -> list[RoundCommand]:
+        """A worker outside the round gets every step of it from a member, and asks to join when it has caught up.
+
+        What state it has counts only when it reports as a candidate: when no further step comes.
+        """
+        if not is_caught_up:
+            self.candidates.pop(worker, None)
+            self.reports.pop(worker, None)
+            return self._announce_if_complete() if self.is_closing else []
+        self.candidates[worker] = index
+        return [] if self.is_closing else self._request_change(f"{worker} joins")
+
     def announce_if_possible(self) -> list[RoundCommand]:
         """Announce the next round if nothing is missing any more, after a change of ``members_min``."""
         return self._announce_if_complete() if self.is_closing else []
@@ -398,6 +410,10 @@ class WorldRounds:
             self.waiting_reason = f"{len(members)} of at least {self.members_min} workers are ready"
             return []
         step, holders = self._furthest_step(members)
+        newest, _ = self._furthest_step(survivors)
+        # One that followed the round may be many steps behind a member that leaves.
+        if newest > step and not any(worker in survivors for worker in holders):
+            holders = ()
         if not holders:
             # A worker that leaves may have the newest state. It stays for one more round, to pass the state on.
             step, leaving_holders = self._furthest_step(survivors)
@@ -422,11 +438,11 @@ class WorldRounds:
         """The step of a worker's state, unless the state may contain a step that was never made.
 
         A worker that was outside of a round that started may have applied a step that this round did not
-        start from.
+        start from. One that followed a round may lack steps that are in the ledger.
         """
         report = self.reports[worker]
         is_valid = report.state_round == self.valid_from or report.state_round.number > self.valid_from.number
-        return report.step if is_valid else None
+        return report.step if is_valid and (report.step or 0) >= self.committed_step else None
 
     # ------------------------------------------------------------------------------- effects of entries
 

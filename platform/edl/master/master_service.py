@@ -215,6 +215,8 @@ def view_to_reply(
         if view.checkpoint is not None
         else None,
     )
+    if view.source:
+        reply.source.CopyFrom(next(member for member in members.members if member.uid == view.source))
     # They are as many as there are workers, and everyone of them asks several times a second.
     if view.is_member and view.phase is not RoundPhase.CLOSING and members_known != view.round:
         reply.MergeFrom(members)

@@ -74,6 +74,11 @@ class FrameKind(IntEnum):
     HEARTBEAT = 18
     ROUND_BROKEN = 19
     ROUND_LEFT = 20
+    FOLLOW_ROUND = 21  # FollowRound
+    FOLLOWED_ROUND = 22  # no message; from here on frames come from the member that is followed
+    ROUND_STATE = 23  # RoundState
+    ROUND_STEP = 24  # RoundStep
+    ROUND_END = 25  # no message
 
 
 REPLY_KINDS = {
@@ -84,6 +89,7 @@ REPLY_KINDS = {
     FrameKind.PUSH: FrameKind.PUSHED,
     FrameKind.SCAN_ROWS: FrameKind.SCANNED,
     FrameKind.JOIN_ROUND: FrameKind.JOINED_ROUND,
+    FrameKind.FOLLOW_ROUND: FrameKind.FOLLOWED_ROUND,
 }
 """The reply to each request, unless it is REFUSED."""
 

@@ -378,7 +378,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short", "source")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -399,6 +399,7 @@ class WorldReply(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LEFT_FIELD_NUMBER: _ClassVar[int]
     MAY_BE_SHORT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     round: Round
@@ -419,7 +420,8 @@ class WorldReply(_message.Message):
     checkpoint: CheckpointOrder
     epoch_left: int
     may_be_short: bool
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ...) -> None: ...
+    source: WorldMember
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")
@@ -748,6 +750,30 @@ class ScannedRows(_message.Message):
     cursor: int
     count: int
     def __init__(self, cursor: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
+
+class FollowRound(_message.Message):
+    __slots__ = ("round", "model")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    round: Round
+    model: str
+    def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
+
+class RoundState(_message.Message):
+    __slots__ = ("step", "shares")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    shares: bytes
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ...) -> None: ...
+
+class RoundStep(_message.Message):
+    __slots__ = ("messages", "behind")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    behind: int
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ..., behind: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "kind", "hint")

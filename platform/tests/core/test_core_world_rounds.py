@@ -270,21 +270,29 @@ def believe_every_state(self: WorldRounds, worker: str) -> int | None:
 def start_at_once(self: WorldRounds, worker: str, round_id: RoundId, digest: int) -> list[RoundCommand]:
     if round_id != self.round or self.phase is not RoundPhase.CONFIRMING:
         return []
-    done = self._done_records(self.base_step, self.reports.values())
-    return [RoundStarted(self.round, self.base_step, done)]
+    return [RoundStarted(self.round, self.base_step, self._done_at_base())]
+
+
+def believe_states_behind_the_ledger(self: WorldRounds, worker: str) -> int | None:
+    report = self.reports[worker]
+    is_valid = report.state_round == self.valid_from or report.state_round.number > self.valid_from.number
+    return report.step if is_valid else None
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken"),
     [
         (WorldRounds, "_believed_step", believe_every_state),
+        (WorldRounds, "_believed_step", believe_states_behind_the_ledger),
         (WorldRounds, "handle_confirmed", start_at_once),
     ],
-    ids=["a state from outside is believed", "a round starts unconfirmed"],
+    ids=["a state from outside is believed", "a state behind the ledger is believed", "a round starts unconfirmed"],
 )
 def test_the_simulation_notices_a_rule_that_is_left_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, broken: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
-    with pytest.raises(AssertionError, match="seed"):
+    with pytest.raises(AssertionError, match="seed") as noticed:
         simulate(range(3_000))
+    # An invariant failed, and not the broken rule itself.
+    assert isinstance(noticed.value.__cause__, AssertionError)

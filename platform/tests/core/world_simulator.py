@@ -45,6 +45,8 @@ class SimulatedRank:
         is_stopped: SIGSTOP: it does nothing, and its neighbours take it for lost.
         is_leaving: it was told to leave, and will end.
         wants_boundary: it knows that the world is to change.
+        source: the member whose steps it gets while it follows the running round.
+        stream: steps of its source that have not arrived here yet.
     """
 
     state: RankState
@@ -55,6 +57,8 @@ class SimulatedRank:
     is_stopped: bool = False
     is_leaving: bool = False
     wants_boundary: bool = False
+    source: str = ""
+    stream: list[StepShares] = field(default_factory=list)
 
     @property
     def uid(self) -> str:
@@ -179,6 +183,9 @@ class WorldSimulator:
             elif isinstance(command, ChangeAtBoundary):
                 self.send(self.worker_hears_boundary, self.random.choice(self.rounds.members), command.round)
             else:
+                if isinstance(command, RoundStarted):
+                    states = [self.workers[uid].state.state_round for uid in self.rounds.members]
+                    assert all(each == command.round for each in states), "a member lacks the first state of a round"
                 self.journal.append(command)
                 self._apply_to_ledger(command)
                 if self.random.random() < 0.05:
@@ -219,11 +226,20 @@ class WorldSimulator:
                     self.ledger.requeue_lease(number, lease.done_steps)
 
     def has_valid_state(self, worker: SimulatedRank) -> bool:
-        """Whether a worker has a state of the newest round that started, or of a later one."""
+        """Whether a worker has a state of the newest round that started, or of a later one.
+
+        The ledger of a step before the committed one is not known.
+        """
         state, valid_from = worker.state, self.rounds.valid_from
-        return state.step is not None and (state.state_round == valid_from or state.state_round > valid_from)
+        if state.step is None or state.step < self.rounds.committed_step:
+            return False
+        return state.state_round == valid_from or state.state_round > valid_from
 
     def _send_entry(self, entry: RoundAnnounced | RoundStarted | StepsCommitted) -> None:
+        if isinstance(entry, StepsCommitted):
+            for follower in self.workers.values():
+                if follower.source and follower.state.round == self.rounds.round:
+                    self.send(self.worker_hears_acknowledgement, follower.uid, entry.step)
         for worker in self.rounds.members:
             if isinstance(entry, RoundAnnounced):
                 self.send(self.worker_hears_announcement, worker, entry)
@@ -244,6 +260,15 @@ class WorldSimulator:
         if self.workers[uid].is_alive and not self.workers[uid].is_stopped:
             self.obey(self.rounds.handle_candidate(uid, self.workers[uid].index, round_id, report))
 
+    def master_hears_follower(self, uid: str, round_id: RoundId, phase: RankPhase, report: MemberReport) -> None:
+        if not self.workers[uid].is_alive or self.workers[uid].is_stopped:
+            return
+        if uid in self.rounds.members and uid not in self.rounds.lost:
+            self.obey(self.rounds.handle_report(uid, round_id, report))
+        else:
+            is_caught_up = phase is RankPhase.CAUGHT_UP
+            self.obey(self.rounds.handle_follower(uid, self.workers[uid].index, is_caught_up=is_caught_up))
+
     def master_hears_confirmation(self, uid: str, round_id: RoundId, digest: int) -> None:
         self.obey(self.rounds.handle_confirmed(uid, round_id, digest))
 
@@ -255,7 +280,7 @@ class WorldSimulator:
         """What a worker's heartbeat is answered with: what it may have missed."""
         rounds = self.rounds
         if uid not in rounds.members or uid in rounds.lost:
-            self.send(self.worker_is_outside, uid, rounds.round)
+            self.send(self.worker_is_outside, uid, rounds.round, rounds.phase is not RoundPhase.CLOSING)
         elif rounds.phase is RoundPhase.CLOSING:
             self.send(self.worker_hears_close, uid, rounds.round)
         else:
@@ -276,6 +301,8 @@ class WorldSimulator:
     def worker_hears_announcement(self, uid: str, entry: RoundAnnounced) -> None:
         if (worker := self._reachable(uid)) is None:
             return
+        if worker.source:
+            self.end_following(worker)
         worker.state.handle_announced(entry)
         worker.wants_boundary = False
         if not entry.holders and entry.round == worker.state.round:
@@ -287,7 +314,14 @@ class WorldSimulator:
             worker.state.handle_acknowledged(step)
 
     def worker_hears_close(self, uid: str, round_id: RoundId) -> None:
-        if (worker := self._reachable(uid)) is not None and worker.state.handle_closed(round_id):
+        if (worker := self._reachable(uid)) is None:
+            return
+        if worker.source:
+            # The last steps are on their way to it, unless the master takes it for a member.
+            if uid not in self.rounds.members:
+                return
+            self.end_following(worker)
+        if worker.state.handle_closed(round_id):
             self.report(worker)
 
     def worker_hears_boundary(self, uid: str, round_id: RoundId) -> None:
@@ -298,11 +332,16 @@ class WorldSimulator:
         if (worker := self._reachable(uid)) is not None:
             worker.state.handle_acknowledged(step)
 
-    def worker_is_outside(self, uid: str, round_id: RoundId) -> None:
-        if (worker := self._reachable(uid)) is not None:
-            worker.state.leave_world(round_id)
-            if worker.state.phase is RankPhase.OUTSIDE:
-                worker.leases.clear()
+    def worker_is_outside(self, uid: str, round_id: RoundId, may_follow: bool) -> None:
+        worker = self._reachable(uid)
+        if worker is None or (worker.source and round_id <= worker.state.round):
+            return
+        if round_id > worker.state.round or not worker.state.is_outside:
+            worker.source, worker.stream = "", []
+            worker.state.leave_world(round_id, may_follow=may_follow)
+            worker.leases.clear()
+        elif not may_follow:
+            self.end_following(worker)
 
     def report(self, worker: SimulatedRank) -> None:
         digest = hash(tuple(worker.history))
@@ -317,6 +356,9 @@ class WorldSimulator:
             self.send(self.master_hears_confirmation, worker.uid, state.round, digest)
         elif state.phase is RankPhase.OUTSIDE and not worker.is_leaving:
             self.send(self.master_hears_candidate, worker.uid, state.round, state.report(digest))
+        elif state.is_outside and not worker.is_leaving:
+            report = state.report(digest)
+            self.send(self.master_hears_follower, worker.uid, state.round, state.phase, report)
         elif state.phase is RankPhase.FETCHING:
             self.fetch(worker)
         self.send(self.master_hears_poll, worker.uid, state.round, state.phase)
@@ -336,6 +378,34 @@ class WorldSimulator:
         if source.is_alive and not source.is_stopped and has_state:
             worker.history = list(source.history)
             state.adopt_state(entry.round, entry.step, source.state.shares)
+
+    def begin_following(self, worker: SimulatedRank, source: SimulatedRank) -> None:
+        """Copy the state of a running member, and get every step from it from now on."""
+        worker.state.begin_following()
+        worker.source, worker.stream = source.uid, []
+        assert source.state.step is not None
+        worker.history = list(source.history)
+        worker.state.adopt_followed_state(source.state.step, source.state.shares)
+
+    def follow_step(self, worker: SimulatedRank) -> None:
+        """The next step of the source arrives. When all have, the worker may say so."""
+        if worker.stream:
+            shares = worker.stream.pop(0)
+            worker.history.append(shares)
+            worker.state.apply_step(shares)
+        else:
+            worker.state.catch_up()
+
+    def has_source_ended(self, worker: SimulatedRank) -> bool:
+        """Whether no further step comes from the source."""
+        source = self.workers[worker.source]
+        state = source.state
+        return not source.is_alive or state.round != worker.state.round or state.phase is not RankPhase.RUNNING
+
+    def end_following(self, worker: SimulatedRank) -> None:
+        """The connection to the source ends; what has not arrived is lost."""
+        worker.source, worker.stream = "", []
+        worker.state.end_following()
 
     def contribute(self, worker: SimulatedRank) -> None:
         """Compute a gradient and put it into the reduction of the next step."""
@@ -388,6 +458,9 @@ class WorldSimulator:
         key = (state.round, state.step + 1)
         sent = self.contributions[key]
         shares = tuple(share for member in state.members for share in sent[member])
+        for other in self.workers.values():
+            if other.source == worker.uid and other.state.round == state.round:
+                other.stream.append(shares)
         worker.history.append(shares)
         stable = state.apply_step(shares)
         if stable > state.shares.after:
@@ -442,13 +515,23 @@ class WorldSimulator:
                     yield 3.0, lambda w=worker: self.finish(w)
                 if self.is_round_broken(worker):
                     yield 1.0, lambda w=worker: self.notice_break(w)
+            if worker.source:
+                yield 3.0, lambda w=worker: self.follow_step(w)
+                if faults:
+                    yield 0.05, lambda w=worker: self.end_following(w)
+                if not worker.stream and self.has_source_ended(worker):
+                    yield 3.0, lambda w=worker: self.end_following(w)
+            elif worker.state.phase is RankPhase.FOLLOWING:
+                yield 0.1, lambda w=worker: self.end_following(w)
+                for source in self.sources_for(worker):
+                    yield 1.0, lambda w=worker, s=source: self.begin_following(w, s)
             if faults:
                 yield 0.03, lambda w=worker: self.kill(w)
                 yield 0.03, lambda w=worker: self.stop(w)
                 yield 0.03, lambda w=worker: self.tell_to_leave(w)
             if worker.is_leaving:
                 # It exits as soon as it is outside, or when its grace period ends.
-                yield (1.0 if worker.state.phase is RankPhase.OUTSIDE else 0.05), lambda w=worker: self.kill(w)
+                yield (1.0 if worker.state.is_outside else 0.05), lambda w=worker: self.kill(w)
         alive = sum(worker.is_alive for worker in self.workers.values())
         if alive < 4 or (faults and alive < 6):
             yield (0.1 if alive >= self.members_min else 1.0), self.start_worker
@@ -456,6 +539,11 @@ class WorldSimulator:
             yield 0.05, self.start_master
         if self.rounds.phase is RoundPhase.RUNNING:
             yield 0.1, self.take_checkpoint
+
+    def sources_for(self, worker: SimulatedRank) -> list[SimulatedRank]:
+        """Members of the running round that a worker outside may follow."""
+        members = (self._reachable(uid) for uid in self.rounds.members)
+        return [x for x in members if x and x.state.round == worker.state.round and x.state.phase is RankPhase.RUNNING]
 
     def step(self, *, faults: bool) -> None:
         """Let one thing happen, and check what must hold after each."""
@@ -499,5 +587,7 @@ class WorldSimulator:
             assert len(applied) == len(set(applied)), f"{worker.uid} applied a record twice"
             assert committed <= len(worker.history), f"{worker.uid} lacks a step that is done"
             assert set(self.records(worker.history[:committed])) == self.done, "the ledger is not the state"
+        for worker in self.workers.values():
+            assert not worker.source or worker.state.step == len(worker.history)
         steps = {len(worker.history) for worker in running}
         assert not steps or max(steps) - min(steps) <= 1, f"ranks are further apart than one step: {steps}"

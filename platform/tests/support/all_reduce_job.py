@@ -57,6 +57,7 @@ from edl.master.master_service import (
 from edl.transport import edl_pb2 as pb
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
+from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
@@ -430,7 +431,8 @@ class AllReduceJob:
         index = len(self.ranks)
         rank = Rank(f"w{index}", index, self.make_replica(index))
         session = _RankSession(self, rank)
-        rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN)
+        feed = StepFeed(rank.replica.fingerprint())
+        rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN, handle_frame=feed.handle_frame)
         rank.listener.start()
         # Both are used through the few methods that are here.
         rank.leases = LeaseClient(
@@ -453,6 +455,7 @@ class AllReduceJob:
             rank.replica,
             rank.world,
             rank.listener,
+            feed,
             self._make_shares(rank, progress),
             checkpoints,
             rank.gate,

@@ -42,6 +42,9 @@ DOCUMENTS: Mapping[str, tuple[Any, ...]] = {
         {"place": 0, "cut": 1, "epoch": 2, "metrics": {"auc": 0.5}, "filepath": "a.keras", "weights_only": False},
     ),
     "edl.v1.Declare.optimizer": ({"name": "sgd", "hyperparameters": {"momentum": 0.5, "nesterov": True}},),
+    "edl.v1.RoundState.shares": ({"after": 1, "step": 3, "done": [[1, 4, 2]], "newest": [[1, 4, 8]]},),
+    # The message of a rank has a fixed layout, and no document would be one.
+    "edl.v1.RoundStep.messages": ({"lease": 1},),
     "edl.v1.Table.initializer": ({"name": "uniform", "minval": -1.0, "maxval": 1.0, "seed": 7},),
 }
 """What is JSON within a field, as it may be meant."""

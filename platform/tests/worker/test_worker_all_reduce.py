@@ -57,6 +57,7 @@ def test_a_worker_that_is_told_to_leave_leaves_at_a_boundary(folder):
 def test_a_round_goes_on_without_a_master(folder):
     with AllReduceJob(folder, records=1200, seconds=0.005, task_records=200) as job:
         ranks = [job.start_rank() for _ in range(2)]
+        job.wait_for_round(2)
         job.wait_for_step(3)
         job.stop_master()
         step = ranks[0].world.step
@@ -287,7 +288,7 @@ def test_all_but_one_die_at_one_point_of_a_step(folder, point):
 
 
 def test_a_joiner_dies_while_it_fetches(folder):
-    with AllReduceJob(folder, records=600, seconds=0.003) as job:
+    with AllReduceJob(folder, records=3000, seconds=0.003) as job:
         for _ in range(2):
             job.start_rank()
         job.wait_for_step(3)

@@ -21,6 +21,7 @@ from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
+from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.lease_client import LeasedTask
@@ -69,7 +70,10 @@ def prepare_all_reduce(
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = evaluator.export
-    listener = CollectiveListener(ring_address(runtime.identity), runtime.identity.token)
+    feed = StepFeed(replica.fingerprint())
+    listener = CollectiveListener(
+        ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame
+    )
     listener.start()
     declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
     runtime.session.register(ready=True, callbacks=declared)
@@ -88,6 +92,7 @@ def prepare_all_reduce(
         replica,
         world,
         listener,
+        feed,
         _make_share_source(runtime),
         checkpoints,
         runtime.gate,

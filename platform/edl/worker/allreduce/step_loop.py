@@ -27,6 +27,8 @@ from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
+from edl.worker.allreduce.step_feed import StepFeed
+from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
@@ -81,6 +83,7 @@ class StepLoop:
         replica: the model.
         world: the rounds.
         listener: takes the connections of the neighbours.
+        feed: lets workers that join follow the rounds of this one.
         shares: the minibatches of this rank.
         checkpoints: writes copies of the state.
         gate: says whether this worker was told to end.
@@ -99,6 +102,7 @@ class StepLoop:
         replica: ReplicaLike,
         world: WorldClient,
         listener: CollectiveListener,
+        feed: StepFeed,
         shares: ShareSource,
         checkpoints: CheckpointWriter,
         gate: ShutdownGate,
@@ -116,6 +120,7 @@ class StepLoop:
         self._initial_state = replica.pack_state()
         self._world = world
         self._listener = listener
+        self._feed = feed
         self._shares = shares
         self._checkpoints = checkpoints
         self._gate = gate
@@ -129,6 +134,14 @@ class StepLoop:
         if global_batch is not None:
             assert isinstance(shares, BatchShareSource)
             self._batch = BatchPlan(global_batch, max_steps, shares)
+        self._follower = StepFollower(
+            replica,
+            world,
+            listener.token,
+            self._initial_state.nbytes,
+            self._apply_sums,
+            must_end=lambda: gate.closed or shares.is_over,
+        )
         self._communicator: Communicator | None = None
         self._nonfinite_count = 0
         self._exit_code: int | None = None
@@ -183,14 +196,7 @@ class StepLoop:
         """Do what the view asks for; False if there is nothing to do but to wait."""
         world = self._world
         if not view.is_member:
-            if world.phase is not RankPhase.OUTSIDE or view.round > world.round:
-                self._close_communicator()
-                self._shares.drop_all()
-                world.leave_world(view.round)
-                if not self._gate.closed:
-                    world.request_report()
-                return True
-            return False
+            return self._follow_from_outside(view)
         if view.phase is RoundPhase.CLOSING:
             if world.round < view.round or world.phase is not RankPhase.ENDED:
                 self._close_communicator()
@@ -206,6 +212,26 @@ class StepLoop:
             self._run_round(view)
             return True
         return False
+
+    def _follow_from_outside(self, view: View) -> bool:
+        """Get the steps of the running round, so that this worker has the newest state when it joins."""
+        world, may_follow = self._world, view.phase is not RoundPhase.CLOSING and not self._gate.closed
+        if not world.is_outside or view.round > world.round:
+            self._close_communicator()
+            self._shares.drop_all()
+            world.leave_world(view.round, may_follow=may_follow)
+            if not self._gate.closed:
+                world.request_report()
+            return True
+        if world.phase is not RankPhase.FOLLOWING or not view.version:
+            return False
+        if not may_follow:
+            world.end_following()
+            return True
+        if not view.source_address:
+            return False
+        self._follower.follow(view)
+        return True
 
     # ------------------------------------------------------------------ entering a round
 
@@ -298,6 +324,7 @@ class StepLoop:
                     return
                 self._shares.forget_committed(world.view.committed_step)
                 self._copy_for_checkpoint(world.view)
+                self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
                 message = self._prepare(wait=nobody_has_records)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
@@ -329,6 +356,10 @@ class StepLoop:
             return bool(outcome.shares)
         self._batch.agree(outcome, self._world.rank, self._world.step)
         return self._batch.size > 0
+
+    def _copy_for_follower(self) -> tuple[bytes, np.ndarray[Any, Any]]:
+        """Copy the state for workers that follow this round. All ranks wait for the copy."""
+        return json.dumps(self._world.pending_shares()).encode(), self._replica.pack_state()
 
     def _copy_for_checkpoint(self, view: View) -> None:
         """Copy the state if this rank has to write a checkpoint after this step. All ranks wait for the copy."""
@@ -433,13 +464,10 @@ class StepLoop:
         *first, last = self._replica.buffers
         for buffer in first:
             step.reduce_bucket(buffer)
-        outcome = StepOutcome.from_messages(step.finish(message.encode(), last))
-        if outcome.is_finite and outcome.has_gradient:
-            self._set_learning_rate(outcome)
-            factor = self._scale_rate(communicator.size) if self._scale_rate is not None else None
-            self._replica.apply(outcome.weight, factor)
-        else:
-            self._replica.restore_statistics()
+        messages = step.finish(message.encode(), last)
+        outcome = StepOutcome.from_messages(messages)
+        self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
+        self._apply_sums(outcome, communicator.size)
         self._world.apply_step(outcome.shares, outcome.loss)
         if self._batch is not None:
             self._batch.add_step(self._world.step, outcome.shares)
@@ -448,6 +476,14 @@ class StepLoop:
         if not finished or any(finished):
             self._world.report_steps_soon()
         return outcome
+
+    def _apply_sums(self, outcome: StepOutcome, world_size: int) -> None:
+        """Apply the sums in the replica's buffers: those of this rank's reduction, or of a member that it follows."""
+        if not outcome.changes_variables:
+            self._replica.restore_statistics()
+            return
+        self._set_learning_rate(outcome)
+        self._replica.apply(outcome.weight, self._scale_rate(world_size) if self._scale_rate is not None else None)
 
     def _set_learning_rate(self, outcome: StepOutcome) -> None:
         """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""
@@ -473,6 +509,7 @@ class StepLoop:
         self._close_communicator()
 
     def _close_communicator(self) -> None:
+        self._feed.end_round()
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None

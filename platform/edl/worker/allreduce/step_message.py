@@ -122,6 +122,11 @@ class StepOutcome:
     epoch_left: int = 0
     may_be_short: bool = False
 
+    @property
+    def changes_variables(self) -> bool:
+        """Whether the sums are applied."""
+        return self.is_finite and self.has_gradient
+
     @classmethod
     def from_messages(cls, messages: Sequence[bytes]) -> StepOutcome:
         """Combine the messages of all ranks, by rank."""

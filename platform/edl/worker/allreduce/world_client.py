@@ -42,6 +42,7 @@ class View:
         learning_rate: the rate that a callback has set at an evaluation; None: that of the state.
         epoch_left: with a global batch, the records of the epoch that are not done at ``committed_step``.
         may_be_short: whether a step may have fewer records than the global batch.
+        source_address: for a worker outside, where the member listens that lets it follow the running round.
     """
 
     version: int = 0
@@ -64,6 +65,7 @@ class View:
     learning_rate: float | None = None
     epoch_left: int = 0
     may_be_short: bool = False
+    source_address: str = ""
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
@@ -100,6 +102,7 @@ class View:
             reply.learning_rate if reply.HasField("learning_rate") else None,
             reply.epoch_left,
             reply.may_be_short,
+            reply.source.address,
         )
 
     def pauses_at(self, step: int) -> bool:
@@ -148,7 +151,8 @@ class WorldClient:
         self._copied_state = copied_state
         self._unreadable: pb.UnreadableCheckpoint | None = None
         self._changed = threading.Condition()
-        self._rank = RankState(worker)
+        # It asks to join when it knows whether there is a round to follow.
+        self._rank = RankState(worker, phase=RankPhase.FOLLOWING)
         self._view = View()
         self._digest: int | None = None
         self._stable_step = 0
@@ -177,6 +181,11 @@ class WorldClient:
     def phase(self) -> RankPhase:
         """What this worker does about the rounds."""
         return self._rank.phase
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether this worker is in no round."""
+        return self._rank.is_outside
 
     @property
     def step(self) -> int:
@@ -261,10 +270,40 @@ class WorldClient:
             self._rank.handle_closed(self._rank.round)
         self.request_report()
 
-    def leave_world(self, round_id: RoundId) -> None:
-        """The master does not count this worker as a member."""
+    def leave_world(self, round_id: RoundId, *, may_follow: bool) -> None:
+        """The master does not count this worker as a member; it may follow the round before it asks to join."""
         with self._changed:
-            self._rank.leave_world(round_id)
+            self._rank.leave_world(round_id, may_follow=may_follow)
+
+    def begin_following(self) -> None:
+        """This worker's state is being replaced by that of a member of the running round."""
+        with self._changed:
+            self._rank.begin_following()
+
+    def adopt_followed_state(self, step: int, shares: PendingShares) -> None:
+        """This worker has the state that the member had after ``step``."""
+        with self._changed:
+            self._rank.adopt_followed_state(step, shares)
+
+    def follow_step(self, shares: StepShares) -> None:
+        """A step of the members is applied here, too. Without shares no step was made."""
+        with self._changed:
+            if shares:
+                self._rank.apply_step(shares)
+
+    def catch_up(self) -> None:
+        """This worker has the newest steps of the members: ask to join."""
+        with self._changed:
+            is_new = self._rank.phase is RankPhase.FOLLOWING
+            self._rank.catch_up()
+        if is_new:
+            self.request_report()
+
+    def end_following(self) -> None:
+        """No further step comes: ask to join with the present state."""
+        with self._changed:
+            self._rank.end_following()
+        self.request_report()
 
     def follow_closing(self, round_id: RoundId) -> None:
         """The master closed a round, perhaps one of which this worker has not heard: report the state."""

@@ -1,0 +1,162 @@
+"""What a member of a round sends to workers that follow it: its state once, and then the result of every step.
+
+So a worker that joins has the state of the newest step when it enters the world, and the others wait for
+nothing but the boundary. A thread for each follower sends; the loop of the rank only copies. See
+docs/design/0010-allreduce.md, and ``step_follower`` for the other side.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from edl.api.errors import EdlError
+from edl.api.round_id import RoundId
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_server import HandOver
+from edl.transport.message_validation import parse_message
+from edl.transport.peer_errors import PeerRefusedError
+
+_LOG = logging.getLogger(__name__)
+
+SEND_SECONDS = 10.0
+"""Seconds without progress after which a follower counts as gone."""
+QUEUED_STEPS = 8
+QUEUED_BYTES = 64 << 20
+"""A follower is dropped if more than these steps and more than these bytes wait for it: it is slower than the round."""
+
+Array = np.ndarray[Any, Any]
+
+
+class StepFeed:
+    """The followers of this member; thread-safe.
+
+    Args:
+        fingerprint: of the model. A worker with another one is refused.
+    """
+
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[RoundId, socket.socket]] = []
+        self._streams: list[_FollowerStream] = []
+
+    def handle_frame(self, frame: ReceivedFrame) -> HandOver:
+        """Answer a worker that asks to follow a round; called in a thread of the listener.
+
+        Raises:
+            PeerRefusedError: it asks for something else, or has another model.
+        """
+        if frame.kind is not FrameKind.FOLLOW_ROUND:
+            raise PeerRefusedError(f"Here rounds are joined or followed, not {frame.kind.name}", kind="bad")
+        request = parse_message(pb.FollowRound, frame.meta)
+        if request.model != self._fingerprint:
+            raise PeerRefusedError(
+                "the worker that joins and this member of the world have different models: names, shapes or types of "
+                "variables differ",
+                kind="model",
+                hint="every worker must build the same model: check the packages and random choices in model code",
+            )
+        round_id = RoundId(request.round.incarnation, request.round.number)
+        return HandOver(OutgoingFrame(FrameKind.FOLLOWED_ROUND), lambda sock: self._add(round_id, sock))
+
+    def _add(self, round_id: RoundId, sock: socket.socket) -> None:
+        with self._lock:
+            self._waiting.append((round_id, sock))
+
+    # ------------------------------------------------------------------ what the loop of the rank calls
+
+    def serve_waiting(self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]]) -> None:
+        """Begin with the followers that have connected. The rank is in this round and has applied ``step``.
+
+        Args:
+            copy: returns the shares of the steps that are not in the ledger, as JSON, and a copy of the state.
+        """
+        if not self._waiting:
+            return
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for _, sock in (each for each in waiting if each[0] != round_id):
+            sock.close()
+        current = [sock for each, sock in waiting if each == round_id]
+        if not current:
+            return
+        shares, state = copy()
+        meta = pb.RoundState(step=step, shares=shares).SerializeToString()
+        for sock in current:
+            stream = _FollowerStream(sock)
+            stream.add(OutgoingFrame(FrameKind.ROUND_STATE, meta, (state.data,)), state.nbytes)
+            self._streams.append(stream)
+
+    def add_step(self, messages: Sequence[bytes], buffers: Sequence[Array]) -> None:
+        """A reduction is finished.
+
+        Args:
+            messages: of all ranks.
+            buffers: the sums; they are copied. Empty: the step changes no variable.
+        """
+        self._streams = [stream for stream in self._streams if stream.is_open]
+        if not self._streams:
+            return
+        copies = tuple(buffer.view(np.uint8).copy().data for buffer in buffers)
+        size = sum(each.nbytes for each in copies)
+        for stream in self._streams:
+            meta = pb.RoundStep(messages=messages, behind=stream.queued_count).SerializeToString()
+            stream.add(OutgoingFrame(FrameKind.ROUND_STEP, meta, copies), size)
+
+    def end_round(self) -> None:
+        """No further step of this round comes. Followers still get those that wait for them."""
+        for stream in self._streams:
+            stream.add(OutgoingFrame(FrameKind.ROUND_END), 0)
+        self._streams = []
+
+
+class _FollowerStream:
+    """Sends frames to one follower in a thread of its own."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._connection = BulkConnection(sock, "the worker that joins", FrameLimits(0, 0), SEND_SECONDS)
+        self._frames: queue.SimpleQueue[OutgoingFrame | None] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._lock = threading.Lock()
+        self.is_open = True
+        threading.Thread(target=self._send_all, name="step-feed", daemon=True).start()
+
+    @property
+    def queued_count(self) -> int:
+        """Frames that wait to be sent."""
+        return self._frames.qsize()
+
+    def add(self, frame: OutgoingFrame, size: int) -> None:
+        """Queue a frame; a follower for which too much waits is dropped."""
+        with self._lock:
+            self._queued_bytes += size
+            is_too_slow = self.queued_count > QUEUED_STEPS and self._queued_bytes > QUEUED_BYTES
+        if is_too_slow:
+            _LOG.warning("a worker that joins is slower than the others: it gets the state when it enters the world")
+            self.is_open = False
+            self._connection.shut_down()
+            self._frames.put(None)
+            return
+        self._frames.put(frame)
+
+    def _send_all(self) -> None:
+        try:
+            while (frame := self._frames.get()) is not None:
+                self._connection.send(*frame)
+                with self._lock:
+                    self._queued_bytes -= sum(memoryview(buffer).nbytes for buffer in frame.buffers)
+                if frame.kind is FrameKind.ROUND_END:
+                    break
+        except EdlError as error:
+            _LOG.info("a worker that followed this round is gone: %s", error)
+        finally:
+            self.is_open = False
+            self._connection.close()

@@ -1,0 +1,180 @@
+"""A worker outside the world follows the running round: it gets the state of a member, and then every step.
+
+It applies the same sums as the members, so its variables stay equal to theirs. When it has caught up it asks to
+join, and at the boundary it has the state of the newest step like all others. ``step_feed`` is the other side.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from edl.api.errors import BadInputError, EdlError
+from edl.core.rank_state import PendingShares
+from edl.core.strict_json import decode_json
+from edl.core.world_rounds import RoundPhase
+from edl.transport import edl_pb2 as pb
+from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameKind, FrameLimits, ReceivedFrame
+from edl.transport.message_validation import parse_message
+from edl.transport.peer_errors import PeerRefusedError
+from edl.worker.allreduce.step_message import StepOutcome
+from edl.worker.allreduce.world_client import View, WorldClient
+
+_LOG = logging.getLogger(__name__)
+
+PEER_SECONDS = 5.0
+"""Seconds without progress after which the source of the steps counts as gone."""
+CLOSING_SECONDS = 1.0
+"""Seconds for which the last steps of a round may still arrive after the master has closed it."""
+_CHECK_SECONDS = 0.05
+BEHIND = 1
+"""A follower asks to join when at most so many frames wait for it at its source."""
+
+Array = np.ndarray[Any, Any]
+
+
+class FollowingReplica(Protocol):
+    """What a follower needs of ``ReplicaLike``."""
+
+    @property
+    def buffers(self) -> Sequence[Array]: ...
+    def unpack_state(self, buffer: Array) -> None: ...
+    def fingerprint(self) -> str: ...
+
+
+class StepFollower:
+    """Follows rounds.
+
+    Args:
+        replica: the model.
+        world: the rounds.
+        token: the job's token.
+        state_bytes: size of a packed state of this model.
+        apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said and their number.
+        must_end: whether this worker was told to end, or the job has no more work.
+    """
+
+    def __init__(
+        self,
+        replica: FollowingReplica,
+        world: WorldClient,
+        token: str,
+        state_bytes: int,
+        apply: Callable[[StepOutcome, int], None],
+        must_end: Callable[[], bool],
+    ) -> None:
+        self._replica = replica
+        self._world = world
+        self._token = token
+        self._state_bytes = state_bytes
+        self._sum_bytes = sum(buffer.nbytes for buffer in replica.buffers)
+        self._apply = apply
+        self._must_end = must_end
+        self._has_state = False
+
+    def follow(self, view: View) -> None:
+        """Follow the round of this view until no further step of it comes; this worker asks to join then.
+
+        A source that is lost, or that is faster than this worker, does no harm: the worker gets the state when it
+        enters the world.
+
+        Raises:
+            BadInputError: the source has another model.
+            EdlError: the master is lost.
+        """
+        try:
+            connection, sock = self._connect(view)
+        except BulkRefusedError as refused:
+            if refused.kind == "model":
+                raise BadInputError(refused.message, hint=refused.hint) from refused
+            _LOG.info("%s cannot be followed: %s", view.round, refused)
+        except EdlError as error:
+            _LOG.info("%s cannot be followed: %s", view.round, error)
+        else:
+            try:
+                self._receive_all(view, connection, sock)
+            finally:
+                connection.close()
+        self._world.end_following()
+
+    def _connect(self, view: View) -> tuple[BulkConnection, socket.socket]:
+        with BulkClient(view.source_address, self._token, timeout=PEER_SECONDS, max_body=0) as client:
+            round_id = pb.Round(incarnation=view.round.incarnation, number=view.round.number)
+            request = pb.FollowRound(round=round_id, model=self._replica.fingerprint())
+            reply = client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
+            client.check_reply_kind(FrameKind.FOLLOW_ROUND, reply)
+            sock = client.release_socket()
+        limits = FrameLimits(MAX_META_BYTES, max(self._state_bytes, self._sum_bytes))
+        return BulkConnection(sock, "the member that this worker follows", limits, PEER_SECONDS), sock
+
+    def _receive_all(self, view: View, connection: BulkConnection, sock: socket.socket) -> None:
+        self._has_state = False
+        body = memoryview(bytearray(max(self._state_bytes, self._sum_bytes)))
+        try:
+            while self._wait_for_frame(view, sock):
+                frame = connection.receive(body)
+                if frame.kind is FrameKind.ROUND_STATE:
+                    self._take_state(frame)
+                elif frame.kind is FrameKind.ROUND_STEP:
+                    self._take_step(frame)
+                else:
+                    return
+        except EdlError as error:
+            if isinstance(error, BadInputError):
+                raise
+            _LOG.info("the member that this worker followed in %s is gone: %s", view.round, error)
+
+    def _wait_for_frame(self, view: View, sock: socket.socket) -> bool:
+        """Wait for the next frame; False: no further one is waited for."""
+        closed_at: float | None = None
+        while not self._must_end():
+            now, newest = time.monotonic(), self._world.view
+            if newest.is_member or newest.round > view.round:
+                return False
+            if newest.phase is RoundPhase.CLOSING:
+                closed_at = closed_at or now
+                if now - closed_at > CLOSING_SECONDS:
+                    return False
+            if select.select([sock], [], [], _CHECK_SECONDS)[0]:
+                return True
+        return False
+
+    def _take_state(self, frame: ReceivedFrame) -> None:
+        message = parse_message(pb.RoundState, frame.meta)
+        try:
+            shares = PendingShares.from_json(decode_json(message.shares))
+        except (KeyError, TypeError, ValueError) as error:
+            raise PeerRefusedError(f"the shares of the state cannot be read: {error!r}", kind="bad") from error
+        if len(frame.body) != self._state_bytes:
+            raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
+        self._world.begin_following()
+        self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
+        self._world.adopt_followed_state(message.step, shares)
+        self._has_state = True
+
+    def _take_step(self, frame: ReceivedFrame) -> None:
+        message = parse_message(pb.RoundStep, frame.meta)
+        if not self._has_state:
+            raise PeerRefusedError("a step came before the state", kind="bad")
+        try:
+            outcome = StepOutcome.from_messages(message.messages)
+        except ValueError as error:
+            raise PeerRefusedError(str(error), kind="bad") from error
+        start, data = 0, np.frombuffer(frame.body, np.uint8)
+        if outcome.changes_variables:
+            if data.size != self._sum_bytes:
+                raise PeerRefusedError(f"the sums of a step have {self._sum_bytes} bytes, not {data.size}", kind="bad")
+            for buffer in self._replica.buffers:
+                np.copyto(buffer.reshape(-1).view(np.uint8), data[start : start + buffer.nbytes])
+                start += buffer.nbytes
+        self._apply(outcome, len(message.messages))
+        self._world.follow_step(outcome.shares)
+        if message.behind <= BEHIND:
+            self._world.catch_up()
