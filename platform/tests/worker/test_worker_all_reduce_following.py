@@ -179,6 +179,7 @@ def feed(folder):
     feed = StepFeed(CountingReplica(4).fingerprint())
     with CollectiveListener(f"unix:{folder}/ring", TOKEN, handle_frame=feed.handle_frame) as listener:
         yield listener.address, feed
+        feed.close()
 
 
 def follow(address: str, number: int = 1) -> BulkConnection:
@@ -251,6 +252,17 @@ def test_nothing_is_copied_for_a_follower_of_another_round(feed):
     with pytest.raises(Exception, match="closed"):
         connection.receive()
     connection.close()
+
+
+def test_a_member_that_ends_closes_the_connections_of_those_that_wait(feed):
+    address, steps = feed
+    waiting = follow(address)
+    steps.close()
+    late = follow(address)
+    for connection in (waiting, late):
+        with pytest.raises(Exception, match="closed"):
+            connection.receive()
+        connection.close()
 
 
 @pytest.fixture

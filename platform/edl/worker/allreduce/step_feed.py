@@ -47,6 +47,7 @@ class StepFeed:
         self._lock = threading.Lock()
         self._waiting: list[tuple[RoundId, socket.socket]] = []
         self._streams: list[_FollowerStream] = []
+        self._is_closed = False
 
     def handle_frame(self, frame: ReceivedFrame) -> HandOver:
         """Answer a worker that asks to follow a round; called in a thread of the listener.
@@ -69,7 +70,10 @@ class StepFeed:
 
     def _add(self, round_id: RoundId, sock: socket.socket) -> None:
         with self._lock:
-            self._waiting.append((round_id, sock))
+            if not self._is_closed:
+                self._waiting.append((round_id, sock))
+                return
+        sock.close()
 
     # ------------------------------------------------------------------ what the loop of the rank calls
 
@@ -116,6 +120,14 @@ class StepFeed:
         for stream in self._streams:
             stream.add(OutgoingFrame(FrameKind.ROUND_END), 0)
         self._streams = []
+
+    def close(self) -> None:
+        """This worker ends."""
+        self.end_round()
+        with self._lock:
+            waiting, self._waiting, self._is_closed = self._waiting, [], True
+        for _, sock in waiting:
+            sock.close()
 
 
 class _FollowerStream:

@@ -507,6 +507,7 @@ class StepLoop:
     def close(self) -> None:
         """Leave the round, if any; the others see a broken connection."""
         self._close_communicator()
+        self._feed.close()
 
     def _close_communicator(self) -> None:
         self._feed.end_round()
