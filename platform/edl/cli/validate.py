@@ -76,6 +76,8 @@ def spec_outline(spec: JobSpec) -> list[str]:
 def _training_text(spec: JobSpec) -> str:
     train = spec.train
     end = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
+    if (records := spec.strategy.global_batch) is not None:
+        return f"{_pluralize(train.epochs, 'epoch')} in steps of {_pluralize(records, 'record')}{end}"
     return f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
 
 

@@ -11,6 +11,7 @@ from support.text_keys import missing_keys
 
 from edl.cluster.kubernetes.resource_kinds import JOBS
 from edl.cluster.status_port import DesiredState
+from edl.ops import job_view
 from edl.ops.job_view import find_job
 
 
@@ -59,3 +60,16 @@ def test_who_may_not_hears_who_can_grant_it(cli: CliHarness) -> None:
     assert cli.edl("scale", "mnist", "--max", "8") == 2
     assert "cannot patch resource" in cli.err
     assert "edl-data-scientist" in cli.err
+
+
+def test_no_more_workers_than_a_step_has_records(monkeypatch: pytest.MonkeyPatch, cli: CliHarness) -> None:
+    monkeypatch.setattr(job_view, "global_batch", lambda spec: 6)
+    assert cli.edl("scale", "mnist", "--max", "7") == 2
+    assert not missing_keys(cli.err, "--max is 7", "strategy.global_batch of mnist is 6", "at most 6")
+    assert cli.edl("scale", "mnist", "--max", "6") == 0
+
+
+def test_the_global_batch_of_a_spec() -> None:
+    assert job_view.global_batch({"strategy": {"global_batch": 6}}) == 6
+    assert job_view.global_batch({"strategy": {"name": "AllReduce"}}) is None
+    assert job_view.global_batch({}) is None

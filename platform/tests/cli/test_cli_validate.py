@@ -115,6 +115,9 @@ def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_validate_names_what_all_reduce_does_not_use(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    global_batch = ("--set", "strategy.global_batch=256")
+    assert run_edl("validate", "job.yaml", "--set", "strategy.name=AllReduce", *global_batch) == 0
+    assert "5 epochs in steps of 256 records" in capsys.readouterr().out
     assert run_edl("validate", "job.yaml", "--set", "strategy.name=AllReduce") == 0
     *_, strategy, unused, _checkpoints, export = capsys.readouterr().out.splitlines()
     assert not missing_keys(strategy, "AllReduce", "1 to 4 workers")

@@ -256,3 +256,30 @@ def test_a_huge_ledger_costs_nothing_until_it_is_worked_on() -> None:
     ledger.grant_range(1, work, "w")
     ledger.finish_lease(1)
     assert ledger.done_records == 10
+
+
+def test_the_open_epoch_is_the_first_one_with_records_that_are_not_done() -> None:
+    ledger = Ledger(ShardPlan((RecordSource("a", 20),), 8, None), 2, 1, 8)
+    assert ledger.open_epoch() == (0, 20)
+    for number in range(1, 4):
+        work = ledger.next_range()
+        assert work is not None
+        ledger.grant_range(number, work, "w")
+    assert ledger.open_epoch() == (0, 20)
+    ledger.record_progress(1, 5)
+    ledger.finish_lease(2)
+    assert ledger.open_epoch() == (0, 7)
+    ledger.requeue_lease(1, 5, quarantine_records=2)
+    assert ledger.open_epoch() == (0, 5)
+    work = ledger.next_range()
+    assert work is not None
+    ledger.grant_range(4, work, "w")
+    ledger.finish_lease(4)
+    ledger.finish_lease(3)
+    assert ledger.open_epoch() == (1, 20)
+    for number in range(5, 8):
+        work = ledger.next_range()
+        assert work is not None
+        ledger.grant_range(number, work, "w")
+        ledger.finish_lease(number)
+    assert ledger.open_epoch() == (2, 0)

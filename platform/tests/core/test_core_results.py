@@ -121,6 +121,15 @@ def test_a_job_whose_epoch_does_not_fill_a_minibatch_ends_before_it_begins(sourc
     assert not [entry for entry in harness.journal if entry["kind"] == "dataset"]
 
 
+def test_a_job_whose_epoch_does_not_fill_a_step_of_all_workers_ends_before_it_begins() -> None:
+    why = training_size_error(8, 20, 1, 32)
+    assert why is not None
+    assert why.startswith("strategy.global_batch is 32, and data.training has 20 records")
+    assert training_size_error(8, 32, 1, 32) is None
+    # A worker takes a step in parts.
+    assert training_size_error(64, 32, 1, 32) is None
+
+
 def test_a_job_whose_epochs_count_beyond_64_bits_ends_before_it_begins() -> None:
     masters = CoreHarness()
     masters.settings = replace(masters.settings, epochs=2**62)

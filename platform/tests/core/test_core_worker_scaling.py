@@ -135,3 +135,11 @@ def test_never_more_workers_than_are_wanted(happened: list[tuple[str, int]]) -> 
         job_pods = job.state.pods
         assert len(job_pods.staying_pods(Role.WORKER)) <= job.state.workers_max
         assert not started(commands) or job_pods.count_expected_workers() <= job.state.workers_max
+
+
+def test_there_are_no_more_workers_than_a_step_has_records() -> None:
+    """Whoever writes the wish: ``edl scale`` refuses it, but a Job's annotation may be edited."""
+    job = NewJob(predict=False, all_reduce=True, global_batch=3, workers=2)
+    job.see(PodsSynced())
+    assert len(started(job.see(ScaleRequested(max=9)))) <= 3
+    assert job.state.workers_max == 3

@@ -486,6 +486,50 @@ def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, rank
     assert distance(mine.moving_variance, other.moving_variance) <= tolerance
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+def test_micro_batches_of_a_rank_are_as_minibatches_of_several_ranks(dtype: str, tolerance: float) -> None:
+    """Also their moving values: each micro-batch begins with the same ones."""
+    user = module(lambda: normalized(dtype), optimizer=OPTIMIZERS["Momentum"])
+    accumulating, replicas = build(user, 2), build(user, 4)
+    for x, y in minibatches(20, dtype=dtype):
+        order = np.argsort(x[:, 0])
+        parts = split(((x + 3)[order], y[order]), [5, 3, 0, 4])
+        results = [accumulating[0].compute(*parts[0], None), accumulating[0].compute(*parts[1], None, adds=True)]
+        reduce_and_apply(accumulating, [*results, accumulating[1].compute(*parts[3], None)])
+        assert [result.weight for result in results] == [5, 3]
+        step(replicas, parts)
+    for name, array in accumulating[0].state_arrays().items():
+        assert distance(array, replicas[0].state_arrays()[name]) <= tolerance, name
+    assert_equal_states(accumulating)
+
+
+def test_micro_batches_of_variables_in_bfloat16_and_of_a_summed_loss_are_added() -> None:
+    def wide_error(labels: Any, predictions: Any) -> Any:
+        return tf.reduce_sum(tf.square(labels - tf.cast(predictions, tf.float32)))
+
+    whole, parts = build(module(lambda: perceptron("bfloat16"), wide_error, lambda: keras.optimizers.SGD(0.01)), 2)
+    ((x, y),) = minibatches(1)
+    before = whole.state_arrays()
+    reduce_and_apply([whole], compute([whole], [(x, y)]))
+    results = [parts.compute(x[at : at + 4], y[at : at + 4], adds=at > 0) for at in (0, 4, 8)]
+    reduce_and_apply([parts], results)
+    for name, array in whole.state_arrays().items():
+        change = array.astype(np.float64) - before[name].astype(np.float64)
+        other = parts.state_arrays()[name].astype(np.float64) - before[name].astype(np.float64)
+        assert np.linalg.norm(change - other) <= 0.05 * np.linalg.norm(change), name
+
+
+def test_an_abort_after_micro_batches_restores_the_random_states() -> None:
+    (replica,) = build(module(noisy), 1)
+    before = seed_values(replica)
+    ((x, y),) = minibatches(1)
+    replica.compute(x, y)
+    replica.compute(x, y, adds=True)
+    assert seed_values(replica) != before
+    replica.restore_statistics()
+    assert seed_values(replica) == before
+
+
 def test_a_moving_variance_is_never_negative() -> None:
     """Equal records far from zero: their variance is the difference of large rounded numbers."""
     replicas = build(module(normalized), 2)

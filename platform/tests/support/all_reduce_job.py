@@ -204,6 +204,8 @@ class Rank:
     leases: LeaseClient = field(init=False)
     made_steps: list[tuple[float, int, StepShares]] = field(default_factory=list)
     """When each step was applied, its number and its shares."""
+    losses: dict[int, float | None] = field(default_factory=dict)
+    """By step."""
 
 
 def record_steps(rank: Rank) -> None:
@@ -214,6 +216,7 @@ def record_steps(rank: Rank) -> None:
         apply_step(shares, loss, is_paused=is_paused)
         if shares:
             rank.made_steps.append((time.monotonic(), rank.world.step, shares))
+            rank.losses[rank.world.step] = loss
 
     rank.world.apply_step = apply_and_record  # type: ignore[method-assign]
 

@@ -95,6 +95,22 @@ def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, wor
     assert final == last
 
 
+def test_checkpoints_with_a_global_batch_have_the_records_of_their_ledger(folder):
+    with CheckedJob(folder, records=1203, seconds=0.002, global_batch=10) as job:
+        first = [job.start_rank() for _ in range(3)]
+        job.wait_for_checkpoint(14)
+        job.start_rank()
+        job.wait_for_checkpoint(28)
+        for rank in job.ranks:
+            job.kill(rank, is_preempted=True)
+        job.wait(lambda: all(rank.ended.is_set() for rank in first))
+        job.start_rank()
+        job.start_rank()
+        job.wait_for_end()
+    assert job.checked[-1] == job.state.step >= 121
+    assert job.state.counters.rolled_back % 10 == 0
+
+
 def test_all_workers_are_lost_and_training_goes_on_from_the_checkpoint(folder):
     with CheckedJob(folder, records=4000, seconds=0.005) as job:
         first = [job.start_rank() for _ in range(2)]

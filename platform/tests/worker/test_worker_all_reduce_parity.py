@@ -6,7 +6,7 @@ Keras gets the records that the ledger says each step had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -98,9 +98,9 @@ def make_module(make_model: Callable[[], Any], loss: Any, optimizer: Callable[[]
 class Ranks:
     """Replicas that begin with the same state, for one job after the other: building one takes a second."""
 
-    def __init__(self, module: ModelModule) -> None:
+    def __init__(self, module: ModelModule, count: int = 4, seed: int = 3) -> None:
         self.module = module
-        self.replicas = [ModelReplica(module, seed=3, rank_seed=rank, sample=None) for rank in range(4)]
+        self.replicas = [ModelReplica(module, seed=seed, rank_seed=rank, sample=None) for rank in range(count)]
         self._initial = self.replicas[0].pack_state()
         self.initial_weights = self.replicas[0].model.get_weights()
 
@@ -204,3 +204,40 @@ def test_a_rank_is_killed_and_another_one_joins(folder: Path, name: str) -> None
         assert job.state.step < STEPS, "the last change came too late to test anything"
         job.wait(lambda: job.end is not None)
         compare(job, ranks, "float64")
+
+
+SEEDS, WINDOW = range(5), 25
+
+
+@pytest.mark.repetition
+@pytest.mark.timeout(600)
+def test_loss_curves_with_churn_are_within_the_noise_of_a_fixed_world() -> None:
+    """Three times a worker is killed, without a cause that the cluster knows, and another one joins."""
+    fixed, disturbed = [], []
+    for seed in SEEDS:
+        module = make_module(lambda: perceptron("float32"), squared_error, lambda: keras.optimizers.Adam(0.05))
+        ranks = Ranks(module, 6, seed)
+        fixed.append(loss_curve(ranks, seed, kills=()))
+        disturbed.append(loss_curve(ranks, seed, kills=(15, 40, 65)))
+    assert np.mean(fixed, 0)[-1] < 0.5 * np.mean(fixed, 0)[0], "nothing was learned"
+    noise = 3 * np.sqrt((np.var(fixed, 0, ddof=1) + np.var(disturbed, 0, ddof=1)) / len(SEEDS))
+    np.testing.assert_array_less(np.abs(np.mean(fixed, 0) - np.mean(disturbed, 0)), noise)
+
+
+def loss_curve(ranks: Ranks, seed: int, kills: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Mean losses of some steps each."""
+    with TemporaryDirectory(prefix="edl-") as path, make_job(Path(path), seed=seed, workers_min=2) as job:
+        ranks.start(job, "float32")
+        started = [job.start_rank() for _ in range(3)]
+        for number, step in enumerate(kills, 1):
+            job.wait_for_round(3)
+            job.wait_for_step(step)
+            job.kill(started[number])
+            started.append(job.start_rank())
+        job.wait(lambda: job.end is not None)
+        assert job.end is not None
+        assert job.end.phase == "Done", job.end
+        losses = [started[0].losses.get(step) for step in range(1, STEPS + 1)]
+    assert sum(loss is None for loss in losses) <= len(kills), "a step that another rank had applied"
+    known = np.array([np.nan if loss is None else loss for loss in losses])
+    return np.nanmean(known.reshape(-1, WINDOW), 1)

@@ -1,0 +1,146 @@
+"""With a global batch, a rank takes any number of records from its leases and loads them in micro-batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from edl.core.global_batch import RankRecords
+from edl.core.world_rounds import Share
+from edl.worker.allreduce.share_source import BatchShareSource
+from edl.worker.lease_client import LeasedTask
+from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
+
+
+class Leases:
+    """The leases that a test grants."""
+
+    has_ended = False
+
+    def __init__(self) -> None:
+        self.tasks: deque[LeasedTask] = deque()
+        self.free_slots = 4
+        self.lost: set[int] = set()
+
+    def grant(self, number: int, start: int, end: int, **fields: Any) -> None:
+        self.free_slots -= 1
+        self.tasks.append(LeasedTask(number, "training", "a", start, end, 1, **fields))
+
+    def poll_task(self, seconds: float) -> LeasedTask | None:
+        return self.tasks.popleft() if self.tasks else None
+
+    def release_slot(self, task: LeasedTask) -> None:
+        self.free_slots += 1
+
+    def mark_lost(self, numbers: Iterable[int]) -> None:
+        self.lost.update(numbers)
+
+    def drop_lease(self, number: int) -> None:
+        pass
+
+
+class Numbers:
+    """A reader whose records are their own numbers; it notes what was read."""
+
+    def __init__(self) -> None:
+        self.read_ranges: list[tuple[int, int]] = []
+
+    def read(self, source: str, start: int, end: int) -> list[int]:
+        self.read_ranges.append((start, end))
+        return list(range(start, end))
+
+
+class Fed:
+    """A minibatch of numbers."""
+
+    def __init__(self, tag: int, records: Any) -> None:
+        self.tag, self.features = tag, np.array(records)
+        self.labels = self.weights = None
+
+
+class Harness:
+    def __init__(self, minibatch: int) -> None:
+        self.leases, self.reader = Leases(), Numbers()
+        stream = RecordStream(
+            lambda: self.reader,  # type: ignore[arg-type, return-value]
+            CorruptRecordSkipper(0),
+            self._feed,
+            lambda lease: lease not in self.leases.lost,
+        )
+        self.shares = BatchShareSource(self.leases, self.leases, stream, minibatch)  # type: ignore[arg-type]
+
+    def _feed(self, windows: TaggedWindows) -> Iterator[Any]:
+        return (Fed(tag, window.records) for tag, window in windows)
+
+    def load(self, records: int) -> tuple[tuple[Share, ...], list[list[int]]]:
+        shares, loaded = self.shares.load_share(records)
+        return shares, [step.minibatch.features.tolist() for _, step in loaded if step.minibatch is not None]
+
+    def apply(self, shares: tuple[Share, ...], step: int = 1) -> list[bool]:
+        return [self.shares.mark_applied(share, step) for share in shares]
+
+
+def test_a_share_takes_the_rest_of_a_lease_and_the_beginning_of_the_next_one() -> None:
+    harness = Harness(4)
+    harness.leases.grant(1, 100, 107)
+    harness.leases.grant(2, 300, 320)
+    harness.shares.take_tasks()
+    assert harness.shares.available(0) == RankRecords(27)
+    shares, loaded = harness.load(10)
+    assert shares == (Share(1, 0, 7), Share(2, 0, 3))
+    assert loaded == [[100, 101, 102, 103], [104, 105, 106], [300, 301, 302]]
+    assert harness.shares.available(10) == RankRecords(17)
+    assert harness.apply(shares) == [True, False]
+    assert harness.shares.available(0) == RankRecords(17)
+    assert harness.load(5) == ((Share(2, 3, 8),), [[303, 304, 305, 306], [307]])
+
+
+def test_the_next_share_is_read_ahead_and_nothing_is_read_twice() -> None:
+    harness = Harness(4)
+    harness.leases.grant(1, 0, 24)
+    harness.shares.take_tasks()
+    for start in (0, 6, 12, 18):
+        shares, loaded = harness.load(6)
+        assert loaded == [list(range(start, start + 4)), list(range(start + 4, start + 6))]
+        harness.apply(shares)
+    read = [number for first, last in harness.reader.read_ranges for number in range(first, last)]
+    assert read == list(range(24))
+
+
+def test_a_share_of_another_size_drops_what_was_to_be_read_ahead() -> None:
+    harness = Harness(4)
+    harness.leases.grant(1, 0, 60)
+    harness.shares.take_tasks()
+    shares, _ = harness.load(6)
+    harness.apply(shares)
+    shares, loaded = harness.load(9)
+    assert loaded == [[6, 7, 8, 9], [10, 11, 12, 13], [14]]
+    # The round broke: the same records come again, as another share.
+    shares, loaded = harness.load(3)
+    assert (shares, loaded) == ((Share(1, 6, 9),), [[6, 7, 8]])
+    harness.apply(shares)
+    assert harness.load(3) == ((Share(1, 9, 12),), [[9, 10, 11]])
+
+
+def test_records_that_crashed_a_worker_are_indivisible_and_not_read_ahead() -> None:
+    harness = Harness(4)
+    harness.leases.grant(1, 40, 44, one_by_one=True)
+    harness.shares.take_tasks()
+    assert harness.shares.available(0) == RankRecords(4, is_indivisible=True)
+    assert harness.load(4) == ((Share(1, 0, 4),), [[40, 41, 42, 43]])
+
+
+def test_a_lost_lease_is_not_read_and_the_slots_are_free_for_other_tasks() -> None:
+    harness = Harness(4)
+    harness.leases.grant(1, 0, 12)
+    harness.leases.grant(2, 20, 32)
+    harness.shares.take_tasks()
+    assert harness.leases.free_slots == 4
+    harness.apply(harness.load(6)[0])
+    harness.shares.align({2: 4}, last_lease=2)
+    assert harness.shares.available(0) == RankRecords(8)
+    assert harness.load(6) == ((Share(2, 4, 10),), [[24, 25, 26, 27], [28, 29]])
+    assert harness.leases.free_slots == 4
