@@ -244,6 +244,19 @@ def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Calla
     # Ctrl-C reaches the command too, and ends it. This process stays to report the result.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    try:
+        _inject_until_end(injector, process, warn)
+    finally:
+        # After an error of this process, the job would train on without the faults, and nobody would see its end.
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    code = process.returncode
+    code = 128 - code if code < 0 else code or int(bool(injector.left))
+    return InjectionResult(code, injector.sent, injector.left)
+
+
+def _inject_until_end(injector: Injector, process: subprocess.Popen[bytes], warn: Callable[[str], None]) -> None:
     warned = ""
     while process.poll() is None:
         try:
@@ -253,9 +266,6 @@ def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Calla
                 warned = str(error)
                 warn(warned)
         _wait(process, POLL_SECONDS)
-    code = process.returncode
-    code = 128 - code if code < 0 else code or int(bool(injector.left))
-    return InjectionResult(code, injector.sent, injector.left)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,6 +44,45 @@ def _requires(name: str, version: str) -> str | None:
     except PackageNotFoundError:
         return None
     return found.metadata.get("Requires-Python") if found.version == version else None
+
+
+def test_the_package_declares_what_it_imports() -> None:
+    """What only tests install is missing for users: ``pip install edl-platform[train]`` is all that they have."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["train"])]
+    declared = {canonicalize_name(each.name) for each in wanted}
+    # The client of Kubernetes' API is made for its own transport, and that of Docker for its own.
+    for name in ("kubernetes", "docker"):
+        declared |= {canonicalize_name(Requirement(text).name) for text in distribution(name).requires or ()}
+    distributions = packages_distributions()
+    imported = {name: path for path in (ROOT / "platform/edl").rglob("*.py") for name in _imported_packages(path)}
+    assert len(imported) > 15
+    missing = {
+        name: str(path)
+        for name, path in imported.items()
+        if not declared.intersection(canonicalize_name(each) for each in distributions.get(name, [name]))
+    }
+    assert missing == {}
+
+
+def _imported_packages(path: Path) -> set[str]:
+    """The packages that a module imports when it runs, but for the standard library and EDL itself."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return {name for name in names if name != "edl" and name not in sys.stdlib_module_names}
 
 
 @pytest.mark.repetition

@@ -1,0 +1,41 @@
+"""``edl inject`` and the command that it runs end together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edl.ops import fault_injection
+from edl.ops.fault_injection import Fault, run_with_faults
+
+
+@pytest.fixture
+def restored_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("restored_signals")
+def test_the_command_ends_when_its_job_cannot_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fault_injection, "runs_of", lambda command, cwd: tmp_path)
+    pid_file = tmp_path / "pid"
+
+    def fail(self: object) -> None:
+        if pid_file.exists():
+            raise ModuleNotFoundError
+
+    monkeypatch.setattr(fault_injection.Injector, "poll", fail)
+    code = f"import os, pathlib, time; pathlib.Path({json.dumps(str(pid_file))}).write_text(str(os.getpid()))"
+    command = [sys.executable, "-c", f"{code}; time.sleep(60)"]
+    with pytest.raises(ModuleNotFoundError):
+        run_with_faults([Fault.parse("worker:KILL@1")], command, warn=print)
+    while not (pid := pid_file.read_text()):
+        pass
+    assert not psutil.pid_exists(int(pid))
