@@ -59,6 +59,15 @@ def test_at_most_two_steps_of_an_epoch_are_without_records_of_a_rank(folder: Pat
             assert sum(at >= len(steps) // 2 for at in without) <= 2, without
 
 
+def test_each_record_is_trained_with_the_learning_rate_of_its_epoch(folder: Path) -> None:
+    with AllReduceJob(
+        folder, 203, epochs=3, workers_min=3, global_batch=10, epoch_rate=lambda epoch: float(10**epoch)
+    ) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_end()
+        assert {rate for rank in ranks for rate in rank.replica.rates} == {111.0}
+
+
 def test_workers_join_are_killed_and_leave(folder: Path) -> None:
     with AllReduceJob(folder, 1003, epochs=2, global_batch=10, task_records=16, seconds=0.003) as job:
         ranks = [job.start_rank() for _ in range(2)]
