@@ -384,7 +384,7 @@ class KerasNetwork:
                     f"{_quote_variable(self.variables[index].name)} is trained, but the model also assigns to it "
                     "(as keras.layers.SpectralNormalization does): EDL cannot combine both",
                     where=MODEL_LOCATION,
-                    hint="remove that layer, or use strategy Local",
+                    hint="remove that layer, or use strategy AllReduce or Local",
                 )
 
     def _check_missing_gradients(self, gradients: Iterable[Any], names: Iterable[str]) -> None:

@@ -205,7 +205,8 @@ _RULE_BY_CLASS: Mapping[str, str] = {
 _KERAS_CLASSES = tuple(name for name in _RULE_BY_CLASS if name != "GroupFtrl")
 _ALTERNATIVES: Mapping[str, str] = {
     "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
-    "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling",
+    "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling; "
+    "or use strategy AllReduce or Local",
     "MultiOptimizer": "use one optimizer for all variables",
     "Muon": "use AdamW: Muon orthogonalizes whole matrices",
     "ScheduleFreeAdamW": "use AdamW with a learning-rate schedule",
