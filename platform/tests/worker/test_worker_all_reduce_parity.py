@@ -219,7 +219,7 @@ def test_loss_curves_with_churn_are_within_the_noise_of_a_fixed_world() -> None:
         ranks = Ranks(module, 6, seed)
         fixed.append(loss_curve(ranks, seed, kills=()))
         disturbed.append(loss_curve(ranks, seed, kills=(15, 40, 65)))
-    assert np.mean(fixed, 0)[-1] < 0.5 * np.mean(fixed, 0)[0], "nothing was learned"
+    assert np.mean(fixed, 0)[-1] < 0.75 * np.mean(fixed, 0)[0], "nothing was learned"
     noise = 3 * np.sqrt((np.var(fixed, 0, ddof=1) + np.var(disturbed, 0, ddof=1)) / len(SEEDS))
     np.testing.assert_array_less(np.abs(np.mean(fixed, 0) - np.mean(disturbed, 0)), noise)
 
