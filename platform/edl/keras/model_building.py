@@ -199,7 +199,8 @@ def _check_constraint(weight: Any, trained_by_ps: bool) -> bool:
         raise BadInputError(
             f"the constraint {type(weight.constraint).__name__} of '{weight.path}' cannot be applied by the parameter "
             "servers",
-            hint="remove the constraint, use a regularizer, or train with strategy: {name: AllReduce} or strategy: {name: Local}, which apply it",
+            hint="remove the constraint, use a regularizer, or train with strategy: {name: AllReduce} or "
+            "strategy: {name: Local}, which apply it",
         )
     if getattr(weight, "overwrite_with_gradient", False):
         raise BadInputError(f"the quantized variable '{weight.path}' cannot be trained by EDL")
