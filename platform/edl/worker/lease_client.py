@@ -262,7 +262,11 @@ class LeaseClient:
 
 @dataclass(slots=True)
 class ProgressBuffer:
-    """Unreported progress of one lease; sums cover the steps since the last message."""
+    """Unreported progress of one lease; sums cover the steps since the last message.
+
+    Attributes:
+        awaits_ledger: whether all its records are applied, and it ends when another worker's report enters them.
+    """
 
     expires_seconds: float
     applied_steps: int = 0
@@ -270,6 +274,7 @@ class ProgressBuffer:
     loss_sum: float = 0.0
     loss_steps: int = 0
     skipped_records: int = 0
+    awaits_ledger: bool = False
 
     def to_message(self, lease: int) -> pb.LeaseProgress:
         """The progress as a message."""
@@ -374,6 +379,13 @@ class ProgressReporter:
                 self._report_queue.append(TaskReport(buffer.to_message(lease_id), result))
             self._changed.notify_all()
 
+    def await_ledger(self, lease_id: int) -> None:
+        """All records of a lease are applied. The master ends it, so the loss of it says nothing new."""
+        with self._changed:
+            buffer = self._buffers.get(lease_id)
+            if buffer is not None:
+                buffer.awaits_ledger = True
+
     def drop_lease(self, lease_id: int) -> None:
         """Stop reporting for a lease."""
         with self._changed:
@@ -433,12 +445,12 @@ class ProgressReporter:
             self._last_sent_at = self._clock()
 
     def _drop_lost(self, lost: Iterable[int]) -> None:
-        lease_ids = list(lost)
+        with self._changed:
+            removed = [(lease_id, self._buffers.pop(lease_id, None)) for lease_id in lost]
+        lease_ids = [lease_id for lease_id, buffer in removed if buffer is None or not buffer.awaits_ledger]
         if not lease_ids:
             return
         _LOG.info("leases lost: %s", ", ".join(map(str, lease_ids)))
-        for lease_id in lease_ids:
-            self.drop_lease(lease_id)
         self._on_lost(lease_ids)
 
     def run(self) -> None:

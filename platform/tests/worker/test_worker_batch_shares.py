@@ -24,6 +24,7 @@ class Leases:
         self.tasks: deque[LeasedTask] = deque()
         self.free_slots = 4
         self.lost: set[int] = set()
+        self.finished: list[int] = []
 
     def grant(self, number: int, start: int, end: int, **fields: Any) -> None:
         self.free_slots -= 1
@@ -40,6 +41,9 @@ class Leases:
 
     def drop_lease(self, number: int) -> None:
         pass
+
+    def await_ledger(self, number: int) -> None:
+        self.finished.append(number)
 
 
 class Numbers:
@@ -94,6 +98,7 @@ def test_a_share_takes_the_rest_of_a_lease_and_the_beginning_of_the_next_one() -
     assert loaded == [[100, 101, 102, 103], [104, 105, 106], [300, 301, 302]]
     assert harness.shares.available(10) == RankRecords(17)
     assert harness.apply(shares) == [True, False]
+    assert harness.leases.finished == [1]
     assert harness.shares.available(0) == RankRecords(17)
     assert harness.load(5) == ((Share(2, 3, 8),), [[303, 304, 305, 306], [307]])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,6 +117,24 @@ def test_lost_leases_are_forgotten_and_passed_on() -> None:
     assert harness.lost == [1, 1] or harness.lost == [1]
     assert harness.master.requests("Report") == []
     assert [m.lease for m in harness.master.requests("Progress")[-1].leases] == [2]
+
+
+def test_a_finished_lease_that_is_in_the_ledger_is_not_lost(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    harness = ProgressHarness()
+    for lease in (1, 2, 3):
+        harness.progress.track_lease(LeasedTask(lease, "training"))
+    harness.progress.await_ledger(1)
+    harness.master.lost = [1]
+    harness.progress.send_all()
+    assert (harness.lost, caplog.messages) == ([], [])
+
+    harness.progress.await_ledger(2)
+    harness.master.lost = [2, 3]
+    harness.progress.send_all()
+    assert harness.lost == [3]
+    assert caplog.messages == ["leases lost: 3"]
+    assert harness.progress.known_leases() == []
 
 
 def test_the_goodbye_names_everything_that_is_in() -> None:

@@ -106,6 +106,7 @@ class ShareSource:
             if not lease.has_steps:
                 lease.finished_at = step
                 # It stays known until it is in the ledger.
+                self._progress.await_ledger(share.lease)
                 self._finish_lease(lease.task)
                 return True
         return False
