@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +27,22 @@ from edl.collective.neighbours import connect_neighbours
 from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest
 from edl.transport.bulk_client import BulkClient, BulkRefusedError
-from edl.transport.bulk_connection import FrameKind, OutgoingFrame
+from edl.transport.bulk_connection import (
+    FRAME_MAGIC,
+    HEAD_SIZE,
+    MAX_META_BYTES,
+    FrameKind,
+    FrameLimits,
+    OutgoingFrame,
+    decode_frame_head,
+    encode_frame_head,
+)
 from edl.transport.bulk_server import BulkServer
+from edl.transport.handshake import PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError
 
 ROUND = RoundId(3, 5)
+OTHER_JOBS_TOKEN = b"the-token-of-another-job"
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -198,6 +212,43 @@ def test_strangers_do_not_disturb_a_round(variant: Any, tmp_path: Path) -> None:
             np.testing.assert_array_equal(buffers, 3)
         for stranger in strangers:
             stranger.close()
+
+
+@pytest.mark.parametrize("variant", NUMPY, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("meta_size", [len(OTHER_JOBS_TOKEN), MAX_META_BYTES, (1 << 32) - 1])
+def test_a_worker_of_another_job_is_refused_and_the_round_goes_on(
+    variant: Any, meta_size: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The network policy admits the workers of all jobs, so the token alone keeps them out."""
+    hello = struct.pack("<4sHHIQ", FRAME_MAGIC, PROTOCOL_VERSION, FrameKind.HELLO, meta_size, 0) + OTHER_JOBS_TOKEN
+    request = JoinRequest(RoundId(1, 1), 0, 1, 2, False).encode()
+    with RankThreads(variant, tmp_path, most=2) as ranks, ranks.round(2) as round_:
+        tracemalloc.start()
+        with closing(connect_stranger(ranks.listeners[1].address)) as other:
+            other.settimeout(BOUND)
+            other.sendall(hello + encode_frame_head(FrameKind.JOIN_ROUND, len(request), 0) + request)
+            answer = b"".join(iter(partial(_receive_some, other), b""))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        buffers = ranks.each(lambda each: (each.all_reduce(each_buffer := np.ones(5)), each_buffer)[1], round_)
+        np.testing.assert_array_equal(buffers, 2)
+    head = decode_frame_head(answer[:HEAD_SIZE], FrameLimits(MAX_META_BYTES, 0))
+    assert head.kind is FrameKind.REFUSED
+    assert len(answer) == HEAD_SIZE + head.meta_size, "and nothing after it"
+    assert peak < 1 << 20, "no memory for what it claims"
+    (warning,) = [record.getMessage() for record in caplog.records if record.name == "edl.transport.bulk_server"]
+    assert ranks.listeners[1].address in warning
+    assert "is refused" in warning
+    assert ("token is wrong" if meta_size == len(OTHER_JOBS_TOKEN) else str(meta_size)) in warning
+    assert OTHER_JOBS_TOKEN.decode() not in warning
+
+
+def _receive_some(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:
+        # The listener closed with unread bytes of the refused peer.
+        return b""
 
 
 def connect_stranger(address: str) -> socket.socket:
