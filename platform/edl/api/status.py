@@ -28,6 +28,7 @@ ROLES = ("supervisor", "master", "ps", "worker")
 # Bounds that keep a status small: it is published in a ConfigMap, which holds 1 MiB.
 TABLES_SHOWN = 16
 AWAITED_SHOWN = 8
+RANKS_SHOWN = 64
 NAME_LENGTH = 120
 """Characters of a table's name that the status shows."""
 
@@ -87,6 +88,23 @@ class ParametersStatus:
     def refused_share(self) -> float:
         """Refused pushes as a share of all pushes, 0 to 1."""
         return self.refused / (self.pushes + self.refused) if self.refused else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStatus:
+    """The workers that train together under strategy AllReduce; their number and order change from round to round."""
+
+    round: Annotated[int, Field("Number of the newest round; 0 before the first.")] = 0
+    running: Annotated[bool, Field("Whether its workers train. If not, reason says what they wait for.")] = False
+    size: Annotated[int, Field("Workers of the round.", unit="workers")] = 0
+    ranks: Annotated[
+        tuple[int, ...], Field("Index of the worker with each rank; the first few. -1: not seen yet.", minimum=-1)
+    ] = ()
+    step: Annotated[
+        int, Field("Steps that all workers have made together and that are in the ledger.", unit="steps")
+    ] = 0
+    changed: Annotated[str, Field("Why this round took the place of the one before.")] = ""
+    reason: Annotated[str, Field("Why the world is about to change, or why no round runs; empty: neither.")] = ""
 
 
 Pid = Annotated[int | None, Field("Process id; null if there is no process on this machine.", minimum=1)]
@@ -163,6 +181,7 @@ class Status:
     ] = field(default_factory=dict)
     parameters: Parameters = None
     steps_not_applied: StepsNotApplied = 0
+    world: Annotated[WorldStatus | None, Field("The world of strategy AllReduce; null under other strategies.")] = None
 
 
 @dataclass(frozen=True, slots=True)

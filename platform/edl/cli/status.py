@@ -23,6 +23,7 @@ from edl.ops.pod_problems import parse_scheduler_message
 from edl.reporting import ps_statistics_text
 from edl.reporting.event_text import (
     describe_event,
+    describe_world,
     format_block,
     format_earlier_evaluations,
     format_local_time,
@@ -141,6 +142,10 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
     if status.parameters is not None and not job.has_ended:
         yield from _push_lines(status.parameters)
+    if status.world is not None and not job.has_ended:
+        yield describe_world(status.world)[:width]
+        if status.world.changed and status.world.round > 1:
+            yield f"it began because {status.world.changed}"[:width]
     yield from _desired_lines(job)
     plot_lines = plot_workers(job.publication.timeline, status.workers_wanted, width, None if job.has_ended else now)
     if plot_lines:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from edl.api.cluster_port import Role
 from edl.api.events import EvaluationStarted, WorldChanged
 from edl.api.journal_entries import EvaluationBegun, LeaseReturned
+from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries
 from edl.core.checkpointing import steps_before_pause
 from edl.core.cuts import is_due
@@ -358,12 +359,35 @@ def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:
 
 
 def _emit_change(state: JobState, rounds: WorldRounds) -> None:
-    reason = rounds.change_reason
-    # Users know workers by their index.
-    for uid, pod in state.pods.by_uid.items():
-        reason = reason.replace(uid, f"{pod.role.value}-{pod.index}")
+    reason = _name_workers(state, rounds.change_reason)
     state.emit(
         WorldChanged(round=rounds.round.number, workers=len(rounds.members), step=rounds.base_step, reason=reason)
+    )
+
+
+def _name_workers(state: JobState, reason: str) -> str:
+    """A reason for users, who know workers by their index and not by their uid."""
+    for uid, pod in state.pods.by_uid.items():
+        reason = reason.replace(uid, f"{pod.role.value}-{pod.index}")
+    return reason
+
+
+def describe_world(state: JobState) -> WorldStatus | None:
+    """The world as users see it; None under other strategies."""
+    rounds = state.world
+    if rounds is None:
+        return None
+    is_running = rounds.phase is RoundPhase.RUNNING
+    indices = [state.pods.index_of(worker) for worker in rounds.members[:RANKS_SHOWN]]
+    return WorldStatus(
+        round=rounds.round.number,
+        running=is_running,
+        size=len(rounds.members),
+        # A new master knows the members from its journal before the cluster reports their pods.
+        ranks=tuple(-1 if index is None else index for index in indices),
+        step=rounds.committed_step,
+        changed=_name_workers(state, rounds.change_reason),
+        reason=_name_workers(state, rounds.pending_change if is_running else rounds.waiting_reason),
     )
 
 

@@ -19,6 +19,7 @@ from edl.api.cluster_port import Role
 from edl.api.errors import EdlError, StorageError
 from edl.api.events import EvaluationEnded, JobEvent, StallBegan
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
+from edl.core.allreduce import describe_world
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
 from edl.core.job import JobStateMachine
 from edl.core.job_pods import JobPod
@@ -239,6 +240,7 @@ class StatusReporter:
             refusals=self._shown_refusals(),
             parameters=self._parameters_status(),
             steps_not_applied=state.counters.steps_not_applied,
+            world=describe_world(state),
         )
 
     def _role_status(self, pod: JobPod) -> RoleStatus:

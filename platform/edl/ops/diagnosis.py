@@ -393,6 +393,8 @@ def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
     status, running = evidence.job.status, evidence.job.running_workers
     if status is not None and status.starved:
         left = "the job continues with them" if running > 1 else "the job continues with that one"
+        if status.world is not None and not status.world.running:
+            left = f"nobody trains: {status.world.reason}"
         yield JobFinding(
             evidence.job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "

@@ -30,7 +30,7 @@ from edl.api.events import (
     WorkerCountChanged,
     WorldChanged,
 )
-from edl.api.status import ParametersStatus, Status, Summary
+from edl.api.status import ParametersStatus, Status, Summary, WorldStatus
 from edl.reporting import ps_statistics_text
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.unit_formats import format_duration
@@ -219,6 +219,17 @@ def format_earlier_evaluations(evaluations: Sequence[EvaluationEnded]) -> str:
         if shown:
             parts.append(f"step {each.step:,} {format_metrics(shown)}")
     return "earlier: " + "   ".join(parts) if parts else ""
+
+
+def describe_world(world: WorldStatus) -> str:
+    """The round, the worker of each rank, and what it waits for: ``round 4: worker-0, worker-2; worker-3 joins``."""
+    ranks = [f"worker-{index}" if index >= 0 else "a worker" for index in world.ranks]
+    more = f" and {world.size - len(ranks)} more" if world.size > len(ranks) else ""
+    members = f"round {world.round}: {', '.join(ranks)}{more}" if world.round else "no round yet"
+    if world.running:
+        why = f"; {world.reason}" if world.reason else ""
+        return f"{members}{why}"
+    return f"{members}; nobody trains: {world.reason}"
 
 
 def describe_served_tables(ps_status: ParametersStatus | None) -> str:

@@ -16,6 +16,7 @@ from edl.api.events import JobEvent, RoleEnded
 from edl.api.status import Status
 from edl.reporting.event_text import (
     describe_event,
+    describe_world,
     format_earlier_evaluations,
     format_local_time,
     format_measurements,
@@ -58,10 +59,12 @@ def render_screen(progress: RunProgress, width: int, height: int, now: float, no
     table = _role_table(shown, len(roles) - len(shown), progress.status)
     events = progress.recent_events[-max(1, room - table.row_count) :]
     lines = [_text_line(f"{format_local_time(event.time)}  {describe_event(event)}") for event in events]
+    world = progress.status.world if progress.status else None
     parts = [
         _title_text(progress, now),
         _progress_bar(progress, width),
         _measurements_text(progress),
+        *([_text_line(describe_world(world))] if world is not None and progress.end_event is None else []),
         *([_text_line(earlier)] if earlier else []),
         Text(),
         table,

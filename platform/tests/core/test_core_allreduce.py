@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.all_reduce_master import AllReduceMaster
 
-from edl.core.allreduce import CLOSING_SILENCE_SECONDS
+from edl.api.status import WorldStatus
+from edl.core.allreduce import CLOSING_SILENCE_SECONDS, describe_world
 from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView
 from edl.core.job import JobStateMachine
 from edl.core.rank_state import RankPhase
@@ -26,6 +27,32 @@ def test_below_the_minimum_no_round_starts_and_the_job_says_why() -> None:
     assert (view.is_member, view.reason) == (False, "1 of at least 2 workers are ready")
     assert "1 of at least 2 workers" in master.lease("w0").reason
     assert master.report("w1", RankPhase.OUTSIDE).is_member
+
+
+def test_users_see_the_world_with_its_ranks_and_what_it_waits_for() -> None:
+    master = AllReduceMaster(workers_min=2)
+    master.report("w0", RankPhase.OUTSIDE)
+    world = describe_world(master.state)
+    assert world == WorldStatus(reason="1 of at least 2 workers are ready")
+    master.start_round("w0", "w1")
+    world = describe_world(master.state)
+    assert world is not None
+    assert (world.running, world.size, world.ranks, world.reason) == (True, 2, (0, 1), "")
+    master.report("w2", RankPhase.OUTSIDE)
+    world = describe_world(master.state)
+    assert world is not None
+    assert (world.running, world.reason) == (True, "worker-2 joins")
+
+
+def test_a_worker_outside_is_given_a_member_to_follow_while_a_round_runs() -> None:
+    master = AllReduceMaster()
+    assert master.report("w0", RankPhase.FOLLOWING).source == ""
+    master.start_round("w0", "w1")
+    view = master.report("w2", RankPhase.FOLLOWING)
+    assert view.source in ("w0", "w1")
+    assert not view.must_change
+    assert master.report("w0", RankPhase.RUNNING, step=0).source == ""
+    assert master.report("w2", RankPhase.CAUGHT_UP, step=0).must_change
 
 
 def test_a_member_that_says_nothing_while_the_others_wait_is_lost() -> None:

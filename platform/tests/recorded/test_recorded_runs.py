@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from recorded.make import HALF, HERE, recorded_output
@@ -10,10 +11,17 @@ from recorded.unpacked_runs import unpacked
 
 
 @pytest.mark.timeout(120)
+def with_recorded_keys(now: Any, recorded: Any) -> Any:
+    """What is shown now without the keys that were added since."""
+    if isinstance(now, dict) and isinstance(recorded, dict):
+        return {key: with_recorded_keys(now.get(key), recorded[key]) for key in recorded}
+    return now
+
+
 def test_status_and_events_of_recorded_runs_are_shown_as_they_were() -> None:
     with unpacked():
         for name in ("async-done", "quarantine", *HALF):
             recorded = json.loads((HERE / "shown" / f"{name}.json").read_text())
             now = recorded_output(name)
-            assert {key: now["status"].get(key) for key in recorded["status"]} == recorded["status"], name
+            assert with_recorded_keys(now["status"], recorded["status"]) == recorded["status"], name
             assert now["events"] == recorded["events"], name

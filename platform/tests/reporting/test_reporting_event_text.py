@@ -1,0 +1,37 @@
+"""How states are told to people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.text_keys import missing_keys
+
+from edl.api.status import Status, WorldStatus
+from edl.jobfile.section_type import from_json, to_json
+from edl.reporting.event_text import describe_world
+
+RUNNING = WorldStatus(round=4, running=True, size=2, ranks=(0, 2), step=30, changed="worker-1 was lost")
+
+
+@pytest.mark.parametrize(
+    ("world", "keys"),
+    [
+        (RUNNING, ["round 4", "worker-0, worker-2"]),
+        (replace(RUNNING, reason="worker-3 joins"), ["worker-3 joins"]),
+        (replace(RUNNING, running=False, reason="1 of at least 2"), ["nobody trains", "1 of at least 2"]),
+        (replace(RUNNING, size=100), ["and 98 more"]),
+        (replace(RUNNING, ranks=(0, -1)), ["worker-0, a worker"]),
+        (WorldStatus(reason="no worker is ready yet"), ["no round yet", "no worker is ready yet"]),
+    ],
+)
+def test_the_world_in_a_line(world: WorldStatus, keys: list[str]) -> None:
+    text = describe_world(world)
+    assert not missing_keys(text, *keys)
+    assert "\n" not in text
+
+
+def test_the_world_is_a_part_of_the_status() -> None:
+    status = Status(job="a", run="r1", run_dir="x", phase="Training", updated=1.0, world=RUNNING)
+    assert from_json(Status, to_json(status), "status.json") == status
+    assert to_json(replace(status, world=None))["world"] is None
