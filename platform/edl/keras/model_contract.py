@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -214,6 +215,8 @@ _METRICS_FUNCTION = "eval_metrics_fn"
 _OPTIONAL_FUNCTIONS = frozenset({"callbacks", "weighted_metrics_fn"})
 _PREDICTION_ARGUMENT_NAMES = frozenset({"predictions", "prediction", "preds", "outputs", "output", "logits", "y_pred"})
 _LABEL_ARGUMENT_NAMES = frozenset({"labels", "label", "targets", "target", "y_true", "y"})
+WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
+"""The third argument of a loss that takes the sample weights itself."""
 
 
 class ModelChoice(Protocol):
@@ -398,8 +401,14 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, expect
     try:
         bound = signature.bind(*_EXPECTED_ARGUMENTS[name])
     except TypeError as error:
+        third = next(islice(signature.parameters, 2, None), "").lower()
+        takes_weights = name == "loss" and third in WEIGHT_ARGUMENT_NAMES
         raise BadInputError(
-            f"{name}{signature} cannot be called as {expected_call}: {error}", where=str(path)
+            f"{name}{signature} cannot be called as {expected_call}: {error}",
+            where=str(path),
+            hint="give the weights a default, such as sample_weights=None: they are passed if feed yields some"
+            if takes_weights
+            else None,
         ) from error
     first, *rest = (str(argument).lower() for argument in bound.arguments) if bound.arguments else ("",)
     if name == "loss" and first in _PREDICTION_ARGUMENT_NAMES and rest and rest[0] in _LABEL_ARGUMENT_NAMES:

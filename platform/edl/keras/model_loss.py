@@ -26,12 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
-from edl.keras.model_contract import ModelModule
+from edl.keras.model_contract import WEIGHT_ARGUMENT_NAMES, ModelModule
 from edl.keras.out_of_range_ids import refuse_broadcast
 from edl.keras.user_code import source_file, user_code
 
-_WEIGHT_ARGUMENT_NAMES = frozenset({"sample_weight", "sample_weights", "weight", "weights"})
-"""Names of the third argument of a loss function that applies the sample weights itself."""
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
 
@@ -466,7 +464,7 @@ def expand_weights(weights: Any, values: Any, value_text: str, where: str | None
             where=where,
             hint=(
                 "return one value per record, or take the weights as a third argument: "
-                "loss(labels, predictions, sample_weights)"
+                "loss(labels, predictions, sample_weights=None)"
             ),
         )
     weights = tf.cast(tf.convert_to_tensor(weights), values.dtype)
@@ -589,7 +587,7 @@ def _has_weight_argument(function: Callable[..., Any]) -> bool:
     except ValueError:
         # Built in C: there is no signature to inspect.
         return False
-    return len(names) > 2 and names[2] in _WEIGHT_ARGUMENT_NAMES
+    return len(names) > 2 and names[2] in WEIGHT_ARGUMENT_NAMES
 
 
 def _quote_names(names: Mapping[str, Any]) -> str:

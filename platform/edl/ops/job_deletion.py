@@ -13,6 +13,7 @@ from edl.api.errors import EdlError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, ForbiddenError, NotFoundError, RbacDeniedError
+from edl.cluster.kubernetes.pod_status import disruption_condition
 from edl.cluster.kubernetes.resource_kinds import (
     CONFIGMAPS,
     JOBS,
@@ -138,10 +139,7 @@ def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> boo
 
 def _evicted_from_lost_node(pod: Manifest) -> bool:
     """Whether the control plane evicted the pod because its node was lost."""
-    return any(
-        condition["type"] == "DisruptionTarget" and condition.get("reason") in _NODE_LOST_REASONS
-        for condition in pod.get("status", {}).get("conditions") or ()
-    )
+    return disruption_condition(pod).get("reason") in _NODE_LOST_REASONS
 
 
 def token_secret_exists(api: KubeClient, job: str) -> bool:

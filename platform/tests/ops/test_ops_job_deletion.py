@@ -116,6 +116,13 @@ def test_a_pod_is_stuck_when_its_node_cannot_let_it_go(
     assert is_deletion_stuck(pod("p", deleted=NOW - late, cause=cause), ready, NOW) is stuck
 
 
+def test_a_disruption_that_did_not_happen_is_no_loss_of_the_node() -> None:
+    """Kubernetes leaves the condition there, with status False."""
+    deleted = pod("p", deleted=NOW - 6, cause="DeletionByTaintManager")
+    deleted["status"]["conditions"][0]["status"] = "False"
+    assert not is_deletion_stuck(deleted, None, NOW)
+
+
 def dead_node() -> InMemoryCluster:
     cluster = submitted()
     cluster.node("n1", ready="Unknown")

@@ -256,6 +256,15 @@ def test_what_does_not_keep_the_contract_is_named(
         module_in(tmp_path, source, name, **params)
 
 
+def test_a_loss_whose_weights_have_no_default_is_told_to_give_them_one(tmp_path: Path) -> None:
+    source = MODULE.replace("def loss(labels, predictions)", "def loss(labels, predictions, sample_weights)")
+    with pytest.raises(BadInputError, match="sample_weights") as refused:
+        module_in(tmp_path, source, "custom_model")
+    assert "sample_weights=None" in str(refused.value.hint)
+    (tmp_path / "with").mkdir()
+    module_in(tmp_path / "with", source.replace("sample_weights)", "sample_weights=None)"), "custom_model")
+
+
 def test_a_module_that_raises_gives_the_users_traceback_first(tmp_path: Path) -> None:
     with pytest.raises(UserCodeError, match=r"import of zoo_under_test\.model raised ZeroDivisionError") as caught:
         module_in(tmp_path, MODULE + "\ndef ratio(): return 1 / 0\nratio()\n")

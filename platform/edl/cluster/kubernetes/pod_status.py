@@ -226,7 +226,7 @@ def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodSt
     container_end = _container_end(pod)
     deleting = "deletionTimestamp" in meta
     # with TerminationByKubelet (eviction, node shutdown) the kubelet stops a pod that is not being deleted
-    leaving = container_end is None and (deleting or _disruption_condition(pod).get("reason") == "TerminationByKubelet")
+    leaving = container_end is None and (deleting or disruption_condition(pod).get("reason") == "TerminationByKubelet")
     reason, message = _reason_and_message(pod, container_end, deleting)
     return PodStatus(
         uid=meta["uid"],
@@ -307,7 +307,7 @@ def _reason_and_message(pod: Manifest, container_end: ContainerEnd | None, delet
     else:
         reason = DELETED_REASON if deleting else _end_reason(pod, container_end)
         message = pod["status"].get("message") or _end_message(container_end)
-    return reason, message or str(_disruption_condition(pod).get("message") or "")
+    return reason, message or str(disruption_condition(pod).get("message") or "")
 
 
 def _end_message(container_end: ContainerEnd) -> str:
@@ -357,7 +357,7 @@ def _end_cause(
     # a preemption that follows the master's own request changes nothing
     if deleting and deletion_requested:
         return TerminationCause.NONE
-    disruption = _disruption_condition(pod).get("reason")
+    disruption = disruption_condition(pod).get("reason")
     if disruption:
         return _DISRUPTION_CAUSES.get(disruption, TerminationCause.EVICTED)
     status = pod.get("status") or {}
@@ -372,7 +372,7 @@ def _end_cause(
     return TerminationCause.OUT_OF_MEMORY if out_of_memory else TerminationCause.NONE
 
 
-def _disruption_condition(pod: Manifest) -> Mapping[str, Any]:
+def disruption_condition(pod: Manifest) -> Mapping[str, Any]:
     """The condition of a pod that is about to be disrupted. Kubernetes resets it if the disruption does not happen."""
     condition = _pod_condition(pod, "DisruptionTarget")
     return condition if condition.get("status") == "True" else {}
