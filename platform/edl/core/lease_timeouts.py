@@ -2,8 +2,8 @@
 
 The right timeout is unknown before the job runs: a fixed one is too long for small tasks or too short
 for large ones. So the timeouts follow measurements. A holder is silent when it has sent no message for
-many times the usual interval. It is stuck when it sends messages but completes no step for many times
-the usual duration of a step.
+many times the usual interval between heartbeats. It is stuck, a straggler, when it sends messages but
+completes no step for many times the usual duration of a step.
 """
 
 from __future__ import annotations

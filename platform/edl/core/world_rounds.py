@@ -405,6 +405,7 @@ class WorldRounds:
         if any(self._believed_step(worker) is not None for worker in staying):
             self.released.update(self.leaving.intersection(survivors))
         joining = [worker for worker, _ in sorted(self.candidates.items(), key=lambda item: item[::-1])]
+        # Their order assigns the ranks: those that stay keep their order and close the gaps, new ones come last.
         members = (*staying, *(worker for worker in joining if worker in self.reports))
         if len(members) < max(1, self.members_min):
             self.waiting_reason = f"{len(members)} of at least {self.members_min} workers are ready"

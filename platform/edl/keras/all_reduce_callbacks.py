@@ -35,7 +35,7 @@ _SUPPORTED = "EarlyStopping, ReduceLROnPlateau and LearningRateScheduler"
 
 
 @dataclass(frozen=True)
-class TrainingCallbacks:
+class SharedCallbacks:
     """What the callbacks of a job do.
 
     Attributes:
@@ -47,7 +47,7 @@ class TrainingCallbacks:
     epoch_rate: Callable[[int], float] | None = None
 
 
-def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec: JobSpec) -> TrainingCallbacks:
+def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec: JobSpec) -> SharedCallbacks:
     """Check the module's callbacks, and compute the rate of the first epoch.
 
     Call it while the optimizer has its initial rate.
@@ -57,7 +57,7 @@ def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec:
         UserCodeError: the user's code raised an exception.
     """
     if module.callbacks is None:
-        return TrainingCallbacks()
+        return SharedCallbacks()
     with user_code(module.zoo, "callbacks()", function=module.callbacks):
         callbacks = keras.tree.flatten(list(module.callbacks() or ()))
     monitors = [each for each in callbacks if monitor_callbacks.is_monitor(each)]
@@ -75,11 +75,11 @@ def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec:
     declared = monitor_callbacks.declare_callbacks(monitors, getattr(optimizer, "inner_optimizer", optimizer))
     monitor_callbacks.refuse_conflicting_rates(others, declared)
     if not schedulers:
-        return TrainingCallbacks(declared)
-    rates = _EpochRates(schedulers, model, module.zoo)
+        return SharedCallbacks(declared)
+    rates = _ScheduledRates(schedulers, model, module.zoo)
     # An error of the schedule ends the job before its first step.
     rates.rate_of(0)
-    return TrainingCallbacks(declared, rates.rate_of)
+    return SharedCallbacks(declared, rates.rate_of)
 
 
 def _refuse(callback: Any) -> BadInputError:
@@ -129,7 +129,7 @@ def _refuse_best_weights(callback: Any) -> None:
         )
 
 
-class _EpochRates:
+class _ScheduledRates:
     """The rates that ``LearningRateScheduler`` sets, by epoch.
 
     A schedule may depend on the last rate. So the rates of all epochs are computed in turn from the optimizer's initial
