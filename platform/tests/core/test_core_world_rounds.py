@@ -258,6 +258,7 @@ def simulate(seeds: range) -> None:
         assert simulator.done == {(0, record) for record in range(40)}
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("block", range(4))
 def test_no_record_is_lost_or_done_twice_whatever_dies(block: int) -> None:
     simulate(range(block, SEEDS, 4))

@@ -178,7 +178,9 @@ WORLDS = [3, *(pytest.param(ranks, marks=pytest.mark.repetition) for ranks in (1
 
 
 @pytest.mark.parametrize("ranks", WORLDS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float64", 1e-9), pytest.param("float32", 1e-4, marks=pytest.mark.repetition)]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: float, ranks: int) -> None:
     replicas = build(module(lambda: perceptron(dtype), optimizer=OPTIMIZERS[optimizer]), ranks)

@@ -387,7 +387,7 @@ def test_the_master_is_replaced_during_a_change_of_the_world(folder):
         job.wait_for_end()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(2, 6))])
 def test_random_faults(folder, seed):
     random = Random(seed)
     with AllReduceJob(folder, records=1600, seconds=0.002, workers=6) as job:
@@ -413,7 +413,9 @@ def test_random_faults(folder, seed):
         job.wait_for_end()
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "seconds", [pytest.param(10, marks=pytest.mark.repetition), pytest.param(60, marks=pytest.mark.thorough)]
+)
 def test_twenty_ranks_of_which_one_is_killed_every_second(folder, seconds):
     """Nobody hangs, every record is applied once, and all ranks have the same state in the end.
 

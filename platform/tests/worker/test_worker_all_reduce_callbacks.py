@@ -53,7 +53,7 @@ def test_a_plateau_lowers_the_rate_of_the_step_after_the_evaluation(folder, work
             assert {u: plateau_rate(u) for u in rank.replica.rate_of_update} == rank.replica.rate_of_update
 
 
-@pytest.mark.parametrize("victim", ["w0", "w2"])
+@pytest.mark.parametrize("victim", ["w0", pytest.param("w2", marks=pytest.mark.repetition)])
 @pytest.mark.parametrize("point", ["compute", "apply", "applied"])
 def test_a_rank_is_killed_in_the_step_with_the_new_rate(folder, point, victim):
     def arm(rank: Rank) -> None:
@@ -87,7 +87,7 @@ def test_early_stopping_ends_with_the_evaluated_step_on_all_ranks(folder, worker
         assert job.state.step == 4 * EVERY
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 3))])
 def test_the_rate_of_an_epoch_under_random_faults(folder, seed):
     random = Random(seed)
     with AllReduceJob(folder, records=160, epochs=6, seconds=0.004, epoch_rate=lambda epoch: 0.5**epoch) as job:

@@ -43,7 +43,7 @@ def test_a_step_has_the_same_records_at_any_world_size(folder: Path, workers: in
         assert max(rank.replica.most_records for rank in ranks) <= job.settings.minibatch
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [3, *(pytest.param(workers, marks=pytest.mark.repetition) for workers in (2, 4))])
 def test_at_most_two_steps_of_an_epoch_are_without_records_of_a_rank(folder: Path, workers: int) -> None:
     with AllReduceJob(
         folder, 480, epochs=2, workers_min=workers, global_batch=12, minibatch=6, task_records=80, seconds=0.02
