@@ -91,7 +91,7 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
 
 
 def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) -> None:
-    job = all_reduce(strategy={"global_batch": 46}, records=60_000)
+    job = all_reduce(strategy={"global_batch": 46}, records=180_000)
     with job.start() as run:
         world_of(run, 3)
         run.wait_step(50)

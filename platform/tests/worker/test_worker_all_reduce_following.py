@@ -60,6 +60,18 @@ def test_a_worker_that_joins_has_the_state_already(folder):
         assert not fetched
 
 
+def test_a_worker_that_follows_asks_to_join_also_while_nobody_makes_steps(folder):
+    with AllReduceJob(folder, RECORDS, seconds=0.003) as job:
+        (first,) = start_world(job, workers=1)
+        # Without an answer from the master it soon has no records.
+        job.silent.add(first.uid)
+        job.wait_for_seconds(0.5)
+        job.start_rank()
+        job.wait(lambda: job.state.world.candidates)
+        job.silent.clear()
+        job.wait_for_end()
+
+
 def test_several_join_together(folder):
     with AllReduceJob(folder, RECORDS, seconds=0.003) as job:
         start_world(job)

@@ -144,6 +144,9 @@ class StepFollower:
                     return False
             if select.select([sock], [], [], _CHECK_SECONDS)[0]:
                 return True
+            # Nothing is on its way: the others may wait for records or for an evaluation.
+            if self._has_state:
+                self._world.catch_up()
         return False
 
     def _take_state(self, frame: ReceivedFrame) -> None:
