@@ -43,10 +43,13 @@ class ArrayReplica:
         self.buffers = (allocate_aligned(PARAMETERS, dtype=np.float32),)
         self.clear()
 
-    def compute(self, features, labels, weights=None):
+    def compute(self, features, labels, weights=None, *, adds=False):
         time.sleep(STEP_SECONDS)
         records = len(features)
-        self.buffers[0].fill(records)
+        if not adds:
+            self.clear()
+        gradient = self.buffers[0]
+        gradient += records
         return ArrayStep(float(records))
 
     def clear(self):
