@@ -322,8 +322,10 @@ class AllReduceJob:
             return self._obey(self.state.handle(event, time.monotonic()))
 
     def _obey(self, commands: Iterable[Any]) -> RequestAnswer | None:
-        answer = None
+        answer, is_changed = None, False
         for command in commands:
+            # An answer alone wakes nobody: waiting requests ask again, and would wake each other without an end.
+            is_changed = is_changed or not isinstance(command, RequestAnswer)
             if isinstance(command, RecordEntry):
                 self.journal.append(command.entry)
             elif isinstance(command, EndJob):
@@ -334,7 +336,8 @@ class AllReduceJob:
                 threading.Thread(target=self._save, args=(command, self.incarnation), daemon=True).start()
             elif isinstance(command, RequestAnswer):
                 answer = command
-        self.changed.notify_all()
+        if is_changed:
+            self.changed.notify_all()
         return answer
 
     def _save(self, command: SaveCheckpoint, incarnation: int) -> None:
