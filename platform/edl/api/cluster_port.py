@@ -114,6 +114,10 @@ class WatchSynced:
     """Marks the point in a watch at which all pods that existed when it began have been yielded."""
 
 
+POD_GRACE_SECONDS = 30
+"""Seconds between SIGTERM and SIGKILL that every pod of a job gets from Kubernetes, as by default."""
+
+
 class JobCluster(Protocol):
     """The cluster as one job sees it: it can start, delete and watch the job's pods."""
 

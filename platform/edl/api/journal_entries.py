@@ -421,12 +421,14 @@ class WorldStarted(JournalEntry):
     Attributes:
         done: ``[lease, records]``, the done records of each lease whose number rose, counted from its start.
         returned: leases of workers that are not in the round any more; their rest is leased again.
+        repeated: records of the minibatches that lost workers may have computed, and that are trained again.
     """
 
     kind: ClassVar[str] = "world_started"
     step: int
     done: Sequence[Sequence[int]]
     returned: tuple[int, ...]
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edl.api.cluster_port import Role
-from edl.api.events import EvaluationStarted, WorldChanged
+from edl.api.events import EvaluationStarted, RecordsRequeued, WorldChanged
 from edl.api.journal_entries import EvaluationBegun, LeaseReturned
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries
@@ -21,6 +21,7 @@ from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
+from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange
 from edl.core.state import JobState
 from edl.core.world_rounds import (
     NO_ROUND,
@@ -290,7 +291,10 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _credit_workers(state, command.done)
             returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
             world_checkpoints.capture_ledger(state, command.step)
-            state.record_entry(world_entries.started_entry(command, rounds, state.training_ledger))
+            training = state.training_ledger
+            lost = world_entries.find_lost_shares(command, rounds, training, state.settings.global_batch)
+            state.record_entry(world_entries.started_entry(command, rounds, training, tuple(lost.values())))
+            _emit_repeated(state, lost)
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
             _credit(state)
@@ -303,6 +307,21 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _credit(state)
         else:
             _fail_diverged(state, command)
+
+
+def _emit_repeated(state: JobState, lost_shares: Mapping[str, RecordRange]) -> None:
+    for worker, share in lost_shares.items():
+        if not share.records:
+            continue
+        state.emit(
+            RecordsRequeued(
+                start=share.start,
+                end=share.end,
+                source=share.source or SHUFFLED_SOURCE_NAME,
+                worker=state.pods.index_of(worker),
+                reason="the worker was lost, and may have computed them",
+            )
+        )
 
 
 def _announce(state: JobState, rounds: WorldRounds, announced: RoundAnnounced) -> None:

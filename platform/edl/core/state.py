@@ -99,6 +99,10 @@ __all__ = [
 ]
 
 
+LEASE_RETURN_SECONDS = 5.0
+"""Enough for a worker of parameter servers to end: it waits for a push in flight, and returns its leases."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """The part of the JobSpec that matters to decisions; units are records and steps.
@@ -146,7 +150,7 @@ class JobSettings:
     oom_memory_factor: float = 1.0
     worker_memory: str = ""
     ps_memory: str = ""
-    grace: float = 5.0
+    grace: float = LEASE_RETURN_SECONDS
     durable: bool = True
     all_reduce: bool = False
     global_batch: int | None = None
@@ -722,6 +726,7 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
 def _apply_world_started(state: JobState, entry: WorldStarted) -> None:
     assert state.world is not None
     world_entries.apply_started_entry(state.world, state.training_ledger, entry)
+    state.counters.repeated += entry.repeated
 
 
 def _apply_steps(state: JobState, entry: StepsApplied) -> None:

@@ -182,6 +182,7 @@ class WorldRounds:
         leaving: members that were told to leave.
         released: of these, members that may have ended: others had reported their state, and stayed.
         lost: members that are gone.
+        left_at_boundary: workers that left since the last round that started, after they had reported their state.
         pending_change: why the world is to change at the next boundary; empty if it is not.
         waiting_reason: why no round runs, for users; empty if one does.
         change_reason: why the newest round was announced.
@@ -208,6 +209,7 @@ class WorldRounds:
     leaving: set[str] = field(default_factory=set)
     released: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    left_at_boundary: set[str] = field(default_factory=set)
     pending_change: str = ""
     waiting_reason: str = "no worker is ready yet"
     change_reason: str = ""
@@ -449,6 +451,8 @@ class WorldRounds:
 
     def apply_announced(self, entry: RoundAnnounced) -> None:
         """Apply a round that was announced."""
+        reported = self.leaving.intersection(self.reports) - self.lost
+        self.left_at_boundary |= reported.intersection(self.members).difference(entry.members)
         self.round, self.members, self.base_step, self.holders = entry.round, entry.members, entry.step, entry.holders
         self.joined = (self.joined | set(entry.joined)) & set(entry.members)
         self.is_closing = False
@@ -470,6 +474,7 @@ class WorldRounds:
         self.started_round = self.valid_from = entry.round
         self.committed_step = entry.step
         self.joined = frozenset()
+        self.left_at_boundary.clear()
         self.reports.clear()
         self.waiting_reason = ""
 

@@ -32,7 +32,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from edl.api.cluster_port import Role
+from edl.api.cluster_port import POD_GRACE_SECONDS, Role
 from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError, StorageError
 from edl.api.events import RoleStarted, WarningRaised
 from edl.api.job_spec import CheckpointSpec, JobSpec
@@ -50,7 +50,7 @@ from edl.core.events import (
     StopRequested,
 )
 from edl.core.job import JobStateMachine
-from edl.core.state import JobSettings
+from edl.core.state import LEASE_RETURN_SECONDS, JobSettings
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.document_tree import SpecError
@@ -116,6 +116,8 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         ps_memory=format_size(spec.ps.resources.memory),
         durable=durable,
         all_reduce=all_reduce,
+        # The last worker that has the newest state writes it before it ends.
+        grace=POD_GRACE_SECONDS if all_reduce else LEASE_RETURN_SECONDS,
         global_batch=spec.strategy.global_batch if all_reduce else None,
     )
 

@@ -180,6 +180,7 @@ class Recount:
 
     def _world_started(self, entry: Mapping[str, Any]) -> None:
         self._steps_applied(entry)
+        self.repeated += entry.get("repeated", 0)
         for number in entry["returned"]:
             self.leases[number].closed = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.all_reduce_master import AllReduceMaster
 
+from edl.api.events import RecordsRequeued
 from edl.api.status import WorldStatus
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS, describe_world
 from edl.core.events import EndJob, LeaseReply, Tick, WorldReported, WorldView
@@ -106,6 +107,49 @@ def test_the_lease_of_a_lost_worker_returns_when_the_next_round_starts_and_not_b
     assert lost not in training.leases
     assert training.done_records == 4
     assert [work.start for work in training.returned_ranges] == [granted.record_range.start + 4]
+
+
+def test_the_minibatch_of_a_lost_worker_counts_as_repeated_and_that_of_a_worker_that_left_does_not() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1", "w2")
+    lost, left = master.lease("w1"), master.lease("w2")
+    master.kill("w1")
+    shares = {1: (Share(lost.lease, 0, 4), Share(left.lease, 0, 4))}
+    master.report("w2", RankPhase.ENDED, step=1, shares=shares, is_leaving=True)
+    master.report("w0", RankPhase.ENDED, step=1, shares=shares)
+    master.report("w0", RankPhase.CONFIRMED)
+    assert master.rounds.trains("w0")
+    training = master.state.training_ledger
+    assert training is not None
+    assert (training.done_records, master.state.counters.repeated) == (8, 4)
+    assert master.journal[-1]["repeated"] == 4
+    repeated = [event for event in master.events if isinstance(event, RecordsRequeued)]
+    start = lost.record_range.start + 4
+    assert [(event.worker, event.start, event.end) for event in repeated] == [(1, start, start + 4)]
+    master.restart()
+    assert master.state.counters.repeated == 4
+
+
+def test_with_a_global_batch_a_lost_worker_repeats_its_part_of_a_step_at_most() -> None:
+    master = AllReduceMaster(global_batch=8)
+    master.start_round("w0", "w1", "w2")
+    lost = master.lease("w1")
+    assert lost.record_range.records > 3
+    master.kill("w1")
+    for worker in ("w0", "w2"):
+        master.report(worker, RankPhase.ENDED, step=0)
+    for worker in ("w0", "w2"):
+        master.report(worker, RankPhase.CONFIRMED)
+    assert master.state.counters.repeated == 3
+
+
+def test_a_lost_worker_without_a_lease_repeats_nothing() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    master.kill("w1")
+    master.report("w0", RankPhase.ENDED, step=0)
+    master.report("w0", RankPhase.CONFIRMED)
+    assert (master.rounds.trains("w0"), master.state.counters.repeated) == (True, 0)
 
 
 def test_a_worker_that_was_lost_and_joins_the_very_next_round_has_no_lease() -> None:

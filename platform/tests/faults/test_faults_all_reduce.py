@@ -47,13 +47,27 @@ def world_of(run: JobProcess, workers: int) -> Line:
     return run.wait_event("world_changed", workers=workers)
 
 
-def check_end(job: LinearJob, run: JobProcess, *, lost: int = 0, rolled_back: bool = False) -> Line:
-    """Wait for the end: the ledger has every record once, and the exported model is their sum."""
+def check_end(
+    job: LinearJob, run: JobProcess, *, lost: int = 0, silent: int = 0, told: int = 0, rolled_back: bool = False
+) -> Line:
+    """Wait for the end: the ledger has every record once, and the exported model is their sum.
+
+    Args:
+        job: what was to be done.
+        run: who does it.
+        lost: workers that ended before their work did.
+        silent: workers that were lost and live.
+        told: of the lost ones, those that were told to go: they leave at a boundary and repeat nothing.
+        rolled_back: whether no worker was left that had the newest state.
+    """
     summary = run.summary(240)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == job.total
     assert summary["workers_lost"] == lost
     assert bool(summary["records_rolled_back"]) == rolled_back
+    # With a global batch, a share of a step, which is not larger than the step.
+    share = int(job.spec["strategy"].get("global_batch", job.minibatch))
+    assert summary["records_repeated"] <= (lost - told + silent) * share
     all_records = [
         CountedStep(0, 0, epoch, source, 0, len(records.y))
         for epoch in range(job.epochs)
@@ -87,7 +101,8 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
         at = run.send("worker", 1, SIGKILL)
         measure("AllReduce: worker SIGKILL to the next round", first_steps_after(run.run_dir, at) - at)
         run.wait_event("role_started", role="worker", index=3)
-        check_end(job, run, lost=1)
+        summary = check_end(job, run, lost=1)
+    assert summary["records_repeated"] > 0, "it had a lease, and so perhaps a minibatch in progress"
 
 
 def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) -> None:
@@ -99,7 +114,7 @@ def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) ->
         run.wait_event("role_started", role="worker", index=3)
         world_of(run, 3)
         run.send("worker", 0, SIGTERM)
-        summary = check_end(job, run, lost=2)
+        summary = check_end(job, run, lost=2, told=1)
         entries = read_entries(run.run_dir / "journal")
     # Without the records of a killed worker, which are tried alone, all steps but the last of an epoch are full.
     full = job.total // 46
@@ -127,7 +142,7 @@ def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
         run.send("worker", 0, SIGTERM)
         ended = run.wait_event("role_ended", role="worker", index=0)
         assert ended["exit_code"] == 0
-        check_end(job, run, lost=1)
+        check_end(job, run, lost=1, told=1)
 
 
 @pytest.mark.repetition
@@ -139,7 +154,7 @@ def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
         run.send("worker", 1, SIGSTOP)
         world_of(run, 2)
         run.send("worker", 1, SIGCONT)
-        check_end(job, run)
+        check_end(job, run, silent=1)
 
 
 def test_the_master_is_killed_during_a_change_of_the_world(all_reduce: Make) -> None:
@@ -213,4 +228,4 @@ def test_all_workers_are_told_to_go_and_nothing_is_trained_again(all_reduce: Mak
         run.wait_step(50)
         for index in range(3):
             run.send("worker", index, SIGTERM)
-        check_end(job, run, lost=3)
+        check_end(job, run, lost=3, told=3)

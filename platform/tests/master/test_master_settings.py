@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.jobfile.loader import load_job_file
@@ -53,12 +54,15 @@ def test_under_all_reduce_there_are_workers_alone(tmp_path: Path) -> None:
     settings = settings_from_spec(spec, predict=False, describe=False, durable=True)
     assert (settings.all_reduce, settings.ps, settings.workers, settings.workers_min) == (True, 0, 3, 2)
     assert (settings.checkpoint_steps, settings.evaluation_steps, settings.export) == (1000, None, True)
+    assert settings.grace == POD_GRACE_SECONDS, "the last worker may have to write the state"
 
 
 @pytest.mark.parametrize(("strategy", "predict"), [("ParameterServer", False), ("AllReduce", True)])
 def test_parameter_servers_and_predictions_reduce_nothing(tmp_path: Path, strategy: str, *, predict: bool) -> None:
     spec = spec_of(tmp_path, strategy={"name": strategy})
-    assert not settings_from_spec(spec, predict=predict, describe=False, durable=True).all_reduce
+    settings = settings_from_spec(spec, predict=predict, describe=False, durable=True)
+    assert not settings.all_reduce
+    assert settings.grace < POD_GRACE_SECONDS
 
 
 @pytest.mark.parametrize(("code", "found"), [("def custom_data_reader(): ...", True), ("", False)])

@@ -30,7 +30,7 @@ UNRECORDED: dict[str, dict[str, Any]] = {
         "joined": ["w1"],
         "reason": "w1 joins",
     },
-    "world_started": {"step": 7, "done": [[4294967297, 16]], "returned": [4294967298]},
+    "world_started": {"step": 7, "done": [[4294967297, 16]], "returned": [4294967298], "repeated": 8},
     "steps": {"step": 9, "done": [[4294967297, 32]], "loss": 0.5},
 }
 """Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""

@@ -54,9 +54,10 @@ def test_a_record_that_no_step_contains_is_found() -> None:
 
 
 def test_a_lease_that_returns_is_done_by_another() -> None:
-    started = {"kind": "world_started", "step": 1, "done": [[1, 2]], "returned": [1]}
+    started = {"kind": "world_started", "step": 1, "done": [[1, 2]], "returned": [1], "repeated": 2}
     rest = leased(3, 2) | {"work": [0, "train", 2, 4]}
-    assert problems(count(started, rest, steps(2, [3, 2], [2, 4])), 1) == []
+    found = count(started, rest, steps(2, [3, 2], [2, 4]))
+    assert (problems(found, 1), found.repeated) == ([], 2)
     late = count(started, steps(2, [1, 4], [2, 4]))
     assert problems(late, 1) == ["epoch 0, train: records 2 to 4 are not done"]
 

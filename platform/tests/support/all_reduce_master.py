@@ -9,6 +9,7 @@ from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.round_id import RoundId
 from edl.core.events import (
     DatasetDescribed,
+    EmitEvent,
     LeaseReply,
     LeaseRequested,
     ModelDeclared,
@@ -65,6 +66,8 @@ class AllReduceMaster:
             )
         )
         self.journal: list[dict[str, Any]] = []
+        self.events: list[Any] = []
+        """All events that users see."""
         self.workers = [f"w{index}" for index in range(started)]
         """Uids of all workers that were started, by index."""
         self.gone: set[str] = set()
@@ -99,6 +102,7 @@ class AllReduceMaster:
 
     def _take(self, commands: list[Any]) -> list[Any]:
         self.journal += [command.entry.to_json() for command in commands if isinstance(command, RecordEntry)]
+        self.events += [command.event for command in commands if isinstance(command, EmitEvent)]
         return commands
 
     def report(

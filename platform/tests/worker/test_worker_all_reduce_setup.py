@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.strategy import Strategy
 from edl.core.global_batch import RankRecords
 from edl.core.world_rounds import Share
-from edl.worker.allreduce.setup import make_rate_scaling
+from edl.worker.allreduce.setup import make_rate_scaling, wait_until_left
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
 
 MESSAGES = (
@@ -82,3 +83,27 @@ def test_the_learning_rate_follows_the_number_of_ranks(scaling: str, reference: 
 
 def test_without_scaling_the_learning_rate_is_the_users() -> None:
     assert make_rate_scaling(Strategy()) is None
+
+
+class SlowWorld:
+    """A world in which nobody leaves; it keeps for how long the worker waits."""
+
+    def __init__(self, *, is_writing: bool) -> None:
+        self.is_writing = is_writing
+        self.waits: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        return False
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "is_writing", "least", "most"),
+    [(0.1, False, 3.0, 3.0), (4.0, False, 12.0, 12.0), (60.0, False, 20.0, 29.0), (0.1, True, 20.0, 29.0)],
+)
+def test_a_worker_that_is_told_to_end_waits_for_the_steps_of_the_others_within_its_grace_period(
+    step_seconds: float, *, is_writing: bool, least: float, most: float
+) -> None:
+    world = SlowWorld(is_writing=is_writing)
+    wait_until_left(world, world, step_seconds)
+    assert least <= sum(world.waits) <= most < POD_GRACE_SECONDS

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
+from edl.api.cluster_port import DEFAULT_OPTIONS, POD_GRACE_SECONDS, PodOptions, Role
 from edl.api.fields import JsonValue
 from edl.api.job_spec import JobSpec, MasterSpec, ParameterServerSpec, WorkerSpec
 from edl.api.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
@@ -160,7 +160,6 @@ def has_unique_keys(value: Any, key: str) -> bool:
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SAFE_TO_EVICT_ANNOTATION = "cluster-autoscaler.kubernetes.io/safe-to-evict"
-POD_GRACE_SECONDS = 30
 DISK_RESOURCE, DISK_REQUEST_BYTES = "ephemeral-storage", 256 << 20
 """Kubernetes' name of a node's own disk, and the request of a pod in bytes, unless its limit is lower."""
 _UNHEALTHY_NODE_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
@@ -32,13 +33,12 @@ from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_
 
 _LOG = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 3.0
-"""Seconds that a worker which was told to end waits for the boundary at which it leaves the others."""
-WRITE_SECONDS = 25.0
-"""Seconds for which it waits longer while it writes a checkpoint: it may be the last one that has the newest state.
-
-A pod has 30 s by default before it is killed.
-"""
+MIN_LEAVE_SECONDS = 3.0
+"""The least time that a worker which was told to end waits for the boundary at which it leaves the others."""
+STEPS_TO_LEAVE = 3
+"""The others may have begun a step before they learn that it leaves, and it waits until all have reported."""
+RETURN_SECONDS = 3.0
+"""What remains of the grace period for the leases, and for the end of the process."""
 _UID_SUFFIX_LENGTH = 8
 
 
@@ -104,7 +104,7 @@ def prepare_all_reduce(
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
     )
-    runtime.wait_until_left = lambda: _wait_until_left(left, checkpoints)
+    runtime.wait_until_left = lambda: wait_until_left(left, checkpoints, loop.step_seconds)
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
         threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -135,10 +135,31 @@ def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:
     return lambda ranks: float((ranks / reference) ** exponent)
 
 
-def _wait_until_left(left: threading.Event, checkpoints: CheckpointWriter) -> None:
-    if left.wait(LEAVE_SECONDS):
-        return
-    if checkpoints.is_writing and left.wait(WRITE_SECONDS):
+class LeftRound(Protocol):
+    """Whether a worker is in no round any more; an event is."""
+
+    def wait(self, timeout: float) -> bool: ...
+
+
+class WritesCheckpoint(Protocol):
+    """Says whether a checkpoint is being written."""
+
+    @property
+    def is_writing(self) -> bool: ...
+
+
+def wait_until_left(left: LeftRound, checkpoints: WritesCheckpoint, step_seconds: float) -> None:
+    """Wait until this worker, which was told to end, is in no round any more.
+
+    Args:
+        left: is set then.
+        checkpoints: while it writes, this worker may be the last one that has the newest state, and so it uses the
+            whole grace period.
+        step_seconds: the duration of a recent step.
+    """
+    most = POD_GRACE_SECONDS - RETURN_SECONDS
+    seconds = min(max(MIN_LEAVE_SECONDS, STEPS_TO_LEAVE * step_seconds), most)
+    if left.wait(seconds) or (checkpoints.is_writing and left.wait(most - seconds)):
         return
     _LOG.info("told to end in the middle of a step: the others see a broken connection")
 

@@ -144,6 +144,8 @@ class StepLoop:
         )
         self._communicator: Communicator | None = None
         self._nonfinite_count = 0
+        self.step_seconds = 0.0
+        """The duration of the newest step, with what this worker waited for the others."""
         self._exit_code: int | None = None
         self._is_paused = False
 
@@ -318,6 +320,7 @@ class StepLoop:
         nobody_has_records, self._is_paused = True, False
         try:
             while True:
+                began = time.monotonic()
                 self._exit_code = self._run_other_tasks()
                 if self._shares.is_over or self._exit_code is not None:
                     self._close_communicator()
@@ -341,6 +344,7 @@ class StepLoop:
                         # Only now the rank knows its share.
                         message = self._prepare(wait=False)
                 outcome = self._reduce(communicator, message)
+                self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses
                 nobody_has_records = not self._has_step(outcome)
                 if outcome.leaves_round:
