@@ -299,7 +299,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _emit_change(state, rounds)
             _credit(state)
             _notify(state)
-            _obey(state, rounds, rounds.request_pending_joins())
+            _obey(state, rounds, rounds.request_pending_leaves())
         elif isinstance(command, StepsCommitted):
             _credit_workers(state, command.done)
             world_checkpoints.capture_ledger(state, command.step)

@@ -475,6 +475,7 @@ class WorldRounds:
         self.committed_step = entry.step
         self.joined = frozenset()
         self.left_at_boundary.clear()
+        self.candidates.clear()
         self.reports.clear()
         self.waiting_reason = ""
 
@@ -482,10 +483,11 @@ class WorldRounds:
         """Apply that steps are done."""
         self.committed_step = entry.step
 
-    def request_pending_joins(self) -> list[RoundCommand]:
-        """Call after ``apply_started``: workers that became ready too late for the round join at the next boundary."""
-        change = next(iter(sorted(self.candidates)), None)
-        if change is not None:
-            return self._request_change(f"{change} joins")
+    def request_pending_leaves(self) -> list[RoundCommand]:
+        """Call after ``apply_started``: workers that were told to leave too late for it do at the next boundary.
+
+        A worker that became ready too late follows this round, and asks when it has caught up: it cannot join before,
+        and a change for its sake would be one in which nothing changes.
+        """
         leaving = next(iter(sorted(self.leaving)), None)
         return self._request_change(f"{leaving} leaves") if leaving is not None else []

@@ -56,6 +56,20 @@ def test_a_worker_outside_is_given_a_member_to_follow_while_a_round_runs() -> No
     assert master.report("w2", RankPhase.CAUGHT_UP, step=0).must_change
 
 
+def test_a_worker_that_was_ready_too_late_changes_the_world_only_when_it_has_followed_the_round() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    master.kill("w1")
+    # It was caught up with the round that is closing; after a loss the survivors wait for nobody.
+    master.report("w2", RankPhase.CAUGHT_UP, step=0)
+    master.report("w0", RankPhase.ENDED, step=0)
+    assert master.rounds.members == ("w0",)
+    view = master.report("w0", RankPhase.CONFIRMED)
+    assert (view.phase, view.must_change) == (RoundPhase.RUNNING, False)
+    assert not master.report("w2", RankPhase.FOLLOWING, step=0).must_change
+    assert master.report("w2", RankPhase.CAUGHT_UP, step=0).must_change
+
+
 def test_a_member_that_says_nothing_while_the_others_wait_is_lost() -> None:
     master = AllReduceMaster()
     master.start_round("w0", "w1", "w2")

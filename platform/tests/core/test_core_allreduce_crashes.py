@@ -136,18 +136,24 @@ class World:
         """Let every living worker be a member of a running round."""
         master, rounds = self.master, self.master.rounds
         living = [worker for worker in master.workers if worker not in master.gone]
-        for _ in range(4):
+
+        def ask_to_join() -> None:
             for worker in living:
                 if worker not in rounds.members:
                     self._do(master.report, worker, RankPhase.OUTSIDE)
+
+        ask_to_join()
+        for _ in range(4):
             if not rounds.holders:
                 self.step, self.shares = 0, {}
             for worker in rounds.members:
                 self._do(master.report, worker, RankPhase.CONFIRMED)
             if self.end is not None or all(rounds.trains(worker) for worker in living):
                 break
+            ask_to_join()
             for worker in rounds.members:
                 self._do(master.report, worker, RankPhase.ENDED, step=self.step, shares=self.shares)
+            ask_to_join()
         training = master.state.training_ledger
         assert training is not None
         # As ``ShareSource.align`` does.

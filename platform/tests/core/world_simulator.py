@@ -194,7 +194,7 @@ class WorldSimulator:
                 self._apply_to_rounds(command)
                 self._send_entry(command)
                 if isinstance(command, RoundStarted):
-                    self.obey(self.rounds.request_pending_joins())
+                    self.obey(self.rounds.request_pending_leaves())
 
     def _apply_to_rounds(self, entry: RoundAnnounced | RoundStarted | StepsCommitted) -> None:
         if isinstance(entry, RoundAnnounced):

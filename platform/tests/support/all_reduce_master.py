@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -128,17 +128,21 @@ class AllReduceMaster:
     def start_round(self, *workers: str) -> None:
         """Let workers join, with or without a change of a running round, until they train together."""
         for _ in range(2 + len(workers)):
-            for worker in workers:
-                if worker not in self.rounds.members:
-                    self.report(worker, RankPhase.OUTSIDE)
             for worker in self.rounds.members:
                 self.report(worker, RankPhase.CONFIRMED)
             if all(self.rounds.trains(worker) for worker in workers):
                 return
+            self._ask_to_join(workers)
             # The boundary at which the others are taken in.
             for worker in self.rounds.members:
                 self.report(worker, RankPhase.ENDED, step=self.rounds.committed_step)
+            self._ask_to_join(workers)
         raise AssertionError(self.rounds)
+
+    def _ask_to_join(self, workers: Sequence[str]) -> None:
+        for worker in workers:
+            if worker not in self.rounds.members:
+                self.report(worker, RankPhase.OUTSIDE)
 
     def lease(self, worker: str, *known: int) -> Any:
         """What a worker that asks for work gets: a lease, or why it gets none."""
