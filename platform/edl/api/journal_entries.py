@@ -325,6 +325,14 @@ class CallbacksDeclared(JournalEntry):
     declared: Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoppedByCallback(JournalEntry):
+    """A callback of the user's ended training after ``step`` (strategy AllReduce)."""
+
+    kind: ClassVar[str] = "stopped_by_callback"
+    step: int
+
+
 # ------------------------------------------------------------------------------------------------ parameter servers
 
 
@@ -512,6 +520,7 @@ ENTRY_CLASSES: Mapping[str, type[JournalEntry]] = {
         EvaluationCompleted,
         EvaluationAbandoned,
         CallbacksDeclared,
+        StoppedByCallback,
         ParametersHeld,
         ParametersHandedOver,
         ParametersRestored,

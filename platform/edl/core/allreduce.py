@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edl.api.cluster_port import Role
-from edl.api.events import EvaluationStarted, RecordsRequeued, WorldChanged
-from edl.api.journal_entries import EvaluationBegun, LeaseReturned
+from edl.api.events import CallbackDecided, EvaluationStarted, RecordsRequeued, WorldChanged
+from edl.api.journal_entries import EvaluationBegun, LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries
 from edl.core.checkpointing import steps_before_pause
@@ -59,6 +59,7 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
         if rounds.committed_step > before:
             state.last_step = now
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
+            _stop_by_callback(state, rounds, event)
             _begin_evaluation(state, rounds)
         world_checkpoints.commit_if_complete(state)
     # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
@@ -194,7 +195,7 @@ def _update_pause(state: JobState) -> None:
         or state.pending_stop is not None
         or steps_before_pause(state) == 0
         # A callback ended training at the evaluation for which all paused.
-        or bool(state.callbacks.stop_reason)
+        or bool(state.callback_stop_reason)
     )
     if pauses != state.world_pauses:
         state.world_pauses = pauses
@@ -243,7 +244,7 @@ def _return_leases_after_limit(state: JobState) -> None:
     rounds, training = state.world, state.training_ledger
     if rounds is None or training is None or not training.leases:
         return
-    if not state.has_reached_limit(training) and not state.callbacks.stop_reason:
+    if not state.has_reached_limit(training) and not state.callback_stop_reason:
         return
     if rounds.phase is RoundPhase.RUNNING:
         for number, lease in sorted(training.leases.items(), reverse=True):
@@ -257,7 +258,7 @@ def is_evaluation_due(state: JobState) -> bool:
     if state.world is None or training is None or not state.validation or state.evaluation is not None:
         return False
     # The last step has the final evaluation. Leases may be open until they return.
-    if state.has_reached_limit(training) or state.is_training_over():
+    if state.has_reached_limit(training) or state.is_training_over() or state.callback_stop_reason:
         return False
     return is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
 
@@ -266,6 +267,15 @@ def _next_evaluation(state: JobState) -> int:
     """The step after which all ranks pause: they stop there by themselves, so evaluations are not late."""
     every = state.settings.evaluation_steps
     return (state.last_evaluation // every + 1) * every if every and state.validation else 0
+
+
+def _stop_by_callback(state: JobState, rounds: WorldRounds, event: WorldReported) -> None:
+    """Callbacks of the user's ended training. All ranks have heard of it, and every step is in the ledger."""
+    if not event.is_stopped or rounds.phase is not RoundPhase.RUNNING or state.callback_stop_reason:
+        return
+    state.record_entry(StoppedByCallback(step=rounds.committed_step))
+    decision = state.callback_stop_reason
+    state.emit(CallbackDecided(step=rounds.committed_step, callback="callbacks()", decision=decision))
 
 
 def _begin_evaluation(state: JobState, rounds: WorldRounds) -> None:

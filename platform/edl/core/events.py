@@ -381,6 +381,7 @@ class WorldReported:
         is_leaving: whether it was told to end.
         is_paused: whether no rank trains, and all have the state of ``stable_step``.
         copied: the copy of its state for a checkpoint; None: there is none.
+        is_stopped: whether a callback of the user's ended training, as all ranks have heard.
     """
 
     worker: str
@@ -392,6 +393,7 @@ class WorldReported:
     is_leaving: bool = False
     is_paused: bool = False
     copied: CopiedState | None = None
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
 
 def remaining_step_budget(state: JobState) -> int | None:
     """Steps that may still be handed out under ``max_steps`` and without a new checkpoint; None if unlimited."""
-    if state.callbacks.stop_reason:
+    if state.callback_stop_reason:
         return 0
     if state.world is not None:
         training = state.training_ledger

@@ -168,8 +168,8 @@ def _finish_training(state: JobState, now: float) -> None:
 
 def _end_reason(state: JobState) -> str:
     training = state.training_ledger
-    if state.callbacks.stop_reason and training is not None and training.has_work:
-        return state.callbacks.stop_reason
+    if state.callback_stop_reason and training is not None and training.has_work:
+        return state.callback_stop_reason
     if training is not None and training.has_work:
         return f"max_steps is reached: {state.step} steps are done"
     return "all records are done"

@@ -43,6 +43,7 @@ from edl.api.journal_entries import (
     RevocationStarted,
     Sources,
     StepsApplied,
+    StoppedByCallback,
     WorkerChanged,
     WorkerDismissed,
     WorkerMemoryRaised,
@@ -269,6 +270,7 @@ class JobState:
         declared_callbacks: the callbacks that workers of this master declared; None: none has yet.
         copy_cut: number of the checkpoint copy in progress; 0: none.
         pinned_cuts: the cuts that each PS keeps, by uid.
+        stopped_after: the step after which a callback of the user's ended training; None: none did.
         has_more_missing: whether more pods are missing than one event may request.
         workers_replaced: whether PS and workers were replaced because the journal lacks their progress.
         crash_suspects: the minibatches that may have made workers crash.
@@ -322,6 +324,7 @@ class JobState:
     leaving_ps: set[str] = field(default_factory=set)
     unsaved_ps: dict[str, str] = field(default_factory=dict)
     declared_callbacks: tuple[CallbackSpec, ...] | None = None
+    stopped_after: int | None = None
     copy_cut: int = 0
     pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
     world_pauses: bool = False
@@ -392,7 +395,14 @@ class JobState:
         """Whether a training ledger, possibly that of a cut, has no required work left."""
         # A held lease keeps training open in any case: its range may return.
         reached = self.has_reached_limit(training)
-        return not training.leases and (reached or not training.has_work or bool(self.callbacks.stop_reason))
+        return not training.leases and (reached or not training.has_work or bool(self.callback_stop_reason))
+
+    @property
+    def callback_stop_reason(self) -> str:
+        """Why a callback ended training; empty if none did."""
+        if self.callbacks.stop_reason or self.stopped_after is None:
+            return self.callbacks.stop_reason
+        return f"a callback set model.stop_training after step {self.stopped_after}"
 
     def has_reached_limit(self, training: Ledger) -> bool:
         """Whether ``train.max_steps`` steps are done."""
@@ -719,6 +729,9 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
     state.counters.corrupt.clear()
     state.last_evaluation = state.last_checkpoint = entry.step
     state.callbacks = state.callbacks.roll_back_to(entry.step)
+    if state.stopped_after is not None and state.stopped_after > entry.step:
+        # The steps are made again, and the callbacks see them again.
+        state.stopped_after = None
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
@@ -738,6 +751,10 @@ def _apply_steps(state: JobState, entry: StepsApplied) -> None:
 
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
     state.callbacks = state.callbacks.declare_callbacks(callbacks_from_json(entry.declared))
+
+
+def _apply_stopped_by_callback(state: JobState, entry: StoppedByCallback) -> None:
+    state.stopped_after = entry.step
 
 
 def _apply_best_restored(state: JobState, entry: BestWeightsRestored) -> None:
@@ -816,6 +833,7 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
     WorldStarted: _apply_world_started,
     StepsApplied: _apply_steps,
     CallbacksDeclared: _apply_callbacks,
+    StoppedByCallback: _apply_stopped_by_callback,
     BestWeightsRestored: _apply_best_restored,
     WorkerChanged: _apply_worker,
     WorkerDismissed: _apply_dismissed,
@@ -868,6 +886,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         "scaled": list(state.scale_override),
         "balance": [dict(fleet.update_offsets), sorted(fleet.measured_ps.items())],
         "callbacks": state.callbacks.to_snapshot(),
+        "stopped_after": state.stopped_after,
         "best_restored": state.best_restored,
         "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
@@ -902,6 +921,7 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     state.pods.worker_memory = MemoryRaise(*snapshot.get("memory", ()))
     offsets, measured = snapshot.get("balance", ({}, ()))
     state.pods.update_offsets, state.pods.measured_ps = dict(offsets), dict(measured)
+    state.stopped_after = snapshot.get("stopped_after")
     if "callbacks" in snapshot:
         state.callbacks = CallbackState.from_snapshot(snapshot["callbacks"])
     state.best_restored = snapshot.get("best_restored", 0)

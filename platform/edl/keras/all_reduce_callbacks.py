@@ -1,15 +1,14 @@
 """The Keras callbacks of a job under strategy AllReduce: which ones work, and what they decide.
 
-All ranks must apply the same change before the same step. So only callbacks work whose decision one step message can
-carry:
+All ranks must apply the same change before the same step:
 
 - ``EarlyStopping`` and ``ReduceLROnPlateau`` decide by evaluations. The master decides instead of them
   (``edl.core.evaluation``), while all ranks pause for the evaluation.
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
   code, and sends it with the step.
+- All others run on every rank, as ``edl.keras.rank_callbacks`` describes.
 
-Everything else is refused by name before the first step. A callback of the user's could change any variable of one
-rank, and the ranks would no longer be equal.
+What cannot work so is refused by name before the first step.
 """
 
 from __future__ import annotations
@@ -24,14 +23,23 @@ import keras
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.core.evaluation import CallbackSpec
+from edl.core.evaluation import CallbackSpec, ReduceLROnPlateau
 from edl.keras import monitor_callbacks
 from edl.keras.model_contract import ModelModule
-from edl.keras.trainable_model import TrainableModel
+from edl.keras.rank_callbacks import MakeParams, NoRankCallbacks, RankCallbacks
+from edl.keras.replica import ModelReplica
 from edl.keras.user_callbacks import is_keras_class
 from edl.keras.user_code import source_file, user_code
 
-_SUPPORTED = "EarlyStopping, ReduceLROnPlateau and LearningRateScheduler"
+NO_CALLBACKS = NoRankCallbacks()
+
+_SUPPORTED = "EarlyStopping, ReduceLROnPlateau, LearningRateScheduler and callbacks of your own"
+_REFUSED = {
+    "ModelCheckpoint": "use checkpoint.every_steps and checkpoint.keep; the export writes the trained model",
+    "OrbaxCheckpoint": "use checkpoint.every_steps and checkpoint.keep; the export writes the trained model",
+    "SwapEMAWeights": "remove it; use_ema of the optimizer works",
+}
+"""Keras' callbacks that several ranks cannot run, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +49,32 @@ class SharedCallbacks:
     Attributes:
         declared: the callbacks for which the master decides.
         epoch_rate: returns the learning rate of an epoch; None: no callback sets it.
+        own: the callbacks that every rank runs.
     """
 
     declared: tuple[CallbackSpec, ...] = ()
     epoch_rate: Callable[[int], float] | None = None
+    own: RankCallbacks | NoRankCallbacks = NO_CALLBACKS
 
 
-def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec: JobSpec) -> SharedCallbacks:
+def declare_training_callbacks(
+    module: ModelModule,
+    model: ModelReplica,
+    spec: JobSpec,
+    *,
+    worker_index: int | None = None,
+    make_params: MakeParams = dict,
+) -> SharedCallbacks:
     """Check the module's callbacks, and compute the rate of the first epoch.
 
     Call it while the optimizer has its initial rate.
+
+    Args:
+        module: the user's model module.
+        model: this rank's model.
+        spec: the job.
+        worker_index: this worker's index.
+        make_params: returns the ``params`` of the callbacks.
 
     Raises:
         BadInputError: a callback cannot work; the error names it.
@@ -64,49 +88,46 @@ def declare_training_callbacks(module: ModelModule, model: TrainableModel, spec:
     others = [each for each in callbacks if not monitor_callbacks.is_monitor(each)]
     # Both strategies train the worker's own model, so the same callbacks can never work.
     monitor_callbacks.refuse_unsupported_callbacks(others, trains_locally=True)
-    schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
-    for callback in others:
-        if callback not in schedulers:
-            raise _refuse(callback)
+    _refuse_writers(others)
     for callback in monitors:
         _refuse_best_weights(callback)
     monitor_callbacks.check_monitors(monitors, model.metric_directions, spec)
     optimizer = model.optimizer
     declared = monitor_callbacks.declare_callbacks(monitors, getattr(optimizer, "inner_optimizer", optimizer))
     monitor_callbacks.refuse_conflicting_rates(others, declared)
+    schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
+    owners = [kind.__name__ for kind in (ReduceLROnPlateau,) if any(isinstance(each, kind) for each in declared)]
+    owners += ["LearningRateScheduler"] if schedulers else []
+    if own := [each for each in others if each not in schedulers]:
+        rank_callbacks: RankCallbacks | NoRankCallbacks = RankCallbacks(
+            own, model, worker_index=worker_index, params=make_params(), rate_owner=" and ".join(owners)
+        )
+    else:
+        rank_callbacks = NO_CALLBACKS
     if not schedulers:
-        return SharedCallbacks(declared)
+        return SharedCallbacks(declared, own=rank_callbacks)
     rates = _ScheduledRates(schedulers, model, module.zoo)
     # An error of the schedule ends the job before its first step.
     rates.rate_of(0)
-    return SharedCallbacks(declared, rates.rate_of)
+    return SharedCallbacks(declared, rates.rate_of, rank_callbacks)
 
 
-def _refuse(callback: Any) -> BadInputError:
-    kind = type(callback)
-    if is_keras_class(kind):
-        return BadInputError(
-            f"the callback {kind.__name__} is not supported under strategy AllReduce",
-            hint=f"remove it; {_SUPPORTED} work. Or use strategy ParameterServer or Local",
-        )
-    methods = ", ".join(f"{name}()" for name in sorted(_user_methods(kind)))
-    return BadInputError(
-        f"the callback {kind.__name__}{f' with {methods}' if methods else ''} cannot be used under strategy AllReduce: "
-        "what it changes on one worker would be missing on the others",
-        where=source_file(kind),
-        hint=f"remove it; Keras' own {_SUPPORTED} work. Or use strategy ParameterServer or Local",
-    )
+def _refuse_writers(callbacks: Sequence[Any]) -> None:
+    """Refuse callbacks that write or swap the weights: all ranks have the same ones.
 
-
-def _user_methods(kind: type) -> set[str]:
-    """The methods of a callback that Keras calls and the user's class defines."""
-    return {
-        name
-        for base in kind.__mro__
-        if base is not object and not is_keras_class(base)
-        for name in vars(base)
-        if name.startswith("on_") or name in ("set_model", "set_params")
-    }
+    Raises:
+        BadInputError: it is one of them, or of a subclass.
+    """
+    for callback in callbacks:
+        for name, instead in _REFUSED.items():
+            if isinstance(callback, getattr(keras.callbacks, name, ())):
+                kind = type(callback)
+                shown = kind.__name__ if kind.__name__ == name else f"{kind.__name__} (a keras.callbacks.{name})"
+                raise BadInputError(
+                    f"the callback {shown} is not supported under strategy AllReduce: every worker would run it",
+                    where="" if is_keras_class(kind) else source_file(kind),
+                    hint=f"{instead}. {_SUPPORTED} work",
+                )
 
 
 def _refuse_best_weights(callback: Any) -> None:
@@ -137,7 +158,7 @@ class _ScheduledRates:
     twice when the world changes.
     """
 
-    def __init__(self, schedulers: Sequence[Any], model: TrainableModel, zoo: Path) -> None:
+    def __init__(self, schedulers: Sequence[Any], model: ModelReplica, zoo: Path) -> None:
         self._schedulers = schedulers
         self._optimizer = model.optimizer
         self._zoo = zoo

@@ -221,6 +221,9 @@ class KerasCallbacks:
         from edl.keras import monitor_callbacks
 
         model.optimizer = optimizer
+        # ``fit`` sets it as well: callbacks may read it before one sets it.
+        if not hasattr(model, "stop_training"):
+            model.stop_training = False
         self._zoo = zoo
         self._model = model
         self._trains_locally = trains_locally

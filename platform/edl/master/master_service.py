@@ -160,6 +160,7 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         request.leaving,
         request.paused,
         copied,
+        request.stopped,
     )
 
 

@@ -315,7 +315,7 @@ class _JobCheck:
         from edl.worker.trainer import add_record_range, report_not_finite
 
         replica = ModelReplica(self.module, seed=self._spec.train.seed, rank_seed=0, sample=sample)
-        declare_training_callbacks(self.module, replica, self._spec)
+        declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
         yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
         if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"

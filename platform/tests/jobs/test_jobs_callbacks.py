@@ -204,14 +204,14 @@ def callbacks():
 """
 
 
-def fit_until_stopped() -> tuple[Any, dict[str, list[float]]]:
+def fit_until_stopped(callbacks: str = MONITORS) -> tuple[Any, dict[str, list[float]]]:
     """Plain Keras with these callbacks; an epoch is the data set ``STEPS`` times."""
     import keras
 
     keras.utils.clear_session()
     keras.utils.set_random_seed(0)
     scope: dict[str, Any] = {}
-    exec(MODULE + MONITORS, scope)
+    exec(MODULE + callbacks, scope)
     model = scope["custom_model"]()
     model.compile(
         scope["optimizer"],
@@ -273,6 +273,42 @@ def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -
     ]
     assert expected
     assert [change for change in changes if change[0] < STEPS * len(rates)] == expected
+    import keras
+
+    exported = keras.models.load_model(run_dir / "export" / "model.keras")
+    for mine, theirs in zip(exported.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+OWN = """
+class WarmUp(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate = 0.05 * min(1.0, (int(self.model.optimizer.iterations) + 1) / 10)
+
+class StopAt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 37:
+            self.model.stop_training = True
+
+def callbacks():
+    return [WarmUp(), StopAt()]
+"""
+
+
+def test_two_ranks_warm_up_and_stop_by_callbacks_of_the_users_own_as_keras_fit_does(tmp_path: Path) -> None:
+    job = job_folder(
+        tmp_path,
+        MODULE + OWN,
+        train={"epochs": 100_000},
+        workers=2,
+        export={},
+        strategy={"name": "AllReduce"},
+    )
+    with job.run() as run:
+        summary, run_dir = run.summary(timeout=240.0), run.run_dir
+    assert summary["phase"] == "Done"
+    assert summary["reason"] == "a callback set model.stop_training after step 37"
+    model, _ = fit_until_stopped(OWN)
     import keras
 
     exported = keras.models.load_model(run_dir / "export" / "model.keras")

@@ -31,6 +31,7 @@ UNRECORDED: dict[str, dict[str, Any]] = {
         "reason": "w1 joins",
     },
     "world_started": {"step": 7, "done": [[4294967297, 16]], "returned": [4294967298], "repeated": 8},
+    "stopped_by_callback": {"step": 9},
     "steps": {"step": 9, "done": [[4294967297, 32]], "loss": 0.5},
 }
 """Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""

@@ -181,6 +181,40 @@ class CountingStream:
             yield LoadedStep(step, CountedRecords(range(start, end)), end - start, 0)  # type: ignore[arg-type]
 
 
+class RecordedCallbacks:
+    """The user's callbacks of one rank: it keeps what is called, and a test decides what they do.
+
+    Attributes:
+        calls: of each step, the number of steps before it, its epoch, its loss and its rate.
+        after_step: called after a step with these callbacks and the number of its update.
+    """
+
+    def __init__(self) -> None:
+        self.learning_rate: float | None = None
+        self.has_stopped = False
+        self.begun: list[tuple[int, int]] = []
+        self.calls: list[tuple[int, int, float, float | None]] = []
+        self.after_step: Callable[[RecordedCallbacks, int], None] = lambda callbacks, update: None
+        self.has_ended = False
+
+    def begin_step(self, step: int, epoch: int) -> None:
+        if not self.begun or self.begun[-1][0] != step:
+            self.begun.append((step, epoch))
+
+    def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
+        assert self.begun[-1][0] == step
+        self.calls.append((step, epoch, loss, learning_rate))
+        if self.learning_rate is not None and learning_rate is not None:
+            self.learning_rate = learning_rate
+        self.after_step(self, step + 1)
+
+    def end_training(self) -> None:
+        self.has_ended = True
+
+    def forget_stop(self) -> None:
+        self.has_stopped = False
+
+
 class KilledError(BaseException):
     """The thread of a rank that was killed: it does nothing any more."""
 
@@ -198,6 +232,7 @@ class Rank:
     """Whether the cluster says why it was killed."""
     ended: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
+    callbacks: RecordedCallbacks = field(default_factory=RecordedCallbacks)
     world: WorldClient = field(init=False)
     loop: StepLoop = field(init=False)
     listener: CollectiveListener = field(init=False)
@@ -469,6 +504,7 @@ class AllReduceJob:
             max_steps=self.settings.max_steps,
             skip_nan=False,
             epoch_rate=self.epoch_rate,
+            callbacks=rank.callbacks,
             on_left=lambda: None,
             global_batch=self.settings.global_batch,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from support.all_reduce_job import AllReduceJob, KilledError, Rank
+from support.all_reduce_job import AllReduceJob, KilledError, Rank, RecordedCallbacks
 
 from edl.core.evaluation import EarlyStopping, ReduceLROnPlateau
 
@@ -104,3 +105,127 @@ def test_the_rate_of_an_epoch_under_random_faults(folder, seed):
         check_rates(job)
         rates = [rate for rank in job.ranks for _, rate in sorted(rank.replica.rate_of_update.items())]
         assert set(rates) <= {0.5**epoch for epoch in range(6)}
+
+
+# ------------------------------------------------------------------ callbacks of the user's own
+
+
+def check_calls(job: AllReduceJob) -> None:
+    """All ranks have called their callbacks for the same steps, each once, with the same epoch, loss and rate."""
+    call_of_step: dict[int, tuple[int, float, float | None]] = {}
+    for rank in job.ranks:
+        steps = [step for step, *_ in rank.callbacks.calls]
+        assert steps == sorted(set(steps)), rank.uid
+        for step, *call in rank.callbacks.calls:
+            assert call_of_step.setdefault(step, tuple(call)) == tuple(call), (rank.uid, step)
+    made = max(rank.replica.updates for rank in job.ranks)
+    assert sorted(call_of_step) == list(range(made))
+
+
+def own(after_step: Callable[[RecordedCallbacks, int], None], *indices: int) -> Callable[[Rank], None]:
+    """Give ranks, by default all of them, callbacks that do this after each step."""
+
+    def prepare(rank: Rank) -> None:
+        if not indices or rank.index in indices:
+            rank.callbacks.after_step = after_step
+
+    return prepare
+
+
+@pytest.mark.parametrize("global_batch", [None, 10])
+def test_all_ranks_call_callbacks_for_every_step_also_those_that_follow_a_round(folder, global_batch):
+    with AllReduceJob(folder, records=400, epochs=2, seconds=0.002, global_batch=global_batch) as job:
+        job.start_rank()
+        job.wait(lambda: job.state.step > 10)
+        follower = job.start_rank()
+        job.wait(lambda: follower.made_steps)
+        job.wait_for_end()
+        check_calls(job)
+        first_own_step = follower.made_steps[0][1]
+        assert follower.callbacks.calls[0][0] < first_own_step - 1, "it has called them for steps that it followed"
+        assert all(rank.callbacks.has_ended for rank in job.ranks)
+        epochs = [epoch for _, epoch, *_ in job.ranks[0].callbacks.calls]
+        assert (epochs, epochs[0], epochs[-1]) == (sorted(epochs), 0, 1)
+
+
+@pytest.mark.parametrize("deciding", [(), (0,), (1,)], ids=["all", "first", "second"])
+def test_a_rate_that_a_callback_sets_is_that_of_all_ranks(folder, deciding):
+    def halve(callbacks: RecordedCallbacks, update: int) -> None:
+        if update == 10:
+            callbacks.learning_rate = 0.5
+
+    with AllReduceJob(folder, records=800, seconds=0.002, workers_min=2) as job:
+        for _ in range(2):
+            job.start_rank(own(halve, *deciding))
+        job.wait_for_end()
+        check_calls(job)
+        check_rates(job)
+        rates = job.ranks[0].replica.rate_of_update
+        changed = [update for update, rate in rates.items() if rate == 0.5]
+        assert {rates[update] for update in range(1, 11)} == {1.0}
+        assert changed == list(range(changed[0], max(rates) + 1))
+        # Without records in this step, the rank that decides says so in the next one.
+        assert changed[0] == 11 if not deciding else 11 <= changed[0] <= 13
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 4))])
+def test_rates_of_callbacks_are_agreed_under_random_faults(folder, seed):
+    """The callbacks of each rank draw their own rates, as ones that read a clock would."""
+    random = Random(seed)
+
+    def draw(callbacks: RecordedCallbacks, update: int) -> None:
+        if random.random() < 0.2:
+            callbacks.learning_rate = random.random()
+
+    with AllReduceJob(folder, records=160, epochs=6, seconds=0.004) as job:
+        for _ in range(3):
+            job.start_rank(own(draw))
+        while job.end is None and len(job.ranks) < 9:
+            living = [rank for rank in job.living_ranks() if not rank.ended.is_set()]
+            if len(living) > 1:
+                job.kill(random.choice(living))
+            job.start_rank(own(draw))
+            reached = job.state.step + random.randint(2, 8)
+            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached)
+        job.wait_for_end()
+        check_rates(job)
+
+
+@pytest.mark.parametrize(
+    ("workers", "deciding", "global_batch", "latest"),
+    [(1, (), None, 20), (3, (), None, 20), (3, (1,), None, 21), (2, (), 10, 21)],
+)
+def test_a_callback_that_stops_training_stops_all_ranks_after_the_same_step(
+    folder, workers, deciding, global_batch, latest
+):
+    def stop(callbacks: RecordedCallbacks, update: int) -> None:
+        callbacks.has_stopped = callbacks.has_stopped or update == 20
+
+    settings = {"validation": 32, "workers_min": workers, "global_batch": global_batch}
+    with AllReduceJob(folder, records=4000, seconds=0.001, **settings) as job:
+        ranks = [job.start_rank(own(stop, *deciding)) for _ in range(workers)]
+        job.wait(lambda: job.end is not None)
+        assert job.end.phase == "Done"
+        (updates,) = {rank.replica.updates for rank in ranks}
+        assert 20 <= updates <= latest
+        assert job.end.reason == f"a callback set model.stop_training after step {updates}"
+        # The final evaluation has seen the variables of this step.
+        (total,) = {total for _, _, total in job.evaluated}
+        assert total == ranks[0].replica.counts.sum()
+        check_calls(job)
+
+
+def test_a_new_master_and_a_new_rank_know_that_a_callback_stopped_training(folder):
+    def stop(callbacks: RecordedCallbacks, update: int) -> None:
+        callbacks.has_stopped = callbacks.has_stopped or update == 20
+
+    with AllReduceJob(folder, records=4000, seconds=0.001, validation=32) as job:
+        job.evaluation_seconds = 0.5
+        first = job.start_rank(own(stop))
+        job.wait(lambda: job.evaluated)
+        job.stop_master()
+        job.start_master()
+        late = job.start_rank()
+        job.wait(lambda: job.end is not None)
+        assert job.end.reason == "a callback set model.stop_training after step 20"
+        assert (first.replica.updates, len(late.made_steps)) == (20, 0)

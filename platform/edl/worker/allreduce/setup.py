@@ -16,7 +16,9 @@ from edl.core.evaluation import callbacks_to_json
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import declare_training_callbacks
 from edl.keras.model_contract import ModelModule
+from edl.keras.rank_callbacks import NoRankCallbacks, RankCallbacks
 from edl.keras.replica import ModelReplica
+from edl.keras.user_callbacks import build_callback_params
 from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
@@ -63,10 +65,16 @@ def prepare_all_reduce(
     replica = ModelReplica(
         module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
     )
-    callbacks = declare_training_callbacks(module, replica, spec)
+    callbacks = declare_training_callbacks(
+        module,
+        replica,
+        spec,
+        worker_index=index,
+        make_params=lambda: build_callback_params(spec.train, runtime.open_reader("training")),
+    )
     scale_rate = make_rate_scaling(spec.strategy)
     trace_model(runtime, replica, scale_rate)
-    evaluator = ReplicaEvaluator(runtime, replica)
+    evaluator = ReplicaEvaluator(runtime, replica, callbacks.own)
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = evaluator.export
@@ -101,6 +109,7 @@ def prepare_all_reduce(
         skip_nan=spec.train.on_nan == "skip",
         scale_rate=scale_rate,
         epoch_rate=callbacks.epoch_rate,
+        callbacks=callbacks.own,
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
     )
@@ -192,13 +201,17 @@ def trace_model(
 class ReplicaEvaluator:
     """Runs evaluation, metrics and export tasks with this worker's variables, which do not change any more."""
 
-    def __init__(self, runtime: WorkerRuntime, replica: ModelReplica) -> None:
+    def __init__(
+        self, runtime: WorkerRuntime, replica: ModelReplica, callbacks: RankCallbacks | NoRankCallbacks
+    ) -> None:
         self._runtime = runtime
         self._replica = replica
+        self._callbacks = callbacks
 
     def run(self, task: LeasedTask) -> None:
         """Evaluate every record of the range and report the metric states."""
         runtime, replica = self._runtime, self._replica
+        self._callbacks.begin_test()
         replica.reset_metrics()
         with self._final_weights():
             for loaded in runtime.streams["evaluation"].load_steps(task):
@@ -210,6 +223,7 @@ class ReplicaEvaluator:
                     with add_record_range(task, loaded.step):
                         replica.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
                 runtime.progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
+        self._callbacks.end_test()
         runtime.progress.finish_task(task.lease_id, json.dumps(replica.metric_states()).encode())
 
     def compute_metrics(self, task: LeasedTask) -> None:

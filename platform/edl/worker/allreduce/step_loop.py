@@ -76,6 +76,19 @@ class ReplicaLike(Protocol):
     def fingerprint(self) -> str: ...
 
 
+class StepCallbacks(Protocol):
+    """The user's callbacks of one rank; ``edl.keras.rank_callbacks`` implements it."""
+
+    @property
+    def learning_rate(self) -> float | None: ...
+    @property
+    def has_stopped(self) -> bool: ...
+    def begin_step(self, step: int, epoch: int) -> None: ...
+    def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
+    def end_training(self) -> None: ...
+    def forget_stop(self) -> None: ...
+
+
 class StepLoop:
     """Runs a worker of strategy AllReduce until there is no more work.
 
@@ -92,6 +105,7 @@ class StepLoop:
         skip_nan: whether ``train.on_nan`` is ``skip``.
         scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
         epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
+        callbacks: the user's own callbacks.
         on_left: called when the worker is in no round any more, after it was told to end.
         global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
             ``BatchShareSource``.
@@ -112,6 +126,7 @@ class StepLoop:
         skip_nan: bool,
         scale_rate: Callable[[int], float] | None = None,
         epoch_rate: Callable[[int], float] | None = None,
+        callbacks: StepCallbacks,
         on_left: Callable[[], None],
         global_batch: int | None = None,
     ) -> None:
@@ -129,6 +144,9 @@ class StepLoop:
         self._skip_nan = skip_nan
         self._scale_rate = scale_rate
         self._epoch_rate = epoch_rate
+        self._callbacks = callbacks
+        self._stopped_after: int | None = None
+        """The step after which a callback ended training, as all ranks have heard."""
         self._on_left = on_left
         self._batch: BatchPlan | None = None
         if global_batch is not None:
@@ -173,6 +191,7 @@ class StepLoop:
                 if not self._shares.other_tasks or self._gate.closed:
                     self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
         self._close_communicator()
+        self._callbacks.end_training()
         return 0
 
     def _run_other_tasks(self) -> int | None:
@@ -317,6 +336,10 @@ class StepLoop:
         self._shares.align(view.leases or {}, view.last_lease)
         if self._batch is not None:
             self._batch.start_round()
+        if self._stopped_after is not None and world.step < self._stopped_after:
+            self._stopped_after = None
+            self._callbacks.forget_stop()
+            world.report_stop(is_stopped=False)
         nobody_has_records, self._is_paused = True, False
         try:
             while True:
@@ -335,7 +358,9 @@ class StepLoop:
                     if probe.leaves_round:
                         self._replica.restore_statistics()
                         break
+                    self._note_stop(probe)
                     if not self._has_step(probe):
+                        self._replica.restore_statistics()
                         self._is_paused = probe.pauses
                         world.apply_step((), None, is_paused=probe.pauses)
                         world.report_steps_soon()
@@ -357,9 +382,20 @@ class StepLoop:
     def _has_step(self, outcome: StepOutcome) -> bool:
         """Whether a step follows, as far as this rank knows; all ranks think the same."""
         if self._batch is None:
-            return bool(outcome.shares)
+            # After a stop, a worker that has just joined may have records.
+            return bool(outcome.shares) and not outcome.stops
         self._batch.agree(outcome, self._world.rank, self._world.step)
         return self._batch.size > 0
+
+    def _note_stop(self, outcome: StepOutcome) -> None:
+        """A callback of some rank ended training: no step follows on any rank."""
+        if outcome.stops and self._stopped_after is None:
+            self._stopped_after = self._world.step
+            self._world.report_stop(is_stopped=True)
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._stopped_after is not None or self._callbacks.has_stopped
 
     def _copy_for_follower(self) -> tuple[bytes, np.ndarray[Any, Any]]:
         """Copy the state for workers that follow this round. All ranks wait for the copy."""
@@ -391,9 +427,10 @@ class StepLoop:
             lease = self._current_lease(view)
         if lease is None or changes:
             # What is computed after this boundary would be computed in vain.
-            return StepMessage(leaves_round=changes, pauses=view.pauses_at(self._world.step))
-        message = self._compute((lease.share(),), [(lease.task, lease.load())])
+            pauses = view.pauses_at(self._world.step) or self._is_stopped
+            return StepMessage(leaves_round=changes, pauses=pauses, stops=self._is_stopped)
         epoch = lease.task.epoch
+        message = self._compute(epoch, (lease.share(),), [(lease.task, lease.load())])
         return replace(message, epoch=epoch, learning_rate=self._learning_rate(view, epoch))
 
     def _prepare_share(self, batch: BatchPlan, view: View, *, changes: bool) -> StepMessage:
@@ -404,16 +441,17 @@ class StepLoop:
         next_step = self._world.step + (1 if batch.size else 0)
         next_facts = StepMessage(
             leaves_round=changes,
-            pauses=view.pauses_at(next_step),
+            pauses=view.pauses_at(next_step) or self._is_stopped,
+            stops=self._is_stopped,
             available=batch.shares.available(batch.records),
             epoch_left=batch.epoch_left(view.committed_step, view.epoch_left),
             may_be_short=view.may_be_short,
         )
         if not batch.records:
             return next_facts
-        shares, loaded = batch.shares.load_share(batch.records)
-        message = self._compute(shares, loaded)
         epoch = batch.shares.epoch
+        shares, loaded = batch.shares.load_share(batch.records)
+        message = self._compute(epoch, shares, loaded)
         return replace(
             next_facts,
             shares=message.shares,
@@ -426,10 +464,15 @@ class StepLoop:
         )
 
     def _learning_rate(self, view: View, epoch: int) -> float | None:
-        return view.learning_rate if self._epoch_rate is None else self._epoch_rate(epoch)
+        if self._epoch_rate is not None:
+            return self._epoch_rate(epoch)
+        return self._callbacks.learning_rate if view.learning_rate is None else view.learning_rate
 
-    def _compute(self, shares: StepShares, loaded_steps: Iterable[tuple[LeasedTask, LoadedStep]]) -> StepMessage:
+    def _compute(
+        self, epoch: int, shares: StepShares, loaded_steps: Iterable[tuple[LeasedTask, LoadedStep]]
+    ) -> StepMessage:
         """Compute the sum of the gradients of some minibatches, which together are these shares."""
+        self._callbacks.begin_step(self._world.step, epoch)
         count, weight, weighted_loss = 0, 0.0, 0.0
         for task, loaded in loaded_steps:
             if loaded.minibatch is None:
@@ -456,7 +499,7 @@ class StepLoop:
         """The lease whose records come next; None if there are none now, or if nobody may train."""
         is_at_limit = self._max_steps is not None and self._world.step >= self._max_steps
         # A rank whose view is older learns of the pause from the others' messages.
-        if is_at_limit or view.pauses_at(self._world.step) or self._is_paused:
+        if is_at_limit or view.pauses_at(self._world.step) or self._is_paused or self._is_stopped:
             return None
         return self._shares.current()
 
@@ -473,6 +516,7 @@ class StepLoop:
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
         self._apply_sums(outcome, communicator.size)
         self._world.apply_step(outcome.shares, outcome.loss)
+        self._note_stop(outcome)
         if self._batch is not None:
             self._batch.add_step(self._world.step, outcome.shares)
         # A rank has few leases that are not in the ledger, and short ones are finished faster than requests wait.
@@ -486,8 +530,11 @@ class StepLoop:
         if not outcome.changes_variables:
             self._replica.restore_statistics()
             return
+        # Also on a rank without records, and on a worker that follows.
+        self._callbacks.begin_step(self._world.step, outcome.epoch)
         self._set_learning_rate(outcome)
         self._replica.apply(outcome.weight, self._scale_rate(world_size) if self._scale_rate is not None else None)
+        self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
 
     def _set_learning_rate(self, outcome: StepOutcome) -> None:
         """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""

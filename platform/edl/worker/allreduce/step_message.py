@@ -12,7 +12,7 @@ from edl.core.world_rounds import Share, StepShares
 
 _FORMAT = struct.Struct("<ddqdqqB")
 _SHARE = struct.Struct("<qqq")
-_NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT = 1, 2, 4, 8, 16, 32
+_NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class StepMessage:
         available: with a global batch, the records that it has for the next step.
         epoch_left: with a global batch, the records of the epoch after this step, as this rank knows. Rank 0's counts.
         may_be_short: whether the next step may have fewer records than the global batch. Rank 0's word counts, too.
+        stops: whether a callback of the user's ended training: nobody trains after this step.
     """
 
     shares: StepShares = ()
@@ -46,6 +47,7 @@ class StepMessage:
     available: RankRecords = NO_RECORDS
     epoch_left: int = 0
     may_be_short: bool = False
+    stops: bool = False
 
     def encode(self) -> bytes:
         """The message as bytes."""
@@ -56,6 +58,7 @@ class StepMessage:
             | (_HAS_GRADIENT if self.has_gradient else 0)
             | (_IS_INDIVISIBLE if self.available.is_indivisible else 0)
             | (_MAY_BE_SHORT if self.may_be_short else 0)
+            | (_STOPS if self.stops else 0)
         )
         rate = math.nan if self.learning_rate is None else self.learning_rate
         fixed = _FORMAT.pack(self.weight, self.loss, self.epoch, rate, self.available.count, self.epoch_left, flags)
@@ -85,6 +88,7 @@ class StepMessage:
             RankRecords(available, bool(flags & _IS_INDIVISIBLE)),
             epoch_left,
             bool(flags & _MAY_BE_SHORT),
+            bool(flags & _STOPS),
         )
 
 
@@ -100,13 +104,16 @@ class StepOutcome:
         is_finite: whether the step may be applied.
         leaves_round: whether all ranks leave the round now.
         pauses: whether no rank trains in the next step.
-        learning_rate: the rate that callbacks set for this step; None: none sets one. With records of two epochs it is
-            that of the later one. Every step says it anew, so a member that joins, or a new rank 0, misses none.
+        learning_rate: the rate that callbacks set for this step: that of the lowest rank whose callbacks set one; None:
+            none sets one. With records of two epochs it is that of the later one. Every step says it anew, so a member
+            that joins, or a new rank 0, misses none.
         rate_conflict: two ranks with records of the same epoch whose callbacks set different rates; None: there are
             none.
         available: the records that each rank has for the next step, by rank.
         epoch_left: the records of the epoch after this step, which bound the next one.
         may_be_short: whether the next step may have fewer records.
+        epoch: the latest epoch of the records of this step.
+        stops: whether a callback ended training on any rank.
     """
 
     shares: StepShares
@@ -121,6 +128,8 @@ class StepOutcome:
     available: tuple[RankRecords, ...] = ()
     epoch_left: int = 0
     may_be_short: bool = False
+    epoch: int = 0
+    stops: bool = False
 
     @property
     def changes_variables(self) -> bool:
@@ -134,7 +143,7 @@ class StepOutcome:
         weight = sum(part.weight for part in parts)
         epoch = max((part.epoch for part in parts if part.shares), default=0)
         rates = [(at, x.learning_rate) for at, x in enumerate(parts) if x.shares and x.epoch == epoch]
-        rank, rate = rates[0] if rates else (0, None)
+        rank, rate = next((each for each in rates if each[1] is not None), (0, None))
         conflict = next(((rank, other) for other, its_rate in rates if its_rate != rate), None)
         return cls(
             shares=tuple(share for part in parts for share in part.shares),
@@ -149,4 +158,6 @@ class StepOutcome:
             available=tuple(part.available for part in parts),
             epoch_left=parts[0].epoch_left,
             may_be_short=parts[0].may_be_short,
+            epoch=epoch,
+            stops=any(part.stops for part in parts),
         )

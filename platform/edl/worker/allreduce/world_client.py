@@ -157,6 +157,7 @@ class WorldClient:
         self._digest: int | None = None
         self._stable_step = 0
         self._is_paused = False
+        self._is_stopped = False
         self._loss_sum, self._loss_steps = 0.0, 0
         self._failure: Exception | None = None
         self._stopped = False
@@ -263,6 +264,11 @@ class WorldClient:
             self._stable_step = self._rank.apply_step(shares) if shares else self.step
             if loss is not None and math.isfinite(loss):
                 self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
+
+    def report_stop(self, *, is_stopped: bool) -> None:
+        """Whether a callback ended training on some rank, and all have heard of it: the master learns it next."""
+        with self._changed:
+            self._is_stopped = is_stopped
 
     def end_round(self) -> None:
         """The round is over for this worker: it keeps its state, and the master hears of it at once."""
@@ -400,6 +406,7 @@ class WorldClient:
                 step=rank.step,
                 digest=self._digest or 0,
                 leaving=self._is_leaving(),
+                stopped=self._is_stopped,
                 copied=self._copied_state() if self._view.checkpoint is not None else None,
                 unreadable=self._unreadable,
                 members_known=_round_message(self._view.round if self._view.has_all_addresses else NO_ROUND),

@@ -1,0 +1,206 @@
+"""The user's own callbacks under strategy AllReduce.
+
+Every rank runs its own callbacks with its own model, which is the trained one. All ranks call them for every step of
+the world, with the same loss and at the same place, also ranks without records and workers that follow a round. So
+callbacks that decide by what they get decide the same everywhere. What remains is agreed with the step messages:
+
+- **Learning rate.** What a callback assigns is kept, and the variable gets its old value back. The rank sends the rate
+  with its next records, and all ranks use that of the lowest rank with records of the latest epoch. So a callback that
+  decides by the time of day, or one of a worker that came later, does not make the ranks differ.
+- **model.stop_training.** A rank on which it is true says so, and no rank trains after the step that carries it.
+- **Variables.** Nothing is sent: a callback that changes one must do so on all ranks in the same way. Digests find one
+  that does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from edl.api.errors import BadInputError
+from edl.keras.replica import ModelReplica
+from edl.keras.user_callbacks import CallbackParams, KerasCallbacks
+
+_LOG = logging.getLogger(__name__)
+
+
+class RankCallbacks:
+    """Runs the callbacks of one rank.
+
+    Args:
+        callbacks: those that are neither monitors nor ``LearningRateScheduler``.
+        replica: the model.
+        worker_index: becomes part of the names of files that Keras' callbacks write; None: nothing is written.
+        params: the ``params`` of the callbacks.
+        rate_owner: what else sets the learning rate in this job; empty: nothing does.
+
+    Raises:
+        UserCodeError: the user's code raised an exception.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        replica: ModelReplica,
+        *,
+        worker_index: int | None,
+        params: CallbackParams,
+        rate_owner: str = "",
+    ) -> None:
+        self._replica = replica
+        self._optimizer = replica.optimizer
+        self._rate_owner = rate_owner
+        self._has_schedule = _has_schedule(replica.optimizer)
+        self._rate: float | None = None
+        self._begun_step = -1
+        self._epoch = 0
+        with self._keeping_rate():
+            self._callbacks = KerasCallbacks(
+                callbacks,
+                replica.model,
+                replica.optimizer,
+                replica.module.zoo,
+                trains_locally=True,
+                worker_index=worker_index,
+                check_monitors=lambda monitors: None,
+                params=params,
+            )
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The rate that the callbacks have set; None: they have not set one."""
+        return self._rate
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a callback has set ``model.stop_training``."""
+        return bool(getattr(self._replica.model, "stop_training", False))
+
+    def try_first_step(self) -> None:
+        """Call what is called before the first step, except callbacks that write log files."""
+        with self._keeping_rate():
+            self._callbacks.begin_first_step()
+
+    def begin_step(self, step: int, epoch: int) -> None:
+        """Call the callbacks before a step, once: it may be computed again after a change of the world.
+
+        Args:
+            step: the number of steps before it.
+            epoch: that of this rank's records, or of the step.
+        """
+        if step == self._begun_step:
+            return
+        self._begun_step, self._epoch = step, max(self._epoch, epoch)
+        with self._keeping_rate():
+            self._callbacks.begin_epoch(self._epoch)
+            self._callbacks.begin_step(step)
+
+    def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
+        """Call the callbacks after a step.
+
+        Args:
+            epoch: the latest one of the step's records.
+            loss: of the step of all ranks.
+            learning_rate: the rate that the ranks agreed on for this step; None: no callback has set one.
+        """
+        self._epoch = max(self._epoch, epoch)
+        if self._rate is not None and learning_rate is not None:
+            self._rate = learning_rate
+        with self._keeping_rate():
+            self._callbacks.end_step(step, loss)
+
+    def begin_test(self) -> None:
+        """Call the callbacks before an evaluation task."""
+        with self._keeping_rate():
+            self._callbacks.begin_test()
+
+    def end_test(self) -> None:
+        """Call the callbacks after an evaluation task."""
+        with self._keeping_rate():
+            self._callbacks.end_test()
+
+    def end_training(self) -> None:
+        """Call the callbacks at the end of training. The model was evaluated and exported before."""
+        before = self._replica.digest()
+        with self._keeping_rate():
+            self._callbacks.end_training()
+        if self._replica.digest() != before:
+            _LOG.warning(
+                "a callback changed variables in on_train_end() or in the last on_epoch_end(): neither the final "
+                "evaluation nor the export has that change"
+            )
+
+    def forget_stop(self) -> None:
+        """Training went back to a step before the one after which it stopped."""
+        self._replica.model.stop_training = False
+
+    @contextmanager
+    def _keeping_rate(self) -> Iterator[None]:
+        """Callbacks see and set the rate of the next step; the variable, a part of the state, stays as it is."""
+        if self._has_schedule:
+            # Keras refuses to assign a rate.
+            yield
+            return
+        actual = self._read_rate()
+        if self._rate is not None and self._rate != actual:
+            self._optimizer.learning_rate = self._rate
+        shown = self._read_rate()
+        yield
+        found = self._read_rate()
+        if found != actual:
+            self._optimizer.learning_rate = actual
+        if found == shown:
+            return
+        if not math.isfinite(found):
+            raise BadInputError(f"a callback sets the learning rate {found}", hint="it must assign a finite number")
+        if self._rate_owner:
+            raise BadInputError(
+                f"a callback of yours sets the learning rate to {found:g}, and {self._rate_owner} sets it as well",
+                hint="remove one of them, or use strategy Local",
+            )
+        self._rate = found
+
+    def _read_rate(self) -> float:
+        return float(self._optimizer.learning_rate)
+
+
+class NoRankCallbacks:
+    """The interface of :class:`RankCallbacks` for models without callbacks; every method does nothing."""
+
+    learning_rate: float | None = None
+    has_stopped = False
+
+    def try_first_step(self) -> None:
+        """Nothing is called."""
+
+    def begin_step(self, step: int, epoch: int) -> None:
+        """Nothing is called."""
+
+    def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
+        """Nothing is called."""
+
+    def begin_test(self) -> None:
+        """Nothing is called."""
+
+    def end_test(self) -> None:
+        """Nothing is called."""
+
+    def end_training(self) -> None:
+        """Nothing is called."""
+
+    def forget_stop(self) -> None:
+        """Nothing has stopped training."""
+
+
+MakeParams = Callable[[], CallbackParams]
+
+
+def _has_schedule(optimizer: Any) -> bool:
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)

@@ -1,0 +1,219 @@
+"""Callbacks of the user's own under AllReduce: what one rank lets them see and change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.api.errors import BadInputError, EdlError  # noqa: E402
+from edl.jobfile.loader import load_job_text  # noqa: E402
+from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks  # noqa: E402
+from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+
+
+def squared_error(labels: Any, predictions: Any) -> Any:
+    return tf.square(labels - predictions)
+
+
+def linear() -> Any:
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+
+
+def make_replica(callbacks: Callable[[], Any], optimizer: Callable[[], Any] | None = None) -> ModelReplica:
+    module = ModelModule(
+        zoo=Path(__file__).parent,
+        make_model=linear,
+        loss=squared_error,
+        optimizer=optimizer or (lambda: keras.optimizers.SGD(0.25)),
+        eval_metrics_fn=dict,
+        feed=squared_error,
+        callbacks=callbacks,
+    )
+    return ModelReplica(module, seed=1, rank_seed=0, sample=None)
+
+
+def declare(replica: ModelReplica) -> SharedCallbacks:
+    spec = load_job_text(
+        "name: job\nmodel: {zoo: ., definition: m.f}\ndata: {training: t.csv, validation: v.csv}\n"
+        "strategy: {name: AllReduce}\ntrain: {evaluation_steps: 5}\n",
+        "job.yaml",
+    )
+    return declare_training_callbacks(replica.module, replica, spec, worker_index=2, make_params=lambda: {"epochs": 3})
+
+
+def rate_of(replica: ModelReplica) -> float:
+    return float(replica.optimizer.learning_rate)
+
+
+def test_callbacks_see_the_trained_model_its_rate_and_each_step_once() -> None:
+    seen: list[Any] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            seen.append(("train", self.params["epochs"]))
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append(("epoch", epoch))
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(("begin", batch, float(self.model.optimizer.iterations)))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(("end", batch, logs["loss"], float(self.model.get_weights()[0][0, 0])))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(("epoch end", epoch, logs["loss"]))
+
+        def on_train_end(self, logs: Any = None) -> None:
+            seen.append("over")
+
+    replica = make_replica(lambda: [Watch()])
+    own = declare(replica).own
+    own.begin_step(0, 0)
+    own.begin_step(0, 0)  # the step is computed again after a change of the world
+    replica.compute(np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32))
+    replica.apply(2.0)
+    own.end_step(0, 0, 1.0, None)
+    own.begin_step(1, 1)
+    own.end_step(1, 1, 3.0, None)
+    own.end_training()
+    assert seen == [
+        ("train", 3),
+        ("epoch", 0),
+        ("begin", 0, 0.0),
+        ("end", 0, 1.0, 0.5),
+        ("epoch end", 0, 1.0),
+        ("epoch", 1),
+        ("begin", 1, 1.0),
+        ("end", 1, 3.0, 0.5),
+        ("epoch end", 1, 3.0),
+        "over",
+    ]
+
+
+def test_a_rate_is_kept_for_the_next_step_and_the_state_stays_as_it_is() -> None:
+    class Halve(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+
+    replica = make_replica(lambda: [Halve()])
+    own = declare(replica).own
+    assert own.learning_rate is None
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, None)
+    assert (own.learning_rate, rate_of(replica)) == (0.125, 0.25)
+    # It has no records yet, and its callbacks see the rate that they have set.
+    own.begin_step(1, 0)
+    own.end_step(1, 0, 1.0, None)
+    assert (own.learning_rate, rate_of(replica)) == (0.0625, 0.25)
+    # All ranks have agreed on another one.
+    replica.set_learning_rate(0.5)
+    own.begin_step(2, 0)
+    own.end_step(2, 0, 1.0, 0.5)
+    assert (own.learning_rate, rate_of(replica)) == (0.25, 0.5)
+
+
+def test_a_stop_is_kept_until_training_goes_back() -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = self.model.stop_training or batch == 1
+
+    own = declare(make_replica(lambda: [Stop()])).own
+    for step in range(2):
+        assert not own.has_stopped
+        own.begin_step(step, 0)
+        own.end_step(step, 0, 1.0, None)
+    assert own.has_stopped
+    own.forget_stop()
+    assert not own.has_stopped
+
+
+class SetsRate(keras.callbacks.Callback):
+    """A subclass of no callback of Keras that sets a rate."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (lambda: keras.callbacks.ReduceLROnPlateau(), "ReduceLROnPlateau"),
+        (lambda: keras.callbacks.LearningRateScheduler(lambda epoch: 0.5), "LearningRateScheduler"),
+    ],
+)
+def test_two_callbacks_that_set_the_rate_are_refused_by_name(other: Callable[[], Any], named: str) -> None:
+    own = declare(make_replica(lambda: [SetsRate(), other()])).own
+    with pytest.raises(BadInputError, match=named):
+        own.begin_step(0, 0)
+
+
+def test_a_rate_that_is_not_finite_and_one_beside_a_schedule_are_refused() -> None:
+    class Diverges(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = float("nan")
+
+    own = declare(make_replica(lambda: [Diverges()])).own
+    with pytest.raises(BadInputError, match="nan"):
+        own.begin_step(0, 0)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    scheduled = declare(make_replica(lambda: [SetsRate()], lambda: keras.optimizers.SGD(schedule))).own
+    with pytest.raises(EdlError, match="on_epoch_begin"):
+        scheduled.begin_step(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: keras.callbacks.ModelCheckpoint("a.keras"), "ModelCheckpoint"),
+        (lambda: keras.callbacks.ModelCheckpoint("a.keras", save_best_only=True), "ModelCheckpoint"),
+        (lambda: keras.callbacks.SwapEMAWeights(), "SwapEMAWeights"),
+        (lambda: keras.callbacks.BackupAndRestore("a"), "BackupAndRestore"),
+        (lambda: keras.callbacks.TerminateOnNaN(), "TerminateOnNaN"),
+        (lambda: keras.callbacks.EarlyStopping(restore_best_weights=True), "restore_best_weights"),
+        (lambda: type("Mine", (keras.callbacks.ModelCheckpoint,), {})("a.keras"), "Mine"),
+    ],
+)
+def test_what_several_ranks_cannot_run_is_refused_by_name(make: Callable[[], Any], named: str) -> None:
+    with pytest.raises(BadInputError, match=named):
+        declare(make_replica(lambda: [make()]))
+
+
+def test_every_worker_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    own = declare(make_replica(lambda: [keras.callbacks.CSVLogger(tmp_path / "log.csv")])).own
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.5, None)
+    own.end_training()
+    assert (tmp_path / "log-worker-2.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,1.5,NA"]
+
+
+def test_what_the_end_of_training_changes_too_late_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Average(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            self.model.set_weights([weight * 0 for weight in self.model.get_weights()])
+
+    own = declare(make_replica(lambda: [Average()])).own
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, None)
+    with caplog.at_level(logging.WARNING):
+        own.end_training()
+    assert "on_train_end" in caplog.text
+    caplog.clear()
+    quiet = declare(make_replica(lambda: [keras.callbacks.Callback()])).own
+    quiet.begin_step(0, 0)
+    quiet.end_training()
+    assert not caplog.text
