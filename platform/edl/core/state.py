@@ -886,12 +886,15 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         "scaled": list(state.scale_override),
         "balance": [dict(fleet.update_offsets), sorted(fleet.measured_ps.items())],
         "callbacks": state.callbacks.to_snapshot(),
-        "stopped_after": state.stopped_after,
         "best_restored": state.best_restored,
         "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
-        **({"world": world_entries.rounds_to_snapshot(state.world)} if state.world is not None else {}),
+        **({} if state.world is None else _world_snapshot(state, state.world)),
     }
+
+
+def _world_snapshot(state: JobState, rounds: WorldRounds) -> dict[str, Any]:
+    return {"world": world_entries.rounds_to_snapshot(rounds), "stopped_after": state.stopped_after}
 
 
 def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:

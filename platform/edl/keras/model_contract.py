@@ -22,6 +22,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import ZooModule, check_misnamed, find_model_function
+from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_import import import_zoo_module
 
@@ -103,8 +104,8 @@ _REMEDY_BY_METHOD: Mapping[str, str] = {
 _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
-def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
-    """Refuse a model that overrides a step of Keras' training, or is compiled.
+def refuse_custom_training(model: Any, made_by: str, where: str, *, may_be_compiled: bool = False) -> None:
+    """Refuse a model that overrides a step of Keras' training, or is compiled although the module defines the same.
 
     Nested models are not checked, because Keras only calls them. Every ``compile()`` is refused, even with metrics
     alone: it sets Keras' default optimizer, which EDL would ignore.
@@ -113,6 +114,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
         model: the value that the user's function returned.
         made_by: that function, as messages name it.
         where: its file.
+        may_be_compiled: whether the arguments of ``compile()`` are used.
 
     Raises:
         BadInputError: EDL would ignore a part of the model; the error names it and the place for it in EDL.
@@ -138,14 +140,16 @@ def refuse_custom_training(model: Any, made_by: str, where: str) -> None:
                 hint=instead,
             )
     # The second name is that of Keras 2.
-    if getattr(model, "compiled", False) or getattr(model, "_is_compiled", False):
+    is_compiled = getattr(model, "compiled", False) or getattr(model, "_is_compiled", False)
+    if is_compiled and not may_be_compiled:
         arguments = ", ".join(_compile_arguments(model))
         compiled = f"compiled ({arguments})" if arguments else "compiled"
         raise BadInputError(
             f"the model that {made_by} returned is {compiled}, but EDL would ignore that: it trains with the "
             "module's loss() and optimizer() and evaluates with its eval_metrics_fn()",
             where=where,
-            hint="remove compile(); load a saved model with load_model(..., compile=False); if a library compiles the "
+            hint="remove loss(), optimizer() and eval_metrics_fn() from the module to use compile()'s arguments; "
+            "or remove compile(): load a saved model with load_model(..., compile=False); if a library compiles the "
             "model, return keras.Model(model.inputs, model.outputs)",
         )
     refuse_metrics_in_layers(model, where)
@@ -287,6 +291,11 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
     check_misnamed(zoo_module.path)
     with user_code(zoo, f"import of {zoo_module.name}"):
         module = import_zoo_module(zoo, zoo_module)
+    make_model = _model_factory(zoo, module, zoo_module, choice.params)
+    if not any(hasattr(module, name) for name in _REPLACED_BY_COMPILE):
+        compiled = _read_compiled_model(zoo_module, make_model)
+        if compiled is not None:
+            return _compiled_module(zoo, module, zoo_module, make_model, compiled)
     functions = {
         name: _contract_function(module, zoo_module.path, name)
         for name in _EXPECTED_ARGUMENTS
@@ -297,12 +306,55 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
         functions[_METRICS_FUNCTION] = dict
     return ModelModule(
         zoo=zoo,
-        make_model=_model_factory(zoo, module, zoo_module, choice.params),
+        make_model=make_model,
         custom_data_reader=getattr(module, "custom_data_reader", None),
         prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
         loss_weights=getattr(module, "loss_weights", None),
         class_weight=_value_or_function(zoo, module, "class_weight"),
         **{name: _wrap_user_function(zoo, name, function) for name, function in functions.items()},
+    )
+
+
+_REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
+"""What ``compile()`` gives instead. A module that defines one of them defines all that the contract requires."""
+
+
+def _read_compiled_model(zoo_module: ZooModule, make_model: Callable[..., Any]) -> CompileArguments | None:
+    """The arguments of ``compile()`` if the user's function compiles its model; None if it does not."""
+    model = make_model(may_be_compiled=True)
+    if not getattr(model, "compiled", False):
+        return None
+    return read_compile_arguments(model, f"{zoo_module.function}()", str(zoo_module.path))
+
+
+def _compiled_module(
+    zoo: Path,
+    module: ModuleType,
+    zoo_module: ZooModule,
+    make_model: Callable[..., Any],
+    compiled: CompileArguments,
+) -> ModelModule:
+    def make_uncompiled() -> Any:
+        model = make_model(may_be_compiled=True)
+        remove_compile(model)
+        return model
+
+    functions = {
+        name: _wrap_user_function(zoo, name, _contract_function(module, zoo_module.path, name))
+        for name in ("feed", "callbacks")
+    }
+    return ModelModule(
+        zoo=zoo,
+        make_model=make_uncompiled,
+        loss=_wrap_user_function(zoo, "loss", compiled.loss),
+        optimizer=_optimizer_factory(compiled.optimizer, zoo_module.path),
+        eval_metrics_fn=compiled.make_metrics,
+        custom_data_reader=getattr(module, "custom_data_reader", None),
+        prediction_outputs_processor=getattr(module, "PredictionOutputsProcessor", None),
+        loss_weights=compiled.loss_weights,
+        class_weight=_value_or_function(zoo, module, "class_weight"),
+        weighted_metrics_fn=compiled.weighted_metrics_function,
+        **functions,
     )
 
 
@@ -431,7 +483,7 @@ def _model_factory(
             where=str(zoo_module.path),
         ) from error
 
-    def make() -> Any:
+    def make(*, may_be_compiled: bool = False) -> Any:
         import keras
 
         with user_code(zoo, f"{zoo_module.function}()"):
@@ -441,7 +493,7 @@ def _model_factory(
                 f"{zoo_module.function}() returned {type(model).__name__}, expected a keras.Model",
                 where=str(zoo_module.path),
             )
-        refuse_custom_training(model, f"{zoo_module.function}()", str(zoo_module.path))
+        refuse_custom_training(model, f"{zoo_module.function}()", str(zoo_module.path), may_be_compiled=may_be_compiled)
         return model
 
     return make

@@ -280,6 +280,40 @@ def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
+COMPILED = """
+make = custom_model
+
+def custom_model():
+    model = make()
+    model.compile(
+        keras.optimizers.Adam(0.05),
+        {"number": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"number": 0.5, "kind": 1.5},
+        metrics={"number": ["mae"], "kind": ["accuracy"]},
+    )
+    return model
+
+del loss, optimizer, loss_weights, eval_metrics_fn, weighted_metrics_fn
+"""
+
+
+def test_a_compiled_model_trains_as_its_functions_do(tmp_path: Path) -> None:
+    exports, metrics = [], []
+    for name, module in (("functions", MODULE), ("compiled", MODULE + COMPILED)):
+        strategy = {"name": "AllReduce" if module is MODULE else "Local"}
+        job = job_folder(tmp_path / name, module, train={"epochs": 12}, export={}, strategy=strategy)
+        with job.run() as run:
+            metrics.append(run.summary(timeout=240.0)["metrics"])
+            exports.append(run.run_dir / "export" / "model.keras")
+    import keras
+
+    trained = [keras.models.load_model(path).get_weights() for path in exports]
+    for functions, compiled in zip(*trained, strict=True):
+        np.testing.assert_allclose(compiled, functions, rtol=1e-5, atol=1e-6)
+    assert metrics[1] == pytest.approx({name: metrics[0][name] for name in metrics[1]}, rel=1e-5)
+    assert len(metrics[1]) == 3
+
+
 OWN = """
 class WarmUp(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):

@@ -1,0 +1,100 @@
+"""A model that the user's function has compiled: its loss, optimizer and metrics.
+
+Then the module needs no ``loss``, ``optimizer`` and ``eval_metrics_fn``: the arguments of ``compile()`` take their
+place. They are read from one model that is built for this purpose, because the contract wants them before a model.
+EDL's steps call the model and none of Keras' training methods, so every model is made as if it were not compiled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edl.api.errors import BadInputError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CompileArguments:
+    """What the user passed to ``compile()``; ``optimizer`` as Keras wraps it for mixed precision."""
+
+    optimizer: Any
+    loss: Any
+    loss_weights: Any
+    metrics: Any
+    weighted_metrics: Any
+
+    def make_metrics(self) -> Any:
+        """New metrics as ``eval_metrics_fn`` returns them: several are made for each evaluation."""
+        return _renew(self.metrics) if self.metrics is not None else {}
+
+    @property
+    def weighted_metrics_function(self) -> Callable[[], Any] | None:
+        """What ``weighted_metrics_fn`` is in a module."""
+        return None if self.weighted_metrics is None else lambda: _renew(self.weighted_metrics)
+
+
+def read_compile_arguments(model: Any, made_by: str, where: str) -> CompileArguments:
+    """The arguments of a compiled model.
+
+    Args:
+        model: the value that the user's function returned.
+        made_by: that function, as messages name it.
+        where: its file.
+
+    Raises:
+        BadInputError: an argument is missing, or cannot have its effect; the error names it.
+    """
+    config: Mapping[str, Any] = model._compile_config.config
+    if config["loss"] is None:
+        raise BadInputError(
+            f"the model that {made_by} returned is compiled without a loss",
+            where=where,
+            hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and leave compile() out",
+        )
+    if config["run_eagerly"]:
+        raise BadInputError(
+            f"the model that {made_by} returned is compiled with run_eagerly=True, but EDL traces its steps",
+            where=where,
+            hint="leave it out; print with tf.print(), or use breakpoint() in eager code",
+        )
+    for name, usual in (("steps_per_execution", 1), ("jit_compile", False)):
+        if config[name] != usual:
+            _LOG.warning(
+                "compile(%s=%r) of %s has no effect: EDL runs its own steps, with the same result",
+                name,
+                config[name],
+                made_by,
+            )
+    return CompileArguments(
+        model.optimizer, config["loss"], config["loss_weights"], config["metrics"], config["weighted_metrics"]
+    )
+
+
+def remove_compile(model: Any) -> None:
+    """Make a model as if it were not compiled; its layers and weights stay."""
+    model.compiled = False
+    model._compile_config = model._compile_loss = model._compile_metrics = model._loss_tracker = None
+    model.optimizer = None
+
+
+def _renew(metrics: Any) -> Any:
+    import keras
+
+    if isinstance(metrics, Mapping):
+        return {name: _renew(each) for name, each in metrics.items()}
+    if isinstance(metrics, list | tuple):
+        return [_renew(each) for each in metrics]
+    if not isinstance(metrics, keras.metrics.Metric):
+        return metrics
+    try:
+        return type(metrics).from_config(metrics.get_config())
+    except Exception as error:
+        raise BadInputError(
+            f"the metric '{metrics.name}' ({type(metrics).__name__}) of compile() cannot be made again from its "
+            f"get_config(): {error}",
+            hint="define get_config() in it, or return it from eval_metrics_fn() and leave compile() out",
+        ) from error

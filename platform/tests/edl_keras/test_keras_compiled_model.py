@@ -1,0 +1,178 @@
+"""A model that the user's function compiles: ``compile()`` takes the place of the module's functions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.core.evaluation import merge_metric_states  # noqa: E402
+from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+
+SOURCE = """
+import keras, tensorflow as tf
+
+class Scale(keras.metrics.Metric):
+    def __init__(self, factor, name="scale"):
+        super().__init__(name=name)
+        self.factor = factor
+        self.total = self.add_weight(name="total", initializer="zeros")
+    def update_state(self, labels, predictions, sample_weight=None):
+        self.total.assign_add(self.factor * tf.reduce_sum(tf.cast(predictions, tf.float32)))
+    def result(self):
+        return self.total
+    def get_config(self):
+        return {"name": self.name, "factor": self.factor}
+
+def custom_model():
+    x = keras.Input((3,))
+    hidden = keras.layers.Dense(4, activation="tanh")(x)
+    outputs = {"number": keras.layers.Dense(1)(hidden), "kind": keras.layers.Dense(2, activation="softmax")(hidden)}
+    model = keras.Model(x, outputs)
+    model.compile(ARGUMENTS)
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+ARGUMENTS = """
+        keras.optimizers.Adam(0.05),
+        loss={"number": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"number": 0.5, "kind": 1.5},
+        metrics={"number": ["mae"], "kind": ["accuracy"]},
+        weighted_metrics={"number": ["mse"]},
+"""
+
+
+def load(folder: Path, source: str = SOURCE, arguments: str = ARGUMENTS) -> ModelModule:
+    (folder / "compiled.py").write_text(source.replace("ARGUMENTS", arguments))
+    return load_model_module(SimpleNamespace(zoo=folder, definition="compiled.custom_model", params={}))
+
+
+def make_data(records: int = 48) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(records, 3)).astype(np.float32)
+    labels = {"number": x[:, :1] - x[:, 1:2], "kind": (x[:, 2] > 0).astype(np.int64)}
+    weights = random.uniform(0.5, 2.0, records).astype(np.float32)
+    return x, labels, {"number": weights, "kind": weights}
+
+
+@pytest.mark.parametrize("kind", [LocalModel, ModelReplica])
+def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> None:
+    module = load(tmp_path)
+    rank = {"rank_seed": 0} if kind is ModelReplica else {}
+    trained = kind(module, seed=5, sample=None, **rank)
+    scope: dict[str, Any] = {}
+    exec(SOURCE.replace("ARGUMENTS", ARGUMENTS), scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(trained.model.get_weights())
+    x, labels, weights = make_data()
+    for _ in range(5):
+        if kind is ModelReplica:
+            step = trained.compute(x, labels, weights)
+            trained.apply(step.weight)
+        else:
+            trained.train(x, labels, weights, keep_if_not_finite=False)
+        plain.train_on_batch(x, labels, weights)
+    for mine, theirs in zip(trained.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    trained.evaluate(x, labels, weights)
+    values = trained.metric_values(*([merge_metric_states({}, trained.metric_states())] if rank else []))
+    expected = plain.evaluate(x, labels, sample_weight=weights, batch_size=48, verbose=0, return_dict=True)
+    assert values["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    for name in ("number_mae", "kind_accuracy", "number_mse"):
+        found = next(value for key, value in values.items() if key.replace("/", "_") == name)
+        assert found == pytest.approx(expected[name], rel=1e-5), name
+    assert not trained.model.compiled
+
+
+def test_parameter_servers_get_its_optimizer_and_loss(tmp_path: Path) -> None:
+    network = KerasNetwork.build(
+        load(tmp_path), seed=1, embedding_threshold=0, ps_of_variable=lambda name: 0, ps_count=1
+    )
+    assert network.optimizer.spec.name == "adam"
+    x, labels, weights = make_data()
+    result = network.train(network.initial_values(), {}, x, labels, weights)
+    assert np.isfinite(result.loss)
+
+
+def test_every_evaluation_has_metrics_of_its_own(tmp_path: Path) -> None:
+    module = load(tmp_path, arguments="'sgd', {'number': 'mse'}, metrics={'number': [Scale(2.0)]}")
+    model = LocalModel(module, seed=1, sample=None)
+    x, labels, _ = make_data()
+    found = []
+    for _ in range(2):
+        model.reset_metrics()
+        model.evaluate(x, labels)
+        found.append(model.metric_values())
+    assert found[0] == found[1]
+    assert any("scale" in name for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("'adam', metrics=['mae']", "without a loss"),
+        ("'adam', 'mse', run_eagerly=True", "run_eagerly"),
+    ],
+)
+def test_what_cannot_have_its_effect_is_refused_by_name(tmp_path: Path, arguments: str, named: str) -> None:
+    with pytest.raises(BadInputError, match=named) as refused:
+        load(tmp_path, arguments=arguments)
+    assert "custom_model()" in str(refused.value)
+    assert refused.value.hint
+
+
+def test_what_has_no_effect_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load(tmp_path, arguments="'adam', {'number': 'mse'}, steps_per_execution=8, jit_compile=True")
+    assert "steps_per_execution=8" in caplog.text
+    assert "jit_compile=True" in caplog.text
+
+
+def test_a_metric_that_cannot_be_made_again_is_named(tmp_path: Path) -> None:
+    source = SOURCE.replace(
+        """    def get_config(self):
+        return {"name": self.name, "factor": self.factor}
+""",
+        "",
+    )
+    module = load(tmp_path, source, "'sgd', {'number': 'mse'}, metrics={'number': [Scale(2.0)]}")
+    with pytest.raises(BadInputError, match=r"scale.*get_config"):
+        LocalModel(module, seed=1, sample=None)
+
+
+def test_a_module_that_defines_the_same_is_refused_and_told_what_to_remove(tmp_path: Path) -> None:
+    rest = "def loss(labels, predictions):\n    return labels\noptimizer = 'sgd'\neval_metrics_fn = dict\n"
+    module = load(tmp_path, SOURCE + rest)
+    with pytest.raises(BadInputError, match="compiled") as refused:
+        module.make_model()
+    assert "remove loss(), optimizer()" in (refused.value.hint or "")
+
+
+def test_without_compile_the_missing_function_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"loss\(labels, predictions\)"):
+        load(tmp_path, SOURCE.replace("    model.compile(ARGUMENTS)\n", ""))
+
+
+def test_the_optimizer_may_have_a_schedule_of_its_own(tmp_path: Path) -> None:
+    schedule = "keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)), {'number': 'mse'}"
+    module = load(tmp_path, arguments=schedule)
+    first, second = module.optimizer(), module.optimizer()
+    assert first is not second
+    assert isinstance(second._learning_rate, keras.optimizers.schedules.ExponentialDecay)
