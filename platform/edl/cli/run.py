@@ -19,7 +19,7 @@ from edl.ops.job_checks import check_job
 from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_start import create_storage, exec_local_worker, local_job_directory, run_supervised
 from edl.storage.journal_replay import JournalDamagedError
-from edl.storage.journal_truncation import CheckpointRestart, plan_restart
+from edl.storage.journal_truncation import CheckpointRestart
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange
 
@@ -109,10 +109,12 @@ def _open_run_directory(
         return create_run(folder), (), None
     directory = local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume))
     changes = tuple(local_run_resumption.check_resume_changes(directory, spec))
-    if from_checkpoint and spec.strategy.name != "Local":  # which has no journal, and always goes on from a checkpoint
-        return directory, changes, plan_restart(directory)
-    local_run_resumption.reopen_run(directory)
-    return directory, changes, None
+    from edl.storage.strategy_change import plan_resumption  # imported here: only a resumed run needs it
+
+    restart = plan_resumption(directory, spec, from_checkpoint=from_checkpoint)
+    if restart is None:
+        local_run_resumption.reopen_run(directory)
+    return directory, changes, restart
 
 
 @contextmanager

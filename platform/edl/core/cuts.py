@@ -188,6 +188,11 @@ WORLD_STEP_KEY = "world_step"
 """Key in a checkpoint's ledger: the step of the world. The ledger itself counts the minibatches of all ranks."""
 
 
+def checkpoint_step(ledger: Mapping[str, Any]) -> int:
+    """The step of a job at the ledger position of a checkpoint."""
+    return int(ledger.get(WORLD_STEP_KEY, ledger["done_steps"]))
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenShard:
     """A file of a checkpoint that a worker has written, or why it could not.

@@ -338,12 +338,13 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
     run, events = plan.run_dir, follow_json_lines(plan.run_dir.events)
     events.poll()  # skips the events of earlier starts
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
-    write_run_spec(run, dump_job_spec(plan.spec))
     with PipeSafeRenderer(choose_renderer(as_json=as_json)) as face:
         face.show_plan(plan)
         if plan.restart is not None:
             restart_journal(plan.restart, f"edl run, process {os.getpid()}")
             reopen_run(run)
+        # After the new journal: with a spec of another strategy the old one cannot be replayed.
+        write_run_spec(run, dump_job_spec(plan.spec))
         start_time = time.time()
         append_json_line(run.events, to_json(_run_started_event(plan, start_time)))
         try:

@@ -19,7 +19,7 @@ from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.path_resolution import resolve_pod_paths
 from edl.jobfile.section_type import to_json
 from edl.storage.durable_files import translate_os_errors
-from edl.storage.journal_truncation import plan_restart, restart_journal
+from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import (
     GROUP_MODE,
     RunDirectory,
@@ -32,6 +32,7 @@ from edl.storage.run_directory import (
     write_run_spec,
 )
 from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run
+from edl.storage.strategy_change import plan_resumption
 
 # --------------------------------------------------------------------------------------------------
 # The run directory of a job on Kubernetes: ``<storage>/<namespace>/<job>/<run id>``, which every master finds again.
@@ -105,8 +106,8 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     run = _find_run(requested)
     holder = f"edl-role of Job {requested.uid}"
     changed = tuple(map(format_change, check_resume_changes(run, spec)))
-    if requested.from_checkpoint:
-        restart = plan_restart(run)
+    restart = plan_resumption(run, spec, from_checkpoint=requested.from_checkpoint)
+    if restart is not None:
         # no lock: a volume that several nodes mount may not support locks
         restart_journal(restart, holder, exclusive=False)
         changed = (*restart.describe_losses(), *changed)

@@ -15,6 +15,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import ParameterSnapshot
 from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, TableParameterStore
 from edl.ps.applied_steps import AppliedSteps
+from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.shard_restore import CutSnapshot
 from edl.transport.peer_errors import PeerRefusedError
 
@@ -153,12 +154,14 @@ class ModelState:
         # Parameters merged from shards of a different number of PS have values but no order of the
         # flat buffer yet: only workers know the order.
         self._has_slab_order = False
+        # Its part of a checkpoint of strategy AllReduce follows from the model, which a worker declares.
+        self._undeclared_checkpoint: KerasCheckpoint | None = None
         self._partial_update_error: PartialUpdateError | None = None
 
     @property
     def initialized(self) -> bool:
         """See the class."""
-        return self._store is not None
+        return self._store is not None or self._undeclared_checkpoint is not None
 
     @property
     def tables(self) -> Mapping[str, EmbeddingTable]:
@@ -170,9 +173,13 @@ class ModelState:
 
         Raises:
             PeerRefusedError: kind ``model``, if this PS holds another model or optimizer, or the job's
-                ``ps.store`` cannot hold this one.
+                ``ps.store`` cannot hold this one; kind ``storage``, if a restored checkpoint cannot be read.
             OutOfMemoryError: there is no memory for the model; nothing was created.
         """
+        if self._undeclared_checkpoint is not None:
+            snapshot = self._undeclared_checkpoint.convert(declaration)
+            self._replace_store(self._store_factory.restore_store(snapshot, self.version))
+            return False
         if self._store is None:
             self._replace_store(self._store_factory.make_store(declaration, initial_values))
             return True
@@ -239,16 +246,26 @@ class ModelState:
         """The state at a cut; the caller releases its snapshot."""
         return CutSnapshot(cut, self.require_store().take_snapshot(), self.version, applied_steps.steps_by_lease())
 
-    def restore_cut(self, cut: CutSnapshot) -> None:
+    def restore_cut(self, cut: CutSnapshot | KerasCheckpoint) -> None:
         """Replace the parameters by those of a cut.
 
         Raises:
             OutOfMemoryError: there is no memory for them; the present parameters stay.
         """
-        self._replace_store(
-            self._store_factory.restore_store(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order
-        )
+        if isinstance(cut, KerasCheckpoint):
+            self._replace_store(None, undeclared_checkpoint=cut)
+        else:
+            self._replace_store(
+                self._store_factory.restore_store(cut.snapshot, cut.version), has_slab_order=cut.has_slab_order
+            )
         self.version = cut.version
 
-    def _replace_store(self, store: ParameterStore, *, has_slab_order: bool = True) -> None:
+    def _replace_store(
+        self,
+        store: ParameterStore | None,
+        *,
+        has_slab_order: bool = True,
+        undeclared_checkpoint: KerasCheckpoint | None = None,
+    ) -> None:
         self._store, self._has_slab_order, self._partial_update_error = store, has_slab_order, None
+        self._undeclared_checkpoint = undeclared_checkpoint

@@ -18,9 +18,10 @@ from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.parameter_snapshot import RowArrays
-from edl.ps import shard_restore
+from edl.ps import keras_checkpoint
 from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.cut_state import CutState
+from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.messages import AttachResult, MasterAttachment, PsStatistics, SnapshotResult
 from edl.ps.model_state import ModelState, StoreFactory
 from edl.ps.push_updates import AsyncUpdater, PendingPush, PushUpdater
@@ -449,16 +450,18 @@ class ParameterServer:
                 self._shard_writer.start_writing(checkpoint, cut_snapshot)
         return result
 
-    def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | None:
+    def _load_restored_cut(self, attachment: MasterAttachment) -> CutSnapshot | KerasCheckpoint | None:
         """Read what an attachment restores, without blocking pushes."""
         if attachment.restore_directory is None or attachment.is_same_restore(self._last_restore):
             return None
         try:
-            return shard_restore.load_owned_part(attachment.restore_directory, self._ps_index, attachment.slot_owners)
+            return keras_checkpoint.load_checkpoint(
+                attachment.restore_directory, self._ps_index, attachment.slot_owners
+            )
         except MemoryError as error:
             raise out_of_memory_error(f"its part of the checkpoint {attachment.restore_directory}") from error
 
-    def _restore_cut(self, restored_cut: CutSnapshot, *, covers_all_steps: bool) -> None:
+    def _restore_cut(self, restored_cut: CutSnapshot | KerasCheckpoint, *, covers_all_steps: bool) -> None:
         # Gradients that wait for a round belong to the old parameters.
         self._updater.reject_pending()
         self._model_state.restore_cut(restored_cut)

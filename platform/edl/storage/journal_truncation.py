@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from edl.api.errors import BadInputError, StorageError
 from edl.api.status import Status
-from edl.core.cuts import SavedCheckpoint
+from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint, checkpoint_step
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.section_type import from_json
 from edl.storage.checkpoint_manifest import (
@@ -144,6 +144,8 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 # name. These are then moved aside, for analysis.
 
 
+_MISSING_UPDATES_KEY = "lacking"
+"""Key in the ledger of parameter servers: updates that a server has lost."""
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
 _ONE_WRITER_HINT = "A journal has one writer. Stop the job first."
 
@@ -157,23 +159,42 @@ class CheckpointRestart:
         checkpoint: the newest checkpoint of which every byte is intact.
         repeated_records: records that were done after it, according to the run's status; they are done again.
         skipped_checkpoints: newer checkpoints that cannot be used.
+        old_strategy, new_strategy: the strategies before and after, if it changes; else empty.
+        carried_entries: entries of the old journal that the new one repeats.
     """
 
     run: RunDirectory
     checkpoint: CheckpointManifest
     repeated_records: int
     skipped_checkpoints: tuple[SkippedCheckpoint, ...] = ()
+    old_strategy: str = ""
+    new_strategy: str = ""
+    carried_entries: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def ledger(self) -> Mapping[str, Any]:
+        """The ledger position, without what only the old strategy needs."""
+        own = {DATASET_KEY, *((WORLD_STEP_KEY, _MISSING_UPDATES_KEY) if self.new_strategy else ())}
+        return {name: value for name, value in self.checkpoint.ledger.items() if name not in own}
 
     @property
     def step(self) -> int:
-        """Number of training steps in the checkpoint."""
-        return self.checkpoint.step
+        """Number of training steps in the checkpoint, as the strategy counts them."""
+        return checkpoint_step(self.ledger)
 
     def describe_losses(self) -> list[str]:
         """What is lost, as lines for people."""
         skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped_checkpoints]
+        what = f"the journal is ignored: the run goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}"
+        if self.new_strategy:
+            what = (
+                f"strategy {self.new_strategy} continues at checkpoint {self.checkpoint.cut} of strategy "
+                f"{self.old_strategy}, with a new journal, at step {self.step:,}"
+            )
+        if self.step != self.checkpoint.step:
+            what += f": it counts minibatches, of which the {self.checkpoint.step:,} steps had several"
         return [
-            f"the journal is ignored: the run goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}",
+            what,
             f"{self.repeated_records:,} records were done after that and will be done again",
             "the counts of repeated records, corrupt records and lost workers start at 0",
             *skipped_lines,
@@ -267,7 +288,7 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
     )
 
     manifest, run = planned.checkpoint, planned.run
-    ledger = {name: value for name, value in manifest.ledger.items() if name != DATASET_KEY}
+    ledger = planned.ledger
     reason = "the run continues from this checkpoint, without its journal"
     workers = [int(match[1]) for path in run.logs.glob("worker-*.log") if (match := _WORKER_LOG.fullmatch(path.name))]
     written: list[JournalEntry] = [
@@ -278,7 +299,7 @@ def _initial_entries(planned: CheckpointRestart) -> list[Mapping[str, Any]]:
         CheckpointReplaced(cut=manifest.cut, step=planned.step, version=manifest.version, ledger=ledger, reason=reason),
         ParametersRolledBack(cut=manifest.cut, records=planned.repeated_records, ledger=ledger, reason=reason),
     ]
-    return [entry.to_json() for entry in written]
+    return [*(entry.to_json() for entry in written), *planned.carried_entries]
 
 
 def _move_segments_aside(run: RunDirectory, old: list[SegmentId], segment: SegmentId) -> Path:

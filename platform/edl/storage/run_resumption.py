@@ -38,6 +38,10 @@ FIXED_FIELDS = (
 """Fields that must not change: they determine the ranges in the ledger, or the variables in the checkpoints."""
 
 
+_EXCHANGEABLE_STRATEGIES = frozenset({"ParameterServer", "AllReduce"})
+"""Strategies with the same ledger, which continue from each other's checkpoints."""
+
+
 def is_fixed_field(path: str) -> bool:
     """Whether a field must not change between two starts of a run."""
     return any(path == fixed or path.startswith(f"{fixed}.") for fixed in FIXED_FIELDS)
@@ -59,7 +63,7 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
         BadInputError: they include a field that the run's ledger or checkpoints depend on.
     """
     field_changes = diff_job_specs(old, new)
-    forbidden_changes = [change for change in field_changes if is_fixed_field(change[0])]
+    forbidden_changes = [change for change in field_changes if is_fixed_field(change[0]) and not _is_allowed(change)]
     if forbidden_changes:
         told = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
         raise BadInputError(
@@ -67,6 +71,11 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
             hint="Change these fields back, or start a new run without --resume.",
         )
     return field_changes
+
+
+def _is_allowed(change: FieldChange) -> bool:
+    path, *values = change
+    return path == "strategy.name" and set(values) == _EXCHANGEABLE_STRATEGIES
 
 
 def format_change(change: FieldChange) -> str:

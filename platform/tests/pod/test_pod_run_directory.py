@@ -13,7 +13,9 @@ from support.text_keys import missing_keys
 from edl.api.errors import BadInputError
 from edl.api.events import RunStarted
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec
+from edl.api.journal_entries import CutAnnounced
 from edl.api.status import Status
+from edl.api.strategy import Strategy
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.section_type import to_json
@@ -84,6 +86,28 @@ def test_a_job_goes_on_from_a_checkpoint_without_its_journal_once(tmp_path: Path
     assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
     told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
     assert not missing_keys(told["changes"][0], "journal", "checkpoint 4", "step 1")
+
+
+def test_a_job_that_changes_its_strategy_begins_a_new_journal_at_its_checkpoint(tmp_path: Path) -> None:
+    first = open_run(RequestedRun(tmp_path, "uid-1"), SPEC)
+    begun(first)
+    write_end(first, "Interrupted")
+    ledger = {"epoch": 0, "index": 1, "returned": [], "leases": [], "quarantined": []}
+    ledger |= {"done_records": 32, "done_steps": 1, DATASET_KEY: {"training": [["a", 64]]}}
+    cut_directory(first.checkpoints, 4).mkdir()
+    commit_checkpoint(cut_directory(first.checkpoints, 4), CheckpointManifest(4, 9, "now", (), ledger))
+    journal, _ = Journal.open(first.journal, holder="the test")
+    journal.wait_until_durable(journal.append(CutAnnounced(cut=4, step=1).to_json()))
+    journal.close()
+
+    again, changed = RequestedRun(tmp_path, "uid-2", LATEST_RUN), replace(SPEC, strategy=Strategy(name="AllReduce"))
+    assert [open_run(again, changed), open_run(again, changed)] == [first, first]
+
+    kinds = [entry["kind"] for entry in replay_journal(first.journal).entries]
+    assert kinds == ["dataset", "cut_off", "checkpoint_back", "rolled_back", "resumed"]
+    assert load_job_file(first.spec) == changed
+    told = [json.loads(line) for line in first.events.read_text().splitlines()][-1]
+    assert not missing_keys(told["changes"][0], "AllReduce", "checkpoint 4", "step 1")
 
 
 def test_latest_is_resolved_once(tmp_path: Path) -> None:

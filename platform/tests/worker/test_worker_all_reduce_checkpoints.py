@@ -184,10 +184,10 @@ def test_a_full_disk_pauses_training_until_there_is_room(folder, monkeypatch):
     is_full = [False]
     write = checkpoint_writer.write_shard
 
-    def write_if_room(directory, index, arrays):
+    def write_if_room(directory, index, arrays, metadata):
         if is_full[0]:
             raise StorageError("cannot be written", where=str(directory)) from OSError(errno.ENOSPC, "full")
-        return write(directory, index, arrays)
+        return write(directory, index, arrays, metadata)
 
     monkeypatch.setattr(checkpoint_writer, "write_shard", write_if_room)
     monkeypatch.setattr(world_checkpoints, "RETRY_SAVING_SECONDS", 0.2)

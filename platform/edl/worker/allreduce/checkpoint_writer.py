@@ -1,10 +1,10 @@
-"""Writes copies of a rank's state as checkpoints, on a thread of its own, and reads them again."""
+"""Writes copies of a rank's state as checkpoints, on a thread of its own, and reads checkpoints."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 _LOG = logging.getLogger(__name__)
 _SHARD_INDEX = 0
 """All ranks have the same state, so one file contains all of it."""
+_DECLARATION_KEY = "declaration"
+"""Only shards of parameter servers have one."""
 
 
 class CheckpointWriter:
@@ -26,10 +28,19 @@ class CheckpointWriter:
 
     Args:
         checkpoints_dir: ``<run>/checkpoints``.
+        metadata: the strings that are stored with the arrays.
+        convert: reads a checkpoint that parameter servers wrote, from its folder. None: there are none.
     """
 
-    def __init__(self, checkpoints_dir: Path) -> None:
+    def __init__(
+        self,
+        checkpoints_dir: Path,
+        metadata: Mapping[str, str] | None = None,
+        convert: Callable[[Path], Arrays] | None = None,
+    ) -> None:
         self._checkpoints_dir = checkpoints_dir
+        self._metadata = metadata or {}
+        self._convert = convert
         self._lock = threading.Lock()
         self._progress: pb.CopiedState | None = None
         self._thread: threading.Thread | None = None
@@ -68,7 +79,7 @@ class CheckpointWriter:
     def _write(self, copied: pb.CopiedState, arrays: Arrays) -> None:
         directory = cut_directory(self._checkpoints_dir, copied.cut)
         try:
-            written = write_shard(directory, _SHARD_INDEX, arrays)
+            written = write_shard(directory, _SHARD_INDEX, arrays, self._metadata)
             shard = pb.WrittenShard(file=written.file, size=written.size, crc32=written.crc32)
         except Exception as error:  # noqa: BLE001  the master decides what a failed checkpoint means; training goes on
             if not isinstance(error, EdlError):
@@ -85,6 +96,10 @@ class CheckpointWriter:
 
         Raises:
             StorageError: it is damaged or cannot be read.
+            BadInputError: parameter servers wrote it, and this model cannot continue with their state.
         """
-        arrays, _ = read_shard(shard_path(cut_directory(self._checkpoints_dir, cut), _SHARD_INDEX))
+        directory = cut_directory(self._checkpoints_dir, cut)
+        arrays, metadata = read_shard(shard_path(directory, _SHARD_INDEX))
+        if _DECLARATION_KEY in metadata and self._convert is not None:
+            return self._convert(directory)
         return arrays

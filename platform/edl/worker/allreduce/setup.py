@@ -16,13 +16,16 @@ from edl.core.evaluation import callbacks_to_json
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import declare_training_callbacks
 from edl.keras.model_contract import ModelModule
+from edl.keras.optimizer_state import describe_keras_state
 from edl.keras.rank_callbacks import NoRankCallbacks, RankCallbacks
 from edl.keras.replica import ModelReplica
 from edl.keras.user_callbacks import build_callback_params
+from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
@@ -86,7 +89,12 @@ def prepare_all_reduce(
     declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
     runtime.session.register(ready=True, callbacks=declared)
     left = threading.Event()
-    checkpoints = CheckpointWriter(RunDirectory(runtime.identity.run_dir).checkpoints)
+    keras_state = describe_keras_state(replica)
+    checkpoints = CheckpointWriter(
+        RunDirectory(runtime.identity.run_dir).checkpoints,
+        {KERAS_STATE_KEY: keras_state.to_json()},
+        ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
+    )
     world = WorldClient(
         runtime.session,
         runtime.identity.uid,

@@ -1,0 +1,77 @@
+"""A run changes its strategy with ``--resume``, twice: its result is that of a run that does not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs.plain_keras import checkpoint_arrays
+from jobs.test_jobs_models import iris
+from support.job_folder import JobFolder, newest_cut
+from support.job_process import JobProcess, edl
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+
+STEPS = 4000
+ALL_REDUCE = ("--set", "strategy.name=AllReduce")
+
+
+def make_job(folder: Path) -> JobFolder:
+    train = {"epochs": 100_000, "max_steps": STEPS, "minibatch_size": 16, "minibatches_per_task": 8}
+    return iris(folder, train=train, checkpoint={"every_steps": 1_000_000}, export=None, ps={"count": 2})
+
+
+def stop_at(run: JobProcess, step: int) -> dict[str, int]:
+    """Stop a run after a step; returns its status."""
+    run.wait_step(step)
+    run.interrupt()
+    assert run.wait() == 130
+    return run.status()
+
+
+def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -> None:
+    with make_job(tmp_path / "straight").run() as run:
+        run.summary()
+        expected = checkpoint_arrays(newest_cut(run.run_dir))
+    job = make_job(tmp_path / "changed")
+    with job.run() as run:
+        first = stop_at(run, 300)
+    with job.run("--resume", *ALL_REDUCE) as run:
+        started = run.wait_event("run_started")
+        assert any("AllReduce" in line and "checkpoint" in line for line in started["changes"])
+        status = run.wait_step(first["step"] + 1)
+        assert status["records_done"] > first["records_done"]
+        second = stop_at(run, first["step"] + 300)
+        assert run.pids("ps") == {}
+        inspected = edl("checkpoint", "inspect", str(newest_cut(run.run_dir)), "--json", cwd=tmp_path)
+        assert inspected.returncode == 0, inspected.stderr
+    with job.run("--resume") as run:
+        summary = run.summary()
+        found = checkpoint_arrays(newest_cut(run.run_dir))
+        ledger = json.loads((newest_cut(run.run_dir) / "manifest.json").read_text())["ledger"]
+    assert second["step"] < ledger["done_steps"] == STEPS
+    assert summary["records_rolled_back"] == 0
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+def test_an_optimizer_that_servers_do_not_have_is_named(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    zoo = tmp_path / "zoo"
+    zoo.mkdir()
+    (zoo / "averaged.py").write_text(
+        "import keras\nfrom model_zoo.iris.iris_dnn import *\n\n\n"
+        "def optimizer():\n    return keras.optimizers.SGD(0.01, use_ema=True)\n"
+    )
+    job.spec["model"] = {"zoo": str(zoo), "definition": "averaged.custom_model"}
+    job.file.write_text(json.dumps(job.spec))
+    with job.run(*ALL_REDUCE) as run:
+        stop_at(run, 50)
+    refused = edl("run", str(job.file), "--resume", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "use_ema" in refused.stderr
+    with job.run("--resume", *ALL_REDUCE) as run:
+        stop_at(run, 100)
