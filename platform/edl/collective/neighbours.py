@@ -15,11 +15,13 @@ from edl.collective.collective_listener import CollectiveListener, RoundAdmissio
 from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest, RoundHeader
 from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_memory, receive_entry, send_entry
+from edl.core.backoff import ExponentialBackoff
 from edl.transport.bulk_client import BulkClient, BulkRefusedError
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
+from edl.transport.retry import draw_jitter
 
-# Seconds between attempts while the neighbour is not listening yet.
-_RETRY_SECONDS = 0.02
+# Between attempts while the neighbour is not listening yet. Short, because all ranks wait for the last one.
+_BACKOFF = ExponentialBackoff(first_seconds=0.01, max_seconds=0.04)
 # Shortest timeout in seconds. For the kernel, a socket timeout of zero means no timeout.
 _LEAST_SECONDS = 0.05
 
@@ -126,7 +128,7 @@ def _join_next(
     address = members[rank]
     offered = shared_memory and address.startswith("unix:")
     request = JoinRequest(admission.round_id, admission.rank, rank, admission.size, offered)
-    problem = "it was not asked"
+    problem, failures = "it was not asked", 0
     while (left := deadline - time.monotonic()) > 0:
         admission.check()
         try:
@@ -146,7 +148,8 @@ def _join_next(
             raise RoundBrokenError(rank, f"rank {rank} refuses: {refused.message}") from refused
         except RetryableError as error:
             problem = str(error)
-            admission.wait(_RETRY_SECONDS)
+            failures += 1
+            admission.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
     admission.check()
     raise RoundBrokenError(rank, f"rank {rank} cannot be reached: {problem}")
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import RefusedError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.core.events import (
     AttachPs,
     CopyCheckpoint,
@@ -47,6 +48,7 @@ from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import ControlMethod, PsControlMethods
 from edl.transport.peer_errors import refusal_kind
+from edl.transport.retry import draw_jitter
 
 # --------------------------------------------------------------------------------------------------
 # Commands of the core as requests to a parameter server, and the answers as events.
@@ -201,8 +203,7 @@ def _steps_by_lease(steps: Iterable[pb.LeaseStep]) -> dict[int, int]:
 
 ANSWER_TIMEOUT_SECONDS = 60.0
 """Seconds without an answer of a PS whose pod is alive, after which the core is informed."""
-_PAUSE_SECONDS = 0.2
-"""Seconds between two attempts."""
+_BACKOFF = ExponentialBackoff(first_seconds=0.1, max_seconds=0.3)
 
 
 class PsGoneError(RetryableError):
@@ -279,7 +280,7 @@ class PsConnection:
         """
         # Only the cluster decides that a PS is dead. Until then the request may be on its way or
         # already answered. Repeating it is safe: a PS does the same cut or lease only once.
-        since = self._clock()
+        since, failures = self._clock(), 0
         while not self.is_closed:
             try:
                 return self._send_once(request)
@@ -288,7 +289,8 @@ class PsConnection:
                 if waited >= self._answer_timeout and not self.is_closed:
                     on_silence(waited)
                     since = self._clock()
-            self._closed.wait(_PAUSE_SECONDS)
+            failures += 1
+            self._closed.wait(_BACKOFF.jittered_delay(failures, draw_jitter()))
         raise PsGoneError(f"ps-{self.index} is gone", where=self.control_address)
 
     def _send_once(self, request: ControlRequest) -> object:

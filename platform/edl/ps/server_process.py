@@ -15,6 +15,7 @@ from types import FrameType
 
 from edl.api.errors import EdlError, JobFailedError, RetryableError
 from edl.api.job_spec import JobSpec, ParameterServerSpec
+from edl.core.backoff import ExponentialBackoff
 from edl.numerics.embedding_table import RowRetention
 from edl.ps.bulk_handler import MAX_REQUEST_BYTES, BulkRequestHandler
 from edl.ps.control_service import PsControlService
@@ -31,6 +32,7 @@ from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.listener import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.process_identity import ProcessIdentity
+from edl.transport.retry import draw_jitter
 
 # --------------------------------------------------------------------------------------------------
 # Registration with the master, repeated every second for as long as both processes live. It is
@@ -41,7 +43,7 @@ from edl.transport.process_identity import ProcessIdentity
 
 
 _REGISTER_PERIOD = 1.0  # seconds after an accepted registration
-_RETRY_PAUSE = 0.1  # seconds after a failed registration
+_REGISTER_BACKOFF = ExponentialBackoff(first_seconds=0.1, max_seconds=0.3)
 _REGISTER_DEADLINE = 2.0  # seconds for one call
 _LEAVE_PERIOD = 0.1  # seconds between two registrations of a leaving process: its grace period is short
 _LEAVE_DEADLINE = 5.0  # seconds for one such call: a slow master is not a lost one
@@ -90,6 +92,7 @@ def keep_registered(
     logged_problem: object = ()
     last_reply_at = clock()
     has_registered = False
+    failures = 0
     while not stop_requested.is_set():
         problem = _register_once(channel, registration, collect_figures(), record_incarnation)
         if problem is None:
@@ -102,7 +105,8 @@ def keep_registered(
         if type(problem) is not logged_problem:
             log.info("%s", f"waiting for the master: {problem}" if problem else f"registered with {channel.address}")
             logged_problem = type(problem)
-        stop_requested.wait(_RETRY_PAUSE if problem else _REGISTER_PERIOD)
+        failures = failures + 1 if problem else 0
+        stop_requested.wait(_REGISTER_BACKOFF.jittered_delay(failures, draw_jitter()) if problem else _REGISTER_PERIOD)
     if has_registered:
         _serve_until_released(channel, registration, collect_figures, clock)
 

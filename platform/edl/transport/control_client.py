@@ -19,7 +19,7 @@ from edl.transport.handshake import CLIENT_OPTIONS, PROTOCOL_VERSION, TOKEN_KEY,
 from edl.transport.listener import parse_address
 from edl.transport.message_validation import parse_message as parse_message
 from edl.transport.peer_errors import PeerRefusedError, translate_rpc_error
-from edl.transport.retry import RetryPolicy, RetryTiming, iter_pauses
+from edl.transport.retry import RetryPolicy, RetryTiming
 
 __all__ = ["ControlChannel", "ControlServer", "RetryPolicy", "open_control_channel", "start_control_server"]
 
@@ -70,12 +70,13 @@ class ControlChannel:
         if retry is None:
             return self._call_once(method, request, timeout)
         until = self._retry_timing.clock() + retry.timeout_seconds
-        waits = iter_pauses(retry, self._retry_timing.uniform)
+        failures = 0
         while True:
             try:
                 return self._call_once(method, request, timeout)
             except RetryableError:
-                wait = next(waits)
+                failures += 1
+                wait = retry.backoff.jittered_delay(failures, self._retry_timing.jitter())
                 if self._retry_timing.clock() + wait > until:
                     raise
             self._retry_timing.sleep(wait)

@@ -18,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import JobFailedError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.strict_json import escape_surrogates
 from edl.transport import edl_pb2 as pb
+from edl.transport.retry import draw_jitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ _LOG = logging.getLogger(__name__)
 
 # Seconds for one attempt. A request for work gets as many more as the master may hold it.
 _CALL_TIMEOUT_SECONDS = 10.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.3
-"""Seconds between attempts. Short, because a killed master is back within about a second and steps wait for it."""
+_BACKOFF = ExponentialBackoff(first_seconds=0.05, max_seconds=0.3)
+"""Short, because a killed master is back within about a second and steps wait for it."""
 
 
 class MasterCall(Protocol):
@@ -107,6 +109,7 @@ class MasterSession:
         lost_timeout: seconds without an answer after which the master counts as lost.
         clock: returns monotonic seconds.
         pause: waits for the given seconds.
+        jitter: returns a random number, uniform in 0-1.
     """
 
     def __init__(
@@ -117,12 +120,14 @@ class MasterSession:
         lost_timeout: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = draw_jitter,
     ) -> None:
         self._member = member
         self._call = call
         self._lost_timeout = lost_timeout
         self._clock = clock
         self._pause = pause
+        self._jitter = jitter
         self._lock = threading.Lock()
         self._last_reply_at = clock()
         self._is_ready = False
@@ -244,11 +249,11 @@ class MasterSession:
     def _call_with_retry(
         self, method: str, request: Callable[[], Any], *, deadline: float = _CALL_TIMEOUT_SECONDS
     ) -> Any:
-        pause, disconnected = _FIRST_PAUSE, False
+        failures = 0
         while True:
             try:
                 # A restarted master does not know this worker, and the placement may have changed.
-                if disconnected and method != "Register":
+                if failures and method != "Register":
                     self._observe_reply(
                         self._call("Register", self._make_registration(), deadline=_CALL_TIMEOUT_SECONDS)
                     )
@@ -258,13 +263,12 @@ class MasterSession:
                 # Counted from the last answer to a request of any thread: it shows that a master is
                 # there.
                 self._give_up_after_timeout(error)
-                if not disconnected:
+                if not failures:
                     _LOG.info("the master does not answer (%s): retrying", error.message)
-                disconnected = True
-                self._pause(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                failures += 1
+                self._pause(_BACKOFF.jittered_delay(failures, self._jitter()))
             else:
-                if disconnected:
+                if failures:
                     _LOG.info("the master answers again (incarnation %d)", self._incarnation)
                 return reply
 

@@ -17,13 +17,16 @@ from typing import Protocol
 from google.protobuf.message import Message
 
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient, BulkRefusedError, FrameKind, ReceivedFrame
+from edl.transport.retry import draw_jitter
 from edl.worker.master_session import PsPlacement
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.3  # seconds; short, because every step waits for the slowest PS
+_BACKOFF = ExponentialBackoff(first_seconds=0.02, max_seconds=0.3)
+"""Short, because every step waits for the slowest PS."""
 # In this order: the PS has no model, which the next attempt declares; the master that granted the lease
 # has not attached to it yet; a cut, a round or a restore is in progress.
 _RETRYABLE_KINDS = frozenset({"uninitialized", "incarnation", "busy"})
@@ -73,6 +76,7 @@ class PsBulkConnections:
         answer_timeout: seconds without an answer of a PS after which the worker fails.
         clock: returns monotonic seconds.
         pause: waits for the given seconds.
+        jitter: returns a random number, uniform in 0-1.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class PsBulkConnections:
         answer_timeout: float,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = draw_jitter,
     ) -> None:
         self._directory = directory
         self._connect = connect
@@ -91,6 +96,7 @@ class PsBulkConnections:
         self._answer_timeout = answer_timeout
         self._clock = clock
         self._pause = pause
+        self._jitter = jitter
         self._clients: dict[int, tuple[str, BulkClient]] = {}
         self._undeclared_ps: set[int] = set()
         self._answered_uids: dict[int, str] = {}
@@ -111,14 +117,14 @@ class PsBulkConnections:
             RefusedError: a PS refused permanently; ModelMismatchError if it refused the model.
         """
         answers: dict[int, ReceivedFrame] = {}
-        started_at, pause = self._clock(), _FIRST_PAUSE
+        started_at, failures = self._clock(), 0
         while problem := self._try_once({p: r for p, r in requests.items() if p not in answers}, answers):
             if self._clock() - started_at >= self._answer_timeout:
                 raise JobFailedError(f"a parameter server does not answer: {problem.message}", where=problem.where)
-            if pause == _FIRST_PAUSE:
+            failures += 1
+            if failures == 1:
                 _LOG.info("a parameter server does not answer (%s): retrying", problem.message)
-            self._pause(pause)
-            pause = min(_LONGEST_PAUSE, pause * 2)
+            self._pause(_BACKOFF.jittered_delay(failures, self._jitter()))
             # The PS may have been replaced, and only the master knows where its successor is.
             self._drop_replaced(self._directory.register())
         return answers

@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.data.reader import CorruptRange, CorruptRecordError, Reader, Record
 from edl.data.reader_factory import shuffled_order
+from edl.transport.retry import draw_jitter
 from edl.worker.lease_client import LeasedTask
 
 if TYPE_CHECKING:
@@ -132,8 +135,9 @@ class CorruptRecordSkipper:
 
 _LOG = logging.getLogger(__name__)
 
-_READ_TRIES, _READ_PAUSE_SECONDS = 10, 0.5
-"""Attempts to read after a temporary error, such as of a network file system, and the seconds in between."""
+_READ_TRIES = 10
+"""Attempts to read after a temporary error, such as of a network file system; about 5 s in all."""
+_READ_BACKOFF = ExponentialBackoff(first_seconds=0.1, max_seconds=1.0)
 _LEASE_POLL_SECONDS = 0.2
 """Interval in seconds at which a thread that waits for a request checks whether the lease is still held."""
 
@@ -180,6 +184,8 @@ class RecordStream:
         pipeline: makes minibatches of windows; called once, on the thread that takes the first minibatch.
         is_held: whether this worker still holds a lease; the rest of a lost lease is not read.
         seed: the job's seed, which determines the order of shuffled records.
+        pause: waits for the given seconds.
+        jitter: returns a random number, uniform in 0-1.
     """
 
     def __init__(
@@ -190,9 +196,13 @@ class RecordStream:
         is_held: Callable[[int], bool],
         *,
         seed: int = 0,
+        pause: Callable[[float], None] = time.sleep,
+        jitter: Callable[[], float] = draw_jitter,
     ) -> None:
         self._open_reader = open_reader
         self._seed = seed
+        self._pause = pause
+        self._jitter = jitter
         self._shuffled_reader: ShuffledReader | None = None
         self._corrupt_records = corrupt_records
         self._pipeline = pipeline
@@ -325,7 +335,7 @@ class RecordStream:
                 if attempt == _READ_TRIES:
                     raise
                 _LOG.warning("%s; reading again", error)
-                threading.Event().wait(_READ_PAUSE_SECONDS)
+                self._pause(_READ_BACKOFF.jittered_delay(attempt, self._jitter()))
         raise AssertionError("unreachable")
 
     def _open_shuffled(self, task: LeasedTask) -> ShuffledReader:

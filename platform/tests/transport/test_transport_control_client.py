@@ -19,6 +19,7 @@ import pytest
 from support.sleep_clock import SleepClock
 
 from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import (
@@ -63,7 +64,7 @@ class RetryTime(SleepClock):
         self._wake()
 
     def timing(self) -> RetryTiming:
-        return RetryTiming(clock=self.clock, sleep=self.sleep, uniform=lambda low, high: high)
+        return RetryTiming(clock=self.clock, sleep=self.sleep, jitter=lambda: 1.0)
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -198,16 +199,18 @@ def test_a_busy_handler_is_tried_again(start: Start, open_channel: Opened) -> No
 
     time, server = RetryTime(), start(ScriptedService(progress))
     channel = open_channel(server.address, timing=time.timing())
-    reply = channel.call(MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(first_pause=0.1, max_pause=0.5))
+    reply = channel.call(
+        MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(backoff=ExponentialBackoff(0.1, 0.5))
+    )
     assert reply.incarnation == 3
-    assert time.slept == pytest.approx([0.3, 0.5])
+    assert time.slept == pytest.approx([0.1, 0.2])
 
 
 def test_an_absent_peer_is_tried_until_time_is_up(open_channel: Opened, tmp_path: Path) -> None:
     time, address = RetryTime(), f"unix:{tmp_path}/nobody"
     with pytest.raises(RetryableError, match=f"{address}: Progress: ") as error:
         open_channel(address, timing=time.timing()).call(
-            MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0, max_pause=0.5)
+            MasterMethods.Progress, ASK, timeout=5.0, retry=RetryPolicy(timeout_seconds=2.0)
         )
     assert error.value.where == address
     assert 1.5 < time.now <= 2.0

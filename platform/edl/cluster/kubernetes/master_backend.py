@@ -7,6 +7,7 @@ succeeded, because another master may decide until then.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,9 +31,17 @@ from edl.cluster.kubernetes.job_manifests import owner_reference, render_pod
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence
 from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, SECRETS, SERVICES, Manifest, ResourceKind
+from edl.cluster.kubernetes.resource_kinds import (
+    CONFIGMAPS,
+    JOBS,
+    SECRETS,
+    SERVICES,
+    Manifest,
+    ResourceKind,
+)
 from edl.cluster.kubernetes.service_account import connect_service_account
 from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
+from edl.core.backoff import ExponentialBackoff
 from edl.jobfile.path_resolution import has_shared_storage
 
 # --------------------------------------------------------------------------------------------------
@@ -153,7 +162,7 @@ CONCLUDE_SECONDS = 20.0
 """Time for which a master tries to remove the pods of its job and to mark the Job as failed."""
 LEAVE_SECONDS = 5.0
 """Time for which a leaving master tries to find out whether its Job still exists. Its pod has 30 s in all."""
-_CONCLUDE_PAUSE_SECONDS = 0.5
+_CONCLUDE_BACKOFF = ExponentialBackoff(first_seconds=0.25, max_seconds=1.0)
 _POOL_SIZE = 8
 
 
@@ -352,8 +361,10 @@ class KubeMasterBackend:
 
 def _retry_until(step: Callable[[], bool], deadline: float) -> bool:
     """Repeat a step until it succeeds or the deadline has passed; return whether it succeeded."""
+    failures = 0
     while not step():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(_CONCLUDE_PAUSE_SECONDS)
+        failures += 1
+        time.sleep(_CONCLUDE_BACKOFF.jittered_delay(failures, random.random()))  # noqa: S311 - jitter
     return True

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.cluster.kubernetes.rate_limiter import TokenBucket, TokenBucketLimiter
-from edl.core.backoff import ExponentialBackoff
 
 
 @given(
@@ -40,21 +39,6 @@ def test_clock_that_goes_back_earns_nothing() -> None:
     bucket, _ = TokenBucket.create_full(10, 1, 5.0).take_token(5.0)
     bucket, wait = bucket.take_token(4.0)
     assert round(wait, 6) == 0.1
-
-
-@given(st.integers(1, 2000), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 60)))
-def test_pause_is_never_shorter_than_the_server_asks_and_never_endless(
-    failures: int, chance: float, asked: float | None
-) -> None:
-    backoff = ExponentialBackoff(first_seconds=0.2, max_seconds=5)
-    pause = backoff.jittered_delay(failures, chance, asked)
-    assert (asked or 0) + 0.1 <= pause <= (asked or 0) + 5
-
-
-def test_pauses_double_and_differ() -> None:
-    backoff = ExponentialBackoff(first_seconds=0.2, max_seconds=5)
-    assert [backoff.jittered_delay(failures, 1) for failures in (1, 2, 3, 4, 10)] == [0.2, 0.4, 0.8, 1.6, 5]
-    assert backoff.jittered_delay(3, 0) == 0.4
 
 
 def test_server_that_asks_to_be_left_alone_is() -> None:
