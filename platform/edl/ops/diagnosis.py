@@ -12,8 +12,8 @@ from itertools import dropwhile, pairwise
 from edl.api.cluster_port import Role
 from edl.api.events import RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import DisruptionReport, ParametersStatus, RoundStatus, TimelinePoint
-from edl.cluster.kubernetes.pod_status import is_pod_leaving, is_pod_over
-from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.cluster.kubernetes.pod_status import is_pod_over
+from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted
 from edl.core.stall import UNSAVED_REASON
 from edl.jobfile.disruptions import DisruptionCounter
 from edl.ops.cluster_capacity import ClusterCapacity, pod_requests
@@ -341,7 +341,7 @@ def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
     together: dict[PodProblem, list[Manifest]] = {}
     for pod in evidence.pods:
         wait = find_pod_problem(pod)
-        if wait is not None and not is_pod_leaving(pod) and not is_pod_over(pod):
+        if wait is not None and not is_being_deleted(pod) and not is_pod_over(pod):
             together.setdefault(wait, []).append(pod)
     for wait, pods in together.items():
         about = format_short_list([pod_label(pod) for pod in pods])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from edl.api.cluster_port import Role
@@ -24,6 +23,8 @@ from edl.cluster.kubernetes.resource_kinds import (
     SERVICES,
     Manifest,
     ResourceKind,
+    deletion_deadline,
+    is_being_deleted,
     manifest_kind,
 )
 
@@ -108,7 +109,7 @@ def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> 
     for thing in job_objects.objects:
         kind, meta = manifest_kind(thing), thing["metadata"]
         # The uid of each deletion protects an object that takes the name in the meantime.
-        if "deletionTimestamp" not in meta:
+        if not is_being_deleted(thing):
             if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
                 found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
         elif kind is PODS and is_deletion_stuck(
@@ -126,12 +127,12 @@ def is_deletion_stuck(pod: Manifest, node_ready: bool | None, now: float) -> boo
     """Whether a pod was deleted but stays, because its node does not confirm its end.
 
     Args:
-        pod: a pod with a deletionTimestamp, which is the end of its grace period.
+        pod: a pod that is being deleted.
         node_ready: None if it is not known.
         now: the server's clock, unix seconds.
     """
-    # The server wrote the timestamp, so ``now`` is its clock, too: the user's may be wrong.
-    late = now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp()
+    # The server wrote the deadline, so ``now`` is its clock, too: the user's may be wrong.
+    late = now - deletion_deadline(pod)
     return late > (
         LOST_NODE_GRACE_SECONDS if node_ready is False or _evicted_from_lost_node(pod) else OVERDUE_GRACE_SECONDS
     )
@@ -212,7 +213,7 @@ class JobDeletion:
 
     def _nodes_ready(self, job_objects: JobObjects) -> dict[str, bool]:
         """Whether the nodes of terminating pods are ready, as far as the user may read nodes."""
-        leaving = [pod for pod in job_objects.select_kind(PODS) if "deletionTimestamp" in pod["metadata"]]
+        leaving = [pod for pod in job_objects.select_kind(PODS) if is_being_deleted(pod)]
         ready: dict[str, bool] = {}
         for name in {pod["spec"].get("nodeName", "") for pod in leaving} - {""}:
             try:

@@ -23,12 +23,20 @@ from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundE
 from edl.cluster.kubernetes.job_manifests import owner_reference
 from edl.cluster.kubernetes.pod_status import (
     ContainerStatus,
-    is_pod_leaving,
+    failed_pod_reason,
     pod_phase,
     read_containers,
     scheduling_refusal,
 )
-from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, EVENTS, JOBS, PODS, Manifest, manifest_kind
+from edl.cluster.kubernetes.resource_kinds import (
+    CONFIGMAPS,
+    EVENTS,
+    JOBS,
+    PODS,
+    Manifest,
+    is_being_deleted,
+    manifest_kind,
+)
 
 BEGUN_ANNOTATION = "edl.dev/begun"
 """Annotation of a Job that was complete and unsuspended once.
@@ -260,7 +268,7 @@ def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
     """The stage of a master's pod. Sidecars do not count: one may crash while the master serves."""
     if pod is None:
         return MasterPodStatus(MasterStage.ABSENT)
-    name, leaving, containers = pod["metadata"]["name"], is_pod_leaving(pod), read_containers(pod)
+    name, leaving, containers = pod["metadata"]["name"], is_being_deleted(pod), read_containers(pod)
     own = next((each for each in containers if each.is_role), None)
     if own is None or (own.waiting is not None and own.last_end is None):
         # The role's container has never run. A failing init container explains why.
@@ -271,10 +279,7 @@ def classify_master_pod(pod: Manifest | None) -> MasterPodStatus:
     if own is not None:
         return _container_status(name, own, leaving=leaving)
     if pod_phase(pod) == PodPhase.FAILED:
-        pod_status = pod["status"]
-        return MasterPodStatus(
-            MasterStage.FAILED, pod_status.get("reason", "Failed"), pod_status.get("message", ""), pod_name=name
-        )
+        return MasterPodStatus(MasterStage.FAILED, *failed_pod_reason(pod), pod_name=name)
     refusal = scheduling_refusal(pod)
     if refusal is not None:
         return MasterPodStatus(MasterStage.PENDING, *refusal, pod_name=name)
@@ -393,8 +398,7 @@ def _pod_age_key(pod: Manifest) -> tuple[str, bool]:
 
     Timestamps have whole seconds; of two equal ones a deleted pod is the older.
     """
-    meta = pod["metadata"]
-    return str(meta.get("creationTimestamp", "")), "deletionTimestamp" not in meta
+    return str(pod["metadata"].get("creationTimestamp", "")), not is_being_deleted(pod)
 
 
 def _is_owned_by(pod: Manifest, uid: str) -> bool:

@@ -24,6 +24,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     PODS,
     Manifest,
     creation_time,
+    is_being_deleted,
     parse_timestamp,
 )
 from edl.cluster.status_port import DesiredState
@@ -119,16 +120,15 @@ class JobView:
 
         Kubernetes comes first because a master that has ended, or was deleted, cannot correct its last status.
         """
-        meta, spec = self.manifest["metadata"], self.manifest.get("spec", {})
         published_phase = self.status.phase if self.status else ""
         ended = job_conditions(self.manifest)
-        if meta.get("deletionTimestamp"):
+        if is_being_deleted(self.manifest):
             return "Deleting"
         if "Complete" in ended:
             return "Done"
         if "Failed" in ended:
             return published_phase if published_phase in ENDED else "Failed"
-        if spec.get("suspend"):
+        if self.manifest.get("spec", {}).get("suspend"):
             return "Suspended"
         if self.master_silence:
             return STALLED
@@ -286,7 +286,7 @@ def _describe_master(masters: Iterable[Manifest]) -> str:
     wait = find_pod_problem(newest)
     if wait is not None:
         return f"its master waits: {wait.text}"
-    return "its master runs" if "deletionTimestamp" not in newest["metadata"] else "its master is shutting down"
+    return "its master is shutting down" if is_being_deleted(newest) else "its master runs"
 
 
 def _job_name(manifest: Manifest) -> str:

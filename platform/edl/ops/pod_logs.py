@@ -12,8 +12,8 @@ from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import InvalidObjectError
-from edl.cluster.kubernetes.pod_status import is_pod_leaving, role_container
-from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.cluster.kubernetes.pod_status import role_container
+from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted
 from edl.ops.helper_pod import ClaimPath
 from edl.ops.job_view import pod_index, pod_label, pod_role
 from edl.ops.pod_problems import find_pod_problem
@@ -45,7 +45,7 @@ def select_log_pods(pods: Sequence[Manifest], selection: LogSelection) -> list[M
 def _newest_rank(pod: Manifest) -> tuple[bool, bool, str]:
     own = role_container(pod)
     has_run = own is not None and own.has_run
-    return not is_pod_leaving(pod), has_run, str(pod["metadata"].get("creationTimestamp", ""))
+    return not is_being_deleted(pod), has_run, str(pod["metadata"].get("creationTimestamp", ""))
 
 
 def read_log_lines(

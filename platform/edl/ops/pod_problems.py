@@ -14,6 +14,7 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_status import (
     ContainerEnd,
     ContainerStatus,
+    failed_pod_reason,
     pod_phase,
     read_containers,
     scheduling_refusal,
@@ -165,9 +166,9 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
         problem = _container_problem(container)
         if problem is not None:
             return problem
-    phase, status = pod_phase(pod), pod.get("status") or {}
+    phase = pod_phase(pod)
     if phase == PodPhase.FAILED:
-        reason, status_message = str(status.get("reason") or "Failed"), str(status.get("message") or "")
+        reason, status_message = failed_pod_reason(pod)
         return PodProblem(
             reason,
             f"it failed{f': {status_message}' if status_message else ''}",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edl.api.cluster_port import PodPhase, TerminationCause
-from edl.cluster.kubernetes import names
+from edl.cluster.kubernetes import names, resource_kinds
 from edl.cluster.kubernetes.pod_status import is_pod_over, read_pod_status, role_container
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.ops.job_submission import MasterStage, classify_master_pod
@@ -142,3 +144,19 @@ def test_lack_of_memory_is_called_so_by_all() -> None:
     assert problem is not None
     assert problem.reason == classify_master_pod(seen).reason == "OOMKilled"
     assert is_pod_over(seen)
+
+
+def test_only_the_readers_know_the_field_that_says_an_object_is_being_deleted() -> None:
+    package = Path(resource_kinds.__file__).parents[2]
+    readers = {
+        path.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == "deletionTimestamp"
+    }
+    assert readers == {"resource_kinds.py"}
+
+
+@pytest.mark.parametrize("meta", [{}, {"deletionTimestamp": None}, {"deletionTimestamp": ""}])
+def test_an_object_without_a_deletion_time_stays(meta: dict[str, str | None]) -> None:
+    assert not resource_kinds.is_being_deleted({"metadata": meta})

@@ -21,7 +21,7 @@ from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError
 from edl.cluster.kubernetes.pod_status import is_pod_over, read_containers
-from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS, Manifest
+from edl.cluster.kubernetes.resource_kinds import JOBS, LEASES, PODS, Manifest, is_being_deleted
 from edl.core.decision import Decision
 from edl.core.leader_election import (
     LEASE_SECONDS,
@@ -229,11 +229,11 @@ class LeaseFence:
         if self._stopping.is_set():
             return True
         try:
-            meta = self._api.get(JOBS, names.master_name(self._candidate.job))["metadata"]
+            job = self._api.get(JOBS, names.master_name(self._candidate.job))
         except NotFoundError:
             return True
         known = {owner["uid"] for owner in self._candidate.owner_references}
-        return "deletionTimestamp" in meta or meta["uid"] not in known
+        return is_being_deleted(job) or job["metadata"]["uid"] not in known
 
     def _renew_loop(self) -> None:
         while not self._stopping.wait(RENEW_INTERVAL_SECONDS) and not self._lost:

@@ -38,6 +38,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     SERVICES,
     Manifest,
     ResourceKind,
+    is_being_deleted,
 )
 from edl.cluster.kubernetes.service_account import connect_service_account
 from edl.cluster.kubernetes.status_publisher import KubeStatusPublisher
@@ -128,7 +129,7 @@ def _is_token_needed(api: KubeClient, job: str, uid: str, *, job_ended: bool) ->
         return False
     if there["metadata"]["uid"] != uid:
         return True
-    return not (job_ended or there["metadata"].get("deletionTimestamp")) or _made_by_submit(there)
+    return not (job_ended or is_being_deleted(there)) or _made_by_submit(there)
 
 
 def _made_by_submit(there: Manifest) -> bool:

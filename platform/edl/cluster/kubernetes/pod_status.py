@@ -23,7 +23,7 @@ from typing import Any
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.errors import SIGKILL_EXIT, SIGTERM_EXIT
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.resource_kinds import Manifest, parse_timestamp
+from edl.cluster.kubernetes.resource_kinds import Manifest, is_being_deleted, parse_timestamp
 
 # --------------------------------------------------------------------------------------------------
 # Finds the line in a container's last output that says why it ended.
@@ -175,9 +175,10 @@ def is_pod_over(pod: Manifest) -> bool:
     return pod_phase(pod) in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
-def is_pod_leaving(pod: Manifest) -> bool:
-    """Whether the pod is being deleted."""
-    return bool(pod["metadata"].get("deletionTimestamp"))
+def failed_pod_reason(pod: Manifest) -> tuple[str, str]:
+    """Reason and message of a pod whose phase is Failed, without looking at its containers."""
+    status = pod.get("status") or {}
+    return str(status.get("reason") or "Failed"), str(status.get("message") or "")
 
 
 def scheduling_refusal(pod: Manifest) -> tuple[str, str] | None:
@@ -224,7 +225,7 @@ def read_pod_status(pod: Manifest, *, deletion_requested: bool = False) -> PodSt
     meta = pod["metadata"]
     labels = meta.get("labels") or {}
     container_end = _container_end(pod)
-    deleting = "deletionTimestamp" in meta
+    deleting = is_being_deleted(pod)
     # with TerminationByKubelet (eviction, node shutdown) the kubelet stops a pod that is not being deleted
     leaving = container_end is None and (deleting or disruption_condition(pod).get("reason") == "TerminationByKubelet")
     reason, message = _reason_and_message(pod, container_end, deleting)

@@ -19,7 +19,7 @@ from edl.api.errors import RetryableError
 from edl.cluster.kubernetes import pod_status
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.api_errors import ForbiddenError, ServerBusyError
-from edl.cluster.kubernetes.resource_kinds import PODS, Manifest
+from edl.cluster.kubernetes.resource_kinds import PODS, Manifest, is_being_deleted
 from edl.cluster.watch_deduplicator import WatchDeduplicator
 from edl.core.backoff import ExponentialBackoff
 
@@ -82,7 +82,7 @@ class PodCache:
                 return None
             known = self._records.get(seen.uid)
             since = known.leaving_since if known else None
-            if since is None and "deletionTimestamp" in meta:
+            if since is None and is_being_deleted(pod):
                 since = self._clock()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet sets 0 when the pod has ended
             if seen.uid not in self._removed:  # the response to a creation may arrive after the deletion was watched

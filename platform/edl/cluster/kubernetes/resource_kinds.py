@@ -101,3 +101,13 @@ def parse_timestamp(text: str | None) -> float | None:
 def creation_time(manifest: Manifest) -> float:
     """Creation time of an object in unix seconds; 0.0 if it was never created."""
     return parse_timestamp(manifest.get("metadata", {}).get("creationTimestamp")) or 0.0
+
+
+def is_being_deleted(manifest: Manifest) -> bool:
+    """Whether somebody has requested the deletion of the object, which its finalizers or its kubelet still hold."""
+    return bool(manifest["metadata"].get("deletionTimestamp"))
+
+
+def deletion_deadline(manifest: Manifest) -> float:
+    """The end of the grace period of an object that is being deleted, by the API server's clock, in unix seconds."""
+    return datetime.fromisoformat(manifest["metadata"]["deletionTimestamp"]).timestamp()

@@ -13,7 +13,7 @@ from edl.api.errors import BadInputError
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ConflictError, NotFoundError
-from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest, ResourceKind, creation_time
+from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest, ResourceKind, creation_time, is_being_deleted
 from edl.ops.job_deletion import JobObjects, is_deletion_stuck, list_job_objects
 from edl.ops.job_submission import is_begun
 from edl.ops.release.submitter_decision import MasterJob, ReleaseView, SubmitterJob
@@ -120,7 +120,7 @@ def parse_submitter_job(job: Manifest) -> SubmitterJob:
         meta["uid"],
         creation_time(job),
         int(revision) if revision.isdecimal() else 0,
-        "deletionTimestamp" in meta,
+        is_being_deleted(job),
         any(owner["kind"] == "CronJob" for owner in meta.get("ownerReferences") or ()),
         notes.get(SUBMITTED_ANNOTATION, ""),
     )
@@ -132,7 +132,7 @@ def parse_master_job(job: Manifest) -> MasterJob | None:
     owner = next((each["uid"] for each in meta.get("ownerReferences") or () if each["kind"] == JOBS.name), None)
     if owner is None:
         return None
-    return MasterJob(meta["labels"][names.JOB_LABEL], meta["uid"], owner, is_begun(job), "deletionTimestamp" in meta)
+    return MasterJob(meta["labels"][names.JOB_LABEL], meta["uid"], owner, is_begun(job), is_being_deleted(job))
 
 
 def _read_own_submitter(api: KubeClient, identity: SubmitterIdentity) -> SubmitterJob | None:
@@ -217,7 +217,7 @@ class ReleaseCleanup:
 
     def _force_delete(self, pod: Manifest, now: float) -> None:
         meta = pod["metadata"]
-        if "deletionTimestamp" not in meta:
+        if not is_being_deleted(pod):
             # the others follow their Job; a master that lived on would ask for new ones
             if meta["labels"].get(names.ROLE_LABEL) == Role.MASTER and _owner_uids(pod) & self._deleted_uids:
                 self._delete_once(PODS, meta["name"], meta["uid"])
@@ -241,8 +241,8 @@ def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) 
     alive = {job["metadata"]["uid"] for job in job_objects.select_kind(JOBS)} - gone
 
     def goes(thing: Manifest) -> bool:
-        meta, owners = thing["metadata"], _owner_uids(thing)
-        if "deletionTimestamp" in meta or meta["uid"] in gone:
+        owners = _owner_uids(thing)
+        if is_being_deleted(thing) or thing["metadata"]["uid"] in gone:
             return True
         return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
 
