@@ -74,11 +74,22 @@ def read_compile_arguments(model: Any, made_by: str, where: str) -> CompileArgum
     )
 
 
+_COMPILE_ATTRIBUTES = ("_compile_config", "_compile_loss", "_compile_metrics", "_loss_tracker")
+_KEPT = "_edl_compile_attributes"
+
+
 def remove_compile(model: Any) -> None:
     """Make a model as if it were not compiled; its layers and weights stay."""
-    model.compiled = False
-    model._compile_config = model._compile_loss = model._compile_metrics = model._loss_tracker = None
-    model.optimizer = None
+    # Not with setattr: Keras would track the metrics as those of a layer.
+    vars(model)[_KEPT] = {name: getattr(model, name) for name in _COMPILE_ATTRIBUTES}
+    vars(model).update(dict.fromkeys(_COMPILE_ATTRIBUTES), compiled=False, optimizer=None)
+
+
+def restore_compile(model: Any) -> None:
+    """Undo ``remove_compile``, except for the optimizer, for a ``train_step`` that uses the loss and the metrics."""
+    kept = vars(model).get(_KEPT)
+    if kept is not None:
+        vars(model).update(kept, compiled=True)
 
 
 def _renew(metrics: Any) -> Any:

@@ -82,7 +82,7 @@ _TRAINING_REMEDY = "transform records in feed(); add terms of the loss in loss()
 _EVALUATION_REMEDY = "evaluations use loss() and eval_metrics_fn()"
 _PREDICTION_REMEDY = "transform outputs in call(), or in a PredictionOutputsProcessor"
 _REMEDY_BY_METHOD: Mapping[str, str] = {
-    "train_step": _TRAINING_REMEDY,
+    "train_step": f"{_TRAINING_REMEDY}; or train with strategy: {{name: AllReduce}}, which calls train_step()",
     "test_step": _EVALUATION_REMEDY,
     "predict_step": _PREDICTION_REMEDY,
     "compute_loss": "move it to loss(labels, predictions); terms that need the model's layers to add_loss() in call()",
@@ -104,7 +104,9 @@ _REMEDY_BY_METHOD: Mapping[str, str] = {
 _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
-def refuse_custom_training(model: Any, made_by: str, where: str, *, may_be_compiled: bool = False) -> None:
+def refuse_custom_training(
+    model: Any, made_by: str, where: str, *, may_be_compiled: bool = False, may_have_train_step: bool = False
+) -> None:
     """Refuse a model that overrides a step of Keras' training, or is compiled although the module defines the same.
 
     Nested models are not checked, because Keras only calls them. Every ``compile()`` is refused, even with metrics
@@ -115,6 +117,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str, *, may_be_compi
         made_by: that function, as messages name it.
         where: its file.
         may_be_compiled: whether the arguments of ``compile()`` are used.
+        may_have_train_step: whether a ``train_step`` is called (strategy AllReduce).
 
     Raises:
         BadInputError: EDL would ignore a part of the model; the error names it and the place for it in EDL.
@@ -122,7 +125,7 @@ def refuse_custom_training(model: Any, made_by: str, where: str, *, may_be_compi
     import keras
 
     for method, instead in _REMEDY_BY_METHOD.items():
-        if is_blocked_method(model, method):
+        if is_blocked_method(model, method) or (may_have_train_step and method == "train_step"):
             continue
         if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
             kind = type(model)
@@ -274,12 +277,15 @@ class ModelModule:
     weighted_metrics_fn: Callable[[], Any] | None = None
 
 
-def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> ModelModule:
+def load_model_module(
+    choice: ModelChoice, *, needs_metrics: bool = True, may_have_train_step: bool = False
+) -> ModelModule:
     """Import the user's module and check that it satisfies the contract.
 
     Args:
         choice: the job's zoo, definition and parameters.
         needs_metrics: whether the job evaluates; without evaluation the module needs no ``eval_metrics_fn``.
+        may_have_train_step: whether the strategy calls a ``train_step`` of the model.
 
     Raises:
         BadInputError: the module or a function does not exist, or a function has other arguments.
@@ -291,7 +297,7 @@ def load_model_module(choice: ModelChoice, *, needs_metrics: bool = True) -> Mod
     check_misnamed(zoo_module.path)
     with user_code(zoo, f"import of {zoo_module.name}"):
         module = import_zoo_module(zoo, zoo_module)
-    make_model = _model_factory(zoo, module, zoo_module, choice.params)
+    make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
     if not any(hasattr(module, name) for name in _REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model)
         if compiled is not None:
@@ -470,8 +476,8 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, expect
 
 
 def _model_factory(
-    zoo: Path, module: ModuleType, zoo_module: ZooModule, params: Mapping[str, Any]
-) -> Callable[[], Any]:
+    zoo: Path, module: ModuleType, zoo_module: ZooModule, params: Mapping[str, Any], *, may_have_train_step: bool
+) -> Callable[..., Any]:
     function = getattr(module, zoo_module.function, None)
     if not callable(function):
         raise BadInputError(f"'{zoo_module.function}' is not a function or model class", where=str(zoo_module.path))
@@ -493,7 +499,13 @@ def _model_factory(
                 f"{zoo_module.function}() returned {type(model).__name__}, expected a keras.Model",
                 where=str(zoo_module.path),
             )
-        refuse_custom_training(model, f"{zoo_module.function}()", str(zoo_module.path), may_be_compiled=may_be_compiled)
+        refuse_custom_training(
+            model,
+            f"{zoo_module.function}()",
+            str(zoo_module.path),
+            may_be_compiled=may_be_compiled,
+            may_have_train_step=may_have_train_step,
+        )
         return model
 
     return make

@@ -45,6 +45,7 @@ from numpy.typing import NDArray
 from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.api.errors import BadInputError
+from edl.keras.custom_train_step import CustomTrainStep, has_custom_train_step
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
@@ -139,6 +140,10 @@ class ModelReplica(TrainableModel):
         changed = self._find_changed_variables(sample)
         self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
         self._statistics = tuple(v for v in changed if not is_seed_state(v))
+        self._custom_step: CustomTrainStep | None = None
+        if has_custom_train_step(self.model):
+            may_change = (*self._statistics, *self._seed_states)
+            self._custom_step = CustomTrainStep(self.model, self.optimizer, self._trained, may_change)
         self._moving_variances = _find_moving_variances(self.model, self._statistics)
         self._sections = _make_sections(self._trained, self._statistics)
         self.buffers: tuple[Array, ...] = tuple(
@@ -154,7 +159,8 @@ class ModelReplica(TrainableModel):
         }
         self._gradient_views = [by_position[at] for at in range(len(self._trained))]
         self._tail_views = [buffer[s.tail] for s, buffer in zip(self._sections, self.buffers, strict=True)]
-        self._reduction = self._objective.declared_reduction
+        # A step of the user's gives the gradients of a mean.
+        self._reduction = self._objective.declared_reduction if self._custom_step is None else LossReduction.MEAN
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._apply_by_case: dict[tuple[tuple[bool, ...], bool, bool], Callable[..., Any]] = {}
         self._old_seed_states: Sequence[Any] = ()
@@ -398,6 +404,10 @@ class ModelReplica(TrainableModel):
     def _forward_graph(self, features: Any) -> Any:
         with assert_dense_ids_in_range():
             predictions = self.model(features, training=True)
+        self._refuse_new_variables()
+        return predictions
+
+    def _refuse_new_variables(self) -> None:
         new = next((v for v in self.model.variables if id(v) not in self._known_variables), None)
         if new is not None:
             raise BadInputError(
@@ -405,21 +415,21 @@ class ModelReplica(TrainableModel):
                 where=MODEL_LOCATION,
                 hint="create all variables in build(), or in a call with training=False",
             )
-        return predictions
 
     def _compute_graph(self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any = None) -> Any:
         seeds = [tf.identity(variable.value) for variable in self._seed_states]
         before = [tf.identity(variable.value) for variable in self._statistics]
-        with tf.GradientTape() as tape:
-            predictions = self._forward_graph(features)
-            loss, differentiated = self._compute_losses(reduction, labels, predictions, weights)
-            scaled = self.optimizer.scale_loss(differentiated)  # the optimizer divides the gradients again
+        if self._custom_step is None:
+            loss, gradients, count = self._differentiate(reduction, features, labels, weights)
+        else:
+            step = self._custom_step.compute(features, labels, weights)
+            self._refuse_new_variables()
+            loss, gradients, count = step.loss, step.gradients, step.records
+        records = tf.cast(count, tf.float64)
         changes = [tf.identity(v.value) - old for v, old in zip(self._statistics, before, strict=True)]
         # Until the step is applied, the model is as before: another rank may fail.
         for variable, old in zip(self._statistics, before, strict=True):
             variable.value.assign(old)
-        gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
-        records = tf.cast(count_records(predictions), tf.float64)
         weight = self._objective.minibatch_weight(reduction or LossReduction.MEAN, records, labels, weights)
         has_gradient = [gradient is not None for gradient in gradients]
         # A missing one becomes a 0, which fills its place in the buffer.
@@ -433,6 +443,17 @@ class ModelReplica(TrainableModel):
         if not uses_dynamic_loss_scaling(self.optimizer):
             finite += [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in (*found, *tails)]
         return loss, weight, tf.reduce_all(finite), found, tails, seeds
+
+    def _differentiate(
+        self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any
+    ) -> tuple[Any, list[Any], Any]:
+        """Loss, gradients and the number of records."""
+        with tf.GradientTape() as tape:
+            predictions = self._forward_graph(features)
+            loss, differentiated = self._compute_losses(reduction, labels, predictions, weights)
+            scaled = self.optimizer.scale_loss(differentiated)  # the optimizer divides the gradients again
+        gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
+        return loss, gradients, count_records(predictions)
 
     def _compute_losses(
         self, reduction: LossReduction | None, labels: Any, predictions: Any, weights: Any

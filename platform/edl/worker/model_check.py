@@ -96,7 +96,9 @@ class _JobCheck:
         self._spec = spec
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self.module = model_contract.load_model_module(
-            spec.model, needs_metrics=bool(spec.data.training and spec.data.validation)
+            spec.model,
+            needs_metrics=bool(spec.data.training and spec.data.validation),
+            may_have_train_step=spec.strategy.name == "AllReduce",
         )
 
         @cache

@@ -172,10 +172,13 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     train: Callable[[], int] | None = None
     loop = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
     try:
-        module = model_contract.load_model_module(runtime.spec.model, needs_metrics=_evaluates_model(runtime))
+        all_reduce = runtime.spec.strategy.name == "AllReduce"
+        module = model_contract.load_model_module(
+            runtime.spec.model, needs_metrics=_evaluates_model(runtime), may_have_train_step=all_reduce
+        )
         runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)
-        if runtime.spec.strategy.name == "AllReduce":
+        if all_reduce:
             from edl.worker.allreduce.setup import prepare_all_reduce
 
             train = prepare_all_reduce(runtime, module, handlers, loop)

@@ -1,0 +1,160 @@
+"""A model with a ``train_step`` of its own, under strategy AllReduce.
+
+The user's method runs while a graph is traced, with an optimizer that keeps the gradients instead of applying them.
+They are summed over all ranks, and Keras' optimizer applies the sum afterwards. So whatever leads to one call of
+``self.optimizer.apply`` or ``apply_gradients`` works; code behind that call sees the variables before the update.
+What several ranks cannot combine is refused by name: a second update in the step, or a variable that the step writes
+by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.python.framework import auto_control_deps_utils
+
+from edl.api.errors import BadInputError
+from edl.keras.compiled_model import restore_compile
+from edl.keras.user_code import source_file
+
+
+@dataclass(frozen=True, slots=True)
+class StepGradients:
+    """What one traced call of ``train_step`` gave.
+
+    Attributes:
+        loss: the loss that ``compute_loss`` returned, or the value ``loss`` of the step.
+        gradients: for each trained variable; None: it has none.
+        records: number of records of the minibatch.
+    """
+
+    loss: Any
+    gradients: list[Any]
+    records: Any
+
+
+def has_custom_train_step(model: Any) -> bool:
+    """Whether the user's class defines ``train_step``."""
+    return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
+
+
+class CustomTrainStep:
+    """Calls ``train_step`` of a model in a traced function.
+
+    Args:
+        model: the user's model.
+        optimizer: becomes ``model.optimizer``.
+        trained: the trained variables, in the order of the gradients.
+        may_change: further variables that a step may write: statistics and the states of random generators.
+    """
+
+    def __init__(self, model: Any, optimizer: Any, trained: Sequence[Any], may_change: Iterable[Any]) -> None:
+        restore_compile(model)
+        self._model = model
+        self._optimizer = optimizer
+        self._trained = trained
+        self._may_change = tuple(may_change)
+        self._where = source_file(type(model)) or "the model"
+        model.optimizer = optimizer
+
+    def compute(self, features: Any, labels: Any, weights: Any) -> StepGradients:
+        """Run the step on a minibatch; its gradients must be those of a mean over the records.
+
+        Raises:
+            BadInputError: several ranks cannot combine what the step does; the error names it.
+        """
+        captured = _CapturingOptimizer(self._optimizer)
+        losses: list[Any] = []
+        compute_loss = self._model.compute_loss
+
+        def record_loss(*arguments: Any, **named: Any) -> Any:
+            losses.append(compute_loss(*arguments, **named))
+            return losses[-1]
+
+        self._model.optimizer = captured
+        vars(self._model)["compute_loss"] = record_loss
+        try:
+            logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
+        finally:
+            self._model.optimizer = self._optimizer
+            del vars(self._model)["compute_loss"]
+        gradients = self._sort_gradients(captured.updates)
+        self._refuse_writes(tf.compat.v1.get_default_graph())
+        loss = losses[-1] if losses else logs.get("loss") if isinstance(logs, Mapping) else None
+        if loss is None:
+            raise self._error(
+                "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
+            )
+        records = tf.shape(tf.nest.flatten(features)[0])[0]
+        return StepGradients(tf.reduce_mean(tf.cast(loss, tf.float32)), gradients, records)
+
+    def _sort_gradients(self, updates: list[list[tuple[Any, Any]]]) -> list[Any]:
+        if len(updates) != 1:
+            count = len(updates)
+            raise self._error(
+                f"applies {count} updates" if count else "does not apply gradients through self.optimizer",
+                "call self.optimizer.apply(gradients, variables) or apply_gradients() exactly once; add the losses of "
+                "several networks, or train with strategy: {name: Local} and one call of fit",
+            )
+        positions = {id(variable): at for at, variable in enumerate(self._trained)}
+        positions |= {id(variable.value): at for at, variable in enumerate(self._trained)}
+        gradients: list[Any] = [None] * len(self._trained)
+        for gradient, variable in updates[0]:
+            at = positions.get(id(variable))
+            if at is None:
+                raise self._error(
+                    f"applies a gradient to '{getattr(variable, 'path', getattr(variable, 'name', variable))}', which "
+                    "is no trained variable of the model",
+                    "pass variables of self.trainable_variables",
+                )
+            gradients[at] = gradient
+        return gradients
+
+    def _refuse_writes(self, graph: Any) -> None:
+        """Refuse a step that writes variables which are neither averaged nor the step's own metrics."""
+        allowed = {id(v.value.handle) for v in (*self._may_change, *self._model.metrics_variables)}
+        named = {id(v.value.handle): v.path for v in (*self._model.variables, *self._optimizer.variables)}
+        outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
+        for operation in graph.get_operations():
+            for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]:
+                written = outer_by_inner.get(id(handle))
+                if written is not None and written not in allowed:
+                    raise self._error(
+                        f"writes the variable '{named.get(written, operation.name)}' by itself",
+                        "let self.optimizer.apply() change variables; a second optimizer, or an average that the step "
+                        "keeps, would differ between the workers",
+                    )
+
+    def _error(self, what: str, hint: str) -> BadInputError:
+        kind = type(self._model).__name__
+        return BadInputError(
+            f"train_step() of the model ({kind}) {what}, which strategy AllReduce cannot combine over the workers",
+            where=self._where,
+            hint=hint,
+        )
+
+
+class _CapturingOptimizer:
+    """Keeps what is applied; everything else is the optimizer's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self.updates: list[list[tuple[Any, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Keep the gradients; without variables they are those with which the optimizer was built."""
+        variables = self._optimizer._trainable_variables if trainable_variables is None else trainable_variables
+        self.updates.append(list(zip(grads, variables, strict=True)))
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
+        """Keep the gradients."""
+        pairs = list(grads_and_vars)
+        self.updates.append(pairs)
+        return self._optimizer.iterations

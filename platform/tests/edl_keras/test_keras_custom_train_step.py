@@ -1,0 +1,208 @@
+"""A ``train_step`` of the user's own under AllReduce: several ranks do what Keras does with the union."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+
+SOURCE = """
+import keras, tensorflow as tf
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(4, activation="tanh")
+        self.norm = keras.layers.BatchNormalization(momentum=0.5)
+        self.head = keras.layers.Dense(1)
+        self.other = keras.optimizers.SGD(0.1)
+        self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False, name="steps")
+
+    def build(self, shape):
+        self.hidden.build(shape)
+        for layer in (self.norm, self.head):
+            layer.build((None, 4))
+        self.built = True
+
+    def call(self, x, training=False):
+        return self.head(self.norm(self.hidden(x), training=training))
+
+    def train_step(self, data):
+STEP
+
+def custom_model():
+    model = Own()
+    model.build((None, 3))
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+USUAL = """
+x, y, *weights = data
+with tf.GradientTape() as tape:
+    predictions = self(x, training=True)
+    loss = self.compute_loss(x, y, predictions, *weights) + 0.1 * tf.reduce_mean(tf.abs(predictions))
+gradients = tape.gradient(loss, self.trainable_variables)
+gradients = [None if g is None else 0.5 * g for g in gradients]
+APPLY
+for metric in self.metrics:
+    metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, predictions)
+return {metric.name: metric.result() for metric in self.metrics}
+"""
+APPLY_GRADIENTS = "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))"
+
+
+def write(folder: Path, step: str) -> None:
+    folder.mkdir(exist_ok=True)
+    body = "".join(f"        {line}\n" for line in step.strip().splitlines())
+    (folder / "own.py").write_text(SOURCE.replace("STEP\n", body))
+
+
+def make_ranks(folder: Path, step: str, count: int = 1) -> list[ModelReplica]:
+    write(folder, step)
+    choice = SimpleNamespace(zoo=folder, definition="own.custom_model", params={})
+    module = load_model_module(choice, may_have_train_step=True)
+    return [ModelReplica(module, seed=4, rank_seed=rank, sample=np.zeros((1, 3), np.float32)) for rank in range(count)]
+
+
+def make_data(records: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(11)
+    x = random.normal(size=(records, 3)).astype(np.float32)
+    return x, x[:, :1] * x[:, 1:2]
+
+
+def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
+    """One step: each rank has its part of the records."""
+    parts = np.array_split(np.arange(len(x)), len(ranks))
+    steps = [rank.compute(x[part], y[part]) for rank, part in zip(ranks, parts, strict=True)]
+    assert all(step.finite for step in steps)
+    for buffers in zip(*(rank.buffers for rank in ranks), strict=True):
+        total = np.sum(buffers, axis=0)
+        for buffer in buffers:
+            buffer[:] = total
+    for rank in ranks:
+        rank.apply(sum(step.weight for step in steps))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("apply", [APPLY_GRADIENTS, "self.optimizer.apply(gradients, self.trainable_variables)"])
+def test_ranks_train_as_keras_does_with_the_union(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apply: str, count: int
+) -> None:
+    if count > 1:
+        # Each rank normalizes with the statistics of its own records.
+        per_record = SOURCE.replace("BatchNormalization(momentum=0.5)", "LayerNormalization()")
+        monkeypatch.setitem(globals(), "SOURCE", per_record.replace(", training=training))", "))"))
+    ranks = make_ranks(tmp_path, USUAL.replace("APPLY", apply), count)
+    scope: dict[str, Any] = {}
+    exec((tmp_path / "own.py").read_text(), scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(ranks[0].model.get_weights())
+    x, y = make_data(50)
+    for _ in range(6):
+        train_together(ranks, x, y)
+        plain.train_on_batch(x, y)
+    for rank in ranks:
+        for mine, theirs in zip(rank.model.get_weights(), plain.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+    assert len({rank.digest() for rank in ranks}) == 1
+    assert int(ranks[0].optimizer.iterations) == 6
+
+
+def test_a_step_that_was_not_applied_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", APPLY_GRADIENTS))
+    before = rank.digest()
+    rank.compute(*make_data(8))
+    assert rank.digest() == before
+
+
+def test_a_loss_that_is_not_finite_is_noticed(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", APPLY_GRADIENTS))
+    x, y = make_data(8)
+    y[3] = np.nan
+    step = rank.compute(x, y)
+    assert not step.finite
+    assert not np.isfinite(step.loss)
+
+
+MORE = "\n".join((APPLY_GRADIENTS, "{}"))
+
+
+@pytest.mark.parametrize(
+    ("apply", "named"),
+    [
+        ("pass", "does not apply gradients"),
+        (MORE.format(APPLY_GRADIENTS), "applies 2 updates"),
+        (MORE.format("self.steps.assign_add(1.0)"), "steps"),
+        (MORE.format("self.head.kernel.assign(self.head.kernel * 0.9)"), "kernel"),
+        ("self.other.apply(gradients, self.trainable_variables)", "does not apply gradients"),
+        (MORE.format("self.other.apply(gradients, self.trainable_variables)"), "kernel|learning_rate|iteration"),
+        ("self.optimizer.apply_gradients([(gradients[0], self.steps)])", "steps"),
+    ],
+)
+def test_what_several_ranks_cannot_combine_is_refused_by_name(tmp_path: Path, apply: str, named: str) -> None:
+    (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", apply))
+    with pytest.raises(BadInputError, match=named) as refused:
+        rank.compute(*make_data(8))
+    assert "train_step() of the model (Own)" in str(refused.value)
+    assert refused.value.where.endswith("own.py")
+
+
+def test_a_step_without_a_loss_is_refused(tmp_path: Path) -> None:
+    step = """
+x, y = data
+with tf.GradientTape() as tape:
+    loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+return {}
+"""
+    (rank,) = make_ranks(tmp_path, step)
+    with pytest.raises(BadInputError, match="'loss'"):
+        rank.compute(*make_data(8))
+    (named,) = make_ranks(tmp_path / "named", step.replace("return {}", "return {'loss': loss}"))
+    assert named.compute(*make_data(8)).loss > 0
+
+
+def test_other_strategies_refuse_it_and_say_which_one_does_not(tmp_path: Path) -> None:
+    write(tmp_path, USUAL.replace("APPLY", APPLY_GRADIENTS))
+    choice = SimpleNamespace(zoo=tmp_path, definition="own.custom_model", params={})
+    with pytest.raises(BadInputError, match="train_step") as refused:
+        load_model_module(choice)
+    assert "AllReduce" in (refused.value.hint or "")
+
+
+def test_the_optimizer_may_scale_the_loss(tmp_path: Path) -> None:
+    scaled = "keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)"
+    # As the train_step of Keras does.
+    step = (
+        USUAL.replace("APPLY", APPLY_GRADIENTS)
+        .replace("gradients = tape", "    scaled = self.optimizer.scale_loss(loss)\ngradients = tape")
+        .replace("tape.gradient(loss", "tape.gradient(scaled")
+    )
+    results = []
+    for name, optimizer in (("plain", "keras.optimizers.SGD(0.1)"), ("scaled", scaled)):
+        zoo = tmp_path / name
+        write(zoo, step)
+        source = (zoo / "own.py").read_text()
+        (zoo / "own.py").write_text(source.replace("keras.optimizers.Adam(0.05)", optimizer))
+        choice = SimpleNamespace(zoo=zoo, definition="own.custom_model", params={})
+        module = load_model_module(choice, may_have_train_step=True)
+        rank = ModelReplica(module, seed=4, rank_seed=0, sample=np.zeros((1, 3), np.float32))
+        train_together([rank], *make_data(16))
+        results.append(rank.model.get_weights())
+    for mine, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
