@@ -61,6 +61,18 @@ def find_model_function(zoo: Path, definition: str) -> ZooModule:
     return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, found)
 
 
+REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
+"""What ``compile()`` gives instead. A module that defines one of them defines all that the contract requires."""
+
+
+def may_return_compiled_model(module: ZooModule) -> bool:
+    """Whether the module calls ``compile()`` of something, and defines none of the names that this replaces."""
+    if any(name in module.names for name in REPLACED_BY_COMPILE):
+        return False
+    calls = (node.func for node in ast.walk(_parse_module(module.path)) if isinstance(node, ast.Call))
+    return any(isinstance(function, ast.Attribute) and function.attr == "compile" for function in calls)
+
+
 def _zoo_package(zoo: Path) -> list[str]:
     """The zoo's name as a package of its parent folder, or nothing if it cannot be imported as one.
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError
-from edl.jobfile.zoo_lookup import ZooModule, check_misnamed, find_model_function
+from edl.jobfile.zoo_lookup import REPLACED_BY_COMPILE, ZooModule, check_misnamed, find_model_function
 from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
 from edl.keras.zoo_import import import_zoo_module
@@ -298,7 +298,7 @@ def load_model_module(
     with user_code(zoo, f"import of {zoo_module.name}"):
         module = import_zoo_module(zoo, zoo_module)
     make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
-    if not any(hasattr(module, name) for name in _REPLACED_BY_COMPILE):
+    if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model)
         if compiled is not None:
             return _compiled_module(zoo, module, zoo_module, make_model, compiled)
@@ -319,10 +319,6 @@ def load_model_module(
         class_weight=_value_or_function(zoo, module, "class_weight"),
         **{name: _wrap_user_function(zoo, name, function) for name, function in functions.items()},
     )
-
-
-_REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
-"""What ``compile()`` gives instead. A module that defines one of them defines all that the contract requires."""
 
 
 def _read_compiled_model(zoo_module: ZooModule, make_model: Callable[..., Any]) -> CompileArguments | None:

@@ -19,7 +19,13 @@ from edl.api.job_spec import JobSpec
 from edl.core.shuffle import training_size_error
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.loader import dump_job_spec
-from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, find_model_function
+from edl.jobfile.zoo_lookup import (
+    REPLACED_BY_COMPILE,
+    STAR_IMPORT,
+    check_misnamed,
+    find_model_function,
+    may_return_compiled_model,
+)
 from edl.ops.local_run_plan import RecordCounts
 
 REQUIRED_FUNCTIONS = ("loss", "optimizer", "feed")
@@ -169,7 +175,9 @@ def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
 def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition)
     names = module.names
-    needed = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
+    needed: Sequence[str] = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
+    if may_return_compiled_model(module):
+        needed = [name for name in needed if name not in REPLACED_BY_COMPILE]
     missing = [name for name in needed if name not in names]
     if missing and STAR_IMPORT not in names:
         public = [name for name in names if not name.startswith("_")]
@@ -177,7 +185,9 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
-            hint=(f"did you mean {close}? " if close else "") + f"it defines {', '.join(public) or 'nothing'}",
+            hint=(f"did you mean {close}? " if close else "")
+            + f"it defines {', '.join(public) or 'nothing'}. A module whose model is compiled needs no "
+            "loss, optimizer and eval_metrics_fn; it calls compile() in its own file",
         )
     check_misnamed(module.path)
     return names

@@ -174,7 +174,10 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     try:
         all_reduce = runtime.spec.strategy.name == "AllReduce"
         module = model_contract.load_model_module(
-            runtime.spec.model, needs_metrics=_evaluates_model(runtime), may_have_train_step=all_reduce
+            runtime.spec.model,
+            needs_metrics=_evaluates_model(runtime),
+            # A prediction calls the model alone.
+            may_have_train_step=all_reduce or _predicts(runtime),
         )
         runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)
@@ -201,6 +204,12 @@ def _evaluates_model(runtime: WorkerRuntime) -> bool:
     from edl.worker.stored_weights import PredictionRun
 
     return bool(runtime.spec.data.validation) and PredictionRun.from_run_dir(runtime.identity.run_dir) is None
+
+
+def _predicts(runtime: WorkerRuntime) -> bool:
+    from edl.worker.stored_weights import PredictionRun
+
+    return PredictionRun.from_run_dir(runtime.identity.run_dir) is not None
 
 
 def _prepare_tasks(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:

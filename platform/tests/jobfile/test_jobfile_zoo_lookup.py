@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from edl.api.errors import BadInputError
-from edl.jobfile.zoo_lookup import STAR_IMPORT, check_misnamed, defined_names, find_misnamed, find_model_function
+from edl.jobfile.zoo_lookup import (
+    STAR_IMPORT,
+    check_misnamed,
+    defined_names,
+    find_misnamed,
+    find_model_function,
+    may_return_compiled_model,
+)
 
 SOURCE = """
 import os.path
@@ -133,3 +140,18 @@ def test_errors_say_what_is_there(zoo: Path, definition: str, said: str) -> None
 def test_a_missing_zoo_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="not a directory"):
         find_model_function(tmp_path / "no", "a.b")
+
+
+@pytest.mark.parametrize(
+    ("rest", "compiled"),
+    [
+        ("    model.compile('adam', 'mse')\n", True),
+        ("    pass\n", False),
+        ("    model.compile('adam', 'mse')\nloss = 'mse'\n", False),
+    ],
+)
+def test_a_module_that_compiles_its_model_needs_no_loss_and_optimizer(
+    tmp_path: Path, rest: str, *, compiled: bool
+) -> None:
+    (tmp_path / "m.py").write_text(f"def custom_model():\n    model = make()\n{rest}")
+    assert may_return_compiled_model(find_model_function(tmp_path, "m.custom_model")) == compiled
