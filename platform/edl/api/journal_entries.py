@@ -430,6 +430,7 @@ class WorldStarted(JournalEntry):
         done: ``[lease, records]``, the done records of each lease whose number rose, counted from its start.
         returned: leases of workers that are not in the round any more; their rest is leased again.
         repeated: records of the minibatches that lost workers may have computed, and that are trained again.
+        difference: why its members may round differently; empty if all compute the same bits.
     """
 
     kind: ClassVar[str] = "world_started"
@@ -437,6 +438,7 @@ class WorldStarted(JournalEntry):
     done: Sequence[Sequence[int]]
     returned: tuple[int, ...]
     repeated: int = 0
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

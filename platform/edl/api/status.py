@@ -90,6 +90,15 @@ class ParametersStatus:
         return self.refused / (self.pushes + self.refused) if self.refused else 0.0
 
 
+StatesTaken = Annotated[
+    int,
+    Field(
+        "With AllReduce, how often all workers took the variables of one of them, because their processors or "
+        "TensorFlow's threads round differently."
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class WorldStatus:
     """The workers that train together under strategy AllReduce; their number and order change from round to round."""
@@ -105,6 +114,8 @@ class WorldStatus:
     ] = 0
     changed: Annotated[str, Field("Why this round took the place of the one before.")] = ""
     reason: Annotated[str, Field("Why the world is about to change, or why no round runs; empty: neither.")] = ""
+    difference: Annotated[str, Field("Why the workers may round differently; empty: all compute the same bits.")] = ""
+    states_taken: StatesTaken = 0
 
 
 Pid = Annotated[int | None, Field("Process id; null if there is no process on this machine.", minimum=1)]
@@ -200,6 +211,7 @@ class Summary:
     records_skipped: Annotated[int, Field("Corrupt or quarantined records that were skipped.", unit="records")] = 0
     updates_rolled_back: Annotated[int, Field("Updates that were lost with a parameter server.")] = 0
     steps_not_applied: StepsNotApplied = 0
+    states_taken: StatesTaken = 0
     updates_rolled_back_of: Annotated[
         Mapping[str, int], Field("updates_rolled_back by variable: lost updates of each.")
     ] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edl.api.cluster_port import Role
-from edl.api.events import CallbackDecided, EvaluationStarted, RecordsRequeued, WorldChanged
+from edl.api.events import CallbackDecided, EvaluationStarted, RecordsRequeued, WarningRaised, WorldChanged
 from edl.api.journal_entries import EvaluationBegun, LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries
@@ -23,6 +23,7 @@ from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange
 from edl.core.state import JobState
+from edl.core.state_agreement import DIGEST_STEPS
 from edl.core.world_rounds import (
     NO_ROUND,
     ChangeAtBoundary,
@@ -92,7 +93,7 @@ def _handle_phase(
     if event.phase is RankPhase.ENDED:
         return rounds.handle_report(event.worker, event.round, _check_shares(state, rounds, event.report))
     if event.phase is RankPhase.CONFIRMED:
-        return rounds.handle_confirmed(event.worker, event.round, event.report.digest)
+        return rounds.handle_confirmed(event.worker, event.round, event.report.digest, event.difference)
     if event.phase is RankPhase.RUNNING:
         reported = _check_shares(state, rounds, replace(event.report, step=event.stable_step))
         return [] if reported.step is None else rounds.handle_stable(event.round, reported.step, reported.done)
@@ -302,11 +303,14 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
             world_checkpoints.capture_ledger(state, command.step)
             training = state.training_ledger
+            known_difference = rounds.difference
             lost = world_entries.find_lost_shares(command, rounds, training, state.settings.global_batch)
             state.record_entry(world_entries.started_entry(command, rounds, training, tuple(lost.values())))
             _emit_repeated(state, lost)
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
+            if command.difference and command.difference != known_difference:
+                state.emit(WarningRaised(_describe_difference(command.difference)))
             _credit(state)
             _notify(state)
             _obey(state, rounds, rounds.request_pending_leaves())
@@ -394,6 +398,10 @@ def _emit_change(state: JobState, rounds: WorldRounds) -> None:
     )
 
 
+def _describe_difference(difference: str) -> str:
+    return f"workers may round differently, so all take the variables of one every {DIGEST_STEPS} steps: {difference}"
+
+
 def _name_workers(state: JobState, reason: str) -> str:
     """A reason for users, who know workers by their index and not by their uid."""
     for uid, pod in state.pods.by_uid.items():
@@ -417,6 +425,8 @@ def describe_world(state: JobState) -> WorldStatus | None:
         step=rounds.committed_step,
         changed=_name_workers(state, rounds.change_reason),
         reason=_name_workers(state, rounds.pending_change if is_running else rounds.waiting_reason),
+        difference=rounds.difference,
+        states_taken=rounds.states_taken,
     )
 
 

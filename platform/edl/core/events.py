@@ -382,6 +382,7 @@ class WorldReported:
         is_paused: whether no rank trains, and all have the state of ``stable_step``.
         copied: the copy of its state for a checkpoint; None: there is none.
         is_stopped: whether a callback of the user's ended training, as all ranks have heard.
+        difference: in phase ``CONFIRMED``, why the ranks of the round may round differently; empty: they do not.
     """
 
     worker: str
@@ -394,6 +395,7 @@ class WorldReported:
     is_paused: bool = False
     copied: CopiedState | None = None
     is_stopped: bool = False
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ def started_entry(
         done=_done_rows(started.done),
         returned=tuple(_returned_leases(started, rounds, training)),
         repeated=sum(share.records for share in lost_shares),
+        difference=started.difference,
     )
 
 
@@ -107,7 +108,7 @@ def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
 
 def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: WorldStarted) -> None:
     """Apply that the newest round runs: steps are done, and leases have returned."""
-    rounds.apply_started(RoundStarted(rounds.round, entry.step, {}))
+    rounds.apply_started(RoundStarted(rounds.round, entry.step, {}, entry.difference))
     if training is None:
         return
     _record_done(training, entry.done)
@@ -135,6 +136,8 @@ def rounds_to_snapshot(rounds: WorldRounds) -> dict[str, Any]:
         "joined": sorted(rounds.joined),
         "committed_step": rounds.committed_step,
         "restore_cut": rounds.restore_cut,
+        "difference": rounds.difference,
+        "states_taken": rounds.states_taken,
     }
 
 
@@ -147,6 +150,8 @@ def restore_rounds(rounds: WorldRounds, snapshot: Mapping[str, Any]) -> None:
     rounds.base_step, rounds.committed_step = snapshot["base_step"], snapshot["committed_step"]
     rounds.joined = frozenset(snapshot["joined"])
     rounds.restore_cut = snapshot.get("restore_cut", 0)
+    rounds.difference = snapshot.get("difference", "")
+    rounds.states_taken = snapshot.get("states_taken", 0)
     rounds.is_closing = False
 
 

@@ -27,6 +27,7 @@ from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 from edl.api.round_id import RoundId
+from edl.core.state_agreement import count_digest_steps
 
 NO_ROUND = RoundId(0, 0)
 
@@ -123,11 +124,13 @@ class RoundStarted:
 
     Attributes:
         done: by lease, the done records of the steps that were not entered before.
+        difference: why the members may round differently; empty if all compute the same bits.
     """
 
     round: RoundId
     step: int
     done: Mapping[int, int]
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,8 @@ class WorldRounds:
         waiting_reason: why no round runs, for users; empty if one does.
         change_reason: why the newest round was announced.
         saves_last: whether the last worker that has the newest state saves it before it leaves.
+        difference: why the members of the newest round that started may round differently; in the journal.
+        states_taken: how often all members took one member's state, because they do; in the journal.
     """
 
     incarnation: int = 1
@@ -214,6 +219,8 @@ class WorldRounds:
     waiting_reason: str = "no worker is ready yet"
     change_reason: str = ""
     saves_last: bool = False
+    difference: str = ""
+    states_taken: int = 0
 
     @property
     def phase(self) -> RoundPhase:
@@ -342,8 +349,12 @@ class WorldRounds:
         self.reports[worker] = report
         return commands + self._announce_if_complete()
 
-    def handle_confirmed(self, worker: str, round_id: RoundId, digest: int) -> list[RoundCommand]:
-        """A member has the state of the step from which its round starts."""
+    def handle_confirmed(self, worker: str, round_id: RoundId, digest: int, difference: str = "") -> list[RoundCommand]:
+        """A member has the state of the step from which its round starts.
+
+        Args:
+            difference: why the members may round differently. All say the same.
+        """
         if round_id != self.round or self.phase is not RoundPhase.CONFIRMING or worker not in self.members:
             return []
         for other, known in self.confirmed.items():
@@ -352,7 +363,7 @@ class WorldRounds:
         self.confirmed[worker] = digest
         if len(self.confirmed) < len(self.members):
             return []
-        return [RoundStarted(self.round, self.base_step, self._done_at_base())]
+        return [RoundStarted(self.round, self.base_step, self._done_at_base(), difference)]
 
     def _done_at_base(self) -> Mapping[int, int]:
         """The records of the steps after the committed one up to ``base_step``."""
@@ -473,6 +484,9 @@ class WorldRounds:
         """Apply that the newest round runs."""
         self.started_round = self.valid_from = entry.round
         self.committed_step = entry.step
+        self.difference = entry.difference
+        if entry.difference:
+            self.states_taken += 1
         self.joined = frozenset()
         self.left_at_boundary.clear()
         self.candidates.clear()
@@ -481,6 +495,8 @@ class WorldRounds:
 
     def apply_committed(self, entry: StepsCommitted) -> None:
         """Apply that steps are done."""
+        if self.difference:
+            self.states_taken += count_digest_steps(self.committed_step, entry.step)
         self.committed_step = entry.step
 
     def request_pending_leaves(self) -> list[RoundCommand]:

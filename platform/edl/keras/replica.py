@@ -333,9 +333,12 @@ class ModelReplica(TrainableModel):
         """
         found = hashlib.blake2b(digest_size=8)
         for name, variable in self._state_variables():
-            values = np.ascontiguousarray(_host_array(variable)).reshape(-1).view(np.uint8).data
-            found.update(json.dumps([name, *_describe(variable), crc32(values)]).encode())
+            found.update(json.dumps([name, *_describe(variable), _checksum(variable)]).encode())
         return int.from_bytes(found.digest(), "big")
+
+    def variable_digests(self) -> dict[str, int]:
+        """A digest of 32 bits of each variable's values, by its name in checkpoints."""
+        return {name: _checksum(variable) for name, variable in self._state_variables()}
 
     def fingerprint(self) -> str:
         """A digest of names, shapes and types of the state, and of what is summed.
@@ -670,6 +673,10 @@ def _element_count(variable: Any) -> int:
 
 def _numpy_type(variable: Any) -> Any:
     return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+
+
+def _checksum(variable: Any) -> int:
+    return crc32(np.ascontiguousarray(_host_array(variable)).reshape(-1).view(np.uint8).data)
 
 
 def _byte_size(variable: Any) -> int:

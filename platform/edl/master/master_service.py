@@ -123,6 +123,8 @@ def parse_result(data: bytes) -> Any:
 
 
 _SHARD_NAME = re.compile(r"ps-[0-9]{1,6}\.safetensors")
+_MAX_DIFFERENCE = 1000
+"""Characters of a worker's text about different processors; it is journaled."""
 _MAX_REPORTED_LEASES = 1 << 16
 """Maximum number of leases in one report: 10,000 workers have three each."""
 
@@ -161,6 +163,7 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         request.paused,
         copied,
         request.stopped,
+        request.difference[:_MAX_DIFFERENCE],
     )
 
 

@@ -280,6 +280,7 @@ class StatusReporter:
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
+            states_taken=state.world.states_taken if state.world is not None else 0,
             updates_rolled_back_of=self._updates_by_variable(),
             samples_per_second=self._throughput.overall_rate,
             seconds=max(0.0, time.time() - self._start_time),

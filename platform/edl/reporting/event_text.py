@@ -228,7 +228,8 @@ def describe_world(world: WorldStatus) -> str:
     members = f"round {world.round}: {', '.join(ranks)}{more}" if world.round else "no round yet"
     if world.running:
         why = f"; {world.reason}" if world.reason else ""
-        return f"{members}{why}"
+        taken = f"; took one worker's variables {world.states_taken:,} times" if world.difference else ""
+        return f"{members}{why}{taken}"
     return f"{members}; nobody trains: {world.reason}"
 
 

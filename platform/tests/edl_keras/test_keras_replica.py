@@ -760,13 +760,16 @@ def test_the_checkpoint_of_another_model_is_refused_before_anything_is_assigned(
 
 def test_a_digest_sees_a_single_bit() -> None:
     (replica,) = build(module(), 1)
-    before = replica.digest()
+    before, of_variables = replica.digest(), replica.variable_digests()
     assert 0 <= before < 2**64
+    assert list(of_variables) == list(replica.state_arrays())
     kernel = replica.model.trainable_variables[0]
     values = kernel.numpy()
     values.view(np.uint32)[0, 0] ^= 1
     kernel.assign(values)
     assert replica.digest() != before
+    found = replica.variable_digests()
+    assert [name for name, digest in found.items() if digest != of_variables[name]] == [f"dense/{kernel.path}"]
     values.view(np.uint32)[0, 0] ^= 1
     kernel.assign(values)
     assert replica.digest() == before

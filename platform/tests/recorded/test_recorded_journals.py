@@ -30,7 +30,13 @@ UNRECORDED: dict[str, dict[str, Any]] = {
         "joined": ["w1"],
         "reason": "w1 joins",
     },
-    "world_started": {"step": 7, "done": [[4294967297, 16]], "returned": [4294967298], "repeated": 8},
+    "world_started": {
+        "step": 7,
+        "done": [[4294967297, 16]],
+        "returned": [4294967298],
+        "repeated": 8,
+        "difference": "",
+    },
     "stopped_by_callback": {"step": 9},
     "steps": {"step": 9, "done": [[4294967297, 32]], "loss": 0.5},
 }

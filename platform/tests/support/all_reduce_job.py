@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 import numpy as np
 
@@ -45,6 +46,7 @@ from edl.core.events import (
 from edl.core.job import JobStateMachine
 from edl.core.ledger import TRAINING
 from edl.core.state import JobSettings
+from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import StepShares
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.master_service import (
@@ -161,6 +163,9 @@ class CountingReplica:
 
     def digest(self) -> int:
         return hash(self.pack_state().tobytes()) & ((1 << 62) - 1)
+
+    def variable_digests(self) -> dict[str, int]:
+        return {name: crc32(array.tobytes()) for name, array in self.state_arrays().items()}
 
     def fingerprint(self) -> str:
         return str(len(self.counts))
@@ -283,6 +288,7 @@ class AllReduceJob:
         self.callbacks, self.epoch_rate = callbacks, epoch_rate
         self.make_stream: Callable[[], Any] = CountingStream
         self.make_replica: Callable[[int], Any] = lambda index: CountingReplica(records, seconds=seconds)
+        self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
         self.validation = (("v", validation),) if validation else ()
@@ -501,6 +507,7 @@ class AllReduceJob:
             checkpoints,
             rank.gate,
             lambda task: self._run_task(rank, task, progress),
+            self.make_facts(index),
             max_steps=self.settings.max_steps,
             skip_nan=False,
             epoch_rate=self.epoch_rate,

@@ -25,6 +25,7 @@ from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.rank_facts import read_rank_facts
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
@@ -113,6 +114,7 @@ def prepare_all_reduce(
         checkpoints,
         runtime.gate,
         tasks.run_task,
+        read_rank_facts(f"worker-{index}"),
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
         scale_rate=scale_rate,

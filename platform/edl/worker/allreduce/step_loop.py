@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -22,11 +22,13 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.rank_state import PendingShares, RankPhase
+from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
+from edl.worker.allreduce.state_digests import StateDigests
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
@@ -73,6 +75,7 @@ class ReplicaLike(Protocol):
     def pack_state(self) -> np.ndarray[Any, Any]: ...
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
     def digest(self) -> int: ...
+    def variable_digests(self) -> Mapping[str, int]: ...
     def fingerprint(self) -> str: ...
 
 
@@ -101,6 +104,7 @@ class StepLoop:
         checkpoints: writes copies of the state.
         gate: says whether this worker was told to end.
         run_task: runs a task that changes no variable: evaluation, export and the like.
+        facts: what decides how this worker rounds.
         max_steps: ``train.max_steps``.
         skip_nan: whether ``train.on_nan`` is ``skip``.
         scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
@@ -121,6 +125,7 @@ class StepLoop:
         checkpoints: CheckpointWriter,
         gate: ShutdownGate,
         run_task: Callable[[LeasedTask], int | None],
+        facts: RankFacts,
         *,
         max_steps: int | None,
         skip_nan: bool,
@@ -140,6 +145,7 @@ class StepLoop:
         self._checkpoints = checkpoints
         self._gate = gate
         self._run_task = run_task
+        self._digests = StateDigests(replica, facts)
         self._max_steps = max_steps
         self._skip_nan = skip_nan
         self._scale_rate = scale_rate
@@ -262,29 +268,29 @@ class StepLoop:
         self._world.enter_round(view)
         try:
             self._communicator = Communicator.connect(self._listener, view.round, self._world.rank, view.addresses)
+            self._digests.compare_ranks(self._communicator)
             self._share_state(view, self._communicator)
-            self._world.confirm(self._replica.digest() & _DIGEST_MASK)
+            digest = self._digests.compare_states(self._communicator, view.step)
+            self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
             _LOG.info("%s ended before it started: %s", view.round, error)
             self._end_round()
 
     def _share_state(self, view: View, communicator: Communicator) -> None:
-        """Give the first state to the members that lack it.
+        """Give the first state to the members that lack it, and to all if their processors differ.
 
         It is a sum to which one holder adds its state and everybody else zeros: exact to the bit, because the
         bytes are summed as whole numbers.
         """
         lacking = set(view.members) - set(view.holders)
-        if not lacking:
+        if not lacking and not self._digests.takes_state:
             return
         source = view.members.index(view.holders[0]) if view.holders else 0
         is_source = self._world.rank == source
         own_shares = b""
         if is_source and view.holders:
             own_shares = json.dumps(self._world.pending_shares()).encode()
-        described = {"model": self._replica.fingerprint(), "share_bytes": len(own_shares)}
-        answers = communicator.all_reduce(np.zeros(1, np.int32), json.dumps(described).encode())
-        self._compare_models(answers)
+        answers = communicator.all_reduce(_nothing(), json.dumps({"share_bytes": len(own_shares)}).encode())
         # As data: after a time without a master they are longer than a control message may be.
         shares = np.zeros(int(decode_json(answers[source])["share_bytes"]), np.uint8)
         if is_source:
@@ -295,7 +301,10 @@ class StepLoop:
         else:
             state = np.zeros_like(self._initial_state.view(np.int32))
         communicator.all_reduce(state)
-        if view.members[self._world.rank] in lacking:
+        is_lacking = view.members[self._world.rank] in lacking
+        if self._digests.takes_state:
+            self._digests.take_state(communicator, state, source, view.step, has_state=not is_lacking)
+        if is_lacking:
             self._replica.unpack_state(state.view(np.uint8))
             pending = PendingShares.from_json(decode_json(shares.tobytes())) if view.holders else None
             self._world.adopt_state(view.round, view.step, pending)
@@ -316,15 +325,6 @@ class StepLoop:
             raise RoundBrokenError(None, f"checkpoint {view.restore_cut} cannot be read: {error}") from error
         self._replica.load_state(arrays)
         return self._replica.pack_state()
-
-    def _compare_models(self, answers: Sequence[bytes]) -> None:
-        models = [decode_json(answer)["model"] for answer in answers]
-        for rank, model in enumerate(models):
-            if model != models[0]:
-                raise BadInputError(
-                    f"rank 0 and rank {rank} have different models: names, shapes or types of variables differ",
-                    hint="every worker must build the same model: check the packages and random choices in model code",
-                )
 
     # ------------------------------------------------------------------ a round
 
@@ -372,6 +372,8 @@ class StepLoop:
                 self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses
                 nobody_has_records = not self._has_step(outcome)
+                if outcome.shares:
+                    self._digests.check_step(communicator, world.step)
                 if outcome.leaves_round:
                     break
         except RoundBrokenError as error:

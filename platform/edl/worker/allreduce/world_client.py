@@ -155,6 +155,7 @@ class WorldClient:
         self._rank = RankState(worker, phase=RankPhase.FOLLOWING)
         self._view = View()
         self._digest: int | None = None
+        self._difference = ""
         self._stable_step = 0
         self._is_paused = False
         self._is_stopped = False
@@ -234,10 +235,15 @@ class WorldClient:
         with self._changed:
             self._rank.adopt_state(round_id, step, shares)
 
-    def confirm(self, digest: int) -> None:
-        """Tell the master that this worker has the round's first state."""
+    def confirm(self, digest: int, difference: str = "") -> None:
+        """Tell the master that this worker has the round's first state.
+
+        Args:
+            digest: of the state.
+            difference: why the ranks of the round may round differently; empty if all compute the same bits.
+        """
         with self._changed:
-            self._digest = digest
+            self._digest, self._difference = digest, difference
         self.request_report()
 
     def refuse_checkpoint(self, cut: int, error: str) -> None:
@@ -405,6 +411,7 @@ class WorldClient:
                 state_round=_round_message(rank.state_round),
                 step=rank.step,
                 digest=self._digest or 0,
+                difference=self._difference if phase is RankPhase.CONFIRMED else "",
                 leaving=self._is_leaving(),
                 stopped=self._is_stopped,
                 copied=self._copied_state() if self._view.checkpoint is not None else None,
