@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 
 from figures import BenchFigure, ScriptResult
 from mnist_job import DigitsFolder, digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 from throughput import FIT
 
@@ -26,7 +26,7 @@ def edl_accuracy(digits: DigitsFolder, epochs: int, seed: int) -> float:
     """Accuracy at the end of one run."""
     # Short tasks, so that the workers take turns through the epoch as they do in a job that is larger.
     train = {"epochs": epochs, "seed": seed, "minibatches_per_task": 16}
-    data = {"training": str(digits.training), "validation": str(digits.held_back)}
+    data = {"training": str(digits.training_folder), "validation": str(digits.held_back)}
     with JobProcess(digits.job("accuracy", train=train, data=data), cwd=digits.folder) as run:
         found: float = run.summary(300.0)["metrics"]["accuracy"]
     return found
@@ -35,7 +35,7 @@ def edl_accuracy(digits: DigitsFolder, epochs: int, seed: int) -> float:
 def keras_accuracies(digits: DigitsFolder, epochs: int, seeds: list[int]) -> list[float]:
     """The same from plain Keras."""
     arguments = ["--epochs", str(epochs), "--held-back", str(digits.held_back), "--seeds", *map(str, seeds)]
-    command = [sys.executable, str(FIT), str(digits.training), *arguments]
+    command = [sys.executable, str(FIT), str(digits.training_folder), *arguments]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: list[float] = json.loads(ran.stdout)["accuracy"]
     return found
@@ -48,7 +48,7 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
         for seed in seeds:
             ours.append(edl_accuracy(digits, arguments.epochs, seed))
             theirs += keras_accuracies(digits, arguments.epochs, [seed])
-            say(f"seed {seed}: EDL {ours[-1]:.4f}, Keras {theirs[-1]:.4f}")
+            print_progress(f"seed {seed}: EDL {ours[-1]:.4f}, Keras {theirs[-1]:.4f}")
     return ScriptResult("accuracy", figures(ours, theirs), {"edl": ours, "keras": theirs, "epochs": arguments.epochs})
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from figures import BenchFigure, ScriptResult
 from peer import PeerScript, ask_all
-from script import main, say
+from script import main, print_progress
 
 MEASURES = {"25 MB": (25_000_000, 2, 12), "100 MB": (100_000_000, 1, 5), "4 kB": (4_096, 200, 1500)}
 """Bytes, reductions that are not counted, and those that are."""
@@ -37,20 +37,20 @@ class Contestant:
     """Ranks that reduce together.
 
     Attributes:
-        measures: names of ``MEASURES``.
-        options: what goes with each question.
+        measure_names: names of ``MEASURES``.
+        piece_options: what goes with each question.
     """
 
     name: str
-    ranks: Sequence[PeerScript]
-    measures: Sequence[str] = tuple(MEASURES)
-    options: dict[str, Any] | None = None
+    rank_scripts: Sequence[PeerScript]
+    measure_names: Sequence[str] = tuple(MEASURES)
+    piece_options: dict[str, Any] | None = None
 
-    def seconds(self, measure: str, **options: Any) -> float:
+    def reduction_seconds(self, measure: str, **options: Any) -> float:
         """Median time of a reduction, of the slowest rank."""
         nbytes, warm, count = MEASURES[measure]
-        question = {"bytes": nbytes, "warm": warm, "count": count, **(self.options or {}), **options}
-        return max(float(answer["seconds"]) for answer in ask_all(self.ranks, **question))
+        question = {"bytes": nbytes, "warm": warm, "count": count, **(self.piece_options or {}), **options}
+        return max(float(answer["seconds"]) for answer in ask_all(self.rank_scripts, **question))
 
 
 def make_edl(stack: ExitStack, folder: str, size: int, *, local: bool, native: bool = True) -> Contestant:
@@ -60,9 +60,9 @@ def make_edl(stack: ExitStack, folder: str, size: int, *, local: bool, native: b
         stack.enter_context(PeerScript("allreduce_rank.py", "edl", str(rank), addresses[rank], kind))
         for rank in range(size)
     ]
-    ask_all(ranks, members=[rank.said["address"] for rank in ranks])
+    ask_all(ranks, members=[rank.ready_message["address"] for rank in ranks])
     where = "local" if local else "TCP"
-    return Contestant(f"{'edl' if native else 'NumPy'} {where} {size}", ranks, options=None)
+    return Contestant(f"{'edl' if native else 'NumPy'} {where} {size}", ranks, piece_options=None)
 
 
 def make_gloo(stack: ExitStack, folder: str, size: int) -> Contestant:
@@ -75,21 +75,21 @@ def make_gloo(stack: ExitStack, folder: str, size: int) -> Contestant:
         peer.start()
         stack.callback(peer.__exit__, None, None, None)
     for peer in peers:
-        peer.said = peer.receive()
-    return Contestant(f"gloo TCP {size}", peers, options={"pieces": 1})
+        peer.ready_message = peer.receive_answer()
+    return Contestant(f"gloo TCP {size}", peers, piece_options={"pieces": 1})
 
 
 def make_bare(stack: ExitStack) -> Contestant:
     ranks = [stack.enter_context(PeerScript("allreduce_rank.py", "bare", str(rank))) for rank in range(2)]
-    ask_all(ranks, port=ranks[0].said["port"])
+    ask_all(ranks, port=ranks[0].ready_message["port"])
     return Contestant("bare TCP 2", ranks)
 
 
-def tuned(contestant: Contestant) -> Contestant:
+def tune_pieces(contestant: Contestant) -> Contestant:
     """The same with the number of pieces with which it reduces 25 MB fastest."""
-    best = min(PIECES, key=lambda pieces: contestant.seconds("25 MB", pieces=pieces))
-    say(f"{contestant.name} is fastest with {best} concurrent pieces")
-    return Contestant(contestant.name, contestant.ranks, options={"pieces": best})
+    best = min(PIECES, key=lambda pieces: contestant.reduction_seconds("25 MB", pieces=pieces))
+    print_progress(f"{contestant.name} is fastest with {best} concurrent pieces")
+    return Contestant(contestant.name, contestant.rank_scripts, piece_options={"pieces": best})
 
 
 def missing_gloo() -> str:
@@ -113,11 +113,11 @@ def copy_seconds(nbytes: int) -> float:
     return statistics.median(took)
 
 
-def measured(arguments: argparse.Namespace) -> ScriptResult:
+def measure_contestants(arguments: argparse.Namespace) -> ScriptResult:
     rounds: list[Times] = []
     skipped = missing_gloo()
     if skipped:
-        say(f"gloo is SKIPPED: {skipped}")
+        print_progress(f"gloo is SKIPPED: {skipped}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         contestants = [
             make_edl(stack, folder, 2, local=False),
@@ -129,19 +129,21 @@ def measured(arguments: argparse.Namespace) -> ScriptResult:
         if not skipped:
             for size in (2, 4):
                 gloo = make_gloo(stack, folder, size)
-                contestants.append(tuned(gloo) if arguments.tune else gloo)
+                contestants.append(tune_pieces(gloo) if arguments.tune else gloo)
         for number in range(arguments.rounds):
-            times: Times = {each.name: {name: each.seconds(name) for name in each.measures} for each in contestants}
+            times: Times = {
+                each.name: {name: each.reduction_seconds(name) for name in each.measure_names} for each in contestants
+            }
             times["copy"] = {name: copy_seconds(MEASURES[name][0]) for name in MEASURES}
             rounds.append(times)
-            say(f"round {number + 1} of {arguments.rounds}")
+            print_progress(f"round {number + 1} of {arguments.rounds}")
     return ScriptResult("allreduce", tuple(figures(rounds)), {"rounds": rounds, "skipped": skipped})
 
 
 def figures(rounds: list[Times]) -> Iterator[BenchFigure]:
     """Ratios are medians of ratios within a round."""
 
-    def ratio(first: str, second: str, measure: str) -> float:
+    def time_ratio(first: str, second: str, measure: str) -> float:
         return statistics.median(times[first][measure] / times[second][measure] for times in rounds)
 
     if "gloo TCP 2" in rounds[0]:
@@ -152,10 +154,10 @@ def figures(rounds: list[Times]) -> Iterator[BenchFigure]:
         ):
             for measure in ("25 MB", "100 MB"):
                 name = f"all-reduce of {measure}, {what}: GB/s, of gloo's"
-                yield BenchFigure(name, ratio(theirs, ours, measure), "x", limit, at_least=True, aim=aim)
+                yield BenchFigure(name, time_ratio(theirs, ours, measure), "x", limit, at_least=True, aim=aim)
         for ours, what in (("edl TCP 2", "over TCP"), ("edl local 2", "of one machine")):
             name = f"all-reduce of 4 kB, 2 ranks {what}: time, of gloo's"
-            yield BenchFigure(name, ratio(ours, "gloo TCP 2", "4 kB"), "x", 1.0, aim=0.5)
+            yield BenchFigure(name, time_ratio(ours, "gloo TCP 2", "4 kB"), "x", 1.0, aim=0.5)
     for contestant in rounds[0]:
         for measure in ("25 MB", "100 MB"):
             if measure in rounds[0][contestant]:
@@ -172,4 +174,4 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, measured, rounds=5, options=options)
+    main(__doc__, measure_contestants, rounds=5, options=options)

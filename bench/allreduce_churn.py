@@ -18,7 +18,7 @@ from typing import Any
 
 from figures import BenchFigure, ScriptResult
 from mnist_job import DigitsFolder, digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess, Line
 
 ZOO = Path(__file__).with_name("zoo")
@@ -34,7 +34,7 @@ def write_job(digits: DigitsFolder, seed: int) -> Path:
         f"churn-{seed}",
         strategy={"name": "AllReduce", "learning_rate_scaling": "linear", "reference_world": WORKERS},
         model={"zoo": str(ZOO), "definition": "slow_digits.custom_model"},
-        data={"training": str(digits.training), "validation": str(digits.held_back)},
+        data={"training": str(digits.training_folder), "validation": str(digits.held_back)},
         train={"epochs": EPOCHS, "seed": seed, "minibatch_size": MINIBATCH, "minibatches_per_task": 16},
         checkpoint=None,
         workers={"max": WORKERS},
@@ -63,18 +63,18 @@ def disturbed_summary(digits: DigitsFolder, kills: int, every: float) -> tuple[L
                 break
             run.send("worker", min(pids), SIGKILL)
             killed += 1
-            say(f"killed {number + 1} of {kills} at step {run.status()['step']} of about {STEPS}")
+            print_progress(f"killed {number + 1} of {kills} at step {run.status()['step']} of about {STEPS}")
         return run.summary(SUMMARY_SECONDS), killed
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     with digits_folder(RECORDS) as digits:
         summary, killed = disturbed_summary(digits, arguments.kills, arguments.every)
-        say(f"killed {killed}: loss {summary['metrics']['loss']:.4f}")
+        print_progress(f"killed {killed}: loss {summary['metrics']['loss']:.4f}")
         losses = []
         for seed in range(1, arguments.rounds + 1):
             losses.append(undisturbed_loss(digits, seed))
-            say(f"undisturbed, seed {seed}: loss {losses[-1]:.4f}")
+            print_progress(f"undisturbed, seed {seed}: loss {losses[-1]:.4f}")
     disturbed = {name: summary[name] for name in KEPT} | {"loss": summary["metrics"]["loss"], "killed": killed}
     details = {"disturbed": disturbed, "undisturbed": losses, "steps": STEPS, "every": arguments.every}
     return ScriptResult("allreduce_churn", tuple(figures(disturbed, losses)), details)

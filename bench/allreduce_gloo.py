@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch  # type: ignore[import-not-found]
 import torch.distributed as dist  # type: ignore[import-not-found]
-from peer import serve
+from peer import serve_questions
 
 
 def main(rank: int, size: int, file: str) -> None:
@@ -27,7 +27,7 @@ def main(rank: int, size: int, file: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
     buffers: dict[int, Any] = {}
 
-    def reduce(buffer: Any, pieces: int) -> None:
+    def reduce_pieces(buffer: Any, pieces: int) -> None:
         if pieces == 1:
             dist.all_reduce(buffer)
             return
@@ -35,19 +35,19 @@ def main(rank: int, size: int, file: str) -> None:
         for work in works:
             work.wait()
 
-    def answer(question: dict[str, Any]) -> dict[str, Any]:
+    def answer_question(question: dict[str, Any]) -> dict[str, Any]:
         nbytes = question["bytes"]
         if nbytes not in buffers:
             buffers[nbytes] = torch.zeros(nbytes // 4, dtype=torch.float32)
         buffer, took = buffers[nbytes], []
         for number in range(question["warm"] + question["count"]):
             begun = time.perf_counter()
-            reduce(buffer, question["pieces"])
+            reduce_pieces(buffer, question["pieces"])
             if number >= question["warm"]:
                 took.append(time.perf_counter() - begun)
         return {"seconds": statistics.median(took)}
 
-    serve(answer, version=torch.__version__)
+    serve_questions(answer_question, version=torch.__version__)
     dist.destroy_process_group()
 
 

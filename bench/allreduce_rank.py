@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from peer import serve
+from peer import serve_questions
 
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
@@ -42,7 +42,7 @@ def serve_edl(rank: int, address: str, native: bool) -> None:
     with CollectiveListener(address, TOKEN, shared_memory=native) as listener:
         communicators: list[Communicator] = []
 
-        def answer(question: dict[str, Any]) -> dict[str, Any]:
+        def answer_question(question: dict[str, Any]) -> dict[str, Any]:
             if "members" in question:
                 members = question["members"]
                 # Gaps between questions are long: a benchmark must not be lost to a busy moment.
@@ -59,7 +59,7 @@ def serve_edl(rank: int, address: str, native: bool) -> None:
             reduce = communicators[0].all_reduce
             return {"seconds": median_seconds(lambda: reduce(buffer), question["warm"], question["count"])}
 
-        serve(answer, address=listener.address)
+        serve_questions(answer_question, address=listener.address)
         for communicator in communicators:
             communicator.close()
 
@@ -69,7 +69,7 @@ def serve_bare(rank: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0)) if rank == 0 else None
     sockets: list[socket.socket] = []
 
-    def answer(question: dict[str, Any]) -> dict[str, Any]:
+    def answer_question(question: dict[str, Any]) -> dict[str, Any]:
         if "port" in question:
             sock = listener.accept()[0] if listener else socket.create_connection(("127.0.0.1", question["port"]))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -78,14 +78,14 @@ def serve_bare(rank: int) -> None:
         outgoing, incoming = (memoryview(bytearray(question["bytes"])) for _ in range(2))
         return {
             "seconds": median_seconds(
-                lambda: exchange(sockets[0], outgoing, incoming), question["warm"], question["count"]
+                lambda: exchange_buffers(sockets[0], outgoing, incoming), question["warm"], question["count"]
             )
         }
 
-    serve(answer, port=listener.getsockname()[1] if listener else 0)
+    serve_questions(answer_question, port=listener.getsockname()[1] if listener else 0)
 
 
-def exchange(sock: socket.socket, outgoing: memoryview, incoming: memoryview) -> None:
+def exchange_buffers(sock: socket.socket, outgoing: memoryview, incoming: memoryview) -> None:
     """Send one buffer while the other is received."""
     small = len(outgoing) < 1 << 16
     sending = threading.Thread(target=sock.sendall, args=(outgoing,))

@@ -31,7 +31,7 @@ import psutil
 from allreduce import SYSTEM_PYTHON, missing_gloo
 from figures import BenchFigure, ScriptResult
 from numpy.typing import NDArray
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -97,7 +97,7 @@ def step_times() -> Iterator[Path]:
         yield Path(name)
 
 
-def read(folder: Path, pid: int) -> Times:
+def read_step_times(folder: Path, pid: int) -> Times:
     """When a process applied its steps. The first is of the trace of the model and is left out."""
     try:
         return np.fromfile(folder / str(pid), np.float64)[1:]
@@ -112,13 +112,13 @@ def wait_for_steps(folder: Path, pids: Sequence[int], after: float) -> None:
         TimeoutError: they do not.
     """
     until = time.monotonic() + LONGEST_SECONDS
-    while any((read(folder, pid)[-1:] <= after).all() for pid in pids):
+    while any((read_step_times(folder, pid)[-1:] <= after).all() for pid in pids):
         if time.monotonic() > until:
             raise TimeoutError(f"no steps of all {len(pids)} workers in {LONGEST_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
 
 
-def resumed(survivors: Sequence[Times], killed: float) -> float:
+def resume_time(survivors: Sequence[Times], killed: float) -> float:
     """When all survivors had applied the first step without the killed worker, in unix seconds.
 
     A step whose reduction was finished before the kill may be applied after it. So the step counts that ends the
@@ -174,11 +174,11 @@ def change_world(run: JobProcess, times: Path) -> WorldChange:
     exited = run.wait_event("role_ended", after=seen, role="worker", index=victim)["time"]
     successor: int = run.wait_event("role_started", after=seen, role="worker")["pid"]
     wait_for_steps(times, [successor], killed)
-    joined = float(read(times, successor)[0])
+    joined = float(read_step_times(times, successor)[0])
     time.sleep(AROUND_SECONDS)
     wait_for_steps(times, [*survivors, successor], joined + AROUND_SECONDS)
-    steps = [read(times, pid) for pid in survivors]
-    again = resumed(steps, killed)
+    steps = [read_step_times(times, pid) for pid in survivors]
+    again = resume_time(steps, killed)
     step = median_step(steps[0], killed - SETTLE_SECONDS, killed)
     join_step = median_step(steps[0], again, joined)
     around = longest_gap(steps, joined - AROUND_SECONDS, joined + AROUND_SECONDS)
@@ -197,13 +197,13 @@ def edl_changes(model: TimedModel, folder: Path, rounds: int) -> list[WorldChang
         run.wait_event("world_changed", workers=WORKERS)
         for _ in range(rounds):
             changes.append(change_world(run, times))
-            say(f"EDL, {model.name}: {shown(changes[-1])}")
+            print_progress(f"EDL, {model.name}: {change_text(changes[-1])}")
         run.interrupt()
         run.wait()
     return changes
 
 
-def shown(change: WorldChange) -> str:
+def change_text(change: WorldChange) -> str:
     return ", ".join(f"{name} {1e3 * value:.0f} ms" for name, value in vars(change).items())
 
 
@@ -229,11 +229,11 @@ def torchrun_seconds(folder: Path, rounds: int) -> list[float]:
                 time.sleep(SETTLE_SECONDS)
                 killed = time.time()
                 os.kill(pids[0], SIGKILL)
-                step = median_step(read(times, pids[1]), killed - SETTLE_SECONDS, killed)
+                step = median_step(read_step_times(times, pids[1]), killed - SETTLE_SECONDS, killed)
                 successors = wait_for_processes(times, killed, without=pids)
-                again = max(float(read(times, pid)[0]) for pid in successors)
+                again = max(float(read_step_times(times, pid)[0]) for pid in successors)
                 seconds.append(again - killed - step)
-                say(f"torchrun: killed {1e3 * seconds[-1]:.0f} ms, step {1e3 * step:.0f} ms")
+                print_progress(f"torchrun: killed {1e3 * seconds[-1]:.0f} ms, step {1e3 * step:.0f} ms")
         finally:
             end_tree(agent)
     return seconds
@@ -244,7 +244,7 @@ def wait_for_processes(times: Path, after: float, without: Sequence[int] = ()) -
     until = time.monotonic() + LONGEST_SECONDS
     while True:
         pids = [int(path.name) for path in times.iterdir() if int(path.name) not in without]
-        moving = [pid for pid in pids if (read(times, pid)[-1:] > after).any()]
+        moving = [pid for pid in pids if (read_step_times(times, pid)[-1:] > after).any()]
         if len(moving) == WORKERS:
             return moving
         if time.monotonic() > until:
@@ -265,7 +265,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     skipped = missing_gloo()
     if skipped:
-        say(f"torchrun is SKIPPED: {skipped}")
+        print_progress(f"torchrun is SKIPPED: {skipped}")
     with TemporaryDirectory(prefix="edl-bench-") as folder:
         changes = {
             model.name: edl_changes(model, Path(folder), arguments.rounds) for model in (ARRAYS, TENSORFLOW, LARGE)
@@ -282,18 +282,18 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
 def figures(changes: dict[str, list[WorldChange]], torchrun: list[float]) -> Iterator[BenchFigure]:
     """Medians against the limits; the slowest of each beside them, since a median hides a miss."""
 
-    def milliseconds(values: Sequence[float]) -> tuple[float, float]:
+    def median_and_worst(values: Sequence[float]) -> tuple[float, float]:
         return 1e3 * median(values), 1e3 * max(values)
 
     beside = []
     for model in (ARRAYS, TENSORFLOW):
         name = f"AllReduce, 1 of {WORKERS} workers SIGKILLed, {model.name}: the others' next step, beyond a step's time"
-        usual, slowest = milliseconds([change.killed for change in changes[model.name]])
+        usual, slowest = median_and_worst([change.killed for change in changes[model.name]])
         yield BenchFigure(name, usual, "ms", 250.0, aim=50.0)
         beside.append(BenchFigure(f"{name}, slowest of {len(changes[model.name])}", slowest, "ms"))
     name = f"AllReduce, a worker joins, {LARGE.name}: longest gap around its entry, less a median step"
-    usual, slowest = milliseconds([change.joined for change in changes[LARGE.name]])
-    step, _ = milliseconds([change.join_step for change in changes[LARGE.name]])
+    usual, slowest = median_and_worst([change.joined for change in changes[LARGE.name]])
+    step, _ = median_and_worst([change.join_step for change in changes[LARGE.name]])
     yield BenchFigure(name, usual, "ms", 250.0, aim=step)
     beside.append(BenchFigure(f"{name}, slowest of {len(changes[LARGE.name])}", slowest, "ms"))
     for model in (ARRAYS, TENSORFLOW, LARGE):
@@ -309,7 +309,7 @@ def figures(changes: dict[str, list[WorldChange]], torchrun: list[float]) -> Ite
         beside.append(BenchFigure(f"{name} longest gap less a median step while a new worker starts", starting, "ms"))
     if torchrun:
         name = f"`torchrun`, 1 of {WORKERS} workers SIGKILLed, a step of 10 ms: next step, beyond a step's time"
-        usual, slowest = milliseconds(torchrun)
+        usual, slowest = median_and_worst(torchrun)
         beside += [BenchFigure(name, usual, "ms"), BenchFigure(f"{name}, slowest of {len(torchrun)}", slowest, "ms")]
     yield from beside
 

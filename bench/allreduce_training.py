@@ -21,7 +21,7 @@ from typing import Any
 
 from figures import BenchFigure, ScriptResult, steady_rate
 from peer import PeerScript, ask_all
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -81,20 +81,23 @@ class OtherSide:
             rank.start()
             stack.callback(rank.__exit__, None, None, None)
         for rank in self._ranks:
-            rank.said = rank.receive()
+            rank.ready_message = rank.receive_answer()
         self._batch = BATCHES[model]
-        self.tried = {unroll: self.rate(seconds / 4, unroll) for unroll in unrolls}
-        self._unroll = max(self.tried, key=lambda unroll: self.tried[unroll])
-        say(f"{side}, {model}: " + ", ".join(f"{unroll} steps {rate:,.0f}/s" for unroll, rate in self.tried.items()))
+        self.tried_options = {unroll: self.samples_per_second(seconds / 4, unroll) for unroll in unrolls}
+        self._unroll = max(self.tried_options, key=lambda unroll: self.tried_options[unroll])
+        print_progress(
+            f"{side}, {model}: "
+            + ", ".join(f"{unroll} steps {rate:,.0f}/s" for unroll, rate in self.tried_options.items())
+        )
 
-    def rate(self, seconds: float, unroll: int | None = None) -> float:
+    def samples_per_second(self, seconds: float, unroll: int | None = None) -> float:
         """Samples a second of both, for about so many seconds."""
         unroll = unroll or self._unroll
-        took = self._seconds(2, unroll)
+        took = self._call_seconds(2, unroll)
         calls = max(2, int(2 * seconds / took))
-        return calls * unroll * WORKERS * self._batch / self._seconds(calls, unroll)
+        return calls * unroll * WORKERS * self._batch / self._call_seconds(calls, unroll)
 
-    def _seconds(self, calls: int, unroll: int) -> float:
+    def _call_seconds(self, calls: int, unroll: int) -> float:
         answers = ask_all(self._ranks, calls=calls, unroll=unroll, batch=self._batch)
         return max(float(answer["seconds"]) for answer in answers)
 
@@ -115,17 +118,19 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
         with TemporaryDirectory(prefix="edl-bench-") as folder, ExitStack() as stack:
             limit = OtherSide(stack, model, "limit", (1,), arguments.seconds)
             peer = OtherSide(stack, model, "mirrored", UNROLLS, arguments.seconds)
-            tried[model] = peer.tried
+            tried[model] = peer.tried_options
             rates[model] = []
             for _ in range(arguments.rounds):
                 rates[model].append(
                     {
                         "EDL": edl_rate(Path(folder), model, arguments.seconds),
-                        LIMIT: limit.rate(arguments.seconds),
-                        PEER: peer.rate(arguments.seconds),
+                        LIMIT: limit.samples_per_second(arguments.seconds),
+                        PEER: peer.samples_per_second(arguments.seconds),
                     }
                 )
-                say(f"{model}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates[model][-1].items()))
+                print_progress(
+                    f"{model}: " + ", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates[model][-1].items())
+                )
     return ScriptResult("allreduce_training", tuple(figures(rates)), {"rounds": rates, "tried": tried})
 
 

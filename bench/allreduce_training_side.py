@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer import serve
+from peer import serve_questions
 
 sys.path.append(str(Path(__file__).with_name("zoo")))
 import momentum_models as zoo
@@ -111,11 +111,11 @@ class TrainingSide:
         self._step = step
         self._functions: dict[tuple[int, int], Callable[[], Any]] = {}
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer_question(self, question: dict[str, Any]) -> dict[str, Any]:
         """``calls`` of a function with ``unroll`` steps each, with minibatches of ``batch``."""
         way = question["batch"], question["unroll"]
         if way not in self._functions:
-            self._functions[way] = self._unrolled(*way)
+            self._functions[way] = self._unrolled_call(*way)
             self._functions[way]()
         function = self._functions[way]
         begun = time.perf_counter()
@@ -123,17 +123,17 @@ class TrainingSide:
             function()
         return {"seconds": time.perf_counter() - begun}
 
-    def _unrolled(self, batch: int, unroll: int) -> Callable[[], Any]:
+    def _unrolled_call(self, batch: int, unroll: int) -> Callable[[], Any]:
         minibatches = make_minibatches(batch)
         steps = tf.function(lambda blocks: [self._step(*block) for block in blocks] and None, autograph=False)
         at = 0
 
-        def call() -> None:
+        def run_steps() -> None:
             nonlocal at
             steps([minibatches[(at + more) % BLOCKS] for more in range(unroll)])
             at += unroll
 
-        return call
+        return run_steps
 
 
 def main() -> None:
@@ -146,7 +146,7 @@ def main() -> None:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)  # as EDL's workers have
     step = limit_step(model) if side == "limit" else mirrored_step(model)
-    serve(TrainingSide(step).answer)
+    serve_questions(TrainingSide(step).answer_question)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 from figures import BenchFigure, ScriptResult
-from script import main, say
+from script import main, print_progress
 
 from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
 
@@ -50,11 +50,11 @@ Taken = dict[str, dict[str, dict[str, float]]]
 def serve_bulk(address: str, pipe: Connection) -> None:
     slab = memoryview(bytearray(LARGE))
 
-    def handle(frame: ReceivedFrame) -> OutgoingFrame:
+    def answer_frame(frame: ReceivedFrame) -> OutgoingFrame:
         _, back = META.unpack(frame.meta)
         return OutgoingFrame(FrameKind.PUSHED, frame.meta, [slab[:back]])
 
-    server = BulkServer(address, TOKEN, handle, max_body_bytes=LARGE)
+    server = BulkServer(address, TOKEN, answer_frame, max_body_bytes=LARGE)
     server.start()
     pipe.send(server.address)
     pipe.recv()
@@ -78,9 +78,9 @@ def serve_bare(address: str, pipe: Connection) -> None:
             if connection.family == socket.AF_INET:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             head = memoryview(bytearray(HEAD.size))
-            while filled(connection, head):
+            while receive_into(connection, head):
                 there, back = HEAD.unpack(head)
-                filled(connection, slab[:there])
+                receive_into(connection, slab[:there])
                 connection.sendall(head)
                 connection.sendall(slab[:back])
     pipe.recv()
@@ -95,7 +95,7 @@ def bare_listener(address: str) -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def filled(connection: socket.socket, room: memoryview) -> bool:
+def receive_into(connection: socket.socket, room: memoryview) -> bool:
     """Receive until ``room`` is full; False if the other side is gone."""
     while room:
         count = connection.recv_into(room, 0, socket.MSG_WAITALL)
@@ -116,14 +116,14 @@ def bare_calls(address: str) -> Iterator[Call]:
         connection = socket.create_connection((host, int(port)))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def call(body: memoryview, back: int) -> None:
+    def exchange_bodies(body: memoryview, back: int) -> None:
         connection.sendall(HEAD.pack(body.nbytes, back))
         connection.sendall(body)
-        if not (filled(connection, head) and filled(connection, slab[:back])):
+        if not (receive_into(connection, head) and receive_into(connection, slab[:back])):
             raise ConnectionError("the server is gone")
 
     with connection:
-        yield call
+        yield exchange_bodies
 
 
 def serve_grpc(address: str, pipe: Connection) -> None:
@@ -168,7 +168,7 @@ def measure(call: Call, exchange: tuple[int, int], seconds: float) -> dict[str, 
     }
 
 
-def run(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]:
+def run_plane(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]:
     serve, calls = PLANES[plane]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -182,7 +182,7 @@ def run(plane: str, address: str, seconds: float) -> dict[str, dict[str, float]]
         process.join()
 
 
-def measured(arguments: argparse.Namespace) -> ScriptResult:
+def measure_planes(arguments: argparse.Namespace) -> ScriptResult:
     """The planes take turns in every round."""
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
@@ -191,16 +191,16 @@ def measured(arguments: argparse.Namespace) -> ScriptResult:
             for kind in ("tcp", "unix"):
                 for plane in PLANES:
                     address = f"unix:{folder}/{plane}-{number}" if kind == "unix" else "127.0.0.1:0"
-                    taken[plane][kind] = run(plane, address, arguments.seconds)
+                    taken[plane][kind] = run_plane(plane, address, arguments.seconds)
             rounds.append(taken)
-            say(f"round {number + 1} of {arguments.rounds}")
+            print_progress(f"round {number + 1} of {arguments.rounds}")
     return ScriptResult("bulk_plane", tuple(figures(rounds)), {"rounds": rounds})
 
 
 def figures(rounds: list[dict[str, Taken]]) -> Iterator[BenchFigure]:
     """The shares of bare TCP, each the median of ratios of one round; then what matters to training on one machine."""
 
-    def middle(plane: str, kind: str, exchange: str, name: str) -> float:
+    def median_value(plane: str, kind: str, exchange: str, name: str) -> float:
         return statistics.median(taken[plane][kind][exchange][name] for taken in rounds)
 
     for exchange in ("push", "pull"):
@@ -212,12 +212,16 @@ def figures(rounds: list[dict[str, Taken]]) -> Iterator[BenchFigure]:
         yield BenchFigure(name, statistics.median(shares), "x", 0.85, at_least=True, aim=0.95)
     for plane, name in (("bulk", "bulk plane"), ("bare", "bare TCP")):
         for exchange in ("push", "pull"):
-            yield BenchFigure(f"{name}: {exchange} of 16 MB", middle(plane, "tcp", exchange, "gb_per_second"), "GB/s")
+            yield BenchFigure(
+                f"{name}: {exchange} of 16 MB", median_value(plane, "tcp", exchange, "gb_per_second"), "GB/s"
+            )
     for plane, name in (("bulk", "bulk plane"), ("grpc", "unary gRPC")):
         yield BenchFigure(
-            f"{name}: round trip of an empty message", middle(plane, "unix", "empty", "round_trip_us"), "us"
+            f"{name}: round trip of an empty message", median_value(plane, "unix", "empty", "round_trip_us"), "us"
         )
-        yield BenchFigure(f"{name}: 16 MB there and back", middle(plane, "unix", "16 MB", "gb_per_second"), "GB/s")
+        yield BenchFigure(
+            f"{name}: 16 MB there and back", median_value(plane, "unix", "16 MB", "gb_per_second"), "GB/s"
+        )
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -227,4 +231,4 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__, measured, rounds=5, options=options)
+    main(__doc__, measure_planes, rounds=5, options=options)

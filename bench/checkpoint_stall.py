@@ -22,8 +22,17 @@ from typing import Any
 
 import joining
 from figures import BenchFigure, ScriptResult, percentile
-from script import main, say
-from stalls import SavedCheckpoint, beyond_usual, checkpoints, each_saved, longest, read, step_logs, windows
+from script import main, print_progress
+from stalls import (
+    SavedCheckpoint,
+    beyond_usual,
+    checkpoint_windows,
+    each_saved,
+    longest_step,
+    read_checkpoints,
+    read_steps,
+    step_logs,
+)
 from support.job_process import JobProcess
 
 ZOO = Path(__file__).with_name("zoo")
@@ -58,8 +67,8 @@ def run_job(folder: Path, rows: int, every: int, count: int) -> tuple[list[Saved
     with JobProcess(job(folder, rows, every), cwd=folder) as run:
         filled = (line for line in each_saved(run, LONGEST_SECONDS) if line["step"] >= full)
         for number, line in enumerate(islice(filled, count), 1):
-            say(f"checkpoint {number} of {count}, at step {line['step']}")
-        saved = checkpoints(run.events("checkpoint_saved"), every)[-count:]
+            print_progress(f"checkpoint {number} of {count}, at step {line['step']}")
+        saved = read_checkpoints(run.events("checkpoint_saved"), every)[-count:]
         size = sum(file.stat().st_size for file in (run.run_dir / "checkpoints").rglob("*.safetensors"))
         run.interrupt()
         run.wait(LONGEST_SECONDS)
@@ -77,12 +86,12 @@ def large_table(folder: Path, given: argparse.Namespace) -> tuple[tuple[BenchFig
     """Figures, and what is behind them."""
     with step_logs() as kept:
         saved, size = run_job(folder, given.rows, given.every, given.rounds)
-        workers = [read(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
-    taken = windows(workers, saved)
-    usual = median(workers[0].apart(taken))
+        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
+    taken = checkpoint_windows(workers, saved)
+    usual = median(workers[0].seconds_outside(taken))
     [worker] = beyond_usual(workers, taken)
-    quiet = worker.apart(taken)
-    stalls = [longest([worker], window) for window in taken]
+    quiet = worker.seconds_outside(taken)
+    stalls = [longest_step([worker], window) for window in taken]
     details = {
         "stalls": stalls,
         "pause_seconds": [one.pause for one in saved],

@@ -10,12 +10,12 @@ from pathlib import Path
 from statistics import median
 
 from figures import BenchFigure, ScriptResult
-from script import main, say
+from script import main, print_progress
 
 EDL = Path(sys.executable).with_name("edl")
 
 
-def wall(command: list[str]) -> float:
+def command_seconds(command: list[str]) -> float:
     """Seconds from start to exit.
 
     Raises:
@@ -28,12 +28,12 @@ def wall(command: list[str]) -> float:
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     help_command, bare_command = [str(EDL), "--help"], [sys.executable, "-c", "pass"]
-    wall(help_command)  # the first run reads the disk
+    command_seconds(help_command)  # the first run reads the disk
     ours, bare = [], []
     for _ in range(arguments.rounds):
-        ours.append(wall(help_command))
-        bare.append(wall(bare_command))
-    say(f"{arguments.rounds} runs of edl --help")
+        ours.append(command_seconds(help_command))
+        bare.append(command_seconds(bare_command))
+    print_progress(f"{arguments.rounds} runs of edl --help")
     figures = (
         BenchFigure("`edl --help`", 1e3 * median(ours), "ms", limit=200),
         BenchFigure("an empty Python process, in the same run", 1e3 * median(bare), "ms"),

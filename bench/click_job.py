@@ -31,7 +31,7 @@ class ClickLogFolder:
     vocabulary: int
 
     @property
-    def training(self) -> Path:
+    def training_folder(self) -> Path:
         return self.folder / "log" / "train"
 
     @property
@@ -39,7 +39,7 @@ class ClickLogFolder:
         return self.folder / "log" / "test"
 
     @property
-    def best(self) -> float:
+    def best_auc(self) -> float:
         """The AUC on ``test`` of the model that made the labels."""
         found: float = json.loads((self.folder / "log" / "about.json").read_text())["test"]["auc"]
         return found
@@ -54,7 +54,7 @@ class ClickLogFolder:
                 "definition": f"{model}.{model}.custom_model",
                 "params": {"vocabulary": self.vocabulary, **(params or {})},
             },
-            "data": {"training": str(self.training)},
+            "data": {"training": str(self.training_folder)},
             "export": None,
             "ps": {"count": 1},
             "workers": {"max": 2},

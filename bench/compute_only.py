@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from peer import serve
+from peer import serve_questions
 
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
@@ -57,7 +57,7 @@ class ComputeLimit:
         records = records_of(training, BLOCKS * batch)
         self._windows = [RecordWindow(records[at : at + batch]) for at in range(0, BLOCKS * batch, batch)]
         minibatches = (self._feeder.make_minibatch(tag, window) for tag, window in enumerate(self._windows))
-        self._made = [made for made in minibatches if made is not None]
+        self._minibatches = [made for made in minibatches if made is not None]
         random = np.random.default_rng(0)
         dims = {table.name: table.dim for table in self._network.tables}
         self._rows = [
@@ -65,29 +65,29 @@ class ComputeLimit:
                 name: RowBatch(ids, _as_pulled(random.uniform(-0.05, 0.05, (len(ids), dims[name])).astype(np.float32)))
                 for name, ids in self._network.unique_ids(made.features).items()
             }
-            for made in self._made
+            for made in self._minibatches
         ]
 
-    def rate(self, question: dict[str, Any]) -> dict[str, Any]:
+    def samples_per_second(self, question: dict[str, Any]) -> dict[str, Any]:
         """Samples a second for ``seconds``, with minibatches that are ``fed`` or not."""
-        made: Iterator[Minibatch] = self._fed() if question["fed"] else itertools.cycle(self._made)
+        made: Iterator[Minibatch] = self._fed_minibatches() if question["fed"] else itertools.cycle(self._minibatches)
         for _ in range(5):
-            self._step(next(made))
+            self._run_step(next(made))
         steps, begun = 0, time.perf_counter()
         while (passed := time.perf_counter() - begun) < question["seconds"]:
-            self._step(next(made))
+            self._run_step(next(made))
             steps += 1
         if question["fed"]:
             assert isinstance(made, Generator)
             made.close()
         return {"rate": steps * self._batch / passed}
 
-    def _fed(self) -> Iterator[Minibatch]:
+    def _fed_minibatches(self) -> Iterator[Minibatch]:
         from edl.worker.feed_pipeline import feed_in_background
 
         return feed_in_background(self._feeder, itertools.cycle(enumerate(self._windows)))
 
-    def _step(self, made: Minibatch) -> None:
+    def _run_step(self, made: Minibatch) -> None:
         self._network.train(self._slab, self._rows[made.tag], made.features, made.labels)
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     given = parser.parse_args()
     import_tensorflow()
     set_thread_counts(workers=given.workers)
-    serve(ComputeLimit(given.training, given.zoo, given.vocabulary, given.batch).rate)
+    serve_questions(ComputeLimit(given.training, given.zoo, given.vocabulary, given.batch).samples_per_second)
 
 
 if __name__ == "__main__":

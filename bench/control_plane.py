@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 import psutil
 from figures import BenchFigure, ScriptResult, percentile
-from script import main, say
+from script import main, print_progress
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.core.events import (
@@ -122,7 +122,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
         JobStateMachine(settings), journal, pods=NoPods(), ps_client=servers, emit_event=lambda what: None
     )
     shell.begin_incarnation(journal.incarnation)
-    populate(shell)
+    add_pods_and_tasks(shell)
     checkpoints = CheckpointCoordinator(Path(folder) / "checkpoints", keep=1, protected=set)
     unmet = PsControlClient(TOKEN, journal.incarnation, settings.ps, checkpoints)  # the played one has no address
     servicer = MasterService(shell, unmet, journal.incarnation)
@@ -136,11 +136,11 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     pipe.send(server.address)
     told = threading.Event()
 
-    def hear() -> None:
+    def await_stop() -> None:
         pipe.recv()
         told.set()
 
-    threading.Thread(target=hear, daemon=True).start()
+    threading.Thread(target=await_stop, daemon=True).start()
     shell.run(told.is_set)
     assert shell.state.training_ledger is not None
     done = shell.state.training_ledger.done_records
@@ -150,7 +150,7 @@ def serve_master(address: str, folder: str, pipe: Connection) -> None:
     pipe.send({"fsync_median": syncs.median, "fsync_p99": syncs.p99, "records_done": done})
 
 
-def populate(shell: MasterShell) -> None:
+def add_pods_and_tasks(shell: MasterShell) -> None:
     """A job whose pods are there and whose data set is a million tasks."""
     shell.handle(PodChanged(PodStatus("ps-0", Role.PS, 0, PodPhase.RUNNING)))
     for index in range(CLIENTS):
@@ -179,7 +179,7 @@ def serve_echo(address: str, folder: str, pipe: Connection) -> None:
 Cycle = Callable[[ControlChannel, pb.Member, list[float]], None]
 
 
-def timed(
+def timed_call(
     channel: ControlChannel, method: ControlMethod[RequestT, ReplyT], request: RequestT, took: list[float]
 ) -> ReplyT:
     began = time.perf_counter()
@@ -188,14 +188,14 @@ def timed(
     return reply
 
 
-def work(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
+def do_master_task(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
     """One task of the real master."""
-    leased = timed(channel, MasterMethods.Lease, lease_request(member), took)
+    leased = timed_call(channel, MasterMethods.Lease, lease_request(member), took)
     if not leased.HasField("task"):
         raise AssertionError(f"the master has no work: {leased}")
     number = leased.task.lease
-    timed(channel, MasterMethods.Progress, progress_request(member, number), took)
-    report = timed(channel, MasterMethods.Report, report_request(member, number), took)
+    timed_call(channel, MasterMethods.Progress, progress_request(member, number), took)
+    report = timed_call(channel, MasterMethods.Report, report_request(member, number), took)
     if not report.accepted:
         raise AssertionError(f"the master refused a report: {report.reason}")
 
@@ -206,12 +206,12 @@ _ECHOES: dict[str, ControlMethod[Any, Any]] = {
 }
 
 
-def echo(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
+def do_echo_task(channel: ControlChannel, member: pb.Member, took: list[float]) -> None:
     """The same three messages to the echo server."""
     number = (1 << 32) + len(took)
-    timed(channel, _ECHOES["Lease"], lease_request(member), took)
-    timed(channel, _ECHOES["Progress"], progress_request(member, number), took)
-    timed(channel, _ECHOES["Report"], report_request(member, number), took)
+    timed_call(channel, _ECHOES["Lease"], lease_request(member), took)
+    timed_call(channel, _ECHOES["Progress"], progress_request(member, number), took)
+    timed_call(channel, _ECHOES["Report"], report_request(member, number), took)
 
 
 def lease_request(member: pb.Member) -> pb.LeaseRequest:
@@ -228,10 +228,10 @@ def report_request(member: pb.Member, lease: int) -> pb.ReportRequest:
     return pb.ReportRequest(member=member, lease=lease, last=last)
 
 
-CYCLES: dict[str, Cycle] = {"master": work, "echo": echo}
+CYCLES: dict[str, Cycle] = {"master": do_master_task, "echo": do_echo_task}
 
 
-def client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
+def serve_client(index: int, addresses: dict[str, str], pipe: Connection) -> None:
     """Serve commands ``(target, begin, end)``, times of the shared monotonic clock, until told None."""
     member = pb.Member(role="worker", index=index, uid=f"worker-{index}")
     channels = {name: open_control_channel(address, TOKEN) for name, address in addresses.items()}
@@ -277,7 +277,7 @@ class ServerProcess:
         return times.user + times.system
 
 
-def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
+def spawn_process(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connection]:
     ours, theirs = CONTEXT.Pipe()
     process = CONTEXT.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
@@ -286,14 +286,14 @@ def spawned(target: Callable[..., None], *arguments: Any) -> tuple[Any, Connecti
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[tuple[list[Connection], dict[str, ServerProcess]]]:
+def running_servers(folder: Path) -> Iterator[tuple[list[Connection], dict[str, ServerProcess]]]:
     """Both servers and all clients; yields the pipes of the clients."""
     servers = {
-        "master": spawned(serve_master, f"unix:{folder}/master", str(folder / "journal")),
-        "echo": spawned(serve_echo, f"unix:{folder}/echo", ""),
+        "master": spawn_process(serve_master, f"unix:{folder}/master", str(folder / "journal")),
+        "echo": spawn_process(serve_echo, f"unix:{folder}/echo", ""),
     }
     addresses = {name: pipe.recv() for name, (_, pipe) in servers.items()}
-    clients = [spawned(client, index, addresses) for index in range(CLIENTS)]
+    clients = [spawn_process(serve_client, index, addresses) for index in range(CLIENTS)]
     try:
         for _, pipe in clients:
             pipe.recv()
@@ -322,19 +322,22 @@ def measure_round(server: ServerProcess, clients: Sequence[Connection], seconds:
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     each = arguments.seconds / arguments.rounds
     rounds: list[TargetRound] = []
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder, running(Path(folder)) as (clients, servers):
+    with (
+        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
+        running_servers(Path(folder)) as (clients, servers),
+    ):
         for server in servers.values():
             measure_round(server, clients, min(1.0, each))  # connects and warms up
         for number in range(arguments.rounds):
             for name in CYCLES if number % 2 == 0 else reversed(CYCLES):
                 rounds.append(measure_round(servers[name], clients, each))
-                say(described(rounds[-1]))
+                print_progress(round_text(rounds[-1]))
         servers["master"].pipe.send(None)
         told = servers["master"].pipe.recv()
     return ScriptResult("control_plane", figures(rounds, told), {"rounds": [vars(r) for r in rounds], "master": told})
 
 
-def described(taken: TargetRound) -> str:
+def round_text(taken: TargetRound) -> str:
     return (
         f"{taken.target}: {taken.requests_per_second:.0f} requests/s, p99 {1e3 * taken.p99:.1f} ms, "
         f"{taken.server_cpu_us:.0f} us of server CPU a request"
@@ -342,7 +345,7 @@ def described(taken: TargetRound) -> str:
 
 
 def figures(rounds: Sequence[TargetRound], told: dict[str, float]) -> tuple[BenchFigure, ...]:
-    def middle(target: str, name: str) -> float:
+    def median_value(target: str, name: str) -> float:
         found: float = median(getattr(r, name) for r in rounds if r.target == target)
         return found
 
@@ -350,10 +353,10 @@ def figures(rounds: Sequence[TargetRound], told: dict[str, float]) -> tuple[Benc
     ratio = median(a / b for a, b in zip(ours, bare, strict=True))  # neighbours: a slow minute is slow for both
     return (
         BenchFigure("control plane: requests/s, of a bare gRPC echo server's", ratio, "x", limit=0.5, at_least=True),
-        BenchFigure("control plane: p99", 1e3 * middle("master", "p99"), "ms", limit=25),
+        BenchFigure("control plane: p99", 1e3 * median_value("master", "p99"), "ms", limit=25),
         BenchFigure("control plane: requests/s", median(ours), "1/s"),
         BenchFigure("bare echo: requests/s", median(bare), "1/s"),
-        BenchFigure("bare echo: p99", 1e3 * middle("echo", "p99"), "ms"),
+        BenchFigure("bare echo: p99", 1e3 * median_value("echo", "p99"), "ms"),
         BenchFigure("journal: fdatasync, median", 1e3 * told["fsync_median"], "ms"),
         BenchFigure("journal: fdatasync, p99", 1e3 * told["fsync_p99"], "ms"),
     )

@@ -23,7 +23,7 @@ from typing import Any
 from click_job import ClickLogFolder, click_log_folder
 from figures import BenchFigure, ScriptResult
 from peer import PeerScript
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess, JobStuckError
 from support.journal_bytes import MalformedJournalError, read_entries
 
@@ -46,7 +46,7 @@ def job(clicks: ClickLogFolder, model: str, mode: str, seed: int) -> Any:
         model,
         params=PARAMS,
         strategy=strategy,
-        data={"training": str(clicks.training), "validation": str(clicks.held_back)},
+        data={"training": str(clicks.training_folder), "validation": str(clicks.held_back)},
         train={
             "epochs": EPOCHS,
             "seed": seed,
@@ -58,48 +58,48 @@ def job(clicks: ClickLogFolder, model: str, mode: str, seed: int) -> Any:
     )
 
 
-def synchronous(clicks: ClickLogFolder, model: str, seed: int) -> float:
+def synchronous_auc(clicks: ClickLogFolder, model: str, seed: int) -> float:
     """AUC of an undisturbed synchronous job."""
     with JobProcess(job(clicks, model, "sync", seed), cwd=clicks.folder) as run:
         found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
     return found
 
 
-def asynchronous(clicks: ClickLogFolder, model: str, seed: int) -> tuple[float, int]:
+def asynchronous_auc(clicks: ClickLogFolder, model: str, seed: int) -> tuple[float, int]:
     """AUC of a job that loses two workers and gets two; and how many of those that were added made steps."""
     with JobProcess(job(clicks, model, "async", seed), cwd=clicks.folder) as run:
-        run.wait_status(lambda status: _done(status) >= KILL_FROM and len(_training(status)) == 2)
-        first = _training(run.status())
+        run.wait_status(lambda status: _done_share(status) >= KILL_FROM and len(_training_workers(status)) == 2)
+        first = _training_workers(run.status())
         run.send("worker", min(first), SIGKILL)
         _wait_successor(run)
         run.send("worker", max(first), SIGKILL)
         found: float = run.summary(LONGEST_SECONDS)["metrics"]["auc"]
         if run.lines[-1]["workers_lost"] != 2:
             raise JobStuckError(f"{run.lines[-1]['workers_lost']} workers were lost, not 2")
-        return found, len(_stepped(read_entries(run.run_dir / "journal"))) - len(first)
+        return found, len(_workers_with_steps(read_entries(run.run_dir / "journal"))) - len(first)
 
 
 def _wait_successor(run: JobProcess) -> None:
     """Until a third worker has made steps: one is called training while it still imports TensorFlow."""
     until = time.monotonic() + LONGEST_SECONDS
-    while _done(run.status()) < KILL_UNTIL:
+    while _done_share(run.status()) < KILL_UNTIL:
         with suppress(MalformedJournalError, FileNotFoundError):  # a segment is just being begun
-            if len(_stepped(read_entries(run.run_dir / "journal"))) > 2:
+            if len(_workers_with_steps(read_entries(run.run_dir / "journal"))) > 2:
                 return
         if time.monotonic() > until:
             raise JobStuckError(f"no third worker made steps in {LONGEST_SECONDS:.0f} s\n{run.errors}")
         time.sleep(POLL_SECONDS)
 
 
-def _done(status: Mapping[str, Any]) -> float:
+def _done_share(status: Mapping[str, Any]) -> float:
     return status["records_done"] / status["records_total"] if status["records_total"] else 0.0
 
 
-def _training(status: Mapping[str, Any]) -> list[int]:
+def _training_workers(status: Mapping[str, Any]) -> list[int]:
     return [worker["index"] for worker in status["workers"] if worker["state"] == "training"]
 
 
-def _stepped(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+def _workers_with_steps(entries: Sequence[Mapping[str, Any]]) -> set[str]:
     """Workers that made steps, by their uids."""
     holders = {entry["lease"]: entry["worker"] for entry in entries if entry["kind"] == "leased"}
     return {holders[entry["lease"]] for entry in entries if entry["kind"] in ("progress", "done")}
@@ -110,24 +110,26 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     added: list[int] = []
     params = PARAMS | {"vocabulary": given.vocabulary}
     with click_log_folder(given.records, given.vocabulary, HELD_BACK) as clicks:
-        arguments = [str(clicks.training), str(clicks.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
+        arguments = [str(clicks.training_folder), str(clicks.held_back), "--batch", str(BATCH), "--epochs", str(EPOCHS)]
         for seed in range(given.rounds):
             with PeerScript("convergence_fit.py", *arguments) as keras:  # gone while jobs have the machine
                 for model, found in aucs.items():
-                    found["keras"].append(keras.request(model=model, seed=seed, params=params)["auc"])
+                    found["keras"].append(keras.ask_question(model=model, seed=seed, params=params)["auc"])
             for model, found in aucs.items():
-                found["sync"].append(synchronous(clicks, model, seed))
+                found["sync"].append(synchronous_auc(clicks, model, seed))
                 if seed < given.disturbed:
-                    auc, count = asynchronous(clicks, model, seed)
+                    auc, count = asynchronous_auc(clicks, model, seed)
                     found["async"].append(auc)
                     added.append(count)
-                say(f"seed {seed}, {MODELS[model]}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items() if v))
-        best = clicks.best
-    details = {"aucs": aucs, "best": best, "added_that_made_steps": added, "settings": _settings(given)}
+                print_progress(
+                    f"seed {seed}, {MODELS[model]}: " + ", ".join(f"{k} {v[-1]:.4f}" for k, v in found.items() if v)
+                )
+        best = clicks.best_auc
+    details = {"aucs": aucs, "best": best, "added_that_made_steps": added, "settings": _fit_settings(given)}
     return ScriptResult("convergence", tuple(figures(aucs, best)), details)
 
 
-def _settings(given: argparse.Namespace) -> dict[str, Any]:
+def _fit_settings(given: argparse.Namespace) -> dict[str, Any]:
     return PARAMS | {"batch": BATCH, "epochs": EPOCHS, "records": given.records, "vocabulary": given.vocabulary}
 
 
@@ -140,7 +142,7 @@ def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[BenchFigure]:
             f"{name}, synchronous: AUC apart from Keras', {len(sync)} seeds",
             apart,
             "AUC",
-            noise(keras, sync),
+            noise_of_difference(keras, sync),
             note="three standard errors",
         )
         behind = fmean(keras) - fmean(disturbed)
@@ -158,7 +160,7 @@ def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[BenchFigure]:
             yield BenchFigure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
 
 
-def noise(one: Sequence[float], other: Sequence[float]) -> float | None:
+def noise_of_difference(one: Sequence[float], other: Sequence[float]) -> float | None:
     """Three standard errors of the difference of two means; None for single values."""
     if min(len(one), len(other)) < 2:
         return None

@@ -12,7 +12,7 @@ from statistics import median
 
 from figures import BenchFigure, ScriptResult
 from mnist_job import DigitsFolder, digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 LONGEST_SECONDS = 180.0
@@ -22,22 +22,22 @@ LONGEST_SECONDS = 180.0
 class PausedModel:
     """The MLP with so many hidden units, and how often it is saved: a second or two apart."""
 
-    hidden: int
+    hidden_units: int
     every_steps: int
 
     @property
-    def parameters(self) -> int:
-        return (784 + 1) * self.hidden + (self.hidden + 1) * 10
+    def parameter_count(self) -> int:
+        return (784 + 1) * self.hidden_units + (self.hidden_units + 1) * 10
 
 
 MODELS = (PausedModel(128, 300), PausedModel(12_600, 30))
 
 
-def pauses(digits: DigitsFolder, model: PausedModel, count: int) -> list[float]:
+def measure_pauses(digits: DigitsFolder, model: PausedModel, count: int) -> list[float]:
     """The pauses of ``count`` checkpoints in the middle of a run, in seconds."""
     job = digits.job(
-        f"pause-{model.hidden}",
-        params={"hidden": model.hidden},
+        f"pause-{model.hidden_units}",
+        params={"hidden": model.hidden_units},
         train={"epochs": 100_000},
         checkpoint={"every_steps": model.every_steps, "keep": 1},
     )
@@ -52,23 +52,27 @@ def pauses(digits: DigitsFolder, model: PausedModel, count: int) -> list[float]:
             found.append(line["pause_seconds"])
         run.interrupt()
         run.wait()
-    say(f"{model.parameters:,} parameters: " + ", ".join(f"{1e3 * pause:.1f} ms" for pause in found))
+    print_progress(f"{model.parameter_count:,} parameters: " + ", ".join(f"{1e3 * pause:.1f} ms" for pause in found))
     return found
 
 
 def measure(arguments: argparse.Namespace) -> ScriptResult:
     with digits_folder(4096) as digits:
-        found = {model: pauses(digits, model, arguments.rounds) for model in MODELS}
+        found = {model: measure_pauses(digits, model, arguments.rounds) for model in MODELS}
     figures = [
-        BenchFigure(f"updates pause for a checkpoint of {model.parameters / 1e6:.1f} M parameters", 1e3 * value, "ms")
+        BenchFigure(
+            f"updates pause for a checkpoint of {model.parameter_count / 1e6:.1f} M parameters", 1e3 * value, "ms"
+        )
         for model, taken in found.items()
         for value in (median(taken),)
     ]
     worst = [
-        BenchFigure(f"the longest of {len(taken)} of {model.parameters / 1e6:.1f} M parameters", 1e3 * max(taken), "ms")
+        BenchFigure(
+            f"the longest of {len(taken)} of {model.parameter_count / 1e6:.1f} M parameters", 1e3 * max(taken), "ms"
+        )
         for model, taken in found.items()
     ]
-    details = {str(model.parameters): taken for model, taken in found.items()}
+    details = {str(model.parameter_count): taken for model, taken in found.items()}
     return ScriptResult("cut_pause", (*figures, *worst), {"pause_seconds": details})
 
 

@@ -28,7 +28,7 @@ from click_job import BLOCKS, ClickLogFolder, click_log_folder, records_of
 from figures import BenchFigure, ScriptResult, steady_rate
 from mnist_job import ZOO
 from peer import PeerScript, ask_all
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 WORKERS = 2
@@ -83,50 +83,52 @@ class ComparedSides:
     """
 
     def __init__(self, clicks: ClickLogFolder, given: argparse.Namespace, running: ExitStack) -> None:
-        self._clicks, self._given, self._running = clicks, given, running
+        self._clicks, self._arguments, self._running = clicks, given, running
         vocabulary = ["--vocabulary", str(clicks.vocabulary)]
         folder = str(tf_records(clicks))
-        self._limits = {batch: self._limit(batch, vocabulary) for batch in given.batches}
+        self._limits = {batch: self._limit_scripts(batch, vocabulary) for batch in given.batches}
         self._strategy = running.enter_context(PeerScript("parameter_server_strategy.py", folder, *vocabulary))
         smallest = ["--batch", str(min(given.batches))]
         self._fit = running.enter_context(PeerScript("deepfm_fit.py", folder, *vocabulary, *smallest))
-        self.tried: dict[str, list[dict[str, Any]]] = {}
-        self._best = {batch: self._tuned(self._strategy, UNROLLS, batch=batch) for batch in given.batches}
-        self._best_fit = self._tuned(self._fit, FITS)
+        self.tried_options: dict[str, list[dict[str, Any]]] = {}
+        self._best = {batch: self._tune_peer(self._strategy, UNROLLS, batch=batch) for batch in given.batches}
+        self._best_fit = self._tune_peer(self._fit, FITS)
 
-    def _limit(self, batch: int, vocabulary: list[str]) -> list[PeerScript]:
-        arguments = [str(self._clicks.training), str(ZOO), *vocabulary]
+    def _limit_scripts(self, batch: int, vocabulary: list[str]) -> list[PeerScript]:
+        arguments = [str(self._clicks.training_folder), str(ZOO), *vocabulary]
         arguments += ["--batch", str(batch), "--workers", str(WORKERS)]
         return [self._running.enter_context(PeerScript("compute_only.py", *arguments)) for _ in range(WORKERS)]
 
-    def _tuned(self, peer: PeerScript, ways: tuple[dict[str, Any], ...], **question: Any) -> dict[str, Any]:
+    def _tune_peer(self, peer: PeerScript, ways: tuple[dict[str, Any], ...], **question: Any) -> dict[str, Any]:
         """The fastest of some ways."""
-        tried = [question | way | peer.request(seconds=self._given.seconds / 4, **question, **way) for way in ways]
-        self.tried.setdefault(peer.name, []).extend(tried)
-        say(f"{peer.name}: " + ", ".join(_shown(one) for one in tried))
+        tried = [
+            question | way | peer.ask_question(seconds=self._arguments.seconds / 4, **question, **way) for way in ways
+        ]
+        self.tried_options.setdefault(peer.name, []).extend(tried)
+        print_progress(f"{peer.name}: " + ", ".join(_options_text(one) for one in tried))
         best = max(tried, key=lambda one: one["rate"])
         return {name: value for name, value in best.items() if name != "rate"}
 
-    def turn(self, batch: int) -> Rates:
+    def measure_round(self, batch: int) -> Rates:
         """One round at one batch."""
-        seconds = self._given.seconds
-        taken = {"edl": edl_rate(self._clicks, batch, self._given)}
+        seconds = self._arguments.seconds
+        taken = {"edl": edl_rate(self._clicks, batch, self._arguments)}
         for name, fed in (("limit", True), ("limit_in_memory", False)):
             answers = ask_all(self._limits[batch], seconds=seconds / 2, fed=fed)
             taken[name] = sum(answer["rate"] for answer in answers)
-        taken["strategy"] = self._strategy.request(seconds=seconds / 2, **self._best[batch])["rate"]
-        taken["strategy_by_step"] = self._strategy.request(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
-        if batch == min(self._given.batches):
-            taken["fit"] = self._fit.request(seconds=seconds / 2, **self._best_fit)["rate"]
+        taken["strategy"] = self._strategy.ask_question(seconds=seconds / 2, **self._best[batch])["rate"]
+        taken["strategy_by_step"] = self._strategy.ask_question(seconds=seconds / 2, batch=batch, unroll=1)["rate"]
+        if batch == min(self._arguments.batches):
+            taken["fit"] = self._fit.ask_question(seconds=seconds / 2, **self._best_fit)["rate"]
         return taken
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def peer_settings(self) -> dict[str, Any]:
         """With which the peers take part."""
         return {"strategy": list(self._best.values()), "fit": self._best_fit}
 
 
-def _shown(tried: dict[str, Any]) -> str:
+def _options_text(tried: dict[str, Any]) -> str:
     way = " ".join(f"{name}={value}" for name, value in tried.items() if name != "rate")
     return f"{way} {tried['rate']:,.0f}/s"
 
@@ -138,13 +140,13 @@ def tf_records(clicks: ClickLogFolder) -> Path:
     folder = clicks.folder / "tfrecord"
     folder.mkdir()
     with tf.io.TFRecordWriter(str(folder / "train.tfrecord")) as writer:
-        for record in records_of(clicks.training):
+        for record in records_of(clicks.training_folder):
             writer.write(record)
     return folder
 
 
 @contextmanager
-def sides(given: argparse.Namespace) -> Iterator[ComparedSides]:
+def open_sides(given: argparse.Namespace) -> Iterator[ComparedSides]:
     with (
         click_log_folder(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as clicks,
         ExitStack() as running,
@@ -154,14 +156,14 @@ def sides(given: argparse.Namespace) -> Iterator[ComparedSides]:
 
 def measure(given: argparse.Namespace) -> ScriptResult:
     rounds: dict[int, list[Rates]] = {batch: [] for batch in given.batches}
-    with sides(given) as taking_turns:
+    with open_sides(given) as taking_turns:
         for number in range(given.rounds):
             for batch, found in rounds.items():
-                found.append(taking_turns.turn(batch))
+                found.append(taking_turns.measure_round(batch))
                 rates = ", ".join(f"{name} {rate:,.0f}" for name, rate in found[-1].items())
-                say(f"round {number + 1} of {given.rounds}, batch {batch}: {rates}")
-        settings = taking_turns.settings | {"set": given.set, "vocabulary": given.vocabulary}
-        tried = taking_turns.tried
+                print_progress(f"round {number + 1} of {given.rounds}, batch {batch}: {rates}")
+        settings = taking_turns.peer_settings | {"set": given.set, "vocabulary": given.vocabulary}
+        tried = taking_turns.tried_options
     return ScriptResult("deepfm", tuple(figures(rounds)), {"rounds": rounds, "settings": settings, "tried": tried})
 
 

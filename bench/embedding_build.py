@@ -19,8 +19,8 @@ from statistics import median
 from types import SimpleNamespace
 
 from figures import BenchFigure, ScriptResult
-from native_table import status
-from script import main, say
+from native_table import process_bytes
+from script import main, print_progress
 
 ZOO = Path(__file__).with_name("zoo")
 MODELS = ("functional", "sequential", "nested", "HugeTableModel")
@@ -29,14 +29,14 @@ THRESHOLD = 2 << 20
 Built = dict[str, float]
 
 
-def build(model: str, rows: int) -> Built:
+def build_model(model: str, rows: int) -> Built:
     """Build one, in this process."""
     from edl.keras.tensorflow_import import import_tensorflow
 
     tf = import_tensorflow()
     import keras  # noqa: F401  TensorFlow's part of the cost
 
-    before, began = status("VmRSS"), time.perf_counter()
+    before, began = process_bytes("VmRSS"), time.perf_counter()
     from edl.keras import model_contract
     from edl.keras.network import KerasNetwork
 
@@ -47,11 +47,11 @@ def build(model: str, rows: int) -> Built:
     network = KerasNetwork.build(
         module, seed=0, embedding_threshold=THRESHOLD, ps_of_variable=lambda _: 0, ps_count=1, sample=sample
     )
-    seconds, memory = time.perf_counter() - began, status("VmHWM") - before
+    seconds, memory = time.perf_counter() - began, process_bytes("VmHWM") - before
     return {"seconds": seconds, "megabytes": memory / 1e6, "tables": len(network.tables)}
 
 
-def built(model: str, rows: int) -> Built:
+def build_in_process(model: str, rows: int) -> Built:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--only", model, "--rows", str(rows)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -61,38 +61,38 @@ def built(model: str, rows: int) -> Built:
 
 def measure(given: argparse.Namespace) -> ScriptResult:
     if given.only:
-        print(json.dumps(build(given.only, given.rows)))
+        print(json.dumps(build_model(given.only, given.rows)))
         raise SystemExit
     rounds: list[dict[str, Built]] = []
     for number in range(given.rounds):
-        taken = {model: built(model, given.rows) for model in MODELS[: 1 if number else None]}
+        taken = {model: build_in_process(model, given.rows) for model in MODELS[: 1 if number else None]}
         if any(not one["tables"] for one in taken.values()):
             raise ValueError(f"a model's table is not served: {taken}")
-        taken["small"] = built(MODELS[0], 1000)
+        taken["small"] = build_in_process(MODELS[0], 1000)
         rounds.append(taken)
-        say(f"round {number + 1} of {given.rounds}: {_shown(taken)}")
+        print_progress(f"round {number + 1} of {given.rounds}: {_costs_text(taken)}")
     return ScriptResult("embedding_build", tuple(figures(rounds, given.rows)), {"rounds": rounds, "rows": given.rows})
 
 
-def _shown(taken: Mapping[str, Built]) -> str:
+def _costs_text(taken: Mapping[str, Built]) -> str:
     return ", ".join(f"{name} {one['megabytes']:.0f} MB {one['seconds']:.2f} s" for name, one in taken.items())
 
 
 def figures(rounds: list[dict[str, Built]], rows: int) -> Iterator[BenchFigure]:
     """The functional model in every round; the others once."""
 
-    def middle(model: str, name: str) -> float:
+    def median_value(model: str, name: str) -> float:
         return median(taken[model][name] for taken in rounds if model in taken)
 
     table = f"`Embedding` of {rows / 1e6:.3g} M x 16"
-    yield BenchFigure(f"{table} builds: memory above TensorFlow", middle("functional", "megabytes"), "MB", 300.0)
-    yield BenchFigure(f"{table} builds: time", middle("functional", "seconds"), "s", 3.0)
+    yield BenchFigure(f"{table} builds: memory above TensorFlow", median_value("functional", "megabytes"), "MB", 300.0)
+    yield BenchFigure(f"{table} builds: time", median_value("functional", "seconds"), "s", 3.0)
     for model in MODELS[1:]:
         name = LABELS.get(model, model)
-        yield BenchFigure(f"the same, {name} model: memory", middle(model, "megabytes"), "MB")
-        yield BenchFigure(f"the same, {name} model: time", middle(model, "seconds"), "s")
-    yield BenchFigure("the same model with 1000 rows: memory", middle("small", "megabytes"), "MB")
-    yield BenchFigure("the same model with 1000 rows: time", middle("small", "seconds"), "s")
+        yield BenchFigure(f"the same, {name} model: memory", median_value(model, "megabytes"), "MB")
+        yield BenchFigure(f"the same, {name} model: time", median_value(model, "seconds"), "s")
+    yield BenchFigure("the same model with 1000 rows: memory", median_value("small", "megabytes"), "MB")
+    yield BenchFigure("the same model with 1000 rows: time", median_value("small", "seconds"), "s")
 
 
 def options(parser: argparse.ArgumentParser) -> None:

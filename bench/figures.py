@@ -36,14 +36,14 @@ class BenchFigure:
     aim: float | None = None
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """Whether the requirement is met; None where there is none."""
         if self.limit is None:
             return None
         return self.measured >= self.limit if self.at_least else self.measured <= self.limit
 
     @property
-    def share(self) -> float | None:
+    def limit_share(self) -> float | None:
         """``measured / limit``; None without a limit, or when it is zero."""
         return self.measured / self.limit if self.limit else None
 
@@ -66,25 +66,25 @@ class ScriptResult:
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``bench/results/<name>.json``."""
-        figures = [{**asdict(figure), "met": figure.met} for figure in self.figures]
+        figures = [{**asdict(figure), "met": figure.is_met} for figure in self.figures]
         return {
             "name": self.name,
             "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "versions": versions(),
+            "machine": machine_facts(),
+            "versions": package_versions(),
             "failed": self.failed,
             "figures": figures,
             "details": dict(self.details),
         }
 
 
-def machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     """The machine by cores and memory, never by name."""
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"cores": len(os.sched_getaffinity(0)), "memory_gb": round(pages / 2**30), "arch": platform.machine()}
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter to speed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:

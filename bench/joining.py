@@ -18,19 +18,19 @@ from statistics import median
 from typing import Any
 
 from figures import BenchFigure
-from script import say
+from script import print_progress
 from stalls import (
     LINE,
     SavedCheckpoint,
     Window,
-    between,
     beyond_usual,
-    checkpoints,
+    checkpoint_windows,
     each_saved,
-    longest,
-    read,
+    longest_step,
+    read_checkpoints,
+    read_steps,
     step_logs,
-    windows,
+    windows_between,
 )
 from support.job_process import JobProcess
 
@@ -77,12 +77,14 @@ def run_job(folder: Path, kept: Path, kills: int) -> tuple[list[SavedCheckpoint]
             killed = run.send("worker", min(run.pids("worker")), SIGKILL)
             wait_settled(kept, run.wait_event("role_started", after=seen, role="worker")["pid"])
             joins.append((killed, time.time()))
-            say(f"worker {number + 1} of {kills} joined {joins[-1][1] - killed:.1f} s after the kill of another")
+            print_progress(
+                f"worker {number + 1} of {kills} joined {joins[-1][1] - killed:.1f} s after the kill of another"
+            )
         wait_saved(run, BEFORE)
         lines = [line for line in run.lines[began:] if line["event"] == "checkpoint_saved"]
         run.interrupt()
         run.wait(LONGEST_SECONDS)
-    return checkpoints(lines, EVERY), joins
+    return read_checkpoints(lines, EVERY), joins
 
 
 def wait_settled(kept: Path, worker: int) -> None:
@@ -114,15 +116,15 @@ class JoiningSplit:
     settled: Sequence[float]
 
 
-def split(values: Sequence[float], of: Sequence[Window], joins: Sequence[Window]) -> JoiningSplit:
+def split_values(values: Sequence[float], of: Sequence[Window], joins: Sequence[Window]) -> JoiningSplit:
     """Each value is of the window at its place."""
     paired = list(zip(of, values, strict=True))
-    beside = [[value for window, value in paired if meet(window, join)] for join in joins]
-    settled = [value for window, value in paired if not any(meet(window, join) for join in joins)]
+    beside = [[value for window, value in paired if windows_overlap(window, join)] for join in joins]
+    settled = [value for window, value in paired if not any(windows_overlap(window, join) for join in joins)]
     return JoiningSplit([max(found) for found in beside if found], settled)
 
 
-def meet(one: Window, other: Window) -> bool:
+def windows_overlap(one: Window, other: Window) -> bool:
     """Whether two windows have a time in common."""
     return one[0] < other[1] and other[0] < one[1]
 
@@ -131,13 +133,13 @@ def measure(folder: Path, kills: int) -> tuple[tuple[BenchFigure, ...], dict[str
     """Figures, and what is behind them."""
     with step_logs() as kept:
         saved, joins = run_job(folder, kept, kills)
-        workers = [read(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
-    taken = windows(workers, saved, together=WORKERS)
-    none = between(taken)
+        workers = [read_steps(step_log, SETTLE_STEPS) for step_log in kept.iterdir()]
+    taken = checkpoint_windows(workers, saved, together=WORKERS)
+    none = windows_between(taken)
     workers = beyond_usual(workers, taken)
-    stalls = split([longest(workers, window) for window in taken], taken, joins)
-    quiet = split([longest(workers, window) for window in none], none, joins)
-    pauses = split([one.pause for one in saved], taken, joins)
+    stalls = split_values([longest_step(workers, window) for window in taken], taken, joins)
+    quiet = split_values([longest_step(workers, window) for window in none], none, joins)
+    pauses = split_values([one.pause for one in saved], taken, joins)
     details = {"stalls": asdict(stalls), "between": asdict(quiet), "pause_seconds": asdict(pauses)}
     return figures(stalls, quiet, pauses), details | {"join_seconds": [until - since for since, until in joins]}
 
@@ -147,20 +149,22 @@ def figures(stalls: JoiningSplit, quiet: JoiningSplit, pauses: JoiningSplit) -> 
     name = f"checkpoint, {WORKERS} workers, {SERVERS} PS"
     stall, pause = "longest stall of a worker", "updates pause"
 
-    def usual(what: str, seconds: Sequence[float], limit: float | None = None, aim: float | None = None) -> BenchFigure:
+    def median_figure(
+        what: str, seconds: Sequence[float], limit: float | None = None, aim: float | None = None
+    ) -> BenchFigure:
         return BenchFigure(f"{name}, {what}", 1e3 * median(seconds), "ms", limit, aim=aim)
 
-    def worst(what: str, seconds: Sequence[float]) -> BenchFigure:
+    def worst_figure(what: str, seconds: Sequence[float]) -> BenchFigure:
         return BenchFigure(f"{name}, {what}, the worst of {len(seconds)}", 1e3 * max(seconds), "ms")
 
     return (
-        usual(f"one joining: {stall}", stalls.joins, 50.0, 20.0),
-        worst(f"one joining: {stall}", stalls.joins),
-        usual(f"one joining: {stall} while there is none", quiet.joins),
-        usual(f"one joining: {pause}", pauses.joins),
-        worst(f"one joining: {pause}", pauses.joins),
-        usual(f"none joining: {stall}", stalls.settled),
-        worst(f"none joining: {stall}", stalls.settled),
-        usual(f"none joining: {pause}", pauses.settled),
-        worst(f"none joining: {pause}", pauses.settled),
+        median_figure(f"one joining: {stall}", stalls.joins, 50.0, 20.0),
+        worst_figure(f"one joining: {stall}", stalls.joins),
+        median_figure(f"one joining: {stall} while there is none", quiet.joins),
+        median_figure(f"one joining: {pause}", pauses.joins),
+        worst_figure(f"one joining: {pause}", pauses.joins),
+        median_figure(f"none joining: {stall}", stalls.settled),
+        worst_figure(f"none joining: {stall}", stalls.settled),
+        median_figure(f"none joining: {pause}", pauses.settled),
+        worst_figure(f"none joining: {pause}", pauses.settled),
     )

@@ -27,14 +27,14 @@ from model_zoo.mnist import mlp
 BATCH = 64
 
 
-def dataset(folder: Path, mode: str) -> tuple[Any, int]:
+def read_dataset(folder: Path, mode: str) -> tuple[Any, int]:
     """All records of a folder through the model's ``feed``, and how many they are."""
     reader = open_reader((str(folder),), {})
     records = [record for source in reader.sources() for record in reader.read(source.name, 0, source.records)]
     return mlp.feed(tf.data.Dataset.from_tensor_slices(records), mode, None), len(records)
 
 
-def compiled(**how: Any) -> Any:
+def compiled_model(**how: Any) -> Any:
     """The zoo's model, ready to fit."""
     model = mlp.custom_model()
     model.compile(optimizer=mlp.optimizer(), loss=mlp.loss, **how)
@@ -52,19 +52,21 @@ class EpochClock(keras.callbacks.Callback):  # type: ignore[misc]
         self.ends.append(time.perf_counter())
 
 
-def rate(records: int, training: Any, epochs: int, **how: Any) -> float:
+def fit_rate(records: int, training: Any, epochs: int, **how: Any) -> float:
     """Samples a second of ``fit`` without metrics, once the first epoch is over."""
     clock, steps = EpochClock(), records // BATCH // 32 * 32
-    compiled(**how).fit(training, epochs=epochs + 1, steps_per_epoch=steps, verbose=0, callbacks=[clock])
+    compiled_model(**how).fit(training, epochs=epochs + 1, steps_per_epoch=steps, verbose=0, callbacks=[clock])
     return epochs * steps * BATCH / (clock.ends[-1] - clock.ends[0])
 
 
-def rates(folder: Path, epochs: int) -> dict[str, float]:
+def fit_rates(folder: Path, epochs: int) -> dict[str, float]:
     """Rates of ``fit`` for one and for 32 steps an execution, and of the bare mathematics."""
-    examples, count = dataset(folder, "training")
+    examples, count = read_dataset(folder, "training")
     training = examples.repeat().batch(BATCH, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
     found = {
-        f"fit_{steps}{'_xla' if jit else ''}": rate(count, training, epochs, steps_per_execution=steps, jit_compile=jit)
+        f"fit_{steps}{'_xla' if jit else ''}": fit_rate(
+            count, training, epochs, steps_per_execution=steps, jit_compile=jit
+        )
         for steps in (1, 32)
         for jit in (False, True)
     }
@@ -77,12 +79,12 @@ def bare_rate(batch: Any, steps: int) -> float:
     optimizer.build(model.trainable_variables)
     features, labels = batch
 
-    def update() -> None:
+    def apply_gradients() -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(mlp.loss(labels, model(features, training=True)))
         optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    step = tf.function(update)
+    step = tf.function(apply_gradients)
     for _ in range(50):
         step()
     began = time.perf_counter()
@@ -91,14 +93,14 @@ def bare_rate(batch: Any, steps: int) -> float:
     return steps * BATCH / (time.perf_counter() - began)
 
 
-def accuracies(training: Path, held_back: Path, epochs: int, seeds: Sequence[int]) -> dict[str, list[float]]:
+def held_back_accuracies(training: Path, held_back: Path, epochs: int, seeds: Sequence[int]) -> dict[str, list[float]]:
     """Accuracy on the held-back records after training, for each seed."""
-    examples, count = dataset(training, "training")
-    test = dataset(held_back, "evaluation")[0].batch(256)
+    examples, count = read_dataset(training, "training")
+    test = read_dataset(held_back, "evaluation")[0].batch(256)
     found = []
     for seed in seeds:
         keras.utils.set_random_seed(seed)
-        model = compiled(metrics=list(mlp.eval_metrics_fn().values()))
+        model = compiled_model(metrics=list(mlp.eval_metrics_fn().values()))
         shuffled = examples.shuffle(count, seed=seed).batch(BATCH).prefetch(tf.data.AUTOTUNE)
         model.fit(shuffled, epochs=epochs, verbose=0)
         found.append(float(model.evaluate(test, verbose=0)[1]))
@@ -114,9 +116,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments = parser.parse_args()
     if arguments.held_back:
-        found: Any = accuracies(arguments.training, arguments.held_back, arguments.epochs, arguments.seeds)
+        found: Any = held_back_accuracies(arguments.training, arguments.held_back, arguments.epochs, arguments.seeds)
     else:
-        found = rates(arguments.training, arguments.epochs)
+        found = fit_rates(arguments.training, arguments.epochs)
     json.dump(found, sys.stdout)
 
 

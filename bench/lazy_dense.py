@@ -63,7 +63,7 @@ class LookupPlan:
     share: NDArray[np.float64]
 
     @classmethod
-    def make(cls, steps: int) -> LookupPlan:
+    def draw_plan(cls, steps: int) -> LookupPlan:
         rng = np.random.default_rng(0)
         share = 1 / np.arange(1, ROWS + 1) ** EXPONENT
         share /= share.sum()
@@ -74,7 +74,7 @@ class LookupPlan:
             share,
         )
 
-    def groups(self) -> Iterator[NDArray[np.bool_]]:
+    def row_groups(self) -> Iterator[NDArray[np.bool_]]:
         """Rows by how many steps touch them: more than half, at least one of a hundred, fewer, none."""
         touched = np.zeros(ROWS)
         for ids in self.ids:
@@ -84,12 +84,12 @@ class LookupPlan:
         yield (touched > 0) & (touched < 0.01)
         yield touched == 0
 
-    def loss(self, values: NDArray[np.float32]) -> float:
+    def expected_loss(self, values: NDArray[np.float32]) -> float:
         """Mean squared error of a record drawn like those of training, without noise."""
         return float(self.share @ ((values - self.targets) ** 2).mean(axis=1))
 
 
-def trained(accesses: LookupPlan, optimizer: OptimizerSpec, rate: float, *, dense: bool) -> NDArray[np.float32]:
+def train_table(accesses: LookupPlan, optimizer: OptimizerSpec, rate: float, *, dense: bool) -> NDArray[np.float32]:
     """The table at the end."""
     store = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, "lazy_dense"), NOTHING)
     for step, (ids, noise) in enumerate(zip(accesses.ids, accesses.noise, strict=True), start=1):
@@ -102,39 +102,39 @@ def trained(accesses: LookupPlan, optimizer: OptimizerSpec, rate: float, *, dens
     return store.read_rows(TABLE.name, EVERY)
 
 
-def row(accesses: LookupPlan, name: str, optimizer: OptimizerSpec, rate: float) -> str:
+def table_row(accesses: LookupPlan, name: str, optimizer: OptimizerSpec, rate: float) -> str:
     """A line of the table: distances of lazy from dense, as shares of the way that dense went."""
-    lazy, dense = (trained(accesses, optimizer, rate, dense=which) for which in (False, True))
+    lazy, dense = (train_table(accesses, optimizer, rate, dense=which) for which in (False, True))
     start = NumpyParameterStore(ModelDeclaration((), (TABLE,), optimizer, ""), NOTHING).read_rows(TABLE.name, EVERY)
-    far = [distance(lazy[g], dense[g], start[g]) for g in accesses.groups()]
-    losses = [accesses.loss(values) for values in (lazy, dense)]
-    return f"| {name} | {rate:g} | {' | '.join(map(percent, far))} | {' | '.join(f'{x:.3f}' for x in losses)} |"
+    far = [relative_distance(lazy[g], dense[g], start[g]) for g in accesses.row_groups()]
+    losses = [accesses.expected_loss(values) for values in (lazy, dense)]
+    return f"| {name} | {rate:g} | {' | '.join(map(percent_text, far))} | {' | '.join(f'{x:.3f}' for x in losses)} |"
 
 
-def distance(lazy: Rows, dense: Rows, start: Rows) -> float:
+def relative_distance(lazy: Rows, dense: Rows, start: Rows) -> float:
     """Of lazy from dense, as a share of the way that dense went; 0 where both stayed."""
     way = float(np.linalg.norm(dense - start))
     return float(np.linalg.norm(lazy - dense)) / way if way else 0.0
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     return "0" if share < 5e-5 else f"{100 * share:.2g} %" if share < 1 else f"{100 * share:.0f} %"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1000)
-    accesses = LookupPlan.make(parser.parse_args().steps)
-    often, sometimes, rarely, never = (int(group.sum()) for group in accesses.groups())
+    accesses = LookupPlan.draw_plan(parser.parse_args().steps)
+    often, sometimes, rarely, never = (int(group.sum()) for group in accesses.row_groups())
     start = NumpyParameterStore(ModelDeclaration((), (TABLE,), OptimizerSpec("sgd"), ""), NOTHING).read_rows(
         TABLE.name, EVERY
     )
     print(f"{len(accesses.ids)} steps, {ROWS} rows of width {DIM}, batches of {BATCH} ids, Zipf exponent {EXPONENT};")
-    print(f"loss before training {accesses.loss(start):.3f}.\n")
+    print(f"loss before training {accesses.expected_loss(start):.3f}.\n")
     groups = f"{often} rows in most steps | {sometimes} in 1 of 2 to 1 of 100 | {rarely} rarer | {never} never"
     print(f"| optimizer | rate | {groups} | loss, lazy | loss, dense |\n|---|---|---|---|---|---|---|---|")
     for name, (optimizer, rate) in OPTIMIZERS.items():
-        print(row(accesses, name, optimizer, rate), flush=True)
+        print(table_row(accesses, name, optimizer, rate), flush=True)
 
 
 if __name__ == "__main__":

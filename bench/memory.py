@@ -13,14 +13,14 @@ from statistics import median
 import psutil
 from figures import BenchFigure, ScriptResult
 from mnist_job import digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 ROLES = ("master", "ps")
 MEGABYTE = 1_000_000
 
 
-def resident(run: JobProcess) -> dict[str, dict[str, float]]:
+def resident_memory(run: JobProcess) -> dict[str, dict[str, float]]:
     """RSS and PSS in MB of the master and of the PS."""
     found = {}
     for role in ROLES:
@@ -35,10 +35,10 @@ def one_run(job: JobProcess, seconds: float) -> dict[str, dict[str, dict[str, fl
         run.wait_event("role_started", role="ps")
         run.wait_status(lambda status: len(status["workers"]) == 2)
         time.sleep(1.0)  # both serve by now; the workers still import TensorFlow
-        idle = resident(run)
+        idle = resident_memory(run)
         run.wait_step(1)
         time.sleep(seconds)
-        busy = resident(run)
+        busy = resident_memory(run)
         run.interrupt()
         run.wait()
     return {"idle": idle, "training": busy}
@@ -50,21 +50,23 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
         job = digits.job("memory", train={"epochs": 100_000})
         for _ in range(arguments.rounds):
             taken.append(one_run(JobProcess(job, cwd=digits.folder), arguments.seconds))
-            say(str(taken[-1]))
+            print_progress(str(taken[-1]))
     return ScriptResult("memory", figures(taken), {"rounds": taken})
 
 
 def figures(taken: list[dict[str, dict[str, dict[str, float]]]]) -> tuple[BenchFigure, ...]:
-    def middle(when: str, role: str, kind: str) -> float:
+    def median_value(when: str, role: str, kind: str) -> float:
         return median(each[when][role][kind] for each in taken)
 
     return (
-        BenchFigure("master: resident memory while a job trains", middle("training", "master", "rss_mb"), "MB", 100),
-        BenchFigure("an idle PS: resident memory", middle("idle", "ps", "rss_mb"), "MB", 100),
-        BenchFigure("master: PSS while a job trains", middle("training", "master", "pss_mb"), "MB"),
-        BenchFigure("an idle PS: PSS", middle("idle", "ps", "pss_mb"), "MB"),
         BenchFigure(
-            "PS that serves the MLP (0.4 MB of parameters): resident", middle("training", "ps", "rss_mb"), "MB"
+            "master: resident memory while a job trains", median_value("training", "master", "rss_mb"), "MB", 100
+        ),
+        BenchFigure("an idle PS: resident memory", median_value("idle", "ps", "rss_mb"), "MB", 100),
+        BenchFigure("master: PSS while a job trains", median_value("training", "master", "pss_mb"), "MB"),
+        BenchFigure("an idle PS: PSS", median_value("idle", "ps", "pss_mb"), "MB"),
+        BenchFigure(
+            "PS that serves the MLP (0.4 MB of parameters): resident", median_value("training", "ps", "rss_mb"), "MB"
         ),
     )
 

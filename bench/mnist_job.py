@@ -25,7 +25,7 @@ class DigitsFolder:
     records: int
 
     @property
-    def training(self) -> Path:
+    def training_folder(self) -> Path:
         return self.folder / "digits" / "train"
 
     @property
@@ -38,7 +38,7 @@ class DigitsFolder:
             "apiVersion": "edl.dev/v1",
             "name": name,
             "model": {"zoo": str(ZOO), "definition": MLP, "params": params or {}},
-            "data": {"training": str(self.training)},
+            "data": {"training": str(self.training_folder)},
             "train": {"epochs": 1},
             "export": None,
             "ps": {"count": 1},

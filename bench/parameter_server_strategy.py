@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from peer import serve
+from peer import serve_questions
 
 NUMBERS, IDS, DIM, HIDDEN = 13, 26, 16, (256, 128, 64)
 RATE, START, EPSILON = 0.05, 0.1, 1e-7
@@ -38,7 +38,7 @@ _FEATURES = {
 }
 
 
-def cluster() -> dict[str, list[str]]:
+def cluster_addresses() -> dict[str, list[str]]:
     """Addresses on free ports of this machine."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(WORKERS + 1)]
     names = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
@@ -47,7 +47,7 @@ def cluster() -> dict[str, list[str]]:
     return {"ps": names[:1], "worker": names[1:]}
 
 
-def be(role: str, index: int, spec: dict[str, list[str]], threads: int) -> None:
+def run_server(role: str, index: int, spec: dict[str, list[str]], threads: int) -> None:
     """A TensorFlow server of the cluster, until it is ended."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     server = tf.distribute.Server(
@@ -57,7 +57,7 @@ def be(role: str, index: int, spec: dict[str, list[str]], threads: int) -> None:
 
 
 @contextmanager
-def servers(spec: dict[str, list[str]], threads: int) -> Iterator[None]:
+def start_servers(spec: dict[str, list[str]], threads: int) -> Iterator[None]:
     """The other processes."""
     environment = {**os.environ, "TF_NUM_INTRAOP_THREADS": str(threads)}
     roles = [(role, index) for role, names in spec.items() for index in range(len(names))]
@@ -91,15 +91,15 @@ class DeepFmModel:
             for shape in self._shapes
         ]
         with tf.device(PS):
-            self._dense = self._made(tf.concat(initial, 0))
-            self._weights = self._made(tf.random.uniform([vocabulary, 1], -0.05, 0.05))
-            self._vectors = self._made(tf.random.uniform([vocabulary, DIM], -0.05, 0.05))
+            self._dense = self._make_variable(tf.concat(initial, 0))
+            self._weights = self._make_variable(tf.random.uniform([vocabulary, 1], -0.05, 0.05))
+            self._vectors = self._make_variable(tf.random.uniform([vocabulary, DIM], -0.05, 0.05))
 
     @staticmethod
-    def _made(value: Any) -> tuple[Any, Any]:
+    def _make_variable(value: Any) -> tuple[Any, Any]:
         return tf.Variable(value), tf.Variable(tf.fill(value.shape, START))
 
-    def step(self, features: Any, labels: Any) -> None:
+    def train_step(self, features: Any, labels: Any) -> None:
         """Pull, compute, push."""
         ids, places = tf.unique(tf.reshape(features["ids"], [-1]))
         with tf.device(PS):
@@ -138,15 +138,15 @@ class DeepFmModel:
         return x @ pieces[-2] + pieces[-1] + tf.reduce_sum(first, 1, True) + tf.reduce_sum(pairs, 1, True)
 
 
-def dataset(pattern: str, batch: int) -> Any:
+def read_dataset(pattern: str, batch: int) -> Any:
     """Parsed batches without end."""
 
-    def parse(records: Any) -> Any:
+    def parse_batch(records: Any) -> Any:
         example = tf.io.parse_example(records, _FEATURES)
         return {name: example[name] for name in ("numbers", "ids")}, tf.cast(example["label"], tf.float32)
 
     records = tf.data.TFRecordDataset(tf.io.gfile.glob(pattern)).cache().repeat()
-    return records.batch(batch, drop_remainder=True).map(parse).prefetch(2)
+    return records.batch(batch, drop_remainder=True).map(parse_batch).prefetch(2)
 
 
 class StrategySide:
@@ -163,38 +163,38 @@ class StrategySide:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         with strategy.scope():
             self._model = DeepFmModel(given.vocabulary)
-        self._given = given
-        self._ways: dict[tuple[int, int], Any] = {}
+        self._arguments = given
+        self._step_functions: dict[tuple[int, int], Any] = {}
 
-    def rate(self, question: dict[str, Any]) -> dict[str, Any]:
+    def samples_per_second(self, question: dict[str, Any]) -> dict[str, Any]:
         """Samples a second of both workers together, for about ``seconds``, at a ``batch``, so many steps a call."""
         batch, unroll = question["batch"], question["unroll"]
-        steps, iterator = self._way(batch, unroll)
+        steps, iterator = self._step_function(batch, unroll)
         begun = time.perf_counter()
-        self._run(steps, iterator, 4)
+        self._run_calls(steps, iterator, 4)
         calls = max(4, int(4 * question["seconds"] / (time.perf_counter() - begun)))
         begun = time.perf_counter()
-        self._run(steps, iterator, calls)
+        self._run_calls(steps, iterator, calls)
         return {"rate": calls * unroll * batch / (time.perf_counter() - begun)}
 
-    def _run(self, steps: Any, iterator: Any, calls: int) -> None:
+    def _run_calls(self, steps: Any, iterator: Any, calls: int) -> None:
         for _ in range(calls):
             self._coordinator.schedule(steps, args=(iterator,))
         self._coordinator.join()
 
-    def _way(self, batch: int, unroll: int) -> Any:
-        if (batch, unroll) in self._ways:
-            return self._ways[batch, unroll]
+    def _step_function(self, batch: int, unroll: int) -> Any:
+        if (batch, unroll) in self._step_functions:
+            return self._step_functions[batch, unroll]
 
-        def unrolled(iterator: Any) -> None:
+        def unrolled_steps(iterator: Any) -> None:
             for _ in range(unroll):
-                self._model.step(*next(iterator))
+                self._model.train_step(*next(iterator))
 
-        steps = tf.function(unrolled)
-        pattern = str(self._given.records / "*")
-        iterator = iter(self._coordinator.create_per_worker_dataset(lambda: dataset(pattern, batch)))
-        self._run(steps, iterator, 2 * WORKERS)
-        self._ways[batch, unroll] = steps, iterator
+        steps = tf.function(unrolled_steps)
+        pattern = str(self._arguments.records / "*")
+        iterator = iter(self._coordinator.create_per_worker_dataset(lambda: read_dataset(pattern, batch)))
+        self._run_calls(steps, iterator, 2 * WORKERS)
+        self._step_functions[batch, unroll] = steps, iterator
         return steps, iterator
 
 
@@ -206,10 +206,10 @@ def main() -> None:
     parser.add_argument("--be", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.be:
-        be(given.be[0], int(given.be[1]), json.loads(given.be[2]), given.threads)
-    spec = cluster()
-    with servers(spec, given.threads):
-        serve(StrategySide(spec, given).rate)
+        run_server(given.be[0], int(given.be[1]), json.loads(given.be[2]), given.threads)
+    spec = cluster_addresses()
+    with start_servers(spec, given.threads):
+        serve_questions(StrategySide(spec, given).samples_per_second)
 
 
 if __name__ == "__main__":

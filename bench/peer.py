@@ -35,7 +35,7 @@ class PeerScript:
         self._command = [python, str(Path(__file__).parent / script), *arguments]
 
     def start(self) -> None:
-        """Start it without waiting until it is ready; ``receive`` then returns what it says first."""
+        """Start it without waiting until it is ready; ``receive_answer`` then returns what it says first."""
         self._errors = TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
@@ -43,7 +43,7 @@ class PeerScript:
 
     def __enter__(self) -> Self:
         self.start()
-        self.said = self.receive()
+        self.ready_message = self.receive_answer()
         return self
 
     def __exit__(
@@ -59,13 +59,13 @@ class PeerScript:
             self._process.wait()
         self._errors.close()
 
-    def send(self, **question: Any) -> None:
+    def send_question(self, **question: Any) -> None:
         """Ask for something."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
 
-    def receive(self) -> dict[str, Any]:
+    def receive_answer(self) -> dict[str, Any]:
         """The answer to the question before.
 
         Raises:
@@ -79,26 +79,26 @@ class PeerScript:
         found: dict[str, Any] = json.loads(text)
         return found
 
-    def request(self, **question: Any) -> dict[str, Any]:
+    def ask_question(self, **question: Any) -> dict[str, Any]:
         """Tell and hear."""
-        self.send(**question)
-        return self.receive()
+        self.send_question(**question)
+        return self.receive_answer()
 
 
 def ask_all(peers: Sequence[PeerScript], **question: Any) -> list[dict[str, Any]]:
     """Ask several at the same moment."""
     for peer in peers:
-        peer.send(**question)
-    return [peer.receive() for peer in peers]
+        peer.send_question(**question)
+    return [peer.receive_answer() for peer in peers]
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> None:
+def serve_questions(answer: Callable[[dict[str, Any]], dict[str, Any]], **said: Any) -> None:
     """Be a peer: answer questions until there are no more. ``said`` goes with being ready."""
-    _say(READY | said)
+    _write_line(READY | said)
     for line in sys.stdin:
-        _say(answer(json.loads(line)))
+        _write_line(answer(json.loads(line)))
 
 
-def _say(what: dict[str, Any]) -> None:
+def _write_line(what: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()

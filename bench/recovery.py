@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from figures import BenchFigure, ScriptResult
 from mnist_job import digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess, Line
 from support.journal_bytes import MalformedJournalError, read_entries
 
@@ -35,12 +35,12 @@ MINIBATCH, MINIBATCHES = 64, 8
 def wait_working(run: JobProcess) -> None:
     """Wait until two live workers have made steps: a worker holds leases, and is called training, while it imports."""
 
-    def told(entries: list[dict[str, Any]]) -> bool:
+    def has_trained(entries: list[dict[str, Any]]) -> bool:
         holders = {entry["lease"]: entry["worker"] for entry in entries if entry["kind"] == "leased"}
         stepped = {holders[entry["lease"]] for entry in entries if entry["kind"] in ("progress", "done")}
         return sum(worker["uid"] in stepped for worker in run.status().get("workers", ())) >= 2
 
-    when(run, told)
+    wait_for_entry(run, has_trained)
     time.sleep(SETTLE_SECONDS)
 
 
@@ -57,7 +57,7 @@ def kill_worker(run: JobProcess) -> dict[str, float]:
 
 def leased_again(run: JobProcess, returned: Line) -> float:
     """When the head of the returned range was leased again, in unix seconds."""
-    return when(run, lambda entries: leased_after_return(entries, returned["start"]))
+    return wait_for_entry(run, lambda entries: leased_after_return(entries, returned["start"]))
 
 
 def leased_after_return(entries: list[dict[str, Any]], start: int) -> bool:
@@ -85,24 +85,24 @@ def kill_master(run: JobProcess) -> dict[str, float]:
     incarnation, seen = run.status()["incarnation"], len(run.lines)
     at = run.send("master", 0, SIGKILL)
 
-    def begun(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def later_entries(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         first = [i for i, e in enumerate(entries) if e["kind"] == "incarnation" and e["number"] > incarnation]
         return entries[first[0] :] if first else []
 
-    def stepped(entries: list[dict[str, Any]]) -> bool:
-        return any(entry["kind"] in ("progress", "done") for entry in begun(entries))
+    def has_stepped(entries: list[dict[str, Any]]) -> bool:
+        return any(entry["kind"] in ("progress", "done") for entry in later_entries(entries))
 
     restarted = run.wait_event("role_started", LONGEST_SECONDS, seen, role="master")["time"]
     found = {
         "master SIGKILLed: its successor serves": restarted - at,
-        "master SIGKILLed: it decides": when(run, lambda entries: bool(begun(entries))) - at,
-        "master SIGKILLed: steps go on": when(run, stepped) - at,
+        "master SIGKILLed: it decides": wait_for_entry(run, lambda entries: bool(later_entries(entries))) - at,
+        "master SIGKILLed: steps go on": wait_for_entry(run, has_stepped) - at,
     }
     run.wait_status(lambda status: status["incarnation"] > incarnation and bool(status["workers"]))
     return found
 
 
-def when(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float:
+def wait_for_entry(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float:
     """When the journal first held what ``told`` looks for, in unix seconds; late by at most one look.
 
     Looks get rarer as the journal grows, so that they take a fifth of a core at most from the job that is measured.
@@ -113,13 +113,13 @@ def when(run: JobProcess, told: Callable[[list[dict[str, Any]]], bool]) -> float
     until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
         began = time.monotonic()
-        if told(_entries(run.run_dir / "journal")):
+        if told(_read_entries(run.run_dir / "journal")):
             return time.time()
         time.sleep(max(POLL_SECONDS, 4 * (time.monotonic() - began)))
     raise TimeoutError(f"it is not in the journal after {LONGEST_SECONDS:.0f} s\n{run.errors}")
 
 
-def _entries(journal: Path) -> list[dict[str, Any]]:
+def _read_entries(journal: Path) -> list[dict[str, Any]]:
     try:
         return read_entries(journal)
     except (FileNotFoundError, MalformedJournalError):
@@ -136,7 +136,7 @@ def one_run(job: Path, folder: Path) -> dict[str, float]:
         for fault in FAULTS:
             wait_working(run)
             found |= fault(run)
-            say(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
+            print_progress(", ".join(f"{name} {seconds:.3f} s" for name, seconds in found.items()))
         run.interrupt()
         run.wait()
     return found
@@ -161,7 +161,7 @@ LIMITS = {
 def figures(rounds: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     """Medians against the limits; the slowest round stands beside, since a median hides a miss."""
     required = [
-        BenchFigure(name, median(taken[name] for taken in rounds), "s", limit, note=_note(name))
+        BenchFigure(name, median(taken[name] for taken in rounds), "s", limit, note=_figure_note(name))
         for name, limit in LIMITS.items()
     ]
     slowest = [
@@ -170,7 +170,7 @@ def figures(rounds: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
     return (*required, *slowest)
 
 
-def _note(name: str) -> str:
+def _figure_note(name: str) -> str:
     return "1 s plus a minibatch, which is left out" if "SIGTERM" in name else ""
 
 

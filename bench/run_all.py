@@ -22,7 +22,7 @@ from pathlib import Path
 
 import table
 from figures import ScriptResult
-from script import say
+from script import print_progress
 
 HERE = Path(__file__).parent
 LEAVE_SECONDS = 15.0
@@ -68,7 +68,7 @@ SCRIPTS = (
 )
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """Make sure that a script and its children are gone; it gets time to end the jobs that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
@@ -77,7 +77,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(LEAVE_SECONDS)
 
 
-def run(script: BenchScript, quick: bool, results: Path) -> str:
+def run_script(script: BenchScript, quick: bool, results: Path) -> str:
     """Run one script; its result lands in ``results``. Returns why it failed; empty when it did not."""
     out = results / f"{script.name}.json"
     command = [sys.executable, str(HERE / f"{script.name}.py"), "--out", str(out), *(script.quick if quick else ())]
@@ -88,7 +88,7 @@ def run(script: BenchScript, quick: bool, results: Path) -> str:
     except subprocess.TimeoutExpired:
         failed = f"not done after {script.seconds:.0f} s"
     finally:
-        end(process)
+        end_process(process)
     if failed:
         out.write_text(json.dumps(ScriptResult(script.name, failed=failed).to_json(), indent=1) + "\n")
     return failed
@@ -107,9 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.results.mkdir(parents=True, exist_ok=True)
     failures = run_chosen(chosen, given.quick, given.results)
     if given.results == table.RESULTS:
-        table.write()
+        table.write_pages()
     for name, why in failures.items():
-        say(f"{name} FAILED: {why}")
+        print_progress(f"{name} FAILED: {why}")
     return 1 if failures else 0
 
 
@@ -117,12 +117,12 @@ def run_chosen(chosen: Sequence[BenchScript], quick: bool, results: Path) -> dic
     """Run the scripts in order; returns those that failed, with the reason."""
     failures = {}
     for number, script in enumerate(chosen, 1):
-        say(f"=== {script.name} ({number} of {len(chosen)}, at most {script.seconds:.0f} s)")
+        print_progress(f"=== {script.name} ({number} of {len(chosen)}, at most {script.seconds:.0f} s)")
         began = time.monotonic()
-        failed = run(script, quick, results)
+        failed = run_script(script, quick, results)
         if failed:
             failures[script.name] = failed
-        say(f"=== {script.name}: {failed or 'done'} after {time.monotonic() - began:.0f} s")
+        print_progress(f"=== {script.name}: {failed or 'done'} after {time.monotonic() - began:.0f} s")
     return failures
 
 

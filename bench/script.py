@@ -35,7 +35,7 @@ def main(description: str | None, measure: Measure, *, rounds: int, options: Opt
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = measure(arguments)
     for figure in result.figures:
-        say(line(figure))
+        print_progress(figure_line(figure))
     text = json.dumps(result.to_json(), indent=1) + "\n"
     if arguments.out is None:
         sys.stdout.write(text)
@@ -44,13 +44,13 @@ def main(description: str | None, measure: Measure, *, rounds: int, options: Opt
         arguments.out.write_text(text)
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Tell people how far it is."""
     print(f"[{time.monotonic() - _BEGAN:7.1f} s] {text}", file=sys.stderr, flush=True)
 
 
-def line(figure: BenchFigure) -> str:
+def figure_line(figure: BenchFigure) -> str:
     """A figure on one line."""
-    said = {None: "", True: "met", False: "NOT MET"}[figure.met]
+    said = {None: "", True: "met", False: "NOT MET"}[figure.is_met]
     bound = "" if figure.limit is None else f"({'at least' if figure.at_least else 'at most'} {figure.limit:.4g})"
     return f"{figure.measure}: {figure.measured:.4g} {figure.unit} {bound} {said}".rstrip()

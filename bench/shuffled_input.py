@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from click_job import click_log_folder
 from figures import BenchFigure, ScriptResult
 from mnist_job import ZOO
-from script import main, say
+from script import main, print_progress
 
 from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, choose_window
@@ -48,8 +48,8 @@ class LeaseCost(NamedTuple):
 class LeasePair(NamedTuple):
     """One lease in each order, read one after the other."""
 
-    plain: LeaseCost
-    shuffled: LeaseCost
+    plain_cost: LeaseCost
+    shuffled_cost: LeaseCost
 
 
 class InputPass:
@@ -58,7 +58,7 @@ class InputPass:
     def __init__(self, stream: Any, tasks: list[Any]) -> None:
         self._stream, self.tasks = stream, tasks
 
-    def read(self, task: Any) -> LeaseCost:
+    def read_task(self, task: Any) -> LeaseCost:
         """Read and feed all records of a lease; nothing is read ahead of it."""
         began, used = time.perf_counter(), time.process_time()
         self._stream.add_task(task)
@@ -89,9 +89,9 @@ class InputCase:
         with self._open_pass(0) as plain, self._open_pass(self.window) as shuffled:
             for number, (one, other) in enumerate(zip(plain.tasks, shuffled.tasks, strict=False)):
                 if number % 2:
-                    plain_cost, shuffled_cost = plain.read(one), shuffled.read(other)
+                    plain_cost, shuffled_cost = plain.read_task(one), shuffled.read_task(other)
                 else:
-                    shuffled_cost, plain_cost = shuffled.read(other), plain.read(one)
+                    shuffled_cost, plain_cost = shuffled.read_task(other), plain.read_task(one)
                 pairs.append(LeasePair(plain_cost, shuffled_cost))
         return pairs
 
@@ -112,13 +112,13 @@ class InputCase:
             lambda windows: feed_in_background(self._feeder, windows),
             lambda lease: True,
         )
-        tasks = [self._task(number, work, order) for number, work in enumerate(_of_one_worker(ledger))]
+        tasks = [self._make_task(number, work, order) for number, work in enumerate(_of_one_worker(ledger))]
         try:
             yield InputPass(stream, tasks)
         finally:
             stream.close()
 
-    def _task(self, number: int, work: RecordRange, order: Any) -> Any:
+    def _make_task(self, number: int, work: RecordRange, order: Any) -> Any:
         from edl.worker.lease_client import LeasedTask
 
         shuffle = {} if order is None else {"shuffle_window": order.window, "order_fingerprint": order.fingerprint}
@@ -156,15 +156,17 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     feeder = FeedFunction(module.feed, "training", None)
     pairs: dict[str, list[LeasePair]] = {name: [] for name in CASES}
     with click_log_folder(given.records, given.vocabulary) as clicks, TemporaryDirectory(prefix="edl-bench-") as folder:
-        _with_chunks(clicks.training, Path(folder))
-        paths = dict(zip(CASES, (clicks.training, Path(folder)), strict=True))
+        _with_chunks(clicks.training_folder, Path(folder))
+        paths = dict(zip(CASES, (clicks.training_folder, Path(folder)), strict=True))
         sides = {name: InputCase(path, feeder, portion=given.task, batch=given.batch) for name, path in paths.items()}
         for side in sides.values():
             side.measure()  # feed is traced, files are in the page cache
         for number in range(given.rounds):
             for name, side in sides.items():
                 pairs[name] += side.measure()
-            say(f"round {number + 1}: " + ", ".join(f"{name} {_time_ratio(each):.3f}" for name, each in pairs.items()))
+            print_progress(
+                f"round {number + 1}: " + ", ".join(f"{name} {_time_ratio(each):.3f}" for name, each in pairs.items())
+            )
     figures = []
     for name, each in pairs.items():
         note = (
@@ -180,15 +182,15 @@ def measure(given: argparse.Namespace) -> ScriptResult:
                 note=note,
             )
         )
-        busy = median(pair.shuffled.busy_seconds / pair.plain.busy_seconds for pair in each)
+        busy = median(pair.shuffled_cost.busy_seconds / pair.plain_cost.busy_seconds for pair in each)
         figures.append(BenchFigure(f"{name}: processor time, of that without windows", busy, "x"))
-        rate = median(1e6 / pair.shuffled.seconds for pair in each)
+        rate = median(1e6 / pair.shuffled_cost.seconds for pair in each)
         figures.append(BenchFigure(f"{name}: shuffled records of one worker", rate, "records/s"))
     return ScriptResult("shuffled_input", figures, {"pairs": pairs})
 
 
 def _time_ratio(pairs: Sequence[LeasePair]) -> float:
-    return median(pair.shuffled.seconds / pair.plain.seconds for pair in pairs)
+    return median(pair.shuffled_cost.seconds / pair.plain_cost.seconds for pair in pairs)
 
 
 def _with_chunks(training: Path, folder: Path) -> None:

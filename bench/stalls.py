@@ -46,44 +46,44 @@ class WorkerSteps:
         number: of the job's steps, as the worker knew: others may have pushed meanwhile.
         begin: when the step before was in, in unix seconds.
         end: when the step was in.
-        took: seconds from begin to end without those that it slept.
+        step_seconds: seconds from begin to end without those that it slept.
     """
 
     number: Seconds
     begin: Seconds
     end: Seconds
-    took: Seconds
+    step_seconds: Seconds
 
-    def beside(self, window: Window) -> NDArray[np.bool_]:
+    def steps_in_window(self, window: Window) -> NDArray[np.bool_]:
         """Which steps were under way at some time of the window."""
         found: NDArray[np.bool_] = (self.end > window[0]) & (self.begin < window[1])
         return found
 
-    def apart(self, windows: Sequence[Window]) -> Seconds:
+    def seconds_outside(self, windows: Sequence[Window]) -> Seconds:
         """What steps took that lie in no window, from the first one on."""
         quiet = self.begin > windows[0][0]
         for window in windows:
-            quiet &= ~self.beside(window)
-        return self.took[quiet]
+            quiet &= ~self.steps_in_window(window)
+        return self.step_seconds[quiet]
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
     """A checkpoint: the step at which it was due, when it was on disk, how long updates waited for it."""
 
-    due: int
-    at: float
+    due_step: int
+    saved_at: float
     pause: float
 
 
-def read(step_log: Path, settle: int) -> WorkerSteps:
+def read_steps(step_log: Path, settle: int) -> WorkerSteps:
     """A worker's steps without the first ``settle``, which are slow."""
     numbers = np.fromfile(step_log, np.float64)
     lines = numbers[: len(numbers) // LINE * LINE].reshape(-1, LINE)
-    return steps(*lines[settle:].T)
+    return steps_after_first(*lines[settle:].T)
 
 
-def steps(number: Seconds, end: Seconds, slept: Seconds) -> WorkerSteps:
+def steps_after_first(number: Seconds, end: Seconds, slept: Seconds) -> WorkerSteps:
     """All steps but the first, of which nobody knows when it began."""
     return WorkerSteps(number[1:], end[:-1], end[1:], np.diff(end) - slept[1:])
 
@@ -97,7 +97,7 @@ def each_saved(run: JobProcess, longest: float) -> Iterator[Line]:
         yield line
 
 
-def checkpoints(lines: Iterable[Line], every: int) -> list[SavedCheckpoint]:
+def read_checkpoints(lines: Iterable[Line], every: int) -> list[SavedCheckpoint]:
     """What the events ``checkpoint_saved`` say; the first one is of before the first step, and left out.
 
     A checkpoint is due at the first multiple of ``every`` after the one before, also when it took several attempts.
@@ -108,20 +108,22 @@ def checkpoints(lines: Iterable[Line], every: int) -> list[SavedCheckpoint]:
     ]
 
 
-def windows(workers: Sequence[WorkerSteps], saved: Iterable[SavedCheckpoint], together: int = 1) -> list[Window]:
+def checkpoint_windows(
+    workers: Sequence[WorkerSteps], saved: Iterable[SavedCheckpoint], together: int = 1
+) -> list[Window]:
     """For each checkpoint the time from the step at which it was due until it was on disk.
 
     ``together`` workers push at once, so that the step that a worker calls ``n`` is one of the next as many.
     """
 
-    def reached(step: int) -> float:
+    def reached_at(step: int) -> float:
         ends = (worker.end[worker.number >= step] for worker in workers)
         return min((float(end[0]) for end in ends if len(end)), default=float("inf"))
 
-    return [(min(reached(one.due - together), one.at - one.pause), one.at) for one in saved]
+    return [(min(reached_at(one.due_step - together), one.saved_at - one.pause), one.saved_at) for one in saved]
 
 
-def between(windows: Sequence[Window]) -> list[Window]:
+def windows_between(windows: Sequence[Window]) -> list[Window]:
     """Windows of the same lengths, half-way from each one to the next: what happens there no checkpoint has done."""
     found = []
     for (since, until), (following, _) in pairwise(windows):
@@ -135,12 +137,14 @@ def beyond_usual(workers: Iterable[WorkerSteps], windows: Sequence[Window]) -> l
     """The same steps with what they took beyond the worker's median beside no window; without such steps, no worker."""
     found = []
     for worker in workers:
-        quiet = worker.apart(windows)
+        quiet = worker.seconds_outside(windows)
         if len(quiet):
-            found.append(replace(worker, took=worker.took - np.median(quiet)))
+            found.append(replace(worker, step_seconds=worker.step_seconds - np.median(quiet)))
     return found
 
 
-def longest(workers: Iterable[WorkerSteps], window: Window) -> float:
+def longest_step(workers: Iterable[WorkerSteps], window: Window) -> float:
     """Of all steps of all workers beside a window."""
-    return max(float(took.max()) for worker in workers if len(took := worker.took[worker.beside(window)]))
+    return max(
+        float(took.max()) for worker in workers if len(took := worker.step_seconds[worker.steps_in_window(window)])
+    )

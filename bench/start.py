@@ -16,7 +16,7 @@ from typing import Any
 
 from figures import BenchFigure, ScriptResult
 from mnist_job import DigitsFolder, digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 from support.journal_bytes import MalformedJournalError, read_entries
 
@@ -32,13 +32,13 @@ def import_seconds() -> float:
     return time.perf_counter() - began
 
 
-def phases(job: Path, digits: DigitsFolder) -> dict[str, float]:
+def measure_phases(job: Path, digits: DigitsFolder) -> dict[str, float]:
     """Seconds from the start of the command to each thing that happens on the way to the first step."""
     with JobProcess(job, cwd=digits.folder) as run:
         seen: dict[str, float] = {}
         stepped = first_step(run)
         for line in run.lines:
-            name = _name(line)
+            name = _event_name(line)
             if name and name not in seen:
                 seen[name] = line["time"] - run.began
         seen["first step"] = stepped - run.began
@@ -52,20 +52,20 @@ def first_step(run: JobProcess) -> float:
     journal = run.run_dir / "journal"
     until = time.monotonic() + LONGEST_SECONDS
     while time.monotonic() < until:
-        if any(entry["kind"] in ("progress", "done") for entry in _entries(journal)):
+        if any(entry["kind"] in ("progress", "done") for entry in _read_entries(journal)):
             return time.time()
         time.sleep(POLL_SECONDS)
     raise TimeoutError(f"no step in {LONGEST_SECONDS:.0f} s\n{run.errors}")
 
 
-def _entries(journal: Path) -> list[dict[str, Any]]:
+def _read_entries(journal: Path) -> list[dict[str, Any]]:
     try:
         return read_entries(journal)
     except (FileNotFoundError, MalformedJournalError):
         return []  # its first segment is being written
 
 
-def _name(line: Any) -> str:
+def _event_name(line: Any) -> str:
     if line["event"] == "role_started":
         return f"{line['role']}-{line['index']} started"
     return {"run_started": "run started", "checkpoint_saved": "first checkpoint"}.get(line["event"], "")
@@ -75,11 +75,11 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
     imports, runs = [], []
     with digits_folder(4096) as digits:
         job = digits.job("start", train={"epochs": 50})
-        phases(job, digits)  # the first one reads the disk
+        measure_phases(job, digits)  # the first one reads the disk
         for _ in range(arguments.rounds):
             imports.append(import_seconds())
-            runs.append(phases(job, digits))
-            say(f"import {imports[-1]:.2f} s, first step {runs[-1]['first step']:.2f} s")
+            runs.append(measure_phases(job, digits))
+            print_progress(f"import {imports[-1]:.2f} s, first step {runs[-1]['first step']:.2f} s")
     steps = [run["first step"] for run in runs]
     limit = median(imports) + ALLOWED_SECONDS
     figures = (

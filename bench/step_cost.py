@@ -17,7 +17,7 @@ import psutil
 from click_job import BLOCKS, ClickLogFolder, click_log_folder
 from deepfm import in_its_middle
 from figures import BenchFigure, ScriptResult
-from script import main, say
+from script import main, print_progress
 
 COMPUTING = "workers: TensorFlow's threads (the step, parsing)"
 FEEDING = "workers: other threads (reading, parsing, progress)"
@@ -35,7 +35,7 @@ def part_of(module: str, thread: str, *, first: bool) -> str:
     return SERVING if module == "edl.ps" else RUNNING
 
 
-def spent() -> Costs:
+def processor_seconds() -> Costs:
     """Seconds of processor time so far of the job that runs below this process, by part."""
     found: Costs = dict.fromkeys(PARTS, 0.0)
     for process in psutil.Process().children(recursive=True):
@@ -50,12 +50,12 @@ def spent() -> Costs:
     return found
 
 
-def costs(clicks: ClickLogFolder, batch: int, seconds: float) -> Costs:
+def measure_costs(clicks: ClickLogFolder, batch: int, seconds: float) -> Costs:
     """Milliseconds of processor time a step, by part, and how many cores were at work."""
     with in_its_middle(clicks, batch) as run:
-        before, first, begun = spent(), run.status(), time.monotonic()
+        before, first, begun = processor_seconds(), run.status(), time.monotonic()
         time.sleep(seconds)
-        after, last, ended = spent(), run.status(), time.monotonic()
+        after, last, ended = processor_seconds(), run.status(), time.monotonic()
     # The ledger counts in its own moments: rates are compared, not counts.
     steps = (last["records_done"] - first["records_done"]) / batch / (last["updated"] - first["updated"])
     used = {part: (after[part] - before[part]) / (ended - begun) for part in PARTS}
@@ -67,9 +67,9 @@ def measure(given: argparse.Namespace) -> ScriptResult:
     with click_log_folder(max(given.records, BLOCKS * max(given.batches)), given.vocabulary) as clicks:
         for number in range(given.rounds):
             for batch, found in rounds.items():
-                found.append(costs(clicks, batch, given.seconds))
+                found.append(measure_costs(clicks, batch, given.seconds))
                 said = ", ".join(f"{part} {value:.1f}" for part, value in found[-1].items())
-                say(f"round {number + 1} of {given.rounds}, batch {batch}: {said}")
+                print_progress(f"round {number + 1} of {given.rounds}, batch {batch}: {said}")
     return ScriptResult("step_cost", tuple(figures(rounds)), {"rounds": rounds, "vocabulary": given.vocabulary})
 
 

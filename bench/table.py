@@ -55,7 +55,7 @@ HEADLINES = (
 HEAD = ("| measure | required | aim | measured | measured / required | met? |", "|---|---|---|---|---|---|")
 
 
-def replaced(page: str, table: str) -> str:
+def replace_table(page: str, table: str) -> str:
     """The page with ``table`` between its marks.
 
     Raises:
@@ -68,12 +68,12 @@ def replaced(page: str, table: str) -> str:
     return f"{before}{BEGIN}\n\n{table.strip()}\n\n{END}{after}"
 
 
-def generated(results: Sequence[Mapping[str, Any]]) -> str:
+def generate_page(results: Sequence[Mapping[str, Any]]) -> str:
     """Where and when it was measured, then the requirements, then what else was measured beside them."""
     figures = [figure for result in results for figure in result["figures"]]
     required = [figure for figure in figures if figure["limit"] is not None]
     beside = [figure for figure in figures if figure["limit"] is None]
-    parts = [_where(results), "\n".join([*HEAD, *map(_required_row, required)])]
+    parts = [_machine_lines(results), "\n".join([*HEAD, *map(_required_row, required)])]
     if beside:
         parts.append("Measured beside them:")
         parts.append("\n".join(["| measure | measured |", "|---|---|", *map(_beside_row, beside)]))
@@ -81,7 +81,7 @@ def generated(results: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def quoted(results: Sequence[Mapping[str, Any]]) -> str:
+def readme_numbers(results: Sequence[Mapping[str, Any]]) -> str:
     """The three numbers of the README; a result that is missing or failed is named as such."""
     found = {(result["name"], each["measure"]): each for result in results for each in result["figures"]}
     chosen = [result for result in results if result["name"] in {name for name, _, _ in HEADLINES}]
@@ -89,12 +89,12 @@ def quoted(results: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"| measured on {'; '.join(sorted(where))}: all roles on one machine | |", "|---|---|"]
     for name, measure, text in HEADLINES:
         figure = found.get((name, measure))
-        value = "not measured yet" if figure is None else quantity(figure["measured"], figure["unit"])
+        value = "not measured yet" if figure is None else format_quantity(figure["measured"], figure["unit"])
         lines.append(f"| {text} | {value} |")
     return "\n".join(lines)
 
 
-def _where(results: Sequence[Mapping[str, Any]]) -> str:
+def _machine_lines(results: Sequence[Mapping[str, Any]]) -> str:
     """One line for each machine, day and set of versions that the results come from."""
     lines: dict[str, list[str]] = {}
     for result in results:
@@ -110,22 +110,22 @@ def _where(results: Sequence[Mapping[str, Any]]) -> str:
 
 def _required_row(figure: Mapping[str, Any]) -> str:
     bound = "at least" if figure["at_least"] else "at most"
-    required = f"{bound} {quantity(figure['limit'], figure['unit'])}"
+    required = f"{bound} {format_quantity(figure['limit'], figure['unit'])}"
     if figure["note"]:
         required += f" ({figure['note']})"
     share = f"{figure['measured'] / figure['limit']:.2f}" if figure["limit"] else ""
-    aim = "" if figure.get("aim") is None else quantity(figure["aim"], figure["unit"])
-    measured = quantity(figure["measured"], figure["unit"])
+    aim = "" if figure.get("aim") is None else format_quantity(figure["aim"], figure["unit"])
+    measured = format_quantity(figure["measured"], figure["unit"])
     met = "yes" if figure["met"] else "**no**"
     return f"| {figure['measure']} | {required} | {aim} | {measured} | {share} | {met} |"
 
 
 def _beside_row(figure: Mapping[str, Any]) -> str:
     note = f" ({figure['note']})" if figure["note"] else ""
-    return f"| {figure['measure']} | {quantity(figure['measured'], figure['unit'])}{note} |"
+    return f"| {figure['measure']} | {format_quantity(figure['measured'], figure['unit'])}{note} |"
 
 
-def quantity(value: float, unit: str) -> str:
+def format_quantity(value: float, unit: str) -> str:
     """A number with three digits that count, and its unit; four decimals of an AUC."""
     if unit == "AUC":
         return f"{value:.4f}"
@@ -133,23 +133,23 @@ def quantity(value: float, unit: str) -> str:
     return f"{value:,.{digits}f} {unit}"
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read_results(folder: Path) -> list[dict[str, Any]]:
     """All results, in the order of the table."""
     results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return sorted(results, key=lambda result: (_rank(ORDER, result["name"]), result["name"]))
+    return sorted(results, key=lambda result: (_rank_of(ORDER, result["name"]), result["name"]))
 
 
-def _rank(order: Iterable[str], name: str) -> int:
+def _rank_of(order: Iterable[str], name: str) -> int:
     return next((rank for rank, known in enumerate(order) if known == name), len(ORDER))
 
 
-def write(page: Path = PAGE, folder: Path = RESULTS, readme: Path = README) -> None:
+def write_pages(page: Path = PAGE, folder: Path = RESULTS, readme: Path = README) -> None:
     """Bring both pages up to date."""
-    results = read(folder)
-    page.write_text(replaced(page.read_text(), generated(results)))
-    readme.write_text(replaced(readme.read_text(), quoted(results)))
+    results = read_results(folder)
+    page.write_text(replace_table(page.read_text(), generate_page(results)))
+    readme.write_text(replace_table(readme.read_text(), readme_numbers(results)))
 
 
 if __name__ == "__main__":
-    write()
+    write_pages()
     print(f"wrote {PAGE.relative_to(ROOT)} and {README.relative_to(ROOT)}", file=sys.stderr)

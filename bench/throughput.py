@@ -19,7 +19,7 @@ from typing import Any
 
 from figures import BenchFigure, ScriptResult, steady_rate
 from mnist_job import DigitsFolder, digits_folder
-from script import main, say
+from script import main, print_progress
 from support.job_process import JobProcess
 
 FIT = Path(__file__).with_name("keras_fit.py")
@@ -46,7 +46,7 @@ def edl_rate(digits: DigitsFolder, epochs: int) -> tuple[float, dict[str, Any]]:
 
 def keras_rates(digits: DigitsFolder, epochs: int) -> dict[str, float]:
     """What keras_fit.py measures."""
-    command = [sys.executable, str(FIT), str(digits.training), "--epochs", str(epochs)]
+    command = [sys.executable, str(FIT), str(digits.training_folder), "--epochs", str(epochs)]
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     found: dict[str, float] = json.loads(ran.stdout)
     return found
@@ -61,24 +61,26 @@ def measure(arguments: argparse.Namespace) -> ScriptResult:
             rate, summary = edl_rate(digits, arguments.epochs)
             ours.append(rate)
             summaries.append(summary)
-            say(f"EDL: {rate:,.0f} samples/s")
+            print_progress(f"EDL: {rate:,.0f} samples/s")
             theirs.append(keras_rates(digits, arguments.keras_epochs or max(1, arguments.epochs // 4)))
-            say("Keras: " + ", ".join(f"{name} {value:,.0f}" for name, value in theirs[-1].items()))
+            print_progress("Keras: " + ", ".join(f"{name} {value:,.0f}" for name, value in theirs[-1].items()))
     return ScriptResult("throughput", figures(ours, theirs), {"edl": ours, "keras": theirs, "summaries": summaries})
 
 
 def figures(ours: list[float], theirs: list[dict[str, float]]) -> tuple[BenchFigure, ...]:
-    def best(*names: str) -> float:
+    def best_rate(*names: str) -> float:
         return max(median(taken[name] for taken in theirs) for name in names)
 
-    rate, single, many = median(ours), best("fit_1", "fit_1_xla"), best("fit_32", "fit_32_xla")
+    rate, single, many = median(ours), best_rate("fit_1", "fit_1_xla"), best_rate("fit_32", "fit_32_xla")
     return (
         BenchFigure("MLP, 2 workers + 1 PS: samples/s, of `keras.fit`'s", rate / single, "x", 0.8, at_least=True),
         BenchFigure("the same, of `keras.fit` with `steps_per_execution=32`", rate / many, "x"),
         BenchFigure("MLP, 2 workers + 1 PS", rate, "samples/s"),
         BenchFigure("`keras.fit`, `steps_per_execution=1`", single, "samples/s"),
         BenchFigure("`keras.fit`, `steps_per_execution=32`", many, "samples/s"),
-        BenchFigure("forward, backward, update alone, one process, data in memory", best("step_only"), "samples/s"),
+        BenchFigure(
+            "forward, backward, update alone, one process, data in memory", best_rate("step_only"), "samples/s"
+        ),
     )
 
 

@@ -81,7 +81,7 @@ def acting_as(admin: KubeClient, user: str) -> KubeClient:
     return KubeClient(replace(ours, auth_headers=lambda: {**ours.auth_headers(), **who}))
 
 
-def answer(api: KubeClient, asked: ApiRequest) -> tuple[str, Manifest, str]:
+def send_request(api: KubeClient, asked: ApiRequest) -> tuple[str, Manifest, str]:
     """What the server says to a request.
 
     Returns:
@@ -95,11 +95,11 @@ def answer(api: KubeClient, asked: ApiRequest) -> tuple[str, Manifest, str]:
             asked.method, asked.path, query=asked.query, body=asked.body, content_type=asked.content_type
         ).body
     except ApiError as error:
-        return _meaning(error), {}, error.message
+        return _refusal_kind(error), {}, error.message
     return ALLOWED, found, ""
 
 
-def _meaning(error: ApiError) -> str:
+def _refusal_kind(error: ApiError) -> str:
     if isinstance(error, ForbiddenError) and "ValidatingAdmissionPolicy 'edl-" in error.message:
         return POLICY
     if isinstance(error, RbacDeniedError):

@@ -21,7 +21,7 @@ from typing import Any
 
 from e2e.images import JobImages
 from e2e.jobs import END_SECONDS, RECORDS, STEPS, UNDISTURBED_SECONDS, ClusterJob, digits
-from e2e.ledger import finished
+from e2e.ledger import finish_and_count
 from e2e.namespaces import Namespace, new_namespace
 from e2e.programs import ROOT
 from e2e.site import TargetSite
@@ -44,13 +44,13 @@ class UndisturbedBaseline:
 
     Attributes:
         noise: of the final loss.
-        fewer: the loss after a tenth fewer updates.
+        loss_with_fewer_updates: the loss after a tenth fewer updates.
     """
 
     noise: RunNoise
-    fewer: float
+    loss_with_fewer_updates: float
 
-    def check(self, summary: Mapping[str, Any]) -> None:
+    def check_summary(self, summary: Mapping[str, Any]) -> None:
         """A disturbed run ended where undisturbed ones do."""
         value = summary["metrics"][METRIC]
         assert self.noise.allows(value), f"{METRIC} {value:.4f} is not within {self.noise}"
@@ -66,8 +66,8 @@ def baseline(site: TargetSite, images: JobImages, data: Path, folder: Path, work
         found = json.loads(file.read_text()) if file.exists() else {}
         if found.get("of") != of:
             with new_namespace(site, images, folder / f"undisturbed-{workers}") as namespace:
-                namespace.bring(data, "/mnist")
-                found = {"of": of, **_run(namespace, workers)}
+                namespace.copy_to_claim(data, "/mnist")
+                found = {"of": of, **_run_undisturbed(namespace, workers)}
             file.write_text(json.dumps(found, indent=1) + "\n")
     return UndisturbedBaseline(RunNoise(found["values"], CAP), found["fewer"])
 
@@ -76,28 +76,28 @@ def _fingerprint(workers: int) -> str:
     """Of what decides where a job ends: its file but for the image, its model, its data, what it computes with."""
     model = [file.read_text() for file in (ZOO / "paced.py", ROOT / "model_zoo" / "mnist" / "records.py")]
     versions = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith(COMPUTES_WITH)]
-    said = json.dumps([_spec("", "seeded", workers), RECORDS, RUNS, model, versions])
+    said = json.dumps([_undisturbed_spec("", "seeded", workers), RECORDS, RUNS, model, versions])
     return sha256(said.encode()).hexdigest()[:16]
 
 
-def _run(namespace: Namespace, workers: int) -> dict[str, Any]:
-    specs = [_spec(namespace.images.zoo, f"seeded-{number}", workers) for number in range(RUNS)]
-    fewer = _spec(namespace.images.zoo, "fewer", workers)
+def _run_undisturbed(namespace: Namespace, workers: int) -> dict[str, Any]:
+    specs = [_undisturbed_spec(namespace.images.zoo, f"seeded-{number}", workers) for number in range(RUNS)]
+    fewer = _undisturbed_spec(namespace.images.zoo, "fewer", workers)
     fewer["train"]["max_steps"] = STEPS * 9 // 10
     values = []
     for spec in specs:
         job = ClusterJob.write(namespace, spec)
         job.submit()
-        summary, _ = finished(job, seconds=END_SECONDS)
+        summary, _ = finish_and_count(job, seconds=END_SECONDS)
         values.append(summary["metrics"][METRIC])
     short = ClusterJob.write(namespace, fewer)
     short.submit()
     short.wait_end()
     return {
         "values": values,
-        "fewer": short.wait("its summary", lambda: short.page("summary.json"), 10)["metrics"][METRIC],
+        "fewer": short.wait_for("its summary", lambda: short.page("summary.json"), 10)["metrics"][METRIC],
     }
 
 
-def _spec(image: str, name: str, workers: int) -> dict[str, Any]:
+def _undisturbed_spec(image: str, name: str, workers: int) -> dict[str, Any]:
     return digits(name, image=image, seconds=UNDISTURBED_SECONDS, workers=workers)

@@ -9,7 +9,7 @@ from math import floor
 
 import pytest
 from e2e import site
-from e2e.faults import ready
+from e2e.faults import wait_node_ready
 from e2e.pods import SMALL_CPU
 from e2e.programs import kubectl
 
@@ -34,7 +34,7 @@ class NodeOffer:
     cpu: float
 
 
-def offers(api: KubeClient) -> list[NodeOffer]:
+def node_offers(api: KubeClient) -> list[NodeOffer]:
     """What each node that takes pods has left."""
     used: dict[str, float] = {}
     for pod in api.list(PODS, namespace=ALL_NAMESPACES).items:
@@ -62,18 +62,18 @@ def worker_cpu(found: Sequence[NodeOffer], slots: int, *, small_pods: int) -> fl
         round(floor(1000 * (offer.cpu - small) / share) / 1000, 3) for offer in found for share in range(1, slots + 1)
     }
     for cpu in sorted((size for size in sizes if size > SMALL_CPU), reverse=True):
-        if fit(found, cpu) == slots == fit(found, cpu, small):
+        if count_fitting_pods(found, cpu) == slots == count_fitting_pods(found, cpu, small):
             return cpu
     pytest.fail(f"no request lets exactly {slots} workers fit beside {small_pods} small pods: {found}")
 
 
-def fit(found: Sequence[NodeOffer], cpu: float, taken: float = 0.0) -> int:
+def count_fitting_pods(found: Sequence[NodeOffer], cpu: float, taken: float = 0.0) -> int:
     """How many pods of ``cpu`` cores fit, when ``taken`` cores of each node are."""
     return sum(max(0, floor((offer.cpu - taken) / cpu + 1e-9)) for offer in found)
 
 
 @contextmanager
-def only(nodes: Sequence[str]) -> Iterator[None]:
+def restrict_new_pods(nodes: Sequence[str]) -> Iterator[None]:
     """Within the block new pods go to these nodes only."""
     others = [node for node in site.nodes() if node not in nodes]
     for node in others:
@@ -84,10 +84,10 @@ def only(nodes: Sequence[str]) -> Iterator[None]:
         for node in others:
             kubectl("uncordon", node)
         for node in others:
-            ready(node)
+            wait_node_ready(node)
 
 
-def homes(api: KubeClient) -> list[str]:
+def usable_node_names(api: KubeClient) -> list[str]:
     """The nodes; last those that run the cluster's DNS, which a test must not break."""
     dns = {
         pod["spec"].get("nodeName") for pod in api.list(PODS, namespace="kube-system", labels="k8s-app=kube-dns").items

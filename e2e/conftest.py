@@ -14,7 +14,7 @@ from e2e.baseline import UndisturbedBaseline
 from e2e.images import JobImages
 from e2e.jobs import RECORDS
 from e2e.namespaces import Namespace
-from e2e.programs import EDL, must
+from e2e.programs import EDL, run_program
 from e2e.site import TargetSite
 
 ARTIFACTS = Path(__file__).parent / "artifacts"
@@ -24,32 +24,32 @@ _FAILED = pytest.StashKey[bool]()
 @pytest.fixture(scope="session")
 def target_site() -> TargetSite:
     """The cluster of ``KUBECONFIG``."""
-    return site.detect()
+    return site.detect_site()
 
 
 @pytest.fixture(scope="session")
 def job_images() -> JobImages:
     """The images that were delivered to it."""
-    return images.delivered()
+    return images.delivered_images()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def installed_cluster() -> None:
     """The cluster's part of what admins install. It stays: `e2e/run` and `python -m e2e.install --remove` remove it."""
-    install.ensure()
+    install.ensure_installed()
 
 
 @pytest.fixture(scope="module")
 def cleared_cluster(installed_cluster: None) -> Iterator[None]:
     """A cluster without anything of EDL's, for tests that install it themselves; afterwards it is as before."""
-    with install.cleared():
+    with install.nothing_installed():
         yield
 
 
 @pytest.fixture(scope="session")
 def helm_only() -> None:
     """Of Helm alone: Kustomize has no releases, and checks no values."""
-    if install.method() is not install.InstallMethod.HELM:
+    if install.install_method() is not install.InstallMethod.HELM:
         pytest.skip("releases and values are Helm's")
 
 
@@ -57,7 +57,9 @@ def helm_only() -> None:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Digits in MNIST's format, on this machine."""
     folder = tmp_path_factory.mktemp("digits") / "mnist"
-    must(EDL, "data", "mnist", folder, "--source", "digits", "--records", str(RECORDS), "--compression", "snappy")
+    run_program(
+        EDL, "data", "mnist", folder, "--source", "digits", "--records", str(RECORDS), "--compression", "snappy"
+    )
     return folder
 
 
@@ -86,18 +88,18 @@ def make_namespace(
     made: list[Namespace] = []
     with ExitStack() as stack:
 
-        def make(name: str = "", *, volume: bool = True, training: bool = True) -> Namespace:
+        def open_named(name: str = "", *, volume: bool = True, training: bool = True) -> Namespace:
             own = folder if not name else folder.with_name(f"{folder.name}-{name}")
             namespace = stack.enter_context(namespaces.new_namespace(target_site, job_images, own, volume=volume))
             made.append(namespace)
             if volume and training:
-                namespace.bring(data, "/mnist")
+                namespace.copy_to_claim(data, "/mnist")
             return namespace
 
-        yield make
+        yield open_named
         if has_failed():
             for namespace in made:
-                evidence.collect(namespace)
+                evidence.collect_evidence(namespace)
 
 
 @pytest.fixture
@@ -133,21 +135,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     when there is one, and what begins with a cluster without EDL last.
     """
 
-    def turn(item: pytest.Item) -> int:
+    def test_order(item: pytest.Item) -> int:
         if "cleared_cluster" in item.fixturenames:
             return 4
         if "undisturbed" in item.fixturenames:
             return 0 if item.path.stem == "test_undisturbed" else 3
         return 1 if item.get_closest_marker("xdist_group") else 2
 
-    items.sort(key=turn)
+    items.sort(key=test_order)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Note how many scenarios passed, when `e2e/run --all` asks for it."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if "E2E_OUTCOME" in os.environ and reporter and not hasattr(session.config, "workerinput"):
-        outcome.add(os.environ["E2E_OUTCOME"], {name: len(reporter.stats.get(name, ())) for name in outcome.COUNTED})
+        outcome.add_counts(
+            os.environ["E2E_OUTCOME"], {name: len(reporter.stats.get(name, ())) for name in outcome.COUNTED}
+        )
 
 
 @pytest.hookimpl(wrapper=True)

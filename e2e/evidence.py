@@ -11,21 +11,21 @@ from e2e.volume import MOUNT, READER
 _KINDS = "jobs,pods,services,configmaps,leases,deployments,replicasets,persistentvolumeclaims,resourcequotas"
 
 
-def collect(namespace: Namespace) -> None:
+def collect_evidence(namespace: Namespace) -> None:
     """Write everything that helps below the namespace's folder; what cannot be had is left out and says why."""
     folder = namespace.folder / "evidence"
     folder.mkdir(parents=True, exist_ok=True)
-    _keep(folder / "nodes.txt", "kubectl", "get", "nodes", "-o", "wide")
-    _keep(folder / "all.yaml", "kubectl", "-n", namespace.name, "get", _KINDS, "-o", "yaml")
-    _keep(folder / "pods.txt", "kubectl", "-n", namespace.name, "get", "pods", "-o", "wide")
-    _keep(
+    _keep_output(folder / "nodes.txt", "kubectl", "get", "nodes", "-o", "wide")
+    _keep_output(folder / "all.yaml", "kubectl", "-n", namespace.name, "get", _KINDS, "-o", "yaml")
+    _keep_output(folder / "pods.txt", "kubectl", "-n", namespace.name, "get", "pods", "-o", "wide")
+    _keep_output(
         folder / "events.txt", "kubectl", "-n", namespace.name, "get", "events", "--sort-by=.metadata.creationTimestamp"
     )
-    (folder / "changes.txt").write_text(_changes(namespace))
+    (folder / "changes.txt").write_text(_changes_text(namespace))
     for pod in call("kubectl", "-n", namespace.name, "get", "pods", "-o", "name").stdout.split():
         name = pod.removeprefix("pod/")
-        _keep(folder / "logs" / f"{name}.log", "kubectl", "-n", namespace.name, "logs", name, "--timestamps")
-        _keep(
+        _keep_output(folder / "logs" / f"{name}.log", "kubectl", "-n", namespace.name, "logs", name, "--timestamps")
+        _keep_output(
             folder / "logs" / f"{name}.previous.log",
             "kubectl",
             "-n",
@@ -36,10 +36,10 @@ def collect(namespace: Namespace) -> None:
             "--timestamps",
         )
     runs = ("sh", "-c", f"cd {MOUNT}/edl && tail -n 400 */*/*/logs/*.log */*/*/events.jsonl")
-    _keep(folder / "runs.txt", "kubectl", "-n", namespace.name, "exec", READER, "--", *runs)
+    _keep_output(folder / "runs.txt", "kubectl", "-n", namespace.name, "exec", READER, "--", *runs)
 
 
-def _keep(file: Path, *command: str) -> None:
+def _keep_output(file: Path, *command: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     done = call(*command, seconds=60)
     if done.returncode == 0:
@@ -48,7 +48,9 @@ def _keep(file: Path, *command: str) -> None:
         file.write_text(f"$ {' '.join(command)}\n{done.stderr}")
 
 
-def _changes(namespace: Namespace) -> str:
-    from e2e.observer import told
+def _changes_text(namespace: Namespace) -> str:
+    from e2e.observer import pod_line
 
-    return "\n".join(f"{change.at:.3f} {change.type} {told(change.object)}" for change in namespace.observer.changes())
+    return "\n".join(
+        f"{change.happened_at:.3f} {change.type} {pod_line(change.object)}" for change in namespace.observer.changes()
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from e2e.programs import call, must
+from e2e.programs import call, run_program
 
 NODE_SECONDS = 60.0
 KNOWN_SECONDS = 240.0
@@ -54,27 +54,31 @@ class KindFaults:
     control_plane: str
 
     def lose_node(self, node: str) -> None:
-        must("docker", "kill", node)
+        run_program("docker", "kill", node)
 
     def restore_node(self, node: str) -> None:
-        must("docker", "start", node)
+        run_program("docker", "start", node)
 
     def cut_node(self, node: str) -> None:
         # Not `docker network disconnect`: the node would come back with another address.
         for rule in _CUT:
-            must("docker", "exec", node, "iptables", "-t", rule[0], "-I", *rule[1:])
+            run_program("docker", "exec", node, "iptables", "-t", rule[0], "-I", *rule[1:])
 
     def mend_node(self, node: str) -> None:
         for rule in _CUT:
-            must("docker", "exec", node, "iptables", "-t", rule[0], "-D", *rule[1:])
+            run_program("docker", "exec", node, "iptables", "-t", rule[0], "-D", *rule[1:])
 
     def stop_api(self) -> None:
         # A static pod: without its manifest the kubelet does not start it again.
-        must("docker", "exec", self.control_plane, "mv", _MANIFESTS + _API_SERVER, f"/etc/kubernetes{_API_SERVER}")
-        must("docker", "exec", self.control_plane, "pkill", "-KILL", "kube-apiserver")
+        run_program(
+            "docker", "exec", self.control_plane, "mv", _MANIFESTS + _API_SERVER, f"/etc/kubernetes{_API_SERVER}"
+        )
+        run_program("docker", "exec", self.control_plane, "pkill", "-KILL", "kube-apiserver")
 
     def start_api(self) -> None:
-        must("docker", "exec", self.control_plane, "mv", f"/etc/kubernetes{_API_SERVER}", _MANIFESTS + _API_SERVER)
+        run_program(
+            "docker", "exec", self.control_plane, "mv", f"/etc/kubernetes{_API_SERVER}", _MANIFESTS + _API_SERVER
+        )
         _api_answers()
 
 
@@ -93,46 +97,46 @@ class LocalClusterFaults:
     script: Path
 
     def lose_node(self, node: str) -> None:
-        self._node("kill", node)
+        self._change_node("kill", node)
 
     def restore_node(self, node: str) -> None:
-        self._node("start", node)
+        self._change_node("start", node)
 
     def cut_node(self, node: str) -> None:
-        self._node("cut", node)
+        self._change_node("cut", node)
 
     def mend_node(self, node: str) -> None:
-        self._node("mend", node)
+        self._change_node("mend", node)
 
     def stop_api(self) -> None:
-        must(self.script, "api", "kill")
+        run_program(self.script, "api", "kill")
 
     def start_api(self) -> None:
-        must(self.script, "api", "start")
+        run_program(self.script, "api", "start")
 
-    def _node(self, what: str, node: str) -> None:
-        must(self.script, "node", what, node.removeprefix("node"))
+    def _change_node(self, what: str, node: str) -> None:
+        run_program(self.script, "node", what, node.removeprefix("node"))
 
 
 @dataclass(frozen=True)
 class NoFaults:
     """A cluster of which only the API is known: tests that break nodes are skipped, and say so."""
 
-    def _skip(self, *_: object) -> None:
+    def _skip_test(self, *_: object) -> None:
         pytest.skip("nodes and API server can be broken on kind and on the local cluster only")
 
-    lose_node = restore_node = cut_node = mend_node = stop_api = start_api = _skip
+    lose_node = restore_node = cut_node = mend_node = stop_api = start_api = _skip_test
 
 
 @contextmanager
-def lost(faults: ClusterFaults, node: str) -> Iterator[None]:
+def lose_node(faults: ClusterFaults, node: str) -> Iterator[None]:
     """The node is gone within the block, and Ready after it."""
     faults.lose_node(node)
     try:
         yield
     finally:
         faults.restore_node(node)
-        ready(node)
+        wait_node_ready(node)
 
 
 @contextmanager
@@ -143,7 +147,7 @@ def cut_off(faults: ClusterFaults, node: str) -> Iterator[None]:
         yield
     finally:
         faults.mend_node(node)
-        ready(node)
+        wait_node_ready(node)
 
 
 @contextmanager
@@ -158,27 +162,31 @@ def no_api(faults: ClusterFaults) -> Iterator[None]:
 
 def all_ready() -> None:
     """Wait until every node is Ready and takes pods."""
-    for node in must("kubectl", "get", "nodes", "-o", "name").split():
-        ready(node.removeprefix("node/"), KNOWN_SECONDS)
+    for node in run_program("kubectl", "get", "nodes", "-o", "name").split():
+        wait_node_ready(node.removeprefix("node/"), KNOWN_SECONDS)
 
 
-def ready(node: str, seconds: float = NODE_SECONDS) -> None:
+def wait_node_ready(node: str, seconds: float = NODE_SECONDS) -> None:
     """Wait until the node is Ready and takes pods.
 
     Its taints go some time after what they are there for: a node that was cordoned, or of which an API server that was
     away has not heard yet, would look like one that is not for pods.
     """
-    from e2e.waiting import until
+    from e2e.waiting import wait_until
 
-    must("kubectl", "wait", "--for=condition=Ready", f"node/{node}", f"--timeout={seconds:.0f}s", seconds=seconds + 30)
-    until(f"{node} takes pods", lambda: not any(key.startswith(_PASSING) for key in _taints(node)), seconds)
+    run_program(
+        "kubectl", "wait", "--for=condition=Ready", f"node/{node}", f"--timeout={seconds:.0f}s", seconds=seconds + 30
+    )
+    wait_until(f"{node} takes pods", lambda: not any(key.startswith(_PASSING) for key in _node_taints(node)), seconds)
 
 
-def _taints(node: str) -> list[str]:
-    return must("kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}").split()
+def _node_taints(node: str) -> list[str]:
+    return run_program("kubectl", "get", "node", node, "-o", "jsonpath={.spec.taints[*].key}").split()
 
 
 def _api_answers() -> None:
-    from e2e.waiting import until
+    from e2e.waiting import wait_until
 
-    until("the API server answers", lambda: call("kubectl", "get", "--raw", "/readyz").returncode == 0 or None, 120)
+    wait_until(
+        "the API server answers", lambda: call("kubectl", "get", "--raw", "/readyz").returncode == 0 or None, 120
+    )

@@ -49,18 +49,18 @@ MEASURES = {
 }
 
 
-def record(name: str, seconds: float, **beside: Any) -> None:
+def record_duration(name: str, seconds: float, **beside: Any) -> None:
     """Note a measured value, in seconds, and what stands beside it; the worst of several counts.
 
     Raises:
         AssertionError: it is more than what is required.
     """
     required = MEASURES[name].at_most
-    _add(name, {"seconds": round(seconds, 3), "at_most": required, "what": MEASURES[name].what, **beside})
+    _add_value(name, {"seconds": round(seconds, 3), "at_most": required, "what": MEASURES[name].what, **beside})
     assert required is None or seconds <= required, f"{MEASURES[name].what}: {seconds:.2f} s, allowed {required} s"
 
 
-def _add(name: str, value: dict[str, Any]) -> None:
+def _add_value(name: str, value: dict[str, Any]) -> None:
     for folder in (RESULTS, STATE):
         folder.mkdir(exist_ok=True)
     with (STATE / ".lock").open("w") as lock:
@@ -77,12 +77,12 @@ def table(found: dict[str, Any]) -> str:
     lines = ["| measure | at most | measured |", "|---|---|---|"]
     for name, measure in MEASURES.items():
         allowed = "reported" if measure.at_most is None else f"{measure.at_most:g} s"
-        value = _told(found[name]) if name in found else "not measured"
+        value = _value_text(found[name]) if name in found else "not measured"
         lines.append(f"| {measure.what} | {allowed} | {value} |")
     return "\n".join(lines)
 
 
-def _told(value: dict[str, Any]) -> str:
+def _value_text(value: dict[str, Any]) -> str:
     objects = f" ({value['objects']} objects)" if "objects" in value else ""
     return f"{value['seconds']:.2f} s{objects}"
 

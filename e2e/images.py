@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from e2e import site
-from e2e.programs import EDL, ROOT, must
+from e2e.programs import EDL, ROOT, run_program
 from e2e.site import ImageDelivery, TargetSite
 
 from edl import __version__
@@ -40,17 +40,17 @@ class JobImages:
     zoo: str = "edl/e2e:dev"
 
 
-def build() -> JobImages:
+def build_images() -> JobImages:
     """Build the three images with the Docker engine; what users install from gets the tag of this version, too."""
     images = JobImages()
     for name, dockerfile in ((images.training, "Dockerfile"), (images.submitter, "submitter.Dockerfile")):
-        must("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
-        must("docker", "tag", name, _of_this_version(name))
+        run_program("docker", "build", "-t", name, "-f", ROOT / "images" / dockerfile, ROOT, seconds=BUILD_SECONDS)
+        run_program("docker", "tag", name, _of_this_version(name))
     with tempfile.TemporaryDirectory() as folder:
         zoo = Path(folder) / "model_zoo"
         shutil.copytree(ROOT / "model_zoo", zoo, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(ROOT / "e2e" / "zoo", zoo, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-        must(EDL, "zoo", "build", zoo, "--image", images.zoo, "--base", images.training, seconds=BUILD_SECONDS)
+        run_program(EDL, "zoo", "build", zoo, "--image", images.zoo, "--base", images.training, seconds=BUILD_SECONDS)
     return images
 
 
@@ -59,28 +59,30 @@ def _of_this_version(name: str) -> str:
     return f"{name.rpartition(':')[0]}:{__version__}"
 
 
-def deliver(images: JobImages, target_site: TargetSite) -> JobImages:
+def deliver_images(images: JobImages, target_site: TargetSite) -> JobImages:
     """Give the images to the cluster; their names there."""
     names = list(asdict(images).values())
     if target_site.delivery is ImageDelivery.LOCAL_CLUSTER:
-        must(str(target_site.script), "load", *names, seconds=BUILD_SECONDS)
+        run_program(str(target_site.script), "load", *names, seconds=BUILD_SECONDS)
     elif target_site.delivery is ImageDelivery.KIND:
-        must("kind", "load", "docker-image", "--name", target_site.kind_name, *names, seconds=BUILD_SECONDS)
+        run_program("kind", "load", "docker-image", "--name", target_site.kind_name, *names, seconds=BUILD_SECONDS)
     else:
-        return JobImages(**{role: _push(name, target_site.prefix) for role, name in asdict(images).items()})
+        return JobImages(**{role: _push_image(name, target_site.prefix) for role, name in asdict(images).items()})
     return images
 
 
-def _push(name: str, prefix: str) -> str:
+def _push_image(name: str, prefix: str) -> str:
     """Push under a tag that no older image has: nodes keep what they pulled."""
-    content = must("docker", "image", "inspect", "--format", "{{.Id}}", name).strip().removeprefix("sha256:")[:12]
+    content = (
+        run_program("docker", "image", "inspect", "--format", "{{.Id}}", name).strip().removeprefix("sha256:")[:12]
+    )
     pushed = f"{prefix}/{name.partition('/')[2].partition(':')[0]}:{content}"
-    must("docker", "tag", name, pushed)
-    must("docker", "push", pushed, seconds=BUILD_SECONDS)
+    run_program("docker", "tag", name, pushed)
+    run_program("docker", "push", pushed, seconds=BUILD_SECONDS)
     return pushed
 
 
-def delivered() -> JobImages:
+def delivered_images() -> JobImages:
     """The names of the images that the cluster has."""
     if not NAMES.exists():
         raise FileNotFoundError(f"{NAMES} is missing: `python -m e2e.images` builds the images and delivers them")
@@ -92,10 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the images under test and give them to the cluster.")
     parser.add_argument("--build", action="store_true", help="build only")
     options = parser.parse_args()
-    target_site = None if options.build else site.detect()  # before minutes are spent
-    images = build()
+    target_site = None if options.build else site.detect_site()  # before minutes are spent
+    images = build_images()
     if target_site is not None:
-        images = deliver(images, target_site)
+        images = deliver_images(images, target_site)
         NAMES.parent.mkdir(exist_ok=True)
         NAMES.write_text(json.dumps(asdict(images), indent=1) + "\n")
 

@@ -54,7 +54,7 @@ class StrangersError(ProgramError):
     """Objects of these names are there, and these tests have not made them."""
 
 
-def method() -> InstallMethod:
+def install_method() -> InstallMethod:
     """What ``INSTALL_METHOD`` says.
 
     Raises:
@@ -69,51 +69,51 @@ def method() -> InstallMethod:
 # ---------------------------------------------------------------------- the cluster's part
 
 
-def ensure() -> None:
+def ensure_installed() -> None:
     """Install the cluster's part, unless it is there as the files of this checkout have it.
 
     Raises:
         StrangersError: something is in its place.
     """
-    with _locked():
-        _ensure()
+    with _installation_lock():
+        _install_if_needed()
 
 
-def _ensure() -> None:
-    wanted, there = _fingerprint(), _installed()
+def _install_if_needed() -> None:
+    wanted, there = _files_fingerprint(), _installed_fingerprint()
     if there == wanted:
         return
     if there is not None:
-        clear("edl")
-    if found := strangers(rendered()):
-        raise StrangersError(_told(found))
+        clear_releases("edl")
+    if found := foreign_objects(rendered_objects()):
+        raise StrangersError(_foreign_install_text(found))
     apply(system({_INSTALLED: wanted}))
-    if method() is InstallMethod.HELM:
+    if install_method() is InstallMethod.HELM:
         HelmRelease("edl", SYSTEM).install(VALUES)
     else:
         kubectl("apply", "-k", str(CLUSTER))
 
 
 @contextmanager
-def cleared() -> Iterator[None]:
-    """Nothing is installed when the block begins, and all is again when it ends; ``ensure`` waits that long."""
-    with _locked():
-        clear("edl")
+def nothing_installed() -> Iterator[None]:
+    """Nothing is installed when the block begins, and all is again when it ends; ``ensure_installed`` waits."""
+    with _installation_lock():
+        clear_releases("edl")
         try:
             yield
         finally:
-            _ensure()
+            _install_if_needed()
 
 
-def remove() -> None:
-    """Remove what ``ensure`` has installed, with its namespace."""
-    with _locked():
-        if _installed() is not None:
-            clear("edl")
+def remove_installation() -> None:
+    """Remove what ``ensure_installed`` has installed, with its namespace."""
+    with _installation_lock():
+        if _installed_fingerprint() is not None:
+            clear_releases("edl")
             kubectl("delete", "namespace", SYSTEM)
 
 
-def clear(*releases: str) -> None:
+def clear_releases(*releases: str) -> None:
     """Remove releases of the cluster's part, and what is left of it but their namespace, which takes long to go."""
     for name in releases if which("helm") else ():
         HelmRelease(name, SYSTEM).uninstall("--ignore-not-found", "--no-hooks")
@@ -121,14 +121,14 @@ def clear(*releases: str) -> None:
     apply(system())  # it remembers nothing any more
 
 
-def rendered() -> list[Manifest]:
+def rendered_objects() -> list[Manifest]:
     """The objects of the cluster's part."""
-    if method() is InstallMethod.HELM:
+    if install_method() is InstallMethod.HELM:
         return HelmRelease("edl", SYSTEM).template(VALUES)
     return objects(kubectl("kustomize", str(CLUSTER)))
 
 
-def strangers(wanted: list[Manifest]) -> list[str]:
+def foreign_objects(wanted: list[Manifest]) -> list[str]:
     """The objects of the cluster, as ``kind/name``, that have the names of wanted ones and not these tests' label."""
     names = {(found["kind"], found["metadata"]["name"]) for found in [*wanted, system()]}
     there = json.loads(kubectl("get", f"{CLUSTER_KINDS},namespaces", "-o", "json"))["items"]
@@ -139,7 +139,7 @@ def strangers(wanted: list[Manifest]) -> list[str]:
     ]
 
 
-def _told(found: list[str]) -> str:
+def _foreign_install_text(found: list[str]) -> str:
     return (
         "These tests install EDL in the whole cluster and remove it again. Somebody else has installed some of it:\n"
         f"  {' '.join(found)}\n"
@@ -154,8 +154,8 @@ def system(annotations: dict[str, str] | None = None) -> Manifest:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": meta}
 
 
-def _installed() -> str | None:
-    """What ``ensure`` has installed, or was about to; empty if a test has; None if nothing is there of these tests."""
+def _installed_fingerprint() -> str | None:
+    """What ``ensure_installed`` has installed, or was about to; empty if a test has; None if nothing is there."""
     found = json.loads(kubectl("get", "namespace", SYSTEM, "--ignore-not-found", "-o", "json") or "{}")
     meta = found.get("metadata") or {}
     if OWN not in (meta.get("labels") or {}):
@@ -163,17 +163,17 @@ def _installed() -> str | None:
     return str((meta.get("annotations") or {}).get(_INSTALLED, ""))
 
 
-def _fingerprint() -> str:
+def _files_fingerprint() -> str:
     """Of the files that are installed."""
-    folders = [CHART] if method() is InstallMethod.HELM else [ROOT / "kustomize" / "base", CLUSTER]
-    content = sha256(method().encode() + json.dumps(VALUES).encode())
+    folders = [CHART] if install_method() is InstallMethod.HELM else [ROOT / "kustomize" / "base", CLUSTER]
+    content = sha256(install_method().encode() + json.dumps(VALUES).encode())
     for file in sorted(path for folder in folders for path in folder.rglob("*") if path.is_file()):
         content.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
     return content.hexdigest()[:16]
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def _installation_lock() -> Iterator[None]:
     """Scenarios run in several processes; the first one installs."""
     _LOCK.parent.mkdir(exist_ok=True)
     with _LOCK.open("w") as lock:
@@ -184,9 +184,9 @@ def _locked() -> Iterator[None]:
 # ---------------------------------------------------------------------- a team's part
 
 
-def team(namespace: str) -> None:
+def install_team(namespace: str) -> None:
     """Install a team's part in a namespace that exists."""
-    if method() is InstallMethod.HELM:
+    if install_method() is InstallMethod.HELM:
         teams = [{"namespace": namespace, "dataCopy": True}]
         HelmRelease("edl-team", namespace).install({"cluster": {"create": False}, "teams": teams})
     else:
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--remove", action="store_true", help="remove it")
     options = parser.parse_args()
     try:
-        remove() if options.remove else ensure()
+        remove_installation() if options.remove else ensure_installed()
     except ProgramError as error:
         sys.exit(f"e2e: {error}")
 

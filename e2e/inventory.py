@@ -18,13 +18,13 @@ def inventory(*namespaces: str) -> set[str]:
 
     Each as ``[namespace/]kind/name``. Helm's record of a release is a Secret, so it is among them.
     """
-    found = _listed(CLUSTER_KINDS)
+    found = _list_objects(CLUSTER_KINDS)
     for name in namespaces:
         if kubectl("get", "namespace", name, "--ignore-not-found", "-o", "name"):
-            found |= {f"namespace/{name}"} | {f"{name}/{each}" for each in _listed(_KINDS, "-n", name)}
+            found |= {f"namespace/{name}"} | {f"{name}/{each}" for each in _list_objects(_KINDS, "-n", name)}
     return found
 
 
-def _listed(kinds: str, *options: str) -> set[str]:
+def _list_objects(kinds: str, *options: str) -> set[str]:
     items = json.loads(kubectl("get", kinds, *options, "-o", "json"))["items"]
     return {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in items}

@@ -39,7 +39,7 @@ def digits(
     a_step = lambda total: f"{total * workers / STEPS:.3f}"  # noqa: E731
     pace = {
         "E2E_STEP_SECONDS": a_step(seconds),
-        "E2E_HURRY": _hurry(name),
+        "E2E_HURRY": _hurry_file(name),
         "E2E_HURRY_SECONDS": a_step(min(seconds, UNDISTURBED_SECONDS)),
     }
     return {
@@ -59,7 +59,7 @@ def digits(
     } | fields
 
 
-def _hurry(job: str) -> str:
+def _hurry_file(job: str) -> str:
     """The file on the volume that tells a job's workers to train on without long pauses."""
     return f"{MOUNT}/hurry-{job}"
 
@@ -103,7 +103,7 @@ class ClusterJob:
             )
         return done
 
-    def must(self, command: str, *options: str, seconds: float = 120.0) -> str:
+    def run_edl(self, command: str, *options: str, seconds: float = 120.0) -> str:
         """The same, of a command that must succeed; its standard output."""
         done = self.edl(command, *options, seconds=seconds)
         if done.returncode:
@@ -112,9 +112,9 @@ class ClusterJob:
 
     def submit(self, *options: str) -> None:
         """``edl submit --yes``: returns when the master has started."""
-        self.must("submit", "--yes", "--detach", *options)
+        self.run_edl("submit", "--yes", "--detach", *options)
 
-    def rendered(self) -> str:
+    def render_manifests(self) -> str:
         """``edl render``."""
         done = self.namespace.user.edl("render", self.file)
         if done.returncode:
@@ -123,15 +123,15 @@ class ClusterJob:
 
     def submit_applied(self) -> None:
         """``edl render | kubectl apply -f -``: looks whether the objects are there, which needs to read Secrets."""
-        apply(self.rendered(), "-n", self.namespace.name)
+        apply(self.render_manifests(), "-n", self.namespace.name)
 
     def submit_created(self) -> None:
         """``edl render | kubectl create -f -``, with a data scientist's rights."""
-        self.namespace.user.kubectl("create", "-f", "-", stdin=self.rendered())
+        self.namespace.user.kubectl("create", "-f", "-", stdin=self.render_manifests())
 
     def why(self) -> str:
         """What ``edl why`` says, in lower case."""
-        return self.must("why").lower()
+        return self.run_edl("why").lower()
 
     # ------------------------------------------------------------------ what the API says
 
@@ -147,7 +147,7 @@ class ClusterJob:
 
     def page(self, name: str) -> Any:
         """A page of the status ConfigMap, such as ``summary.json``; None while the master has not published it."""
-        text = self.namespace.observer.pages(names.status_configmap(self.name)).get(name)
+        text = self.namespace.observer.config_map_data(names.status_configmap(self.name)).get(name)
         return json.loads(text) if text else None
 
     def status(self) -> Mapping[str, Any]:
@@ -160,7 +160,7 @@ class ClusterJob:
 
     def master(self) -> Manifest:
         """The newest of the master's pods."""
-        found = self.wait("a master's pod", lambda: self.masters() or None)
+        found = self.wait_for("a master's pod", lambda: self.masters() or None)
         return max(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def workers(self) -> dict[int, Manifest]:
@@ -172,7 +172,7 @@ class ClusterJob:
         """Indices of the workers whose pods are in one of these phases."""
         return [index for index, pod in sorted(self.workers().items()) if phase(pod) in phases]
 
-    def training(self) -> list[int]:
+    def training_workers(self) -> list[int]:
         """Indices of the workers that hold a training lease, as the master says."""
         return sorted(worker["index"] for worker in self.status().get("workers", ()) if worker["state"] == "training")
 
@@ -180,7 +180,7 @@ class ClusterJob:
         """Name of a worker's or PS's pod."""
         return names.pod_name(self.name, role, index)
 
-    def ended(self) -> str | None:
+    def end_condition(self) -> str | None:
         """``Complete`` or ``FailureHandler`` when the Job has ended."""
         return next(
             (kind for kind in ("Complete", "Failed") if self.batch_job and condition(self.batch_job, kind)), None
@@ -188,46 +188,46 @@ class ClusterJob:
 
     # ------------------------------------------------------------------ waiting
 
-    def wait(self, what: str, wanted: Callable[[], Found | None], seconds: float = START_SECONDS) -> Found:
+    def wait_for(self, what: str, wanted: Callable[[], Found | None], seconds: float = START_SECONDS) -> Found:
         """The first result of ``wanted``; an error tells what the job was doing instead."""
         try:
-            return self.namespace.observer.wait(f"job {self.name}: {what}", wanted, seconds)
+            return self.namespace.observer.wait_for(f"job {self.name}: {what}", wanted, seconds)
         except AssertionError as error:
             error.add_note(f"status: {json.dumps(self.status())}")
             raise
 
     def wait_step(self, step: int, seconds: float = START_SECONDS) -> None:
         """Wait until ``step`` steps are done."""
-        self.wait(f"step {step}", lambda: self.status().get("step", 0) >= step, seconds)
+        self.wait_for(f"step {step}", lambda: self.status().get("step", 0) >= step, seconds)
 
     def wait_training(self, *, workers: int, seconds: float = START_SECONDS) -> list[int]:
         """Wait until exactly this many workers train; their indices."""
-        found = lambda: indices if len(indices := self.training()) == workers else None  # noqa: E731
-        return self.wait(f"{workers} workers train", found, seconds)
+        found = lambda: indices if len(indices := self.training_workers()) == workers else None  # noqa: E731
+        return self.wait_for(f"{workers} workers train", found, seconds)
 
     def wait_more_steps(self, steps: int = 10, seconds: float = 60.0) -> None:
         """Wait until training has gone on by some steps from now."""
         self.wait_step(int(self.status().get("step", 0)) + steps, seconds)
 
-    def hurry(self) -> None:
+    def finish_quickly(self) -> None:
         """Train the rest at the pace of undisturbed jobs: what was to be seen has been seen."""
-        self.namespace.volume.touch(_hurry(self.name))
+        self.namespace.volume.create_file(_hurry_file(self.name))
 
     def wait_end(self, seconds: float = END_SECONDS) -> str:
         """Wait until the Job has ended: ``Complete`` or ``FailureHandler``."""
-        return self.wait("its end", self.ended, seconds)
+        return self.wait_for("its end", self.end_condition, seconds)
 
     def wait_incarnation(self, beyond: int, seconds: float = START_SECONDS) -> Mapping[str, Any]:
         """Wait for a status of a later master."""
         newer = lambda: found if (found := self.status()).get("incarnation", 0) > beyond else None  # noqa: E731
-        return self.wait(f"a master after incarnation {beyond}", newer, seconds)
+        return self.wait_for(f"a master after incarnation {beyond}", newer, seconds)
 
     # ------------------------------------------------------------------ what happened
 
-    def change(self, wanted: Callable[[ObjectChange], bool]) -> ObjectChange | None:
+    def first_change(self, wanted: Callable[[ObjectChange], bool]) -> ObjectChange | None:
         """The first wanted change of a pod of this job."""
         own = lambda change: change.labels.get(names.JOB_LABEL) == self.name  # noqa: E731
-        return self.namespace.observer.first(lambda change: own(change) and wanted(change))
+        return self.namespace.observer.first_change(lambda change: own(change) and wanted(change))
 
     def leftovers(self) -> list[str]:
         """Everything that still has the job's label, of all kinds that a job is made of."""
@@ -236,7 +236,7 @@ class ClusterJob:
 
     def wait_removed(self, seconds: float = 60.0) -> None:
         """Wait until nothing with the job's label is left."""
-        self.wait("nothing is left", lambda: not (self.leftovers()) or None, seconds)
+        self.wait_for("nothing is left", lambda: not (self.leftovers()) or None, seconds)
 
     def worker_uids(self) -> dict[int, tuple[str, int]]:
         """Uid and restarts of each worker's pod: what adoption must not change."""
@@ -256,7 +256,7 @@ def delete_pod(namespace: Namespace, name: str, *options: str) -> None:
     namespace.user.kubectl("delete", "pod", name, "--wait=false", *options)
 
 
-def evict(namespace: Namespace, name: str) -> None:
+def evict_pod(namespace: Namespace, name: str) -> None:
     """Evict a pod as ``kubectl drain`` does."""
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": namespace.name}}
     path = f"/api/v1/namespaces/{namespace.name}/pods/{name}/eviction"

@@ -12,7 +12,7 @@ from typing import Any
 from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, TASK, ClusterJob
 from support.run_recount import recount
 
-from edl.simulation.ledger_recount import Recount, problems
+from edl.simulation.ledger_recount import LedgerRecount, find_ledger_problems
 
 STORAGE = "/edl"
 """Below the claim: where runs go by default."""
@@ -29,27 +29,27 @@ class FetchedRun:
     """
 
     folder: Path
-    ledger: Recount
+    ledger: LedgerRecount
     events: list[Mapping[str, Any]]
 
     @classmethod
-    def fetch(cls, job: ClusterJob, run_id: str | None = None) -> FetchedRun:
+    def fetch_run(cls, job: ClusterJob, run_id: str | None = None) -> FetchedRun:
         """Bring the run's directory here and count its journal."""
         run = run_id or job.uid
         folder = job.namespace.folder / "runs" / job.name / run
-        job.namespace.volume.fetch(f"{STORAGE}/{job.namespace.name}/{job.name}/{run}", folder)
+        job.namespace.volume.fetch_folder(f"{STORAGE}/{job.namespace.name}/{job.name}/{run}", folder)
         lines = (folder / "events.jsonl").read_text().splitlines()
         return cls(folder, recount(folder), [json.loads(line) for line in lines])
 
-    def of(self, kind: str, **fields: Any) -> list[Mapping[str, Any]]:
+    def events_of(self, kind: str, **fields: Any) -> list[Mapping[str, Any]]:
         """The events of one kind with these fields."""
         wanted = {"event": kind, **fields}
         return [event for event in self.events if wanted.items() <= event.items()]
 
-    def first(self, kind: str, after: float = 0.0, **fields: Any) -> Mapping[str, Any]:
+    def first_event(self, kind: str, after: float = 0.0, **fields: Any) -> Mapping[str, Any]:
         """The first event of one kind with these fields that happened at or after a moment."""
-        found = [event for event in self.of(kind, **fields) if event["time"] >= after]
-        assert found, f"no event {kind} {fields} after {after}: {self.of(kind)[-10:]}"
+        found = [event for event in self.events_of(kind, **fields) if event["time"] >= after]
+        assert found, f"no event {kind} {fields} after {after}: {self.events_of(kind)[-10:]}"
         return found[0]
 
     def log(self, role: str, index: int) -> str:
@@ -61,7 +61,7 @@ class FetchedRun:
         return sorted({int(path.name.partition("-")[0]) for path in (self.folder / "journal").glob("*.edlj")})
 
 
-def finished(
+def finish_and_count(
     job: ClusterJob, *, lost: int = 0, rolled_back: int = 0, epochs: int = EPOCHS, seconds: float = 240.0
 ) -> tuple[Mapping[str, Any], FetchedRun]:
     """Hurry to the end; every record is done exactly once, little is repeated, summary and journal agree.
@@ -73,16 +73,16 @@ def finished(
         epochs: of the job.
         seconds: the bound.
     """
-    job.hurry()
+    job.finish_quickly()
     how = job.wait_end(seconds)
-    summary = job.wait("its summary", lambda: job.page("summary.json"), 10)
+    summary = job.wait_for("its summary", lambda: job.page("summary.json"), 10)
     assert how == "Complete", f"{job.name}: {how}, {job.page('failure.json')}"
-    run = FetchedRun.fetch(job)
+    run = FetchedRun.fetch_run(job)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == epochs * RECORDS
-    assert problems(run.ledger, epochs) == []
-    assert summary["records_repeated"] == run.ledger.repeated <= lost * MINIBATCH
-    assert summary["records_rolled_back"] == run.ledger.rolled_back <= rolled_back
+    assert find_ledger_problems(run.ledger, epochs) == []
+    assert summary["records_repeated"] == run.ledger.repeated_records <= lost * MINIBATCH
+    assert summary["records_rolled_back"] == run.ledger.rolled_back_records <= rolled_back
     assert "Done" in run.ledger.phases
     return summary, run
 

@@ -8,7 +8,7 @@ from typing import Any
 from e2e import rights_objects
 from e2e.api_requests import ApiRequest, create, delete, delete_shown, get, merge, operations, post
 from e2e.rights_objects import FOREIGN, OTHER, OTHER_CLASS, OWN, STRANGER, RightsObjects
-from e2e.user_requests import ANNOTATION, role_binding, run, takes, token_of, token_request, uses
+from e2e.user_requests import ANNOTATION, host_accesses, role_binding, run_in_pod, secret_uses, token_of, token_request
 
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes import names
@@ -16,9 +16,9 @@ from edl.cluster.kubernetes import names
 _OTHER_JOB = {"metadata": {"labels": {names.JOB_LABEL: OTHER}}}
 
 
-def tries(at: RightsObjects) -> dict[str, ApiRequest]:
+def master_requests(at: RightsObjects) -> dict[str, ApiRequest]:
     """Requests by their rows; what deletes a thing comes after what changes it."""
-    return dict([*_without_right(at), *_services(at), *_published(at), *_leases(at), *_pods(at), *_secrets(at)])
+    return dict([*_without_right(at), *_services(at), *_status_requests(at), *_leases(at), *_pods(at), *_secrets(at)])
 
 
 def _core(at: RightsObjects, plural: str, name: str = "") -> str:
@@ -46,7 +46,7 @@ def _without_right(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "delete its Lease", delete(_lease(at, OWN))
     yield "create a RoleBinding", role_binding(at)
     yield "create a token of its account", token_request(at)
-    yield "exec into its worker", run(_core(at, "pods", names.pod_name(OWN, Role.WORKER, 0)))
+    yield "exec into its worker", run_in_pod(_core(at, "pods", names.pod_name(OWN, Role.WORKER, 0)))
     yield "list nodes", get("/api/v1/nodes")
     yield "list pods of another namespace", get("/api/v1/namespaces/kube-system/pods")
 
@@ -67,7 +67,7 @@ def _services(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "change the ports of the Service of its job", ports
 
 
-def _published(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+def _status_requests(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     own, other = (_core(at, "configmaps", names.status_configmap(job)) for job in (OWN, OTHER))
     page = {"data": {"page": "2"}}
     yield "publish in the status of its job", merge(own, page)
@@ -109,12 +109,12 @@ def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
 
 
 def _workers(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
-    def one(of: str = OWN, owner: str | None = OWN, **spec: Any) -> ApiRequest:
+    def worker_request(of: str = OWN, owner: str | None = OWN, **spec: Any) -> ApiRequest:
         made = at.worker(names.pod_name(of, Role.WORKER, 1), of, **spec)
         made["metadata"]["ownerReferences"] = [at.owner(owner)] if owner else []
         return create(at.namespace, made)
 
-    def controlled(kind: str, of: str) -> ApiRequest:
+    def controlled_request(kind: str, of: str) -> ApiRequest:
         made = at.worker(names.pod_name(OWN, Role.WORKER, 1), OWN)
         keeper = {
             "apiVersion": "v1",
@@ -126,18 +126,18 @@ def _workers(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
         made["metadata"]["ownerReferences"] = [at.owner(OWN), keeper]
         return create(at.namespace, made)
 
-    yield "create a worker", one()
-    yield "create a worker that its job's ConfigMap controls", controlled("ConfigMap", OWN)
-    yield "create a worker that another job's ConfigMap controls", controlled("ConfigMap", OTHER)
-    yield "create a worker that a Secret controls", controlled("Secret", OWN)
-    yield "create a worker of another job", one(OTHER, OTHER)
-    yield "create a worker that nobody owns", one(owner=None)
-    yield "create a worker that another Job owns", one(owner=OTHER)
-    yield "create a worker under its own account", one(serviceAccountName=names.MASTER_ACCOUNT)
-    yield "create a worker of another PriorityClass", one(priorityClassName=OTHER_CLASS)
-    yield "create a worker with the token of its job", one(**token_of(OWN))
-    yield "create a worker with the token of another job", one(**token_of(OTHER))
-    for way, spec in uses(FOREIGN).items():
-        yield f"create a worker with a foreign Secret: {way}", one(**spec)
-    for what, spec in takes().items():
-        yield f"create a worker with {what}", one(**spec)
+    yield "create a worker", worker_request()
+    yield "create a worker that its job's ConfigMap controls", controlled_request("ConfigMap", OWN)
+    yield "create a worker that another job's ConfigMap controls", controlled_request("ConfigMap", OTHER)
+    yield "create a worker that a Secret controls", controlled_request("Secret", OWN)
+    yield "create a worker of another job", worker_request(OTHER, OTHER)
+    yield "create a worker that nobody owns", worker_request(owner=None)
+    yield "create a worker that another Job owns", worker_request(owner=OTHER)
+    yield "create a worker under its own account", worker_request(serviceAccountName=names.MASTER_ACCOUNT)
+    yield "create a worker of another PriorityClass", worker_request(priorityClassName=OTHER_CLASS)
+    yield "create a worker with the token of its job", worker_request(**token_of(OWN))
+    yield "create a worker with the token of another job", worker_request(**token_of(OTHER))
+    for way, spec in secret_uses(FOREIGN).items():
+        yield f"create a worker with a foreign Secret: {way}", worker_request(**spec)
+    for what, spec in host_accesses().items():
+        yield f"create a worker with {what}", worker_request(**spec)

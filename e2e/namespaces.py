@@ -13,7 +13,7 @@ from e2e.images import JobImages
 from e2e.observer import NamespaceObserver
 from e2e.programs import ProgramError, apply, call, kubectl
 from e2e.site import TargetSite
-from e2e.user_account import UserAccount, data_scientist, forget
+from e2e.user_account import UserAccount, data_scientist, forget_account
 from e2e.volume import CLAIM, SharedVolume
 
 from edl.cluster.kubernetes.api_client import KubeClient
@@ -51,7 +51,7 @@ class Namespace:
         """``kubectl`` in this namespace, with the rights of who runs the tests."""
         return kubectl("-n", self.name, *arguments, seconds=seconds)
 
-    def bring(self, folder: Path, path: str) -> None:
+    def copy_to_claim(self, folder: Path, path: str) -> None:
         """``edl data cp``: a folder of this machine to the claim."""
         done = self.user.edl("data", "cp", folder, f"{CLAIM}:{path}", "--image", self.images.submitter, seconds=300)
         if done.returncode:
@@ -71,25 +71,25 @@ def new_namespace(
         volume: with the shared claim.
         base: with what a team needs: accounts, their rights, and what else admins install.
     """
-    name = fresh(folder)
+    name = fresh_name(folder)
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": LABELS}})
     # No pod is accepted before the controller manager has made it: half a minute after the API server was away.
     kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "--timeout=90s")
-    with opened(site, images, folder, name) as namespace:
+    with open_namespace(site, images, folder, name) as namespace:
         if base:
-            install.team(name)
+            install.install_team(name)
         if volume:
-            namespace.volume.make()
+            namespace.volume.create_claim()
         yield replace(namespace, user=data_scientist(name)) if base else namespace
 
 
-def fresh(folder: Path) -> str:
+def fresh_name(folder: Path) -> str:
     """A name for a namespace that nobody has."""
     return f"e2e-{folder.name[:30].replace('_', '-').strip('-')}-{uuid4().hex[:5]}"
 
 
 @contextmanager
-def opened(site: TargetSite, images: JobImages, folder: Path, name: str) -> Iterator[Namespace]:
+def open_namespace(site: TargetSite, images: JobImages, folder: Path, name: str) -> Iterator[Namespace]:
     """A namespace that is there, whoever made it; it goes when the block ends."""
     folder.mkdir(parents=True, exist_ok=True)
     api = make_client(namespace=name)
@@ -99,7 +99,7 @@ def opened(site: TargetSite, images: JobImages, folder: Path, name: str) -> Iter
         yield Namespace(name, site, images, folder, api, observer, UserAccount(name), shared)
     finally:
         observer.close()
-        forget(name)
+        forget_account(name)
         call("kubectl", "delete", "namespace", name, "--wait=false")
         call("kubectl", "-n", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
-        shared.remove()
+        shared.remove_claim()

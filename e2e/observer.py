@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from e2e.waiting import until
+from e2e.waiting import wait_until
 
 from edl.api.errors import EdlError
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
@@ -29,12 +29,12 @@ class ObjectChange:
     """One change of one object.
 
     Attributes:
-        at: when it was seen here, unix seconds.
+        happened_at: when it was seen here, unix seconds.
         type: ``ADDED``, ``MODIFIED`` or ``DELETED``.
         object: as it was then.
     """
 
-    at: float
+    happened_at: float
     type: str
     object: Manifest
 
@@ -51,7 +51,7 @@ class ObjectChange:
         return self.object["metadata"].get("labels") or {}
 
     @property
-    def leaving(self) -> bool:
+    def being_deleted(self) -> bool:
         """Whether the object was told to go."""
         return "deletionTimestamp" in self.object["metadata"]
 
@@ -66,7 +66,7 @@ class NamespaceObserver:
         self._changes: dict[str, list[ObjectChange]] = {kind.name: [] for kind in _KINDS}
         self._streams: dict[str, ResponseStream] = {}
         self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in _KINDS]
+        self._threads = [threading.Thread(target=self._follow_kind, args=(kind,), daemon=True) for kind in _KINDS]
         for thread in self._threads:
             thread.start()
 
@@ -74,42 +74,42 @@ class NamespaceObserver:
 
     def pods(self, **labels: str) -> list[Manifest]:
         """The pods that exist, by name; labels as ``job="mnist"``, ``role="worker"``."""
-        return [pod for pod in self._current(PODS) if _labelled(pod, labels)]
+        return [pod for pod in self._current_objects(PODS) if _has_labels(pod, labels)]
 
     def pod(self, name: str) -> Manifest | None:
         """A pod by name."""
-        return self._one(PODS, name)
+        return self._find_object(PODS, name)
 
     def job(self, name: str) -> Manifest | None:
         """A ``batch/v1`` Job by name."""
-        return self._one(JOBS, name)
+        return self._find_object(JOBS, name)
 
-    def pages(self, config_map: str) -> dict[str, str]:
+    def config_map_data(self, config_map: str) -> dict[str, str]:
         """The data of a ConfigMap; empty if there is none."""
-        return (self._one(CONFIGMAPS, config_map) or {}).get("data") or {}
+        return (self._find_object(CONFIGMAPS, config_map) or {}).get("data") or {}
 
     def changes(self, kind: ResourceKind = PODS) -> list[ObjectChange]:
         """Every change so far, in order."""
         with self._lock:
             return list(self._changes[kind.name])
 
-    def first(self, wanted: Callable[[ObjectChange], bool], kind: ResourceKind = PODS) -> ObjectChange | None:
+    def first_change(self, wanted: Callable[[ObjectChange], bool], kind: ResourceKind = PODS) -> ObjectChange | None:
         """The first change that is wanted."""
         return next((change for change in self.changes(kind) if wanted(change)), None)
 
     # ------------------------------------------------------------------ waiting
 
-    def wait(self, what: str, condition: Callable[[], Found | None], seconds: float = 90.0) -> Found:
+    def wait_for(self, what: str, condition: Callable[[], Found | None], seconds: float = 90.0) -> Found:
         """The first result of ``condition`` that is neither None nor False; see ``e2e.waiting.until``."""
-        return until(what, condition, seconds, self.story)
+        return wait_until(what, condition, seconds, self.describe_pods)
 
     def wait_change(self, what: str, wanted: Callable[[ObjectChange], bool], seconds: float = 90.0) -> ObjectChange:
         """The first change of a pod that is wanted."""
-        return self.wait(what, lambda: self.first(wanted), seconds)
+        return self.wait_for(what, lambda: self.first_change(wanted), seconds)
 
-    def story(self) -> str:
+    def describe_pods(self) -> str:
         """The pods as they are, for whoever reads a failure."""
-        return "\n".join(["pods:", *map(told, self._current(PODS))])
+        return "\n".join(["pods:", *map(pod_line, self._current_objects(PODS))])
 
     # ------------------------------------------------------------------ following
 
@@ -121,11 +121,11 @@ class NamespaceObserver:
         for thread in self._threads:
             thread.join(5)
 
-    def _follow(self, kind: ResourceKind) -> None:
+    def _follow_kind(self, kind: ResourceKind) -> None:
         while not self._closed.is_set():
             try:
                 listing = self._api.list(kind, namespace=self._namespace)
-                self._relist(kind, listing.items)
+                self._apply_listing(kind, listing.items)
                 with self._api.watch(
                     kind,
                     resource_version=listing.resource_version,
@@ -136,23 +136,23 @@ class NamespaceObserver:
                     self._streams[kind.name] = stream
                     for change, found in stream.events():
                         if change in (ADDED, MODIFIED, DELETED):
-                            self._see(kind, change, found)
+                            self._record_change(kind, change, found)
             except EdlError:
                 self._closed.wait(_AGAIN_SECONDS)
 
-    def _relist(self, kind: ResourceKind, items: Iterable[Manifest]) -> None:
+    def _apply_listing(self, kind: ResourceKind, items: Iterable[Manifest]) -> None:
         there = {item["metadata"]["uid"]: item for item in items}
-        for known in self._current(kind):
+        for known in self._current_objects(kind):
             if known["metadata"]["uid"] not in there:
-                self._see(kind, DELETED, known)
-        before = {known["metadata"]["uid"]: known for known in self._current(kind)}
+                self._record_change(kind, DELETED, known)
+        before = {known["metadata"]["uid"]: known for known in self._current_objects(kind)}
         for uid, item in there.items():
             if uid not in before:
-                self._see(kind, ADDED, item)
+                self._record_change(kind, ADDED, item)
             elif before[uid]["metadata"]["resourceVersion"] != item["metadata"]["resourceVersion"]:
-                self._see(kind, MODIFIED, item)
+                self._record_change(kind, MODIFIED, item)
 
-    def _see(self, kind: ResourceKind, change: str, found: Manifest) -> None:
+    def _record_change(self, kind: ResourceKind, change: str, found: Manifest) -> None:
         with self._lock:
             self._changes[kind.name].append(ObjectChange(time.time(), change, found))
             objects, name = self._objects[kind.name], found["metadata"]["name"]
@@ -161,16 +161,16 @@ class NamespaceObserver:
             else:
                 objects[name] = found
 
-    def _current(self, kind: ResourceKind) -> list[Manifest]:
+    def _current_objects(self, kind: ResourceKind) -> list[Manifest]:
         with self._lock:
             return [found for _, found in sorted(self._objects[kind.name].items())]
 
-    def _one(self, kind: ResourceKind, name: str) -> Manifest | None:
+    def _find_object(self, kind: ResourceKind, name: str) -> Manifest | None:
         with self._lock:
             return self._objects[kind.name].get(name)
 
 
-def _labelled(pod: Manifest, labels: dict[str, str]) -> bool:
+def _has_labels(pod: Manifest, labels: dict[str, str]) -> bool:
     have = pod["metadata"].get("labels") or {}
     return all(have.get(f"edl.dev/{name}") == value for name, value in labels.items())
 
@@ -194,7 +194,7 @@ def container(pod: Manifest) -> Manifest:
     return dict(found[0])
 
 
-def told(pod: Manifest) -> str:
+def pod_line(pod: Manifest) -> str:
     """A pod in one line."""
     state = container(pod).get("state") or {}
     why = [str(entry.get("message")) for entry in pod["status"].get("conditions") or () if entry.get("message")]

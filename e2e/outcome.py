@@ -11,34 +11,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from e2e.programs import ROOT, must
+from e2e.programs import ROOT, run_program
 
 FILE = Path(__file__).parent / "results" / "outcome.json"
 COUNTED = ("passed", "failed", "error", "skipped", "rerun")
 
 
-def begin(method: str) -> None:
+def begin_run(method: str) -> None:
     """Forget the last run with this way of installing, not that with the other one."""
-    commit = must("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
-    changed = must("git", "-C", ROOT, "status", "--porcelain", "-uno", "--", ".", ":!e2e/results").strip()
-    _write(_read() | {method: {"commit": commit + ("-changed" if changed else "")} | dict.fromkeys(COUNTED, 0)})
+    commit = run_program("git", "-C", ROOT, "rev-parse", "--short", "HEAD").strip()
+    changed = run_program("git", "-C", ROOT, "status", "--porcelain", "-uno", "--", ".", ":!e2e/results").strip()
+    _write_outcome(
+        _read_outcome() | {method: {"commit": commit + ("-changed" if changed else "")} | dict.fromkeys(COUNTED, 0)}
+    )
 
 
-def add(method: str, counts: Mapping[str, int]) -> None:
+def add_counts(method: str, counts: Mapping[str, int]) -> None:
     """Add the counts of one part of a run."""
-    found = _read()
+    found = _read_outcome()
     for name in COUNTED:
         found[method][name] += counts.get(name, 0)
-    _write(found)
+    _write_outcome(found)
 
 
-def _read() -> dict[str, Any]:
+def _read_outcome() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.exists() else {}
 
 
-def _write(found: Mapping[str, Any]) -> None:
+def _write_outcome(found: Mapping[str, Any]) -> None:
     FILE.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    begin(sys.argv[1])
+    begin_run(sys.argv[1])

@@ -34,14 +34,14 @@ def call(
     )
 
 
-def must(
+def run_program(
     *command: str | Path, stdin: str | None = None, seconds: float = 120.0, env: dict[str, str] | None = None
 ) -> str:
     """Run a program that must succeed; its standard output."""
     done = call(*command, stdin=stdin, seconds=seconds, env=env)
     if done.returncode:
         raise ProgramError(
-            f"{told(command)}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            f"{command_text(command)}: exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         )
     return done.stdout
 
@@ -53,7 +53,7 @@ def edl(*arguments: str | Path, seconds: float = 120.0, env: dict[str, str] | No
 
 def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 120.0) -> str:
     """``kubectl`` with its arguments; its standard output."""
-    return must("kubectl", *arguments, stdin=stdin, seconds=seconds)
+    return run_program("kubectl", *arguments, stdin=stdin, seconds=seconds)
 
 
 def apply(manifest: dict[str, Any] | str, *options: str) -> str:
@@ -62,6 +62,6 @@ def apply(manifest: dict[str, Any] | str, *options: str) -> str:
     return kubectl("apply", *options, "-f", "-", stdin=text)
 
 
-def told(command: tuple[str | Path, ...]) -> str:
+def command_text(command: tuple[str | Path, ...]) -> str:
     """The command as people write it."""
     return " ".join(str(part) for part in command)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.programs import ROOT, Done, ProgramError, call, told
+from e2e.programs import ROOT, Done, ProgramError, call, command_text
 from ruamel.yaml import YAML
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
@@ -32,45 +32,45 @@ class HelmRelease:
 
     def try_install(self, values: Manifest, *options: str) -> Done:
         """``helm install``, whatever its exit code."""
-        return self._call("install", self.name, str(self.chart), "--create-namespace", *options, values=values)
+        return self._call_helm("install", self.name, str(self.chart), "--create-namespace", *options, values=values)
 
     def install(self, values: Manifest, *options: str) -> None:
         """``helm install``."""
-        _succeeded(self.try_install(values, *options))
+        _checked_output(self.try_install(values, *options))
 
     def try_upgrade(self, values: Manifest, *options: str) -> Done:
         """``helm upgrade``, whatever its exit code."""
-        return self._call("upgrade", self.name, str(self.chart), *options, values=values)
+        return self._call_helm("upgrade", self.name, str(self.chart), *options, values=values)
 
     def upgrade(self, values: Manifest, *options: str) -> None:
         """``helm upgrade``."""
-        _succeeded(self.try_upgrade(values, *options))
+        _checked_output(self.try_upgrade(values, *options))
 
     def rollback(self) -> None:
         """``helm rollback``, to what was installed before."""
-        _succeeded(self._call("rollback", self.name))
+        _checked_output(self._call_helm("rollback", self.name))
 
     def test(self) -> str:
         """``helm test``; what it printed, and the logs of pods that failed (``--logs`` looks in one namespace only)."""
-        return _succeeded(self._call("test", self.name, "--timeout=120s"))
+        return _checked_output(self._call_helm("test", self.name, "--timeout=120s"))
 
     def try_uninstall(self, *options: str) -> Done:
         """``helm uninstall``, whatever its exit code; what is deleted is gone afterwards."""
-        return self._call("uninstall", self.name, "--wait", *options)
+        return self._call_helm("uninstall", self.name, "--wait", *options)
 
     def uninstall(self, *options: str) -> None:
         """``helm uninstall``."""
-        _succeeded(self.try_uninstall(*options))
+        _checked_output(self.try_uninstall(*options))
 
     def template(self, values: Manifest) -> list[Manifest]:
         """``helm template``: the objects."""
-        return objects(_succeeded(self._call("template", self.name, str(self.chart), values=values)))
+        return objects(_checked_output(self._call_helm("template", self.name, str(self.chart), values=values)))
 
     def manifest(self) -> list[Manifest]:
         """``helm get manifest``: the objects that belong to the release now."""
-        return objects(_succeeded(self._call("get", "manifest", self.name)))
+        return objects(_checked_output(self._call_helm("get", "manifest", self.name)))
 
-    def _call(self, *command: str, values: Manifest | None = None) -> Done:
+    def _call_helm(self, *command: str, values: Manifest | None = None) -> Done:
         given = () if values is None else ("--values", "-")
         stdin = None if values is None else json.dumps(values)
         return call("helm", *command, "--namespace", self.namespace, *given, stdin=stdin, seconds=self.seconds)
@@ -81,7 +81,9 @@ def objects(text: str) -> list[Manifest]:
     return [found for found in YAML(typ="safe").load_all(text) if found]
 
 
-def _succeeded(done: Done) -> str:
+def _checked_output(done: Done) -> str:
     if done.returncode:
-        raise ProgramError(f"{told(tuple(done.args))}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+        raise ProgramError(
+            f"{command_text(tuple(done.args))}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
     return done.stdout

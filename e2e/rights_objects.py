@@ -137,14 +137,14 @@ def _service(of: str) -> Manifest:
     return service(names.master_name(of), {"ports": [{"name": "control", "port": 7070}]}, of)
 
 
-def build(api: KubeClient, image: str) -> RightsObjects:
+def create_objects(api: KubeClient, image: str) -> RightsObjects:
     """Put the objects into the namespace of ``api``, with the rights of an admin.
 
     Args:
         api: of an empty namespace with a team's part.
         image: of the one pod that runs.
     """
-    uids = {each: str(_put(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
+    uids = {each: str(_create_all(api, [master_job(each)])["metadata"]["uid"]) for each in (OWN, OTHER)}
     found = RightsObjects(api.namespace, uids)
     for each in (OWN, OTHER):
         things = [
@@ -153,17 +153,17 @@ def build(api: KubeClient, image: str) -> RightsObjects:
             _service(each),
             lease(each),
         ]
-        _put(api, [*things, found.worker(names.pod_name(each, Role.WORKER, 0), each)])
+        _create_all(api, [*things, found.worker(names.pod_name(each, Role.WORKER, 0), each)])
     master = pod(MASTER_POD, names.object_labels(OWN, Role.MASTER), serviceAccountName=names.MASTER_ACCOUNT)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": STRANGER}}
     tokens = [secret(names.token_secret(ENDED), ENDED), secret(FOREIGN, None)]
-    _put(api, [master, account, *tokens, config(STRANGER, None), pod(STRANGER)])
+    _create_all(api, [master, account, *tokens, config(STRANGER, None), pod(STRANGER)])
     sleeping = {"image": image, "command": ["sleep", "3600"]}
-    _put(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
+    _create_all(api, [pod(COPY_POD, container=sleeping, nodeSelector={}, terminationGracePeriodSeconds=0)])
     kubectl("-n", api.namespace, "wait", "--for=condition=Ready", f"pod/{COPY_POD}", "--timeout=90s")
     return found
 
 
-def _put(api: KubeClient, things: Sequence[Manifest]) -> Manifest:
+def _create_all(api: KubeClient, things: Sequence[Manifest]) -> Manifest:
     made = [api.create(thing) for thing in things]
     return made[-1]

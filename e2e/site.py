@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from e2e.faults import ClusterFaults, KindFaults, LocalClusterFaults, NoFaults
-from e2e.programs import call, must
+from e2e.programs import call, run_program
 
 from edl.cluster.kubernetes.kubeconfig import make_client
 
@@ -55,7 +55,7 @@ class TargetSite:
         return not isinstance(self.faults, NoFaults)
 
 
-def detect() -> TargetSite:
+def detect_site() -> TargetSite:
     """The cluster of ``KUBECONFIG``.
 
     Raises:
@@ -108,4 +108,4 @@ def nodes() -> list[str]:
 
 def on_node(node: str, *command: str) -> str:
     """Run a command in the container of one of kind's nodes."""
-    return must("docker", "exec", node, *command)
+    return run_program("docker", "exec", node, *command)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from e2e.capacity import homes, offers, only, worker_cpu
+from e2e.capacity import node_offers, restrict_new_pods, usable_node_names, worker_cpu
 from e2e.conftest import MakeNamespace
-from e2e.faults import lost
+from e2e.faults import lose_node
 from e2e.jobs import ClusterJob, delete_pod, digits
-from e2e.ledger import finished
+from e2e.ledger import finish_and_count
 from e2e.namespaces import Namespace
 from e2e.observer import container
-from e2e.test_ps_and_nodes import DEAD_SECONDS, gone, node_of
+from e2e.test_ps_and_nodes import DEAD_SECONDS, check_deleted, node_of
 from e2e.test_tutorial import start_service
 
 from edl.api.cluster_port import Role
@@ -22,7 +22,7 @@ WORKERS, SLOTS = 4, 6
 """Workers of a job; workers and service pods that fit together."""
 
 
-def start(namespace: Namespace, name: str, *, seconds: float, **fields: Any) -> ClusterJob:
+def start_ring(namespace: Namespace, name: str, *, seconds: float, **fields: Any) -> ClusterJob:
     """Submit a job of four workers in a ring, and wait until all of them train."""
     spec = digits(name, image=namespace.images.zoo, seconds=seconds, workers=WORKERS, **fields)
     del spec["ps"]
@@ -45,13 +45,13 @@ def start_times(job: ClusterJob) -> dict[int, str]:
 def test_workers_and_master_come_and_go(make_namespace: MakeNamespace) -> None:
     """One worker is deleted, then the master's pod; a service preempts two workers, and gives the room back."""
     namespace, other = make_namespace(), make_namespace("service", volume=False)
-    cpu = worker_cpu(offers(namespace.api), SLOTS, small_pods=2)
-    job = start(namespace, "ring", seconds=110, cpu=cpu)
+    cpu = worker_cpu(node_offers(namespace.api), SLOTS, small_pods=2)
+    job = start_ring(namespace, "ring", seconds=110, cpu=cpu)
     assert job.ps_uids() == {}
     first = start_times(job)
 
     delete_pod(namespace, job.pod_name(Role.WORKER, 0))
-    job.wait("workers 1 to 4 train", lambda: job.training() == [1, 2, 3, 4] or None)
+    job.wait_for("workers 1 to 4 train", lambda: job.training_workers() == [1, 2, 3, 4] or None)
     job.wait_more_steps()
 
     before = job.status()["incarnation"]
@@ -68,15 +68,15 @@ def test_workers_and_master_come_and_go(make_namespace: MakeNamespace) -> None:
     assert len(pending) == 2, "those that lost their place wait for another"
     assert "insufficient cpu" in job.why()
     other.kubectl("scale", "deployment/service", "--replicas=0")
-    job.wait("the workers that waited train", lambda: set(pending) <= set(job.training()) or None, 90)
+    job.wait_for("the workers that waited train", lambda: set(pending) <= set(job.training_workers()) or None, 90)
     job.wait_more_steps()
     third = start_times(job)
     assert {index: third[index] for index in survivors} == {index: second[index] for index in survivors}
 
-    summary, run = finished(job)
+    summary, run = finish_and_count(job)
     assert (summary["records_rolled_back"], run.ledger.rollbacks) == (0, [])
-    assert {event["workers"] for event in run.of("world_changed")} >= {2, WORKERS}
-    gone(job)
+    assert {event["workers"] for event in run.events_of("world_changed")} >= {2, WORKERS}
+    check_deleted(job)
 
 
 @pytest.mark.alone
@@ -84,22 +84,22 @@ def test_workers_and_master_come_and_go(make_namespace: MakeNamespace) -> None:
 def test_all_workers_are_preempted_and_come_back(make_namespace: MakeNamespace) -> None:
     """The last one that goes writes the newest state, so that no record is trained again."""
     namespace, other = make_namespace(), make_namespace("service", volume=False)
-    cpu = worker_cpu(offers(namespace.api), SLOTS, small_pods=2)
-    job = start(namespace, "ring-away", seconds=75, cpu=cpu, checkpoint={"every_steps": 100_000})
+    cpu = worker_cpu(node_offers(namespace.api), SLOTS, small_pods=2)
+    job = start_ring(namespace, "ring-away", seconds=75, cpu=cpu, checkpoint={"every_steps": 100_000})
 
     start_service(other, cpu, SLOTS)
-    job.wait("all workers wait for room", lambda: len(job.in_phase("Pending")) == WORKERS or None, 60)
-    job.wait("the job is starved", lambda: job.status().get("starved") or None, 30)
+    job.wait_for("all workers wait for room", lambda: len(job.in_phase("Pending")) == WORKERS or None, 60)
+    job.wait_for("the job is starved", lambda: job.status().get("starved") or None, 30)
     done = job.status()["records_done"]
     why = job.why()
     assert "insufficient cpu" in why
     other.kubectl("scale", "deployment/service", "--replicas=0")
-    job.wait("a step after the pause", lambda: job.status()["records_done"] > done or None, 90)
+    job.wait_for("a step after the pause", lambda: job.status()["records_done"] > done or None, 90)
 
-    summary, run = finished(job)
-    assert run.of("checkpoint_saved")
+    summary, run = finish_and_count(job)
+    assert run.events_of("checkpoint_saved")
     assert summary["records_rolled_back"] == 0
-    gone(job)
+    check_deleted(job)
 
 
 @pytest.mark.alone
@@ -108,20 +108,20 @@ def test_all_workers_are_preempted_and_come_back(make_namespace: MakeNamespace) 
 @pytest.mark.timeout(500)
 def test_a_workers_node_is_lost(make_namespace: MakeNamespace) -> None:
     """The others go on without it before the cluster has noticed, and a worker elsewhere takes its place."""
-    dead, *safe = homes(make_client())
-    with only(safe):
-        job = start(make_namespace(), "ring-node", seconds=300)
-    with only([dead]):
+    dead, *safe = usable_node_names(make_client())
+    with restrict_new_pods(safe):
+        job = start_ring(make_namespace(), "ring-node", seconds=300)
+    with restrict_new_pods([dead]):
         delete_pod(job.namespace, job.pod_name(Role.WORKER, 0))
-        job.wait("worker-4 trains", lambda: job.training() == [1, 2, 3, 4] or None)
+        job.wait_for("worker-4 trains", lambda: job.training_workers() == [1, 2, 3, 4] or None)
         assert node_of(job, Role.WORKER, 4) == dead
     job.wait_more_steps()
     before = start_times(job)
-    with lost(job.namespace.site.faults, dead):
+    with lose_node(job.namespace.site.faults, dead):
         job.wait_more_steps(20, DEAD_SECONDS)
-        job.wait("a worker in its place", lambda: job.training() == [1, 2, 3, 5] or None, DEAD_SECONDS)
+        job.wait_for("a worker in its place", lambda: job.training_workers() == [1, 2, 3, 5] or None, DEAD_SECONDS)
         after = start_times(job)
         assert {index: after[index] for index in (1, 2, 3)} == {index: before[index] for index in (1, 2, 3)}
-        summary, _ = finished(job, lost=1)
+        summary, _ = finish_and_count(job, lost=1)
         assert summary["records_rolled_back"] == 0
-        gone(job)
+        check_deleted(job)

@@ -34,7 +34,7 @@ def spec(namespace: Namespace) -> Manifest:
     return digits("refused", image=namespace.images.zoo, seconds=10, workers=1)
 
 
-def refused(namespace: Namespace, spec: Manifest, *told: str) -> None:
+def check_refused(namespace: Namespace, spec: Manifest, *told: str) -> None:
     """Submission ends with code 2, says all of this, and leaves nothing."""
     job = ClusterJob.write(namespace, spec)
     done = job.edl("submit", "--yes")
@@ -45,13 +45,13 @@ def refused(namespace: Namespace, spec: Manifest, *told: str) -> None:
 
 
 def test_each_refusal_says_what_and_leaves_nothing(namespace: Namespace, spec: Manifest) -> None:
-    refused(namespace, spec | {"master": {**spec["master"], "priority": "urgent"}}, "urgent", "PriorityClass")
-    refused(namespace, spec | {"volumes": [{"claim": "no-such-claim", "mount": MOUNT}]}, "no-such-claim")
+    check_refused(namespace, spec | {"master": {**spec["master"], "priority": "urgent"}}, "urgent", "PriorityClass")
+    check_refused(namespace, spec | {"volumes": [{"claim": "no-such-claim", "mount": MOUNT}]}, "no-such-claim")
     host = {"volumes": [{"host_path": "/tmp", "mount": MOUNT}]}
-    refused(namespace, spec | host, "restricted", "hostPath")
+    check_refused(namespace, spec | host, "restricted", "hostPath")
     of_another = {"env": spec["pod"]["env"] | {"KEY": {"secret": "database", "key": "password"}}}
-    refused(namespace, spec | {"pod": of_another}, "environment of a container", "admission.allowedSecrets")
-    refused(namespace, spec | {"name": "x" * 41}, "name")
+    check_refused(namespace, spec | {"pod": of_another}, "environment of a container", "admission.allowedSecrets")
+    check_refused(namespace, spec | {"name": "x" * 41}, "name")
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -59,19 +59,19 @@ def test_each_refusal_says_what_and_leaves_nothing(namespace: Namespace, spec: M
         "spec": {"hard": {"requests.cpu": "60m"}},
     }
     apply(quota, "-n", namespace.name)
-    refused(namespace, spec, "quota", "tight")
+    check_refused(namespace, spec, "quota", "tight")
     namespace.kubectl("delete", "resourcequota", "tight")
 
 
 def test_a_name_that_is_taken(namespace: Namespace, spec: Manifest, data: Path) -> None:
-    namespace.bring(data, "/mnist")
+    namespace.copy_to_claim(data, "/mnist")
     first = ClusterJob.write(namespace, spec)
     first.submit()
     second = first.edl("submit", "--yes")
     assert second.returncode == 2
     assert "refused" in second.stderr
     assert first.batch_job, "the first goes on"
-    first.must("delete", "--yes")
+    first.run_edl("delete", "--yes")
     assert first.leftovers() == []
 
 
@@ -138,8 +138,8 @@ def test_a_client_dry_run_is_light(make_namespace: MakeNamespace) -> None:
     times = []
     for _ in range(5):
         began = time.monotonic()
-        job.must("submit", "--dry-run=client")
+        job.run_edl("submit", "--dry-run=client")
         times.append(time.monotonic() - began)
-    figures.record("dry_run_client", statistics.median(times), of=[round(value, 2) for value in times])
+    figures.record_duration("dry_run_client", statistics.median(times), of=[round(value, 2) for value in times])
     probe = call("kubectl", "-n", namespace.name, "get", "jobs", "-o", "name")
     assert "refused" not in probe.stdout

@@ -26,14 +26,16 @@ def test_a_job_that_never_fits_waits_and_says_why(namespace: Namespace) -> None:
     """More CPU than any node has: the workers stay Pending, and `edl why` has the scheduler's reason."""
     job = ClusterJob.write(namespace, digits("too-big", image=namespace.images.zoo, seconds=30, workers=2, cpu=4096))
     job.submit()
-    job.wait("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
-    why = job.wait("edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30)
+    job.wait_for("its workers are Pending", lambda: job.in_phase("Pending") == [0, 1] or None)
+    why = job.wait_for(
+        "edl why has the reason", lambda: text if "insufficient cpu" in (text := job.why()) else None, 30
+    )
     assert "whether any node has that much" in why, "a data scientist may not list nodes, and is told so"
     viewer = UserAccount(namespace.name)
     assert "it can never start" in viewer.edl("why", job.name).stdout.lower()
-    job.wait("it is called starved", lambda: job.status().get("starved"), 30)
+    job.wait_for("it is called starved", lambda: job.status().get("starved"), 30)
     assert asked_for(job) <= FEW
-    job.must("delete", "--yes")
+    job.run_edl("delete", "--yes")
     assert job.leftovers() == []
 
 
@@ -57,10 +59,10 @@ def test_a_model_that_crashes_in_every_worker(namespace: Namespace, step: int) -
     job = ClusterJob.write(namespace, spec)
     job.submit()
     assert job.wait_end() == "Failed"
-    failure = job.wait("its failure", lambda: job.page("failure.json"), 10)
+    failure = job.wait_for("its failure", lambda: job.page("failure.json"), 10)
     assert "crash" in str(failure).lower()
     assert "crash" in job.why()
     assert asked_for(job) <= FEW
-    job.wait("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
-    job.must("delete", "--yes")
+    job.wait_for("its pods are gone", lambda: not (job.workers() or job.ps_uids()) or None, 15)
+    job.run_edl("delete", "--yes")
     assert job.leftovers() == []

@@ -10,7 +10,7 @@ import pytest
 from e2e import namespaces
 from e2e.conftest import ARTIFACTS
 from e2e.images import MISSING, JobImages
-from e2e.jobs import evict, in_container
+from e2e.jobs import evict_pod, in_container
 from e2e.namespaces import Namespace
 from e2e.pods import pod
 from e2e.site import TargetSite
@@ -64,10 +64,10 @@ class PodClusterHarness:
 
     def connect(self) -> KubeCluster:
         api = KubeClient(load_connection(namespace=self.namespace.name), rate_limiter=TokenBucketLimiter())
-        self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.namespace.name, self._render))
+        self._clusters.append(KubeCluster(api, self.job, self._job_uid, self.namespace.name, self._render_pod))
         return self._clusters[-1]
 
-    def _render(self, role: Role, index: int, wish: PodOptions) -> Manifest:
+    def _render_pod(self, role: Role, index: int, wish: PodOptions) -> Manifest:
         labels = names.object_labels(self.job, role, index) | ({names.ELEVATED_LABEL: "true"} if wish.elevated else {})
         name = names.pod_name(self.job, role, index)
         manifest = pod(name, self.image, "sh", "-c", self.script, labels=labels, restartPolicy="Never", **self.extra)
@@ -78,33 +78,35 @@ class PodClusterHarness:
         manifest["metadata"]["ownerReferences"] = [owner | {"controller": False, "blockOwnerDeletion": False}]
         return manifest
 
-    def name(self, uid: str) -> str:
+    def pod_name_of(self, uid: str) -> str:
         found = self.namespace.api.list(PODS, labels=names.label_selector(self.job)).items
         return next(each["metadata"]["name"] for each in found if each["metadata"]["uid"] == uid)
 
-    def do(self, uid: str, script: str) -> None:
-        self.namespace.kubectl("exec", self.name(uid), "--", "sh", "-c", script)
+    def run_script(self, uid: str, script: str) -> None:
+        self.namespace.kubectl("exec", self.pod_name_of(uid), "--", "sh", "-c", script)
 
     def await_running(self, uid: str) -> None:
         running = "--for=jsonpath={.status.phase}=Running"
-        self.namespace.kubectl("wait", f"pod/{self.name(uid)}", running, "--timeout=60s")
-        self.do(uid, "until [ -f /tmp/listens ]; do sleep 0.05; done")
+        self.namespace.kubectl("wait", f"pod/{self.pod_name_of(uid)}", running, "--timeout=60s")
+        self.run_script(uid, "until [ -f /tmp/listens ]; do sleep 0.05; done")
 
     def exit(self, uid: str, code: int) -> None:
         # The container may be gone before the command in it has ended.
-        in_container(self.namespace, self.name(uid), "sh", "-c", f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit")
+        in_container(
+            self.namespace, self.pod_name_of(uid), "sh", "-c", f"echo {code} > /tmp/code && mv /tmp/code /tmp/exit"
+        )
 
     def kill(self, uid: str) -> None:
         self.exit(uid, 137)
 
     def terminate(self, uid: str) -> None:
-        self.do(uid, "kill -TERM 1")
+        self.run_script(uid, "kill -TERM 1")
 
     def exit_on_sigterm(self, uid: str, code: int) -> None:
-        self.do(uid, f"echo {code} > /tmp/answer")
+        self.run_script(uid, f"echo {code} > /tmp/answer")
 
     def ignore_sigterm(self, uid: str) -> None:
-        self.do(uid, "echo none > /tmp/answer")
+        self.run_script(uid, "echo none > /tmp/answer")
 
     def lose_node(self, uid: str) -> None:
         self._set_ready(uid, "False")
@@ -116,7 +118,9 @@ class PodClusterHarness:
         """What the node controller writes; the kubelet, which is there, soon writes the truth again."""
         condition = {"type": "Ready", "status": ready, "lastTransitionTime": "2023-11-14T22:13:20Z", "reason": None}
         patch = json.dumps({"status": {"conditions": [condition]}})
-        self.namespace.kubectl("patch", "pod", self.name(uid), "--subresource=status", "--type=strategic", "-p", patch)
+        self.namespace.kubectl(
+            "patch", "pod", self.pod_name_of(uid), "--subresource=status", "--type=strategic", "-p", patch
+        )
 
     def advance_time(self, seconds: float) -> None:
         """Real time passes by itself."""
@@ -142,7 +146,7 @@ class TestPods(PodContract):
     """The contract, on the cluster of ``KUBECONFIG``."""
 
 
-def begin(harness: PodClusterHarness) -> tuple[WatchThread, str]:
+def start_worker(harness: PodClusterHarness) -> tuple[WatchThread, str]:
     """A watch, and a worker that runs."""
     watch = synced_watch(harness)
     return watch, running(harness)
@@ -155,16 +159,16 @@ def the_way_out(watch: WatchThread, uid: str) -> tuple[PodStatus, PodStatus]:
 
 
 def test_deletion_by_hand(harness: PodClusterHarness) -> None:
-    watch, uid = begin(harness)
-    harness.namespace.kubectl("delete", "pod", harness.name(uid), "--wait=false")
+    watch, uid = start_worker(harness)
+    harness.namespace.kubectl("delete", "pod", harness.pod_name_of(uid), "--wait=false")
     leaving, last = the_way_out(watch, uid)
     assert (leaving.cause, last.cause) == (TerminationCause.DELETED, TerminationCause.DELETED)
     assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)
 
 
 def test_eviction(harness: PodClusterHarness) -> None:
-    watch, uid = begin(harness)
-    evict(harness.namespace, harness.name(uid))
+    watch, uid = start_worker(harness)
+    evict_pod(harness.namespace, harness.pod_name_of(uid))
     leaving, last = the_way_out(watch, uid)
     assert (leaving.cause, last.cause) == (TerminationCause.EVICTED, TerminationCause.EVICTED)
     assert (last.phase, last.exit_code) == (PodPhase.GONE, 143)

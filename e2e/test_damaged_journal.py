@@ -12,7 +12,7 @@ from e2e.namespaces import Namespace
 from e2e.volume import MOUNT, READER
 from support.journal_bytes import read_entries
 
-from edl.simulation.ledger_recount import Recount
+from edl.simulation.ledger_recount import LedgerRecount
 
 FLIP = """
 import pathlib, sys
@@ -32,7 +32,7 @@ def test_a_run_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
     job.submit()
     job.wait_step(100)
     run = job.status()["run"]
-    job.must("delete", "--yes")  # as a stop by somebody in a hurry: there is no checkpoint of the last steps
+    job.run_edl("delete", "--yes")  # as a stop by somebody in a hurry: there is no checkpoint of the last steps
     path = f"{STORAGE}/{namespace.name}/{job.name}/{run}"
     in_container(namespace, READER, "python3", "-c", FLIP, f"{MOUNT}{path}/journal")
 
@@ -44,28 +44,28 @@ def test_a_run_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
     assert costs, refused.stderr
     job.wait_removed()
 
-    said = job.must("submit", "--yes", "--detach", "--resume", run, "--from-checkpoint")
+    said = job.run_edl("submit", "--yes", "--detach", "--resume", run, "--from-checkpoint")
     assert "without its journal" in said.partition("submitted to namespace")[0], "before anything is done"
     told = f"goes back to checkpoint {costs[1]} at step {costs[2]}"
     assert told in said
     assert f"{costs[3]} records were done after that" in said
-    job.hurry()
+    job.finish_quickly()
     assert job.wait_end() == "Complete"
-    summary = job.wait("its summary", lambda: job.page("summary.json"), 10)
+    summary = job.wait_for("its summary", lambda: job.page("summary.json"), 10)
     assert summary["records_done"] == summary["records_total"] == EPOCHS * RECORDS
     assert summary["records_lost"] == 0
     assert summary["records_rolled_back"] == int(costs[3].replace(",", "")) <= 2 * 40 * MINIBATCH
-    folder = namespace.volume.fetch(path, namespace.folder / "runs" / job.name)
+    folder = namespace.volume.fetch_folder(path, namespace.folder / "runs" / job.name)
     _each_record_once(folder, int(costs[2]) * MINIBATCH)
-    job.must("delete", "--yes")
+    job.run_edl("delete", "--yes")
 
 
 def _each_record_once(folder: Path, before: int) -> None:
     """The checkpoint's records and those of the new journal are all there are, and no two leases did the same ones."""
-    counted = Recount()
+    counted = LedgerRecount()
     for entry in read_entries(folder / "journal"):
         if entry["kind"] not in HISTORY:
-            counted.enter(entry)
-    assert before + sum(step.records for step in counted.counted) == EPOCHS * RECORDS
-    done = sorted((step.epoch, step.source, step.start, step.end) for step in counted.counted)
+            counted.apply_entry(entry)
+    assert before + sum(step.records for step in counted.counted_steps) == EPOCHS * RECORDS
+    done = sorted((step.epoch, step.source, step.start, step.end) for step in counted.counted_steps)
     assert [pair for pair in pairwise(done) if pair[0][:2] == pair[1][:2] and pair[0][3] > pair[1][2]] == []

@@ -38,14 +38,16 @@ def test_tutorial_on_kind(
     """Every command does what the page says, or the script ends there."""
     nodes = site.nodes()[:2]
     with (
-        capacity.only(nodes),
+        capacity.restrict_new_pods(nodes),
         namespaces.new_namespace(target_site, job_images, folder, base=False) as namespace,
     ):
-        commands = [_here(block, namespace, nodes[0]) for block in blocks(PAGE) if not block.text.startswith(ELSEWHERE)]
+        commands = [
+            _adapt_command(block, namespace, nodes[0]) for block in blocks(PAGE) if not block.text.startswith(ELSEWHERE)
+        ]
         try:
             printed = run(script(commands), folder=_clone(folder, job_images), env=_environment(), seconds=SECONDS)
         except BaseException:
-            evidence.collect(namespace)
+            evidence.collect_evidence(namespace)
             raise
         (folder / "printed.txt").write_text(printed)
     told = _sections(printed)
@@ -55,7 +57,7 @@ def test_tutorial_on_kind(
     assert "cpu" in told["edl why elastic"].lower(), "the scheduler's words"
 
 
-def _here(block: DocCommand, namespace: Namespace, node: str) -> DocCommand:
+def _adapt_command(block: DocCommand, namespace: Namespace, node: str) -> DocCommand:
     """The command for this cluster."""
     images = namespace.images
     text = block.text.replace("edl/mnist:dev", images.zoo).replace("edl/submitter:dev", images.submitter)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from e2e import namespaces, site
-from e2e.capacity import homes, only
+from e2e.capacity import restrict_new_pods, usable_node_names
 from e2e.conftest import ARTIFACTS, MakeNamespace
-from e2e.faults import cut_off, lost
+from e2e.faults import cut_off, lose_node
 from e2e.images import JobImages
-from e2e.jobs import delete_pod, evict, in_container
+from e2e.jobs import delete_pod, evict_pod, in_container
 from e2e.namespaces import Namespace
 from e2e.network_programs import ADDRESSES, CLIENT, PORT, SERVER
 from e2e.observer import condition, container, phase
@@ -41,17 +41,17 @@ def bare_namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[N
 
 
 @pytest.fixture(scope="module")
-def shared(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
+def shared_namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namespace]:
     """A namespace with the shared claim."""
     with namespaces.new_namespace(target_site, job_images, ARTIFACTS / "facts-volume") as namespace:
         yield namespace
 
 
-def start(namespace: Namespace, name: str, script: str, **spec: Any) -> Manifest:
+def start_script_pod(namespace: Namespace, name: str, script: str, **spec: Any) -> Manifest:
     """Start a pod that runs a shell script; it runs, or has ended, afterwards."""
     apply(pod(name, namespace.images.submitter, "sh", "-c", script, **spec), "-n", namespace.name)
     started = ("Running", "Succeeded", "Failed")
-    return namespace.observer.wait(
+    return namespace.observer.wait_for(
         f"{name} starts", lambda: found if phase(found := namespace.observer.pod(name)) in started else None
     )
 
@@ -70,7 +70,7 @@ def start_job(namespace: Namespace, name: str, script: str, **job: Any) -> None:
 def pod_of(namespace: Namespace, job: str, *, other_than: str = "", seconds: float = 60.0) -> Manifest:
     """The running pod of a Job, of another uid than the one given."""
 
-    def running() -> Manifest | None:
+    def find_running() -> Manifest | None:
         for found in namespace.observer.pods():
             meta = found["metadata"]
             own = (meta.get("labels") or {}).get("batch.kubernetes.io/job-name") == job
@@ -78,24 +78,24 @@ def pod_of(namespace: Namespace, job: str, *, other_than: str = "", seconds: flo
                 return found
         return None
 
-    return namespace.observer.wait(f"a pod of the Job {job}", running, seconds)
+    return namespace.observer.wait_for(f"a pod of the Job {job}", find_running, seconds)
 
 
-def listens(namespace: Namespace, found: Manifest) -> str:
+def wait_listening(namespace: Namespace, found: Manifest) -> str:
     """Wait until a pod with UNTIL_TOLD would notice SIGTERM; its name."""
     name = str(found["metadata"]["name"])
     said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
-    namespace.observer.wait(f"{name} listens", lambda: "listening" in said() or None)
+    namespace.observer.wait_for(f"{name} listens", lambda: "listening" in said() or None)
     return name
 
 
-def ended(namespace: Namespace, name: str) -> Manifest:
+def container_end(namespace: Namespace, name: str) -> Manifest:
     """The state that a pod's container ended with."""
 
-    def terminated() -> Manifest | None:
+    def terminated_state() -> Manifest | None:
         return (container(namespace.observer.pod(name) or {"status": {}}).get("state") or {}).get("terminated")
 
-    return namespace.observer.wait(f"{name} ends", terminated)
+    return namespace.observer.wait_for(f"{name} ends", terminated_state)
 
 
 # ---------------------------------------------------------------------- Jobs
@@ -104,8 +104,8 @@ def ended(namespace: Namespace, name: str) -> Manifest:
 def test_a_pod_that_exits_0_when_told_to_go_completes_its_job(bare_namespace: Namespace) -> None:
     """With `TerminatingOrFailed` it is a race that the pod wins if it ends within the controller's next look at it."""
     start_job(bare_namespace, "obedient", UNTIL_TOLD.format(code=0), podReplacementPolicy="Failed")
-    delete_pod(bare_namespace, listens(bare_namespace, pod_of(bare_namespace, "obedient")), "--grace-period=20")
-    bare_namespace.observer.wait(
+    delete_pod(bare_namespace, wait_listening(bare_namespace, pod_of(bare_namespace, "obedient")), "--grace-period=20")
+    bare_namespace.observer.wait_for(
         "the Job completes", lambda: condition(bare_namespace.observer.job("obedient") or {}, "Complete")
     )
 
@@ -113,7 +113,7 @@ def test_a_pod_that_exits_0_when_told_to_go_completes_its_job(bare_namespace: Na
 def test_a_pod_that_exits_143_is_replaced(bare_namespace: Namespace) -> None:
     start_job(bare_namespace, "persistent", UNTIL_TOLD.format(code=143))
     first = pod_of(bare_namespace, "persistent")
-    delete_pod(bare_namespace, listens(bare_namespace, first), "--grace-period=20")
+    delete_pod(bare_namespace, wait_listening(bare_namespace, first), "--grace-period=20")
     pod_of(bare_namespace, "persistent", other_than=first["metadata"]["uid"])
     assert condition(bare_namespace.observer.job("persistent") or {}, "Complete") is None
 
@@ -125,7 +125,7 @@ def test_a_crashed_container_restarts_in_its_pod(bare_namespace: Namespace) -> N
     spec = template(bare_namespace.images.submitter, "sh", "-c", script, restartPolicy="OnFailure", **memory)
     start_job(bare_namespace, "crashing", "", template=spec)
     first = pod_of(bare_namespace, "crashing")["metadata"]["uid"]
-    again = bare_namespace.observer.wait(
+    again = bare_namespace.observer.wait_for(
         "the container restarts",
         lambda: next((p for p in bare_namespace.observer.pods() if container(p).get("restartCount", 0) == 1), None),
         20,
@@ -135,7 +135,7 @@ def test_a_crashed_container_restarts_in_its_pod(bare_namespace: Namespace) -> N
 
 def test_a_suspended_job_has_no_pod_until_it_is_let_go(bare_namespace: Namespace) -> None:
     start_job(bare_namespace, "suspended", "sleep 1000", suspend=True)
-    bare_namespace.observer.wait(
+    bare_namespace.observer.wait_for(
         "it is suspended", lambda: condition(bare_namespace.observer.job("suspended") or {}, "Suspended")
     )
     named = [p for p in bare_namespace.observer.pods() if p["metadata"]["name"].startswith("suspended")]
@@ -148,7 +148,7 @@ def test_setting_the_back_off_limit_to_0_makes_the_next_failure_the_last(bare_na
     start_job(bare_namespace, "failing", "sleep 4; exit 1")
     pod_of(bare_namespace, "failing")
     bare_namespace.kubectl("patch", "job", "failing", "-p", '{"spec":{"backoffLimit":0}}')
-    bare_namespace.observer.wait(
+    bare_namespace.observer.wait_for(
         "the Job fails", lambda: condition(bare_namespace.observer.job("failing") or {}, "Failed")
     )
 
@@ -160,14 +160,14 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare_nam
     waits = []
     for _ in range(2):
         found = pod_of(bare_namespace, "deleted")
-        uid, name = found["metadata"]["uid"], listens(bare_namespace, found)
+        uid, name = found["metadata"]["uid"], wait_listening(bare_namespace, found)
         delete_pod(bare_namespace, name)
         after = pod_of(bare_namespace, "deleted", other_than=uid)["metadata"]["uid"]
         gone = bare_namespace.observer.wait_change(
             "it goes", lambda change, uid=uid: change.uid == uid and change.leaving
         )
         made = bare_namespace.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
-        waits.append(made.at - gone.at)
+        waits.append(made.happened_at - gone.happened_at)
     assert 8 < waits[0] < 16, waits
     assert 18 < waits[1] < 30, waits
 
@@ -175,9 +175,9 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare_nam
 # ---------------------------------------------------------------------- owners
 
 
-def owned(namespace: Namespace, name: str, job: str, *, controller: bool) -> None:
+def start_owned_pod(namespace: Namespace, name: str, job: str, *, controller: bool) -> None:
     """A pod that is owned by a Job."""
-    uid = (namespace.observer.wait("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
+    uid = (namespace.observer.wait_for("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
     owner = {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -189,31 +189,31 @@ def owned(namespace: Namespace, name: str, job: str, *, controller: bool) -> Non
     manifest = pod(name, namespace.images.submitter, "sleep", "1000")
     manifest["metadata"]["ownerReferences"] = [owner]
     apply(manifest, "-n", namespace.name)
-    namespace.observer.wait(f"{name} runs", lambda: phase(namespace.observer.pod(name)) == "Running" or None)
+    namespace.observer.wait_for(f"{name} runs", lambda: phase(namespace.observer.pod(name)) == "Running" or None)
 
 
-def owners(namespace: Namespace, name: str) -> list[str]:
+def owner_names(namespace: Namespace, name: str) -> list[str]:
     found = namespace.observer.pod(name) or {"metadata": {}}
     return [owner["name"] for owner in found["metadata"].get("ownerReferences") or ()]
 
 
 def test_an_owner_that_is_no_controller_is_kept_and_takes_its_pods_along(bare_namespace: Namespace) -> None:
     start_job(bare_namespace, "owner", "sleep 1000")
-    owned(bare_namespace, "mine", "owner", controller=False)
-    owned(bare_namespace, "claimed", "owner", controller=True)
-    bare_namespace.observer.wait(
+    start_owned_pod(bare_namespace, "mine", "owner", controller=False)
+    start_owned_pod(bare_namespace, "claimed", "owner", controller=True)
+    bare_namespace.observer.wait_for(
         "the Job controller lets go of a pod that its selector does not choose",
-        lambda: owners(bare_namespace, "claimed") == [] or None,
+        lambda: owner_names(bare_namespace, "claimed") == [] or None,
     )
-    assert owners(bare_namespace, "mine") == ["owner"]
+    assert owner_names(bare_namespace, "mine") == ["owner"]
     bare_namespace.kubectl("delete", "job", "owner", "--cascade=background")
-    bare_namespace.observer.wait("its pods go with it", lambda: bare_namespace.observer.pod("mine") is None or None)
+    bare_namespace.observer.wait_for("its pods go with it", lambda: bare_namespace.observer.pod("mine") is None or None)
     assert phase(bare_namespace.observer.pod("claimed")) == "Running"
 
 
-def keeper(namespace: Namespace, job: str) -> Manifest:
+def owning_config_map(namespace: Namespace, job: str) -> Manifest:
     """A ConfigMap that a Job owns, as a controller's reference to it."""
-    uid = (namespace.observer.wait("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
+    uid = (namespace.observer.wait_for("the Job", lambda: namespace.observer.job(job)))["metadata"]["uid"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid, "controller": False}
     made = namespace.api.create(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": job, "ownerReferences": [owner]}}
@@ -222,7 +222,7 @@ def keeper(namespace: Namespace, job: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "ConfigMap", "name": meta["name"], "uid": meta["uid"], "controller": True}
 
 
-def drained(found: Manifest) -> str:
+def drain_output(found: Manifest) -> str:
     """What ``kubectl drain`` says to one pod; it changes nothing."""
     selector = f"--pod-selector=fact={found['metadata']['labels']['fact']}"
     done = call("kubectl", "drain", found["spec"]["nodeName"], "--dry-run=server", selector)
@@ -234,24 +234,24 @@ def test_drain_asks_for_any_controller_and_one_that_the_job_owns_goes_with_it(
     bare_namespace: Namespace, way: str
 ) -> None:
     start_job(bare_namespace, way, "sleep 1000")
-    job = bare_namespace.observer.wait("the Job", lambda: bare_namespace.observer.job(way))
+    job = bare_namespace.observer.wait_for("the Job", lambda: bare_namespace.observer.job(way))
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": way, "uid": job["metadata"]["uid"], "controller": False}
-    for name, owners_ in (("lonely", [owner]), ("kept", [owner, keeper(bare_namespace, way)])):
+    for name, owners_ in (("lonely", [owner]), ("kept", [owner, owning_config_map(bare_namespace, way)])):
         manifest = pod(
             f"{name}-{way}", bare_namespace.images.submitter, "sleep", "1000", labels={"fact": f"{name}-{way}"}
         )
         manifest["metadata"]["ownerReferences"] = owners_
         bare_namespace.api.create(manifest)
         running = lambda name=name: (phase(bare_namespace.observer.pod(f"{name}-{way}")) == "Running") or None  # noqa: E731
-        bare_namespace.observer.wait(f"{name} runs", running)
-    assert "declare no controller" in drained(bare_namespace.observer.pod(f"lonely-{way}") or {})
-    assert f"/kept-{way} (server dry run)" in drained(bare_namespace.observer.pod(f"kept-{way}") or {})
+        bare_namespace.observer.wait_for(f"{name} runs", running)
+    assert "declare no controller" in drain_output(bare_namespace.observer.pod(f"lonely-{way}") or {})
+    assert f"/kept-{way} (server dry run)" in drain_output(bare_namespace.observer.pod(f"kept-{way}") or {})
     bare_namespace.kubectl("delete", "job", way, f"--cascade={way}")
     for name in ("lonely", "kept"):
-        bare_namespace.observer.wait(
+        bare_namespace.observer.wait_for(
             f"{name} goes with the Job", lambda name=name: bare_namespace.observer.pod(f"{name}-{way}") is None or None
         )
-    bare_namespace.observer.wait(
+    bare_namespace.observer.wait_for(
         "so does the ConfigMap", lambda: way not in bare_namespace.kubectl("get", "configmaps", "-o", "name") or None
     )
 
@@ -260,8 +260,8 @@ def test_a_deletion_without_a_policy_orphans(bare_namespace: Namespace) -> None:
     start_job(bare_namespace, "careless", "sleep 1000")
     name = pod_of(bare_namespace, "careless")["metadata"]["name"]
     kubectl("delete", "--raw", f"/apis/batch/v1/namespaces/{bare_namespace.name}/jobs/careless")
-    bare_namespace.observer.wait("the Job goes", lambda: bare_namespace.observer.job("careless") is None or None)
-    bare_namespace.observer.wait("its pod has no owner", lambda: owners(bare_namespace, name) == [] or None)
+    bare_namespace.observer.wait_for("the Job goes", lambda: bare_namespace.observer.job("careless") is None or None)
+    bare_namespace.observer.wait_for("its pod has no owner", lambda: owner_names(bare_namespace, name) == [] or None)
     assert phase(bare_namespace.observer.pod(name)) == "Running"
 
 
@@ -278,7 +278,7 @@ def test_pod_security_refuses_pods_and_accepts_their_jobs(bare_namespace: Namesp
             bare_namespace.name,
             "--dry-run=server",
         )
-    bare_namespace.observer.wait(
+    bare_namespace.observer.wait_for(
         "the Job's event", lambda: "violates PodSecurity" in bare_namespace.kubectl("get", "events") or None
     )
 
@@ -303,18 +303,18 @@ def test_an_immutable_secret_stays_as_it_is(bare_namespace: Namespace) -> None:
 
 
 def test_exit_code_137_has_more_than_one_meaning(bare_namespace: Namespace) -> None:
-    start(bare_namespace, "killed", "exit 137", restartPolicy="Never")
+    start_script_pod(bare_namespace, "killed", "exit 137", restartPolicy="Never")
     hungry = pod("hungry", bare_namespace.images.submitter, "tail", "/dev/zero", restartPolicy="Never")
     hungry["spec"]["containers"][0]["resources"]["limits"] = {"memory": "32Mi"}
     apply(hungry, "-n", bare_namespace.name)
-    found = {name: ended(bare_namespace, name) for name in ("killed", "hungry")}
+    found = {name: container_end(bare_namespace, name) for name in ("killed", "hungry")}
     assert [(state["exitCode"], state["reason"]) for state in found.values()] == [(137, "Error"), (137, "OOMKilled")]
 
 
 def test_an_eviction_says_so(bare_namespace: Namespace) -> None:
     script = UNTIL_TOLD.format(code=143)
-    found = start(bare_namespace, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
-    evict(bare_namespace, listens(bare_namespace, found))
+    found = start_script_pod(bare_namespace, "evicted", script, restartPolicy="Never", terminationGracePeriodSeconds=20)
+    evict_pod(bare_namespace, wait_listening(bare_namespace, found))
     told = bare_namespace.observer.wait_change(
         "the condition DisruptionTarget",
         lambda change: change.name == "evicted" and condition(change.object, "DisruptionTarget") is not None,
@@ -323,10 +323,12 @@ def test_an_eviction_says_so(bare_namespace: Namespace) -> None:
 
 
 def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare_namespace: Namespace) -> None:
-    start(bare_namespace, "slow", "trap '' TERM; sleep 1000 & wait; sleep 1000", terminationGracePeriodSeconds=600)
+    start_script_pod(
+        bare_namespace, "slow", "trap '' TERM; sleep 1000 & wait; sleep 1000", terminationGracePeriodSeconds=600
+    )
     uid = (bare_namespace.observer.pod("slow") or {})["metadata"]["uid"]
     delete_pod(bare_namespace, "slow")
-    bare_namespace.observer.wait(
+    bare_namespace.observer.wait_for(
         "it is leaving", lambda: phase(bare_namespace.observer.pod("slow")) == "Leaving" or None
     )
     with pytest.raises(ProgramError, match="AlreadyExists"):
@@ -339,14 +341,14 @@ def test_a_deleted_pod_keeps_its_name_until_it_is_gone(bare_namespace: Namespace
             stdin=json.dumps(pod("slow", bare_namespace.images.submitter, "sleep", "1")),
         )
     bare_namespace.api.delete(PODS, "slow", uid=uid, grace=0)
-    bare_namespace.observer.wait("it is gone", lambda: bare_namespace.observer.pod("slow") is None or None, 10)
-    start(bare_namespace, "slow", "sleep 1000")
+    bare_namespace.observer.wait_for("it is gone", lambda: bare_namespace.observer.pod("slow") is None or None, 10)
+    start_script_pod(bare_namespace, "slow", "sleep 1000")
 
 
 # ---------------------------------------------------------------------- addresses
 
 
-def serve(namespace: Namespace, name: str, **spec: Any) -> str:
+def start_service(namespace: Namespace, name: str, **spec: Any) -> str:
     """A Service with one pod of the same name behind it, both running; the pod's address."""
     server = pod(name, namespace.images.submitter, "python3", "-c", SERVER, labels={"app": name}, **spec.pop("pod", {}))
     ports = [{"port": PORT}]
@@ -354,41 +356,41 @@ def serve(namespace: Namespace, name: str, **spec: Any) -> str:
     apply({**service, "spec": {"selector": {"app": name}, "ports": ports, **spec}}, "-n", namespace.name)
     apply(server, "-n", namespace.name)
     ready = lambda: condition(namespace.observer.pod(name) or {}, "Ready") and namespace.observer.pod(name)  # noqa: E731
-    return str(namespace.observer.wait(f"{name} is ready", ready)["status"]["podIP"])
+    return str(namespace.observer.wait_for(f"{name} is ready", ready)["status"]["podIP"])
 
 
-def says(namespace: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
+def wait_for_log(namespace: Namespace, name: str, what: str, seconds: float = 60.0) -> str:
     """All that a pod has said, once ``what`` is in it."""
     said = lambda: call("kubectl", "-n", namespace.name, "logs", name).stdout  # noqa: E731
     return str(
-        namespace.observer.wait(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds)
+        namespace.observer.wait_for(f"{name} says {what}", lambda: text if what in (text := said()) else None, seconds)
     )
 
 
-def connected(namespace: Namespace, service: str) -> str:
+def start_connected_pod(namespace: Namespace, service: str) -> str:
     """A pod with a connection through the Service; its name."""
     name = f"to-{service}"
     apply(pod(name, namespace.images.submitter, "python3", "-c", CLIENT, service), "-n", namespace.name)
-    says(namespace, name, "connected")
+    wait_for_log(namespace, name, "connected")
     return name
 
 
 def test_dns_answers_of_a_headless_service_may_be_old(bare_namespace: Namespace) -> None:
     """Whoever asked may keep the address of a pod for as long as the answer says: up to 30 seconds."""
-    address = serve(bare_namespace, "headless", clusterIP="None")
-    start(bare_namespace, "asking", "sleep 1000")
+    address = start_service(bare_namespace, "headless", clusterIP="None")
+    start_script_pod(bare_namespace, "asking", "sleep 1000")
     ask = lambda: json.loads(in_container(bare_namespace, "asking", "python3", "-c", ADDRESSES, "headless") or "{}")  # noqa: E731
-    found = bare_namespace.observer.wait("the pod's address", lambda: ask().get(address))
+    found = bare_namespace.observer.wait_for("the pod's address", lambda: ask().get(address))
     assert 0 < found <= 30
 
 
 def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused(bare_namespace: Namespace) -> None:
     """A pod deleted by force on a node that is up: its kernel says so. Then no pod is behind the Service's address."""
-    serve(bare_namespace, "forced")
-    client = connected(bare_namespace, "forced")
+    start_service(bare_namespace, "forced")
+    client = start_connected_pod(bare_namespace, "forced")
     delete_pod(bare_namespace, "forced", "--grace-period=0", "--force")
-    assert "reached" not in says(bare_namespace, client, "refused")
-    assert "told" in says(bare_namespace, client, "refused")
+    assert "reached" not in wait_for_log(bare_namespace, client, "refused")
+    assert "told" in wait_for_log(bare_namespace, client, "refused")
 
 
 @pytest.mark.alone
@@ -396,16 +398,18 @@ def test_a_connection_to_a_pod_whose_processes_end_is_told_and_a_new_one_refused
 @pytest.mark.long  # test_nodes_lost_and_cut_off builds on it, too
 def test_a_connection_to_a_vanished_pod_hangs(bare_namespace: Namespace) -> None:
     """Nobody is left who could reset a connection through a ClusterIP: hence keepalive, and deadlines on calls."""
-    node = homes(bare_namespace.api)[0]
-    with only([node]):
-        serve(bare_namespace, "vanishing")
-    with only([other for other in site.nodes() if other != node]):
-        client = connected(bare_namespace, "vanishing")
+    node = usable_node_names(bare_namespace.api)[0]
+    with restrict_new_pods([node]):
+        start_service(bare_namespace, "vanishing")
+    with restrict_new_pods([other for other in site.nodes() if other != node]):
+        client = start_connected_pod(bare_namespace, "vanishing")
     with cut_off(bare_namespace.site.faults, node):
         delete_pod(bare_namespace, "vanishing", "--grace-period=0", "--force")
-        bare_namespace.observer.wait("it is gone", lambda: bare_namespace.observer.pod("vanishing") is None or None, 20)
-        before = says(bare_namespace, client, "connected").count("silent\n")
-        said = says(bare_namespace, client, "silent\n" * (before + 10))
+        bare_namespace.observer.wait_for(
+            "it is gone", lambda: bare_namespace.observer.pod("vanishing") is None or None, 20
+        )
+        before = wait_for_log(bare_namespace, client, "connected").count("silent\n")
+        said = wait_for_log(bare_namespace, client, "silent\n" * (before + 10))
         assert "told" not in said
 
 
@@ -423,7 +427,7 @@ def test_fs_group_does_not_change_who_owns_a_shared_volume(shared: Namespace) ->
     grouped = pod("grouped", shared.images.submitter, "sleep", "1000", volumes=volumes, mounts=mounts)
     grouped["spec"]["securityContext"]["fsGroup"] = 2345
     apply(grouped, "-n", shared.name)
-    shared.observer.wait("it runs", lambda: phase(shared.observer.pod("grouped")) == "Running" or None)
+    shared.observer.wait_for("it runs", lambda: phase(shared.observer.pod("grouped")) == "Running" or None)
     assert before != ["2345"]
     assert in_container(shared, "grouped", "stat", "-c", "%g", MOUNT, "/own").split() == [*before, "2345"]
 
@@ -438,17 +442,17 @@ def test_a_quota_refuses_pods_and_not_the_job_that_makes_them(make_namespace: Ma
     apply(
         {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": spec}, "-n", namespace.name
     )
-    namespace.observer.wait(
+    namespace.observer.wait_for(
         "the quota counts", lambda: namespace.kubectl("get", "quota/full", "-o", "jsonpath={.status.hard}")
     )
     start_job(namespace, "unstaffed", "true")
     told = lambda: namespace.kubectl("describe", "job/unstaffed")  # noqa: E731
-    namespace.observer.wait("its pod is refused", lambda: "exceeded quota: full" in told() or None)
+    namespace.observer.wait_for("its pod is refused", lambda: "exceeded quota: full" in told() or None)
 
 
 def test_a_pod_tolerates_a_dead_node_as_long_as_the_cluster_says(bare_namespace: Namespace) -> None:
     """Five minutes, unless the API server was told otherwise: hence EDL's pods bring tolerations of their own."""
-    found = start(bare_namespace, "tolerant", "sleep 1000")["spec"]["tolerations"]
+    found = start_script_pod(bare_namespace, "tolerant", "sleep 1000")["spec"]["tolerations"]
     seconds = {entry["key"]: entry["tolerationSeconds"] for entry in found if entry.get("effect") == "NoExecute"}
     assert seconds.keys() == {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"}
     assert all(value > 0 for value in seconds.values())
@@ -473,20 +477,20 @@ def test_a_watch_from_long_ago_answers_410(bare_namespace: Namespace) -> None:
 @pytest.mark.breaks
 @pytest.mark.matrix  # test_nodes_lost_and_cut_off builds on it, too
 def test_a_pod_of_a_dead_node_stays_until_it_is_forced(bare_namespace: Namespace) -> None:
-    node = homes(bare_namespace.api)[0]
+    node = usable_node_names(bare_namespace.api)[0]
     dying = [
         {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
         for taint in ("not-ready", "unreachable")
     ]
-    with only([node]):
-        uid = start(bare_namespace, "doomed", "sleep 1000", tolerations=dying)["metadata"]["uid"]
-    with lost(bare_namespace.site.faults, node):
+    with restrict_new_pods([node]):
+        uid = start_script_pod(bare_namespace, "doomed", "sleep 1000", tolerations=dying)["metadata"]["uid"]
+    with lose_node(bare_namespace.site.faults, node):
         leaving = bare_namespace.observer.wait_change(
-            "the pod is told to go", lambda change: change.name == "doomed" and change.leaving, 120
+            "the pod is told to go", lambda change: change.name == "doomed" and change.being_deleted, 120
         )
         assert (condition(leaving.object, "DisruptionTarget") or {})["reason"] == "DeletionByTaintManager"
         assert phase(bare_namespace.observer.pod("doomed")) == "Leaving"
         bare_namespace.api.delete(PODS, "doomed", uid=uid, grace=0)
-        bare_namespace.observer.wait(
+        bare_namespace.observer.wait_for(
             "its name is free", lambda: bare_namespace.observer.pod("doomed") is None or None, 10
         )

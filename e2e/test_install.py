@@ -15,7 +15,7 @@ from e2e.images import JobImages
 from e2e.install import InstallMethod
 from e2e.inventory import inventory
 from e2e.jobs import ClusterJob, digits
-from e2e.ledger import finished
+from e2e.ledger import finish_and_count
 from e2e.namespaces import Namespace
 from e2e.programs import ROOT, apply, call, edl, kubectl
 from e2e.releases import CHART, HelmRelease
@@ -49,26 +49,26 @@ def namespace(
     target_site: TargetSite, job_images: JobImages, folder: Path, has_failed: Callable[[], bool]
 ) -> Iterator[Namespace]:
     """A namespace that is to be; with all that tests installed it goes at the end."""
-    with namespaces.opened(target_site, job_images, folder, namespaces.fresh(folder)) as found:
+    with namespaces.open_namespace(target_site, job_images, folder, namespaces.fresh_name(folder)) as found:
         try:
             yield found
         finally:
             if has_failed():
-                evidence.collect(found)
-            install.clear("edl", "edl-again")
+                evidence.collect_evidence(found)
+            install.clear_releases("edl", "edl-again")
 
 
 def hand_over(namespace: Namespace, data: Path) -> Namespace:
     """The namespace is installed: with a reader of its volume, as a data scientist has it, with their data."""
-    chart_made_it = namespace.site.storage_class and install.method() is InstallMethod.HELM
-    namespace.volume.make(claim=not chart_made_it)
+    chart_made_it = namespace.site.storage_class and install.install_method() is InstallMethod.HELM
+    namespace.volume.create_claim(claim=not chart_made_it)
     handed = replace(namespace, user=data_scientist(namespace.name))
-    handed.bring(data, "/mnist")
+    handed.copy_to_claim(data, "/mnist")
     return handed
 
 
 @contextmanager
-def measured(namespace: Namespace) -> Iterator[None]:
+def measure_installation(namespace: Namespace) -> Iterator[None]:
     """Measure how long the block installs, and count the objects that it makes."""
     before, began = inventory(install.SYSTEM, namespace.name), time.monotonic()
     yield
@@ -79,40 +79,40 @@ def measured(namespace: Namespace) -> Iterator[None]:
         for each in inventory(install.SYSTEM, namespace.name) - before
         if not each.endswith(("serviceaccount/default", "configmap/kube-root-ca.crt")) and "sh.helm" not in each
     }
-    figures.record(f"install_{install.method()}", seconds, objects=len(made))
+    figures.record_duration(f"install_{install.install_method()}", seconds, objects=len(made))
 
 
 @pytest.mark.timeout(300)
 def test_a_data_scientist_trains_on_what_was_installed(namespace: Namespace, data: Path) -> None:
     """One command of an admin, and the account that it made can submit, watch, scale and delete, and nothing else."""
-    with measured(namespace):
-        _install(namespace)
+    with measure_installation(namespace):
+        _install_everything(namespace)
     namespace = hand_over(namespace, data)
     job = ClusterJob.write(namespace, digits("first", image=namespace.images.zoo, seconds=120, workers=1))
     job.submit()
-    job.must("wait", "--for", "started", "--timeout", "120s")
-    job.must("scale", "--max", "2")
-    job.must("wait", "--for", "workers=2", "--timeout", "60s")
-    job.wait("it says that it trains", lambda: "'Training'" in job.must("logs") or None, 30)
-    for told in refusals(namespace):
+    job.run_edl("wait", "--for", "started", "--timeout", "120s")
+    job.run_edl("scale", "--max", "2")
+    job.run_edl("wait", "--for", "workers=2", "--timeout", "60s")
+    job.wait_for("it says that it trains", lambda: "'Training'" in job.run_edl("logs") or None, 30)
+    for told in refused_commands(namespace):
         done = namespace.user.try_kubectl(*told)
         assert done.returncode, f"kubectl {' '.join(told)} is allowed:\n{done.stdout}"
         assert "forbidden" in done.stderr.lower(), done.stderr
-    job.must("delete", "--yes")
+    job.run_edl("delete", "--yes")
     assert job.leftovers() == []
 
 
-def _install(namespace: Namespace) -> None:
-    if install.method() is InstallMethod.HELM:
+def _install_everything(namespace: Namespace) -> None:
+    if install.install_method() is InstallMethod.HELM:
         EDL.install(values(namespace, team(namespace)))
         return
     labels = namespaces.LABELS
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace.name, "labels": labels}})
     kubectl("apply", "-k", str(install.CLUSTER))
-    install.team(namespace.name)
+    install.install_team(namespace.name)
 
 
-def refusals(namespace: Namespace) -> list[tuple[str, ...]]:
+def refused_commands(namespace: Namespace) -> list[tuple[str, ...]]:
     """What a data scientist tries in vain."""
     return [
         ("get", "secrets"),
@@ -137,7 +137,7 @@ def refusals(namespace: Namespace) -> list[tuple[str, ...]]:
 # ---------------------------------------------------------------------- releases
 
 
-def earlier(folder: Path) -> Path:
+def earlier_chart(folder: Path) -> Path:
     """An earlier version of the chart.
 
     None was released yet, so it is made of this one: an older number, no network policies, and an object that is gone.
@@ -156,7 +156,7 @@ def earlier(folder: Path) -> Path:
 @pytest.mark.timeout(400)
 def test_a_running_job_is_not_disturbed(namespace: Namespace, data: Path, tmp_path: Path) -> None:
     """Upgrade, rollback, uninstall, reinstall, a team that leaves the list, another release: its pods stay, it ends."""
-    replace(EDL, chart=earlier(tmp_path)).install(values(namespace, team(namespace)))
+    replace(EDL, chart=earlier_chart(tmp_path)).install(values(namespace, team(namespace)))
     namespace = hand_over(namespace, data)
     namespace.kubectl("exec", READER, "--", "touch", FILE)
     job = ClusterJob.write(namespace, digits("steady", image=namespace.images.zoo, seconds=120, workers=2))
@@ -169,21 +169,21 @@ def test_a_running_job_is_not_disturbed(namespace: Namespace, data: Path, tmp_pa
     _uninstall_is_refused_under_another_team()
     EDL.uninstall()
     assert inventory() & {"priorityclass/high", "priorityclass/low", "clusterrole/edl-job-master"} == set()
-    kept(namespace)
+    check_kept(namespace)
     assert uids(job) == pods
     EDL.install(values(namespace, team(namespace)))
     job.wait_more_steps()
     EDL.upgrade(values(namespace, priorityClasses={"keep": True}))
-    kept(namespace)
+    check_kept(namespace)
     assert f"{namespace.name}/rolebinding/edl-job-master" not in inventory(namespace.name)
     EDL.uninstall()
     assert {"priorityclass/high", "priorityclass/low"} <= inventory()
     _take_over(namespace)
 
     assert uids(job) == pods
-    summary, _ = finished(job)
+    summary, _ = finish_and_count(job)
     assert summary["records_repeated"] == 0
-    kept(namespace)
+    check_kept(namespace)
 
 
 def _uninstall_is_refused_under_another_team() -> None:
@@ -241,7 +241,7 @@ def _upgrade_and_back(namespace: Namespace) -> None:
     """To this version, and back to the earlier one."""
     began = time.monotonic()
     EDL.upgrade(values(namespace, team(namespace)))
-    figures.record("upgrade", time.monotonic() - began)
+    figures.record_duration("upgrade", time.monotonic() - began)
     assert "edl-earlier" not in str(EDL.manifest())
     assert any(each["kind"] == "NetworkPolicy" for each in EDL.manifest())
     EDL.test()
@@ -258,7 +258,7 @@ def _take_over(namespace: Namespace) -> None:
     assert "edl-again" in done.stderr and "meta.helm.sh/release-name" in done.stderr, done.stderr  # noqa: PT018
     assert inventory(install.SYSTEM, namespace.name) == before
     _fail_half_way(again, namespace)
-    kept(namespace)
+    check_kept(namespace)
     again.install(values(namespace, team(namespace)), "--take-ownership")
 
 
@@ -275,7 +275,7 @@ def _fail_half_way(release: HelmRelease, namespace: Namespace) -> None:
     namespace.kubectl("delete", "resourcequota", "full")
 
 
-def kept(namespace: Namespace) -> None:
+def check_kept(namespace: Namespace) -> None:
     """Namespace, claim and the file on the volume are there."""
     assert kubectl("get", "namespace", namespace.name, "-o", "jsonpath={.status.phase}") == "Active"
     assert namespace.kubectl("get", "persistentvolumeclaim", CLAIM, "-o", "jsonpath={.status.phase}") == "Bound"

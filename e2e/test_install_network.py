@@ -67,7 +67,7 @@ def namespace_of(name: str, team: Namespace, other: Namespace) -> Namespace:
     return {TEAM: team, OTHER: other}[str(TABLE.endpoints[name].namespace)]
 
 
-def start(namespace: Namespace, name: str) -> None:
+def start_endpoint(namespace: Namespace, name: str) -> None:
     labels = dict(TABLE.endpoints[name].labels)
     apply(pod(name, namespace.images.submitter, "python3", "-c", SERVER, labels=labels), "-n", namespace.name)
 
@@ -75,14 +75,14 @@ def start(namespace: Namespace, name: str) -> None:
 def address(namespace: Namespace, name: str) -> str:
     """Of the pod, which runs then."""
 
-    def found() -> str | None:
+    def find_address() -> str | None:
         there = namespace.observer.pod(name)
         return there["status"].get("podIP") if there is not None and phase(there) == "Running" else None
 
-    return str(namespace.observer.wait(f"{name} runs", found))
+    return str(namespace.observer.wait_for(f"{name} runs", find_address))
 
 
-def flows() -> list[NetworkFlow]:
+def tried_flows() -> list[NetworkFlow]:
     """Those of the table that are tried: among the pods, and from them to the Services."""
     ports = dict.fromkeys(PODS, PORTS) | {name: (service[2],) for name, service in SERVICES.items()}
     return [
@@ -92,7 +92,9 @@ def flows() -> list[NetworkFlow]:
     ]
 
 
-def reached(tried: list[NetworkFlow], addresses: dict[str, str], team: Namespace, other: Namespace) -> set[NetworkFlow]:
+def reachable_flows(
+    tried: list[NetworkFlow], addresses: dict[str, str], team: Namespace, other: Namespace
+) -> set[NetworkFlow]:
     """The flows that come through now."""
     found: set[NetworkFlow] = set()
     for source in PODS:
@@ -121,19 +123,21 @@ def namespace_pair(
 def test_pods_reach_what_the_table_says(namespace_pair: tuple[Namespace, Namespace], target_site: TargetSite) -> None:
     team, other = namespace_pair
     for name in PODS:
-        start(namespace_of(name, team, other), name)
+        start_endpoint(namespace_of(name, team, other), name)
     addresses = {name: address(namespace_of(name, team, other), name) for name in PODS}
     for name, (namespace, service, _) in SERVICES.items():
         addresses[name] = kubectl("-n", namespace, "get", "service", service, "-o", "jsonpath={.spec.clusterIP}")
-    tried = flows()
-    team.observer.wait("every pod reaches every other", lambda: reached(tried, addresses, team, other) == set(tried))
+    tried = tried_flows()
+    team.observer.wait_for(
+        "every pod reaches every other", lambda: reachable_flows(tried, addresses, team, other) == set(tried)
+    )
 
     team.kubectl("apply", "-f", str(POLICIES))
     team.kubectl("patch", "networkpolicy", "edl-default-deny", "--type=json", "--patch", WHOLE_NAMESPACE)
     expected = {flow for flow in tried if TABLE.verdicts.get(flow, False)}
     deadline, found = time.monotonic() + SECONDS, set(tried)
     while found != expected and time.monotonic() < deadline:
-        found = reached(tried, addresses, team, other)
+        found = reachable_flows(tried, addresses, team, other)
     if found == set(tried) and target_site.delivery is not ImageDelivery.KIND:
         pytest.skip("not enforced: this cluster's network does not enforce NetworkPolicies")
     assert {str(flow) for flow in found} == {str(flow) for flow in expected}

@@ -26,7 +26,7 @@ class InstallAttempts:
     release: HelmRelease
     team: str
 
-    def install(self, values: Manifest, *options: str) -> Done:
+    def try_install(self, values: Manifest, *options: str) -> Done:
         """``helm install``."""
         return self.release.try_install({"commonLabels": install.LABELS, **values}, *options)
 
@@ -34,10 +34,10 @@ class InstallAttempts:
         """Values with one team."""
         return {"teams": [{"namespace": self.team, **more}]}
 
-    def refused(self, values: Manifest, *told: str, options: tuple[str, ...] = ()) -> None:
+    def check_refused(self, values: Manifest, *told: str, options: tuple[str, ...] = ()) -> None:
         """It fails, says all of this, and everything is as before."""
         before = inventory(self.release.namespace, self.team)
-        done = self.install(values, *options)
+        done = self.try_install(values, *options)
         assert done.returncode, f"it was installed:\n{done.stdout}"
         assert [text for text in told if text not in done.stderr] == [], done.stderr
         assert inventory(self.release.namespace, self.team) == before
@@ -46,7 +46,7 @@ class InstallAttempts:
 @pytest.fixture(scope="module")
 def install_attempts(cleared_cluster: None) -> Iterator[InstallAttempts]:
     """The same for all, since nothing of an attempt stays; both namespaces go at the end, with what is in them."""
-    release, team = (namespaces.fresh(Path(f"refused-{whose}")) for whose in ("release", "team"))
+    release, team = (namespaces.fresh_name(Path(f"refused-{whose}")) for whose in ("release", "team"))
     for name in (release, team):
         apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": namespaces.LABELS}})
         kubectl("-n", name, "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt")
@@ -59,31 +59,31 @@ def install_attempts(cleared_cluster: None) -> Iterator[InstallAttempts]:
 
 def test_values_that_are_wrong(install_attempts: InstallAttempts) -> None:
     """A typo, a wrong type: where it is, at render."""
-    install_attempts.refused(install_attempts.team_of(clusterViwer=True), "clusterViwer")
-    install_attempts.refused({"priorityClasses": {"high": {"value": "much"}}}, "/priorityClasses/high/value")
+    install_attempts.check_refused(install_attempts.team_of(clusterViwer=True), "clusterViwer")
+    install_attempts.check_refused({"priorityClasses": {"high": {"value": "much"}}}, "/priorityClasses/high/value")
 
 
 def test_a_storage_class_that_does_not_exist(install_attempts: InstallAttempts) -> None:
-    install_attempts.refused(
+    install_attempts.check_refused(
         install_attempts.team_of(volume={"storageClass": "no-such-class"}), "no-such-class", install_attempts.team
     )
 
 
 def test_a_namespace_that_does_not_exist(install_attempts: InstallAttempts) -> None:
-    install_attempts.refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create to true")
+    install_attempts.check_refused({"teams": [{"namespace": "no-such-team"}]}, "no-such-team", "create to true")
 
 
 def test_a_namespace_of_another_owner(install_attempts: InstallAttempts) -> None:
     """It is there and somebody else made it: `create` would make it this release's."""
-    install_attempts.refused(install_attempts.team_of(create=True), install_attempts.team)
+    install_attempts.check_refused(install_attempts.team_of(create=True), install_attempts.team)
 
 
 def test_two_releases_that_claim_the_same_objects(install_attempts: InstallAttempts) -> None:
     """The first one's PriorityClasses are not the second one's."""
-    assert install_attempts.install({}).returncode == 0
+    assert install_attempts.try_install({}).returncode == 0
     try:
         second = InstallAttempts(HelmRelease("edl-second", install_attempts.release.namespace), install_attempts.team)
-        second.refused(install_attempts.team_of(), "PriorityClass", "edl-second")
+        second.check_refused(install_attempts.team_of(), "PriorityClass", "edl-second")
     finally:
         install_attempts.release.uninstall()
 
@@ -102,7 +102,7 @@ def test_an_install_that_fails_half_way_is_rolled_back(install_attempts: Install
     )
     existing = install_attempts.team_of(volume={"existing": True})
     before = inventory(install_attempts.release.namespace, install_attempts.team)
-    done = install_attempts.install(existing, "--rollback-on-failure", "--timeout=20s")
+    done = install_attempts.try_install(existing, "--rollback-on-failure", "--timeout=20s")
     assert done.returncode
     assert "exceeded quota" in done.stderr, done.stderr
     # what other teams may need is kept, as with an uninstall

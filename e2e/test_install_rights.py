@@ -14,17 +14,17 @@ from e2e.api_requests import (
     POLICY,
     ApiRequest,
     acting_as,
-    answer,
     by_hand,
     delete_shown,
     merge,
     operations,
+    send_request,
 )
 from e2e.conftest import ARTIFACTS
 from e2e.images import JobImages
 from e2e.jobs import ClusterJob, digits
 from e2e.namespaces import Namespace
-from e2e.programs import apply, kubectl, must
+from e2e.programs import apply, kubectl, run_program
 from e2e.releases import HelmRelease
 from e2e.rights_objects import FOREIGN, MASTER_POD, OWN, RightsObjects
 from e2e.site import TargetSite
@@ -54,7 +54,7 @@ def namespace(target_site: TargetSite, job_images: JobImages) -> Iterator[Namesp
 @pytest.fixture(scope="module")
 def objects(namespace: Namespace) -> RightsObjects:
     """Two jobs that never run."""
-    return rights_objects.build(namespace.api, namespace.images.submitter)
+    return rights_objects.create_objects(namespace.api, namespace.images.submitter)
 
 
 def token(namespace: Namespace, account: str, *options: str) -> str:
@@ -79,26 +79,26 @@ def master(namespace: Namespace, objects: RightsObjects) -> KubeClient:
 def patch_right(namespace: Namespace, objects: RightsObjects, master: KubeClient) -> Iterator[None]:
     """Somebody has given masters the right to patch Secrets."""
     asked = merge(SECRETS.path(namespace.name, FOREIGN), {})
-    said = lambda wanted: lambda: answer(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
+    said = lambda wanted: lambda: send_request(master, asked)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
     account = f"--serviceaccount={namespace.name}:{names.MASTER_ACCOUNT}"
     namespace.kubectl("create", "role", "patching", "--verb=patch", "--resource=secrets")
     namespace.kubectl("create", "rolebinding", "patching", "--role=patching", account)
-    namespace.observer.wait("only a policy refuses it", said(POLICY), 20)
+    namespace.observer.wait_for("only a policy refuses it", said(POLICY), 20)
     yield
     namespace.kubectl("delete", "role,rolebinding", "patching")
-    namespace.observer.wait("masters may not patch Secrets", said(NO_RIGHT), 20)
+    namespace.observer.wait_for("masters may not patch Secrets", said(NO_RIGHT), 20)
 
 
 # ---------------------------------------------------------------------- every right
 
 
-def listed(namespace: Namespace, account: str, *, other_namespace: str | None = None) -> dict[str, set[str]]:
+def listed_rights(namespace: Namespace, account: str, *, other_namespace: str | None = None) -> dict[str, set[str]]:
     """What ``kubectl auth can-i --list`` says to an account, by resource."""
     server = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
     server["users"][0]["user"] = {"token": token(namespace, account)}
     file = namespace.folder / f"{account}.json"
     file.write_text(json.dumps(server))
-    said = must(
+    said = run_program(
         "kubectl", "auth", "can-i", "--list", "-n", other_namespace or namespace.name, env={"KUBECONFIG": str(file)}
     )
     file.unlink()
@@ -111,7 +111,7 @@ def listed(namespace: Namespace, account: str, *, other_namespace: str | None = 
     return found
 
 
-def documented(*roles: str) -> dict[str, set[str]]:
+def documented_rights(*roles: str) -> dict[str, set[str]]:
     """What the page grants to whoever has these roles."""
     found: dict[str, set[str]] = {}
     for role in (*roles, rights_page.EVERYBODY):
@@ -131,21 +131,21 @@ def documented(*roles: str) -> dict[str, set[str]]:
 def test_the_rights_are_those_of_the_table_and_no_others(
     namespace: Namespace, account: str, roles: tuple[str, ...]
 ) -> None:
-    assert listed(namespace, account) == documented(*roles)
-    assert listed(namespace, account, other_namespace="kube-system") == documented()
+    assert listed_rights(namespace, account) == documented_rights(*roles)
+    assert listed_rights(namespace, account, other_namespace="kube-system") == documented_rights()
 
 
 # ---------------------------------------------------------------------- every request
 
 
-def compare(
+def compare_rights(
     objects: RightsObjects, admin: KubeClient, api: KubeClient, tried: dict[str, ApiRequest], wanted: dict[str, str]
 ) -> None:
     """Try all requests; what was created goes at once."""
     assert sorted(tried) == sorted(wanted), "the page and the tests have different rows"
     wrong = []
     for row, request in tried.items():
-        said, found, words = answer(api, request)
+        said, found, words = send_request(api, request)
         if said != wanted[row]:
             wrong.append(f"{row}: {said}, the page says {wanted[row]}. {words}")
         if said == POLICY:
@@ -164,8 +164,12 @@ def _take_back(admin: KubeClient, found: Manifest) -> None:
 def test_a_data_scientist_can_do_what_the_table_says(
     namespace: Namespace, objects: RightsObjects, data_scientist: KubeClient
 ) -> None:
-    compare(
-        objects, namespace.api, data_scientist, user_requests.tries(objects), rights_page.answers("a data scientist")
+    compare_rights(
+        objects,
+        namespace.api,
+        data_scientist,
+        user_requests.user_requests(objects),
+        rights_page.answers("a data scientist"),
     )
 
 
@@ -178,8 +182,10 @@ def test_a_token_that_is_bound_to_no_pod_of_a_master_changes_nothing(
     )
     for options in ((), strangers):
         by = by_hand(namespace.api, token(namespace, names.MASTER_ACCOUNT, *options))
-        changes = {row: tried for row, tried in master_requests.tries(objects).items() if _would_be_allowed(row)}
-        answers = {row: answer(by, tried)[0] for row, tried in changes.items()}
+        changes = {
+            row: tried for row, tried in master_requests.master_requests(objects).items() if _would_be_allowed(row)
+        }
+        answers = {row: send_request(by, tried)[0] for row, tried in changes.items()}
         assert answers == dict.fromkeys(changes, POLICY)
 
 
@@ -190,7 +196,9 @@ def _would_be_allowed(row: str) -> bool:
 
 def test_a_master_can_do_what_the_table_says(namespace: Namespace, objects: RightsObjects, master: KubeClient) -> None:
     namespace.kubectl("delete", "lease", names.master_name(OWN))
-    compare(objects, namespace.api, master, master_requests.tries(objects), rights_page.answers("a master"))
+    compare_rights(
+        objects, namespace.api, master, master_requests.master_requests(objects), rights_page.answers("a master")
+    )
 
 
 # ---------------------------------------------------------------------- what the page warns of
@@ -203,14 +211,14 @@ def test_who_may_patch_a_secret_can_read_it_whatever_policies_say(
     """Kubernetes applies a JSON patch before it asks any policy, and says what is wrong with the result."""
     path = SECRETS.path(namespace.name, FOREIGN)
     with pytest.raises(ApiError) as refused:
-        answer(master, operations(path, ("copy", "/apiVersion", "/data/token")))
+        send_request(master, operations(path, ("copy", "/apiVersion", "/data/token")))
     assert SECRET in refused.value.message
 
 
 def test_who_may_delete_a_secret_is_shown_it_unless_a_policy_refuses(namespace: Namespace) -> None:
     """Hence no right to delete Secrets where the policies are not installed; for those they hold, see the tables."""
     namespace.api.create(rights_objects.secret("shown", None))
-    said, found, _ = answer(namespace.api, delete_shown(SECRETS.path(namespace.name, "shown")))
+    said, found, _ = send_request(namespace.api, delete_shown(SECRETS.path(namespace.name, "shown")))
     assert said == ALLOWED
     assert found["data"] == {"token": SECRET}
 
@@ -222,22 +230,27 @@ def test_whoever_is_bound_to_the_role_is_held_until_secrets_are_theirs_to_read(
     namespace: Namespace, objects: RightsObjects
 ) -> None:
     """Policies go by rights: no list of names has to be kept."""
-    ada, foreign = acting_as(namespace.api, "ada"), user_requests.tries(objects)["a pod with a foreign Secret: volume"]
-    said = lambda wanted: lambda: answer(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
+    ada, foreign = (
+        acting_as(namespace.api, "ada"),
+        user_requests.user_requests(objects)["a pod with a foreign Secret: volume"],
+    )
+    said = lambda wanted: lambda: send_request(ada, foreign)[0] == wanted or None  # noqa: E731 (bindings count soon, not at once)
     namespace.kubectl("create", "rolebinding", "ada", f"--clusterrole={ACCOUNT}", "--user=ada")
-    namespace.observer.wait("ada is held", said(POLICY), 20)
+    namespace.observer.wait_for("ada is held", said(POLICY), 20)
     namespace.kubectl("create", "rolebinding", "ada-edits", "--clusterrole=edit", "--user=ada")
-    namespace.observer.wait("ada is held no more", said(ALLOWED), 20)
+    namespace.observer.wait_for("ada is held no more", said(ALLOWED), 20)
     namespace.api.delete(PODS, "tried", grace=0)
 
 
 def test_an_admin_is_held_to_nothing(namespace: Namespace, objects: RightsObjects) -> None:
     foreign = rights_objects.pod(
-        "of-an-admin", serviceAccountName=rights_objects.STRANGER, **user_requests.uses(FOREIGN)["volume"]
+        "of-an-admin", serviceAccountName=rights_objects.STRANGER, **user_requests.secret_uses(FOREIGN)["volume"]
     )
     namespace.api.create(foreign)
     namespace.api.delete(PODS, "of-an-admin", grace=0)
-    done = answer(namespace.api, merge(SECRETS.path(namespace.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}}))
+    done = send_request(
+        namespace.api, merge(SECRETS.path(namespace.name, FOREIGN), {"metadata": {"labels": {"a": "b"}}})
+    )
     assert done[0] == ALLOWED
 
 
@@ -289,11 +302,11 @@ def from_kustomize(other_namespace: str) -> None:
 
 def test_the_job_controller_is_held_to_nothing(namespace: Namespace, objects: RightsObjects) -> None:
     """A Job of an admin's, with an account and a Secret that no data scientist could give it, gets its pod."""
-    spec = user_requests.uses(FOREIGN)["volume"]
+    spec = user_requests.secret_uses(FOREIGN)["volume"]
     job = rights_objects.job("of-an-admin", serviceAccountName=rights_objects.STRANGER, **spec)
     namespace.api.create(job | {"spec": job["spec"] | {"suspend": False}})
     label = "batch.kubernetes.io/job-name=of-an-admin"
-    namespace.observer.wait("the pod of the Job", lambda: namespace.api.list(PODS, labels=label).items or None)
+    namespace.observer.wait_for("the pod of the Job", lambda: namespace.api.list(PODS, labels=label).items or None)
     namespace.api.delete(JOBS, "of-an-admin")
 
 
@@ -323,4 +336,6 @@ def test_the_doctor_finds_the_policies_and_pulls_with_the_priority_of_workers(na
         f"{namespace.images.submitter} was pulled, and its container started"
     ]
     low = lambda change: change.object["spec"].get("priorityClassName") == "low"  # noqa: E731
-    assert namespace.observer.first(lambda change: change.name.startswith("edl-data-") and low(change)) is not None
+    assert (
+        namespace.observer.first_change(lambda change: change.name.startswith("edl-data-") and low(change)) is not None
+    )

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from e2e import figures
 from e2e.baseline import UndisturbedBaseline
-from e2e.jobs import ClusterJob, delete_pod, digits, evict, in_container
-from e2e.ledger import FetchedRun, finished
+from e2e.jobs import ClusterJob, delete_pod, digits, evict_pod, in_container
+from e2e.ledger import FetchedRun, finish_and_count
 from e2e.namespaces import Namespace
 from e2e.observer import DELETED, container, phase
 from e2e.timestamps import containers, longest_pause
@@ -22,7 +22,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 """
 
 
-def trains(namespace: Namespace, name: str, seconds: float = 45) -> ClusterJob:
+def start_training(namespace: Namespace, name: str, seconds: float = 45) -> ClusterJob:
     """A job of two workers in the middle of its work."""
     job = ClusterJob.write(namespace, digits(name, image=namespace.images.zoo, seconds=seconds, workers=2))
     job.submit()
@@ -31,7 +31,7 @@ def trains(namespace: Namespace, name: str, seconds: float = 45) -> ClusterJob:
     return job
 
 
-def adopted(
+def check_adopted(
     job: ClusterJob, before: int, undisturbed: Callable[[int], UndisturbedBaseline], disturb: Callable[[], object]
 ) -> FetchedRun:
     """Disturb the master: the same pods go on under the next one, and the ledger is whole."""
@@ -39,12 +39,12 @@ def adopted(
     disturb()
     job.wait_incarnation(before)
     job.wait_more_steps()
-    assert job.ended() is None
+    assert job.end_condition() is None
     assert (job.worker_uids(), job.ps_uids()) == (workers, servers), "adopted, not started anew"
-    summary, run = finished(job)
-    undisturbed(2).check(summary)
+    summary, run = finish_and_count(job)
+    undisturbed(2).check_summary(summary)
     assert (summary["workers_lost"], summary["records_repeated"], summary["updates_rolled_back"]) == (0, 0, 0)
-    job.must("delete", "--yes")
+    job.run_edl("delete", "--yes")
     assert job.leftovers() == []
     return run
 
@@ -52,35 +52,39 @@ def adopted(
 DELETIONS = {
     "grace": lambda namespace, pod: delete_pod(namespace, pod),
     "force": lambda namespace, pod: delete_pod(namespace, pod, "--grace-period=0", "--force"),
-    "eviction": evict,
+    "eviction": evict_pod,
 }
 
 
 @pytest.mark.parametrize("how", ["grace", "eviction", "force"])
 def test_master_pod_goes(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline], how: str) -> None:
-    job = trains(namespace, how)
+    job = start_training(namespace, how)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]
-    run = adopted(job, before, undisturbed, lambda: DELETIONS[how](namespace, name))
-    told = namespace.observer.first(lambda change: change.name == name and (change.leaving or change.type == DELETED))
+    run = check_adopted(job, before, undisturbed, lambda: DELETIONS[how](namespace, name))
+    told = namespace.observer.first_change(
+        lambda change: change.name == name and (change.being_deleted or change.type == DELETED)
+    )
     assert told is not None
     successor, started = containers(run.folder, "master-0")[-1]
     assert successor != name
     idle = longest_pause(run.folder, after=started)
-    figures.record("master_deleted", idle.ended - started, how=how)
-    figures.record("master_back_off", started - told.at, how=how)
-    figures.record("workers_idle", idle.seconds, how=how)
+    figures.record_duration("master_deleted", idle.ended_at - started, how=how)
+    figures.record_duration("master_back_off", started - told.happened_at, how=how)
+    figures.record_duration("workers_idle", idle.seconds, how=how)
 
 
 def test_master_process_killed(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline]) -> None:
-    job = trains(namespace, "killed")
+    job = start_training(namespace, "killed")
     pod, before = job.master()["metadata"], job.status()["incarnation"]
     killed: list[float] = []
     kill = lambda: killed.append(float(in_container(namespace, pod["name"], "python3", "-c", KILL_CHILD)))  # noqa: E731
-    run = adopted(job, before, undisturbed, kill)
-    again = namespace.observer.first(lambda c: c.uid == pod["uid"] and container(c.object).get("restartCount") == 1)
+    run = check_adopted(job, before, undisturbed, kill)
+    again = namespace.observer.first_change(
+        lambda c: c.uid == pod["uid"] and container(c.object).get("restartCount") == 1
+    )
     assert again is not None
     assert container(again.object)["lastState"]["terminated"]["exitCode"] == 137
-    figures.record("master_killed", longest_pause(run.folder, after=killed[0]).ended - killed[0])
+    figures.record_duration("master_killed", longest_pause(run.folder, after=killed[0]).ended_at - killed[0])
 
 
 @pytest.mark.matrix
@@ -98,7 +102,7 @@ def test_master_faults_at_every_step(
     else:
         DELETIONS[how](namespace, name)
     job.wait_incarnation(before)
-    summary, _ = finished(job)
-    undisturbed(2).check(summary)
+    summary, _ = finish_and_count(job)
+    undisturbed(2).check_summary(summary)
     assert summary["records_repeated"] == 0
     assert all(phase(pod) == "Succeeded" for pod in job.masters() if pod["metadata"]["name"] != name)

@@ -40,7 +40,7 @@ def test_a_job_from_its_pods_to_its_removal(namespace: Namespace) -> None:
         name = pod["metadata"]["name"]
         assert f"E2E_BUCKET={VALUE}" in in_container(namespace, name, "cat", "/proc/1/environ").split("\0")
     _is_for_its_group(job)
-    job.hurry()
+    job.finish_quickly()
     assert job.wait_end() == "Complete"
     assert "secret/" in " ".join(job.leftovers()), "the token is there as long as the Job"
     ended = time.monotonic()

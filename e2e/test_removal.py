@@ -15,7 +15,7 @@ from edl.cluster.kubernetes import names
 
 SUBMIT = {"submitted": ClusterJob.submit, "applied": ClusterJob.submit_applied, "created": ClusterJob.submit_created}
 REMOVE = {
-    "edl-delete": lambda job: job.must("delete", "--yes"),
+    "edl-delete": lambda job: job.run_edl("delete", "--yes"),
     "kubectl-delete": lambda job: job.namespace.user.kubectl("delete", "job", names.master_name(job.name)),
 }
 
@@ -49,21 +49,21 @@ def test_several_are_deleted_together_and_those_of_a_phase(namespace: Namespace)
         job.submit()
     first, second, stopped = jobs
     stopped.wait_step(1)
-    stopped.must("stop", "--wait")
+    stopped.run_edl("stop", "--wait")
     phase = stopped.status()["phase"]
     for job in (first, second):
         job.wait_training(workers=1)
-    deleted(namespace, "--phase", phase)
+    delete_job(namespace, "--phase", phase)
     assert stopped.leftovers() == []
-    assert [job.training() for job in (first, second)] == [[0], [0]]
+    assert [job.training_workers() for job in (first, second)] == [[0], [0]]
     began = time.monotonic()
-    deleted(namespace, first.name, second.name)
+    delete_job(namespace, first.name, second.name)
     assert time.monotonic() - began < DELETE_SECONDS
     assert [*first.leftovers(), *second.leftovers()] == []
-    assert f"is {phase}" in deleted(namespace, "--phase", phase)
+    assert f"is {phase}" in delete_job(namespace, "--phase", phase)
 
 
-def deleted(namespace: Namespace, *which: str) -> str:
+def delete_job(namespace: Namespace, *which: str) -> str:
     """`edl delete`."""
     done = namespace.user.edl("delete", *which, "--yes")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,15 +79,15 @@ def test_a_stopped_job_goes_on_later(namespace: Namespace) -> None:
     job.submit_created()
     job.wait_step(50)
     run = job.status()["run"]
-    job.must("stop")
+    job.run_edl("stop")
     assert job.wait_end() == "Failed"
     done = job.status()["records_done"]
     assert f"secret/{names.token_secret(job.name)}" not in job.leftovers()
     REMOVE["kubectl-delete"](job)
     job.wait_removed()
-    job.must("submit", "--yes", "--resume", run)
+    job.run_edl("submit", "--yes", "--resume", run)
     job.wait_training(workers=1)
     assert job.status()["run"] == run
     assert job.status()["records_done"] >= done - one_interval(job)
-    job.must("delete", "--yes")
+    job.run_edl("delete", "--yes")
     assert job.leftovers() == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from e2e import figures
 from e2e.jobs import ClusterJob, delete_pod, digits
-from e2e.ledger import finished
+from e2e.ledger import finish_and_count
 from e2e.namespaces import Namespace
 
 from edl.api.cluster_port import Role
@@ -19,21 +19,25 @@ def test_a_waiting_worker_gets_the_records(namespace: Namespace) -> None:
     spec["pod"]["env"]["E2E_STEP_SECONDS"] = "1"
     job = ClusterJob.write(namespace, spec)
     job.submit()
-    job.wait("three workers, of which two train", lambda: _waits(job))
-    lost = job.training()[0]
+    job.wait_for("three workers, of which two train", lambda: _one_worker_waits(job))
+    lost = job.training_workers()[0]
     delete_pod(namespace, job.pod_name(Role.WORKER, lost))
-    job.wait("the lost worker is gone", lambda: lost not in job.workers() or None)
-    _, run = finished(job, lost=1, epochs=1)
-    told = run.first("role_leaving", role="worker", index=lost)["time"]
-    returned = run.first("records_returned", worker=lost)
+    job.wait_for("the lost worker is gone", lambda: lost not in job.workers() or None)
+    _, run = finish_and_count(job, lost=1, epochs=1)
+    told = run.first_event("role_leaving", role="worker", index=lost)["time"]
+    returned = run.first_event("records_returned", worker=lost)
     same = {name: returned[name] for name in ("source", "start", "end")}
-    figures.record("records_returned", returned["time"] - told)
-    figures.record("records_leased", run.first("records_leased", after=returned["time"], **same)["time"] - told)
+    figures.record_duration("records_returned", returned["time"] - told)
+    figures.record_duration(
+        "records_leased", run.first_event("records_leased", after=returned["time"], **same)["time"] - told
+    )
 
 
-def _waits(job: ClusterJob) -> bool | None:
-    return (len(job.training()) == 2 and job.in_phase("Running") == [0, 1, 2] and _waiting(job)) or None
+def _one_worker_waits(job: ClusterJob) -> bool | None:
+    return (
+        len(job.training_workers()) == 2 and job.in_phase("Running") == [0, 1, 2] and _has_waiting_worker(job)
+    ) or None
 
 
-def _waiting(job: ClusterJob) -> bool:
+def _has_waiting_worker(job: ClusterJob) -> bool:
     return any(worker["state"] == "waiting" for worker in job.status()["workers"])

@@ -22,16 +22,16 @@ class TrainingPause:
     """A time without a step.
 
     Attributes:
-        began: unix seconds: the last step before it.
-        ended: the first step after it.
+        began_at: unix seconds: the last step before it.
+        ended_at: the first step after it.
     """
 
-    began: float
-    ended: float
+    began_at: float
+    ended_at: float
 
     @property
     def seconds(self) -> float:
-        return self.ended - self.began
+        return self.ended_at - self.began_at
 
 
 def steps(run: Path) -> Mapping[int, Sequence[float]]:

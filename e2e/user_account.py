@@ -12,7 +12,7 @@ from pathlib import Path
 
 from e2e import install
 from e2e.install import InstallMethod
-from e2e.programs import ROOT, Done, apply, call, edl, kubectl, must
+from e2e.programs import ROOT, Done, apply, call, edl, kubectl, run_program
 
 ACCOUNT = "edl-data-scientist"
 COPY = "edl-data-copy"
@@ -41,7 +41,7 @@ class UserAccount:
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """``kubectl`` in their namespace; its standard output."""
-        return must("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
+        return run_program("kubectl", "-n", self.namespace, *arguments, stdin=stdin, env=self._env)
 
     def try_kubectl(self, *arguments: str, stdin: str | None = None) -> Done:
         """``kubectl`` in their namespace, unless the arguments name another, whatever its exit code."""
@@ -52,23 +52,23 @@ def data_scientist(namespace: str) -> UserAccount:
     """The account of a namespace that has a team's part; it may copy data, too."""
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": COPY}
-    if install.method() is InstallMethod.KUSTOMIZE:  # the chart binds it where a team has `dataCopy`
+    if install.install_method() is InstallMethod.KUSTOMIZE:  # the chart binds it where a team has `dataCopy`
         binding = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": COPY}}
         apply({**binding, "roleRef": role, "subjects": [subject]}, "-n", namespace)
     token = kubectl("-n", namespace, "create", "token", ACCOUNT, f"--duration={LIFETIME}").strip()
     config = json.loads(kubectl("config", "view", "--minify", "--flatten", "--raw", "-o", "json"))
     config["users"][0]["user"] = {"token": token}
-    file = _file(namespace)
+    file = _kubeconfig_file(namespace)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.touch(mode=0o600)
     file.write_text(json.dumps(config))
     return UserAccount(namespace, file)
 
 
-def forget(namespace: str) -> None:
+def forget_account(namespace: str) -> None:
     """Remove the kubeconfig of a namespace, if there is one; the token ends with its account."""
-    _file(namespace).unlink(missing_ok=True)
+    _kubeconfig_file(namespace).unlink(missing_ok=True)
 
 
-def _file(namespace: str) -> Path:
+def _kubeconfig_file(namespace: str) -> Path:
     return ROOT / "e2e" / ".state" / "people" / f"{namespace}.json"

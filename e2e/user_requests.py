@@ -18,12 +18,12 @@ _ELSEWHERE = "/api/v1/namespaces/kube-system"
 _CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
-def tries(at: RightsObjects) -> dict[str, ApiRequest]:
+def user_requests(at: RightsObjects) -> dict[str, ApiRequest]:
     """Requests by their rows; what deletes comes last."""
-    return dict([*_reading(at), *_reaching(at), *_pods(at), *_jobs(at), *_services(at), *_secrets(at)])
+    return dict([*_read_requests(at), *_exec_requests(at), *_pods(at), *_jobs(at), *_services(at), *_secrets(at)])
 
 
-def uses(secret: str) -> dict[str, Manifest]:
+def secret_uses(secret: str) -> dict[str, Manifest]:
     """Every way in which a pod can use a Secret, as fields of its spec; ``container`` is one container's."""
     one, all_of_it = variable(secret), {"envFrom": [{"secretRef": {"name": secret}}]}
     first = {"name": "first", "image": "registry.invalid/none"}
@@ -39,7 +39,7 @@ def uses(secret: str) -> dict[str, Manifest]:
     }
 
 
-def takes() -> dict[str, Manifest]:
+def host_accesses() -> dict[str, Manifest]:
     """What a pod could take of its node or past the claims, as fields of its spec.
 
     Not an image as volume: API servers without that feature drop the field, and what is left is an emptyDir.
@@ -78,7 +78,7 @@ def token_of(job: str) -> Manifest:
     return volume({"secret": {"secretName": names.token_secret(job)}})
 
 
-def _reading(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+def _read_requests(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     core = f"/api/v1/namespaces/{at.namespace}"
     yield "read a Secret", get(f"{core}/secrets/{FOREIGN}")
     yield "list Secrets", get(f"{core}/secrets")
@@ -96,7 +96,7 @@ def _reading(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "delete an admission policy", delete(f"{policies}/edl-data-scientist-pods")
 
 
-def _reaching(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
+def _exec_requests(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     core = f"/api/v1/namespaces/{at.namespace}"
     worker = f"{core}/pods/{names.pod_name(OWN, Role.WORKER, 0)}"
     yield "create a RoleBinding", role_binding(at)
@@ -111,8 +111,8 @@ def _reaching(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "add a debugging container to a pod", merge(f"{worker}/ephemeralcontainers", {"spec": {}})
     yield "attach to a worker", ApiRequest("POST", f"{worker}/attach")
     yield "forward a port of a worker", ApiRequest("POST", f"{worker}/portforward")
-    yield "exec into a worker", run(worker)
-    yield "exec into a pod of edl data", run(f"{core}/pods/{COPY_POD}")
+    yield "exec into a worker", run_in_pod(worker)
+    yield "exec into a pod of edl data", run_in_pod(f"{core}/pods/{COPY_POD}")
 
 
 def role_binding(at: RightsObjects) -> ApiRequest:
@@ -129,7 +129,7 @@ def token_request(at: RightsObjects) -> ApiRequest:
     return ApiRequest("POST", path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
 
 
-def run(pod: str) -> ApiRequest:
+def run_in_pod(pod: str) -> ApiRequest:
     """Run a program in a pod."""
     return ApiRequest(
         "POST", f"{pod}/exec", query={"command": "true", "stdout": "true", "container": names.ROLE_CONTAINER}
@@ -137,7 +137,7 @@ def run(pod: str) -> ApiRequest:
 
 
 def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
-    def one(
+    def pod_request(
         name: str = "tried", *, dry_run: bool = False, owned: bool = True, of: str = OWN, **spec: Any
     ) -> ApiRequest:
         made = at.worker(name, of, **spec)
@@ -145,25 +145,25 @@ def _pods(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
             del made["metadata"]["ownerReferences"]
         return create(at.namespace, made, dry_run=dry_run)
 
-    yield "a pod of a Job", one()
-    yield "a pod of nobody", one(owned=False)
-    yield "a pod of edl data", one("edl-data-89abcdef", owned=False)
-    yield "a pod of edl data with the token of a job", one("edl-data-89abcdef", owned=False, **token_of(OWN))
+    yield "a pod of a Job", pod_request()
+    yield "a pod of nobody", pod_request(owned=False)
+    yield "a pod of edl data", pod_request("edl-data-89abcdef", owned=False)
+    yield "a pod of edl data with the token of a job", pod_request("edl-data-89abcdef", owned=False, **token_of(OWN))
     for row, account in _ACCOUNTS.items():
-        yield f"a pod under {row}", one(serviceAccountName=account)
-    yield "a pod of PriorityClass low", one(priorityClassName="low")
-    yield "a pod of another PriorityClass", one(priorityClassName=OTHER_CLASS)
-    yield "a pod with the token of its job", one(**token_of(OWN))
-    yield "a pod with the token of another job", one(**token_of(OTHER))
-    for way, spec in uses(FOREIGN).items():
-        yield f"a pod with a foreign Secret: {way}", one(**spec)
-    for what, spec in takes().items():
-        yield f"a pod with {what}", one(**spec)
+        yield f"a pod under {row}", pod_request(serviceAccountName=account)
+    yield "a pod of PriorityClass low", pod_request(priorityClassName="low")
+    yield "a pod of another PriorityClass", pod_request(priorityClassName=OTHER_CLASS)
+    yield "a pod with the token of its job", pod_request(**token_of(OWN))
+    yield "a pod with the token of another job", pod_request(**token_of(OTHER))
+    for way, spec in secret_uses(FOREIGN).items():
+        yield f"a pod with a foreign Secret: {way}", pod_request(**spec)
+    for what, spec in host_accesses().items():
+        yield f"a pod with {what}", pod_request(**spec)
     as_master = {"serviceAccountName": names.MASTER_ACCOUNT}
-    yield "dry run of a master's pod", one(dry_run=True, owned=False, **as_master, **token_of(OWN))
-    yield "dry run of a worker's pod", one(dry_run=True, owned=False, **token_of(OWN))
-    yield "dry run of a pod under another account", one(dry_run=True, serviceAccountName=STRANGER)
-    yield "dry run of a pod with a foreign Secret", one(dry_run=True, **uses(FOREIGN)["volume"])
+    yield "dry run of a master's pod", pod_request(dry_run=True, owned=False, **as_master, **token_of(OWN))
+    yield "dry run of a worker's pod", pod_request(dry_run=True, owned=False, **token_of(OWN))
+    yield "dry run of a pod under another account", pod_request(dry_run=True, serviceAccountName=STRANGER)
+    yield "dry run of a pod with a foreign Secret", pod_request(dry_run=True, **secret_uses(FOREIGN)["volume"])
 
 
 _ACCOUNTS = {
@@ -188,9 +188,9 @@ def _jobs(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
     yield "a Job of another PriorityClass", made(priorityClassName=OTHER_CLASS)
     yield "a Job with the token of its job", made(**token_of(OWN))
     yield "a Job with the token of another job", made(**token_of(OTHER))
-    for way, spec in uses(FOREIGN).items():
+    for way, spec in secret_uses(FOREIGN).items():
         yield f"a Job with a foreign Secret: {way}", made(**spec)
-    for what, spec in takes().items():
+    for what, spec in host_accesses().items():
         yield f"a Job with {what}", made(**spec)
     many = rights_objects.master_job("tried")
     many["spec"]["parallelism"] = 2
@@ -206,14 +206,14 @@ def _job_maker(at: RightsObjects) -> Callable[..., ApiRequest]:
 
 
 def _services(at: RightsObjects) -> Iterator[tuple[str, ApiRequest]]:
-    def one(**spec: Any) -> ApiRequest:
+    def service_request(**spec: Any) -> ApiRequest:
         return create(at.namespace, rights_objects.service("tried", {"ports": [{"port": 80}], **spec}))
 
-    yield "a Service", one()
-    yield "a Service that is a load balancer", one(type="LoadBalancer")
-    yield "a Service at a port of every node", one(type="NodePort")
-    yield "a Service that is a name elsewhere", one(type="ExternalName", externalName="elsewhere.invalid")
-    yield "a Service with addresses outside the cluster", one(externalIPs=["192.0.2.1"])
+    yield "a Service", service_request()
+    yield "a Service that is a load balancer", service_request(type="LoadBalancer")
+    yield "a Service at a port of every node", service_request(type="NodePort")
+    yield "a Service that is a name elsewhere", service_request(type="ExternalName", externalName="elsewhere.invalid")
+    yield "a Service with addresses outside the cluster", service_request(externalIPs=["192.0.2.1"])
     path = f"/api/v1/namespaces/{at.namespace}/services/{names.master_name(OWN)}"
     yield "make the Service of a job a load balancer", merge(path, {"spec": {"type": "LoadBalancer"}})
 

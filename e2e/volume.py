@@ -28,7 +28,7 @@ class SharedVolume:
     namespace: str
     image: str
 
-    def make(self, *, claim: bool = True) -> None:
+    def create_claim(self, *, claim: bool = True) -> None:
         """Make claim and reader, or the reader of a claim that is there; the reader is up afterwards."""
         if claim:
             self._make_claim()
@@ -50,11 +50,11 @@ class SharedVolume:
         """Where the reader runs: a scenario that loses this node cannot look at its runs."""
         return kubectl("-n", self.namespace, "get", "pod", READER, "-o", "jsonpath={.spec.nodeName}")
 
-    def touch(self, file: str) -> None:
+    def create_file(self, file: str) -> None:
         """Make an empty file, given by its path in pods."""
         kubectl("-n", self.namespace, "exec", READER, "--", "touch", file)
 
-    def fetch(self, path: str, folder: Path) -> Path:
+    def fetch_folder(self, path: str, folder: Path) -> Path:
         """What is below ``path`` of the claim, as it is now, into a folder of this machine."""
         folder.mkdir(parents=True, exist_ok=True)
         command = ["kubectl", "-n", self.namespace, "exec", READER, "--", "tar", "-C", MOUNT + path, "-cf", "-", "."]
@@ -65,7 +65,7 @@ class SharedVolume:
         subprocess.run(["tar", "-xf", "-", "-C", folder], input=done.stdout, check=True, timeout=120)
         return folder
 
-    def remove(self) -> None:
+    def remove_claim(self) -> None:
         """Remove what deleting the namespace leaves."""
         if self.site.storage_class is None and self.site.delivery is ImageDelivery.KIND:
             kubectl("delete", "persistentvolume", self.namespace, "--ignore-not-found", "--wait=false")

@@ -15,7 +15,7 @@ class NotSeenError(AssertionError):
     """What was waited for did not come in time."""
 
 
-def until(
+def wait_until(
     what: str, condition: Callable[[], Found | None], seconds: float, seen: Callable[[], object] = lambda: ""
 ) -> Found:
     """The first result of ``condition`` that is neither None nor False.

@@ -16,7 +16,7 @@ __all__ = ["custom_model", "eval_metrics_fn", "feed", "loss", "optimizer"]
 MINIBATCH = 64
 
 
-def pause():
+def pause_between():
     hurried = os.path.exists(os.environ["E2E_HURRY"])
     time.sleep(float(os.environ["E2E_HURRY_SECONDS" if hurried else "E2E_STEP_SECONDS"]) / MINIBATCH)
     return 0.0
@@ -29,7 +29,7 @@ def feed(dataset, mode, metadata):
 
     def paced(image, label):
         image.set_shape([28 * 28])
-        wait = tf.numpy_function(pause, [], tf.float64)
+        wait = tf.numpy_function(pause_between, [], tf.float64)
         with tf.control_dependencies([wait]):
             return tf.identity(image), label
 

@@ -36,14 +36,14 @@ class CheckpointInspection:
     Attributes:
         manifest: the checkpoint's manifest.
         contents: the contents of its shards.
-        variables: the statistics of each variable, by name.
-        tables: the statistics over all rows of each table, by name.
+        variable_statistics: the statistics of each variable, by name.
+        table_statistics: the statistics over all rows of each table, by name.
     """
 
     manifest: CheckpointManifest
     contents: CheckpointContents
-    variables: Mapping[str, ArrayStatistics]
-    tables: Mapping[str, ArrayStatistics]
+    variable_statistics: Mapping[str, ArrayStatistics]
+    table_statistics: Mapping[str, ArrayStatistics]
 
 
 def inspect_checkpoint(
@@ -86,7 +86,7 @@ def inspection_json(inspection: CheckpointInspection) -> dict[str, Any]:
                 "dtype": each.values.dtype,
                 "statistic": each.spec.statistic,
                 "slots": sorted(each.slots),
-                **_statistics_json(inspection.variables[each.spec.name]),
+                **_statistics_json(inspection.variable_statistics[each.spec.name]),
             }
             for each in contents.variables
         ],
@@ -99,7 +99,7 @@ def inspection_json(inspection: CheckpointInspection) -> dict[str, Any]:
                 "dtype": each.shards[0].values.dtype,
                 "slots": list(each.slots),
                 "initializer": each.described_initializer,
-                **_statistics_json(inspection.tables[each.name]),
+                **_statistics_json(inspection.table_statistics[each.name]),
             }
             for each in contents.tables
         ],
@@ -183,7 +183,13 @@ def _variable_lines(inspection: CheckpointInspection) -> Sequence[str]:
         shape = "x".join(map(str, each.spec.shape)) or "scalar"
         kind = "statistic" if each.spec.statistic else "trained"
         rows.append(
-            [each.spec.name, shape, each.values.dtype, kind, *_statistics_cells(inspection.variables[each.spec.name])]
+            [
+                each.spec.name,
+                shape,
+                each.values.dtype,
+                kind,
+                *_statistics_cells(inspection.variable_statistics[each.spec.name]),
+            ]
         )
     return align_columns([["VARIABLE", "SHAPE", "DTYPE", "KIND", *_STATISTICS_COLUMNS], *rows], right=range(4, 8))
 
@@ -196,7 +202,7 @@ def _table_rows(inspection: CheckpointInspection) -> Iterator[list[str]]:
             f"{each.row_count:,}",
             _vocabulary_text(each),
             *kind,
-            *_statistics_cells(inspection.tables[each.name]),
+            *_statistics_cells(inspection.table_statistics[each.name]),
         ]
 
 

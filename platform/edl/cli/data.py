@@ -118,13 +118,16 @@ def ls(
     with open_volume(connect_api(context, namespace), pod_options) as session:
         entries = session.run_with_retries(lambda files: _list_entries(files, volume_path, recursive=recursive))
     if as_json:
-        keys = ("path", "kind", "size", "modified")
-        print(json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries]))
+        print(json.dumps([_entry_json(entry) for entry in entries]))
         return
     for entry in entries:
         size = f"{entry.size:,}" if entry.kind == "file" else "-"
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified))
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.modified_at))
         print(f"{size:>16}  {when}  {entry.path}{'/' if entry.kind == 'directory' else ''}")
+
+
+def _entry_json(entry: VolumeEntry) -> dict[str, str | int | float]:
+    return {"path": entry.path, "kind": entry.kind, "size": entry.size, "modified": entry.modified_at}
 
 
 def _plan_copy(
@@ -133,9 +136,9 @@ def _plan_copy(
     from edl.ops import file_transfer
 
     if upload_target is not None:
-        return file_transfer.plan_upload(Path(source), upload_target.path, files.stat(upload_target.path).kind)
+        return file_transfer.plan_upload(Path(source), upload_target.path, files.stat_path(upload_target.path).kind)
     assert download_source is not None
-    source_stat = files.stat(download_source.path)
+    source_stat = files.stat_path(download_source.path)
     if source_stat.kind == "missing":
         raise BadInputError(
             "no such file or directory", where=source, hint=f"Look with: edl data ls {download_source.claim}:/"
@@ -168,7 +171,7 @@ def _helper_pod_options(
 
 
 def _list_entries(files: VolumeFiles, volume_path: ClaimPath, *, recursive: bool) -> list[VolumeEntry]:
-    if files.stat(volume_path.path).kind == "missing":
+    if files.stat_path(volume_path.path).kind == "missing":
         above = f"{volume_path.claim}:{PurePosixPath(volume_path.path).parent}"
         raise BadInputError("there is no such path", where=str(volume_path), hint=f"Look with: edl data ls {above}")
     return list(files.list_entries(volume_path.path, recursive=recursive))
@@ -179,16 +182,19 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
         result = {
             "source": source,
             "target": target,
-            "files": len(plan.items),
-            "bytes": plan.size,
+            "files": len(plan.pending_items),
+            "bytes": plan.pending_bytes,
             "travelled": travelled,
         }
-        print(json.dumps(result | {"left_out": list(plan.skipped)}))
+        print(json.dumps(result | {"left_out": list(plan.skipped_files)}))
         return
-    count = len(plan.items)
-    unchanged = f" ({plan.size - travelled:,} were there already)" if travelled < plan.size else ""
-    print(f"{count:,} {'file' if count == 1 else 'files'}, {plan.size:,} bytes{unchanged}, checksums right: {target}")
-    for name in plan.skipped:
+    count = len(plan.pending_items)
+    unchanged = f" ({plan.pending_bytes - travelled:,} were there already)" if travelled < plan.pending_bytes else ""
+    print(
+        f"{count:,} {'file' if count == 1 else 'files'}, {plan.pending_bytes:,} bytes{unchanged}, "
+        f"checksums right: {target}"
+    )
+    for name in plan.skipped_files:
         print(f"left out, since it is neither file nor directory: {name}", file=sys.stderr)
 
 
@@ -239,12 +245,12 @@ def mnist(
 ) -> None:
     """Write handwritten digits, 28x28: MNIST or, without a network, the digits of scikit-learn."""
 
-    def load() -> GeneratedDataset:
+    def load_digits() -> GeneratedDataset:
         from edl.data import sample_datasets
 
         return sample_datasets.make_mnist_dataset(source, validation_share=validation, records=records, seed=seed)
 
-    _make_data_set(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load_digits, out, file_format, compression, records_per_file, force)
 
 
 @app.command()
@@ -259,12 +265,12 @@ def iris(
 ) -> None:
     """Write the Iris flowers: 150 records of four lengths and a class."""
 
-    def load() -> GeneratedDataset:
+    def load_flowers() -> GeneratedDataset:
         from edl.data import sample_datasets
 
         return sample_datasets.make_iris_dataset(validation_share=validation, seed=seed)
 
-    _make_data_set(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load_flowers, out, file_format, compression, records_per_file, force)
 
 
 @app.command()
@@ -286,7 +292,7 @@ def clicks(
 ) -> None:
     """Write a synthetic click log: 13 numbers, 26 ids and a label, drawn from a model with a known best AUC."""
 
-    def load() -> GeneratedDataset:
+    def load_clicks() -> GeneratedDataset:
         from edl.data import sample_datasets
         from edl.data.synthetic_clicks import ClickModel
 
@@ -294,7 +300,7 @@ def clicks(
             ClickModel(vocabulary, exponent, seed), records=records, validation_share=validation
         )
 
-    _make_data_set(load, out, file_format, compression, records_per_file, force)
+    _make_data_set(load_clicks, out, file_format, compression, records_per_file, force)
 
 
 _DISTRIBUTION_BY_MODULE = {"google": "protobuf"}

@@ -83,9 +83,14 @@ def _check_before_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFin
 
 def _finding_line(finding: DoctorFinding, *, as_json: bool) -> str:
     if as_json:
-        fields = {"level": finding.level.value, "about": finding.about, "text": finding.text, "remedy": finding.remedy}
+        fields = {
+            "level": finding.level.value,
+            "about": finding.subject,
+            "text": finding.text,
+            "remedy": finding.remedy,
+        }
         return json.dumps(fields)
-    head = f"{finding.level.value:<4}  {finding.about:<10}  {finding.text}"
+    head = f"{finding.level.value:<4}  {finding.subject:<10}  {finding.text}"
     return f"{head}\n{'':18}-> {finding.remedy}" if finding.remedy else head
 
 

@@ -31,22 +31,22 @@ class EventLine:
 
     Attributes:
         time: unix seconds.
-        origin: ``job`` or ``cluster``.
+        event_origin: ``job`` or ``cluster``.
         text: for people.
         json_value: for programs.
-        key: identifies the event, so that repeated polls show it once.
+        event_key: identifies the event, so that repeated polls show it once.
     """
 
     time: float
-    origin: str
+    event_origin: str
     text: str
     json_value: dict[str, Any]
-    key: str
+    event_key: str
 
     def format_line(self) -> str:
         """The line, with local date and time."""
         moment = time.strftime("%m-%d %H:%M:%S", time.localtime(self.time))
-        return f"{moment}  {self.origin:<7}  {to_single_line(self.text)}"
+        return f"{moment}  {self.event_origin:<7}  {to_single_line(self.text)}"
 
 
 @app.command()
@@ -72,8 +72,8 @@ def events(
             () if job_view.is_local else _list_kubernetes_events(connect_api(context, namespace, job), job)
         )
         for event in merge_events(job_view, kubernetes_events):
-            if event.key not in shown_keys:
-                shown_keys.add(event.key)
+            if event.event_key not in shown_keys:
+                shown_keys.add(event.event_key)
                 print(json.dumps(event.json_value) if as_json else event.format_line(), flush=True)
         if not follow or job_view.has_ended:
             break
@@ -84,7 +84,7 @@ def events(
 
 def merge_events(job_view: JobView, kubernetes_events: Iterable[KubernetesEvent]) -> list[EventLine]:
     """The events of the job and of Kubernetes, sorted by time."""
-    own = [_job_event_line(event) for event in job_view.publication.events]
+    own = [_job_event_line(event) for event in job_view.published_status.events]
     return sorted(
         [*own, *(_kubernetes_event_line(each) for each in kubernetes_events)], key=lambda event_line: event_line.time
     )
@@ -99,14 +99,16 @@ def _kubernetes_event_line(event: KubernetesEvent) -> EventLine:
     value = {
         "by": "cluster",
         "event": event.reason,
-        "time": event.time,
-        "about": event.about,
+        "time": event.last_seen,
+        "about": event.involved_object,
         "message": event.text,
         "warning": event.is_warning,
         "count": event.count,
     }
-    text = f"{event.about}: {event.reason}: {event.text}{times}"
-    return EventLine(event.time, "cluster", text, value, f"{event.about} {event.reason} {event.text} {event.count}")
+    text = f"{event.involved_object}: {event.reason}: {event.text}{times}"
+    return EventLine(
+        event.last_seen, "cluster", text, value, f"{event.involved_object} {event.reason} {event.text} {event.count}"
+    )
 
 
 def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:

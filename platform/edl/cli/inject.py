@@ -44,16 +44,16 @@ def inject(
 
     Exit codes: those of the command, and 1 in place of 0 if a signal could not be sent; 2 invalid fault, or no command.
     """
-    from edl.ops.fault_injection import Fault, run_with_faults
+    from edl.ops.fault_injection import ScheduledSignal, run_with_faults
 
     command = context.meta[_COMMAND]
     if not command:
         raise BadInputError("there is no command behind --", hint=f"edl inject {faults[0]} -- edl run job.yaml")
     result = run_with_faults(
-        [Fault.parse(text) for text in faults], command, lambda text: print(text, file=sys.stderr, flush=True)
+        [ScheduledSignal.parse(text) for text in faults], command, lambda text: print(text, file=sys.stderr, flush=True)
     )
-    for line in result.sent:
+    for line in result.sent_signals:
         print(f"edl inject: {line}")
-    for fault in result.unsent:
+    for fault in result.unsent_signals:
         print(f"edl inject: {fault} was not sent: it was never due, or no such process was there", file=sys.stderr)
     raise typer.Exit(result.exit_code)

@@ -150,8 +150,8 @@ def job_json(job: JobView) -> dict[str, Any]:
         "stall": job.stall_reason or None,
         "created": job.created_at,
         "ended": job.ended_at,
-        "desired": {"min": job.desired.min, "max": job.desired.max, "stop": job.desired.stop},
+        "desired": {"min": job.desired_state.min, "max": job.desired_state.max, "stop": job.desired_state.stop},
         "status": to_json(job.status) if job.status else None,
-        "summary": to_json(job.publication.summary) if job.publication.summary else None,
+        "summary": to_json(job.published_status.summary) if job.published_status.summary else None,
         "unreadable": job.unreadable_reason or None,
     }

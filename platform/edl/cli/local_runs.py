@@ -52,11 +52,11 @@ class LocalRun(JobView):
 
     Attributes:
         run_dir: its directory.
-        alive: a process runs it.
+        is_alive: a process runs it.
     """
 
     run_dir: RunDirectory = RunDirectory(Path())  # noqa: RUF009  a value: RunDirectory is frozen
-    alive: bool = False
+    is_alive: bool = False
 
     @property
     def uid(self) -> str:
@@ -86,7 +86,7 @@ class LocalRun(JobView):
     @property
     def created_at(self) -> float:
         """When the run was last started or resumed, in unix seconds."""
-        starts = [event.time for event in self.publication.events if isinstance(event, RunStarted)]
+        starts = [event.time for event in self.published_status.events if isinstance(event, RunStarted)]
         if starts:
             return starts[-1]
         with suppress(OSError):  # removed meanwhile
@@ -94,7 +94,7 @@ class LocalRun(JobView):
         return 0.0
 
     @property
-    def desired(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         """Always empty: on this machine only Ctrl-C changes a run."""
         return DesiredState()
 
@@ -103,7 +103,7 @@ class LocalRun(JobView):
         """The phase. A run whose processes are gone without a final status is ``Interrupted``."""
         # The status of an earlier start may still be in the directory, so the process decides.
         status_phase = self.status.phase if self.status else ""
-        if self.alive:
+        if self.is_alive:
             return status_phase if status_phase and status_phase not in ENDED else "Starting"
         return status_phase if status_phase in ENDED else "Interrupted"
 
@@ -331,7 +331,7 @@ def read_run_logs(
         yield from _with_role_name(lines if tail is None else list(deque(lines, maxlen=tail)), file, several)
     while follow:
         # Read before the files, so that lines written before the end are still shown.
-        alive = read_local_run(local_run.run_dir).alive
+        alive = read_local_run(local_run.run_dir).is_alive
         for file in _select_log_files(local_run, role, index):
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))

@@ -103,7 +103,7 @@ def _interleave_lines(api: KubeClient, pods: Sequence[Manifest], tail: int | Non
     """The lines of several pods as they come, until all have ended."""
     queue: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
 
-    def read(pod: Manifest) -> None:
+    def queue_lines(pod: Manifest) -> None:
         try:
             for each in _pod_lines(api, pod, follow=True, tail=tail):
                 queue.put(each)
@@ -111,7 +111,7 @@ def _interleave_lines(api: KubeClient, pods: Sequence[Manifest], tail: int | Non
             queue.put(None)
 
     for pod in pods:
-        Thread(target=read, args=(pod,), daemon=True).start()  # ends with the command, whatever it waits for
+        Thread(target=queue_lines, args=(pod,), daemon=True).start()  # ends with the command, whatever it waits for
     left = len(pods)
     while left:
         each = queue.get()
@@ -150,17 +150,17 @@ def _read_from_volume(
     from edl.ops.file_transfer import image_from_environment, open_volume
     from edl.ops.helper_pod import PodImageError
 
-    def read(image: str) -> list[tuple[str, list[bytes]]]:
+    def read_log_files(image: str) -> list[tuple[str, list[bytes]]]:
         with open_volume(api, _reader_pod_options(spec, place, image)) as reader:
             return reader.run_with_retries(lambda files: list(_read_stored_logs(files, place, selection, tail)))
 
     try:
-        return read(spec["image"])
+        return read_log_files(spec["image"])
     except PodImageError as error:
         if (named := image_from_environment()) is None:
             raise
         print(f"{error.message}; trying {named}", file=sys.stderr)
-        return read(named)
+        return read_log_files(named)
 
 
 def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
@@ -216,7 +216,7 @@ def _read_stored_logs(
         raise BadInputError(f"there is no log of {selection}", where=str(place))
     for entry in sorted(log_files, key=lambda file: (len(file.path), file.path)):
         offset = 0 if tail is None else max(0, entry.size - _TAIL_BYTES)
-        text = b"".join(files.read(f"{place.path}/{entry.path}", offset, entry.size))
+        text = b"".join(files.read_bytes(f"{place.path}/{entry.path}", offset, entry.size))
         yield entry.path.removesuffix(".log"), tail_lines(text.splitlines(), tail)
 
 

@@ -68,7 +68,13 @@ def run(
         directory, changes, restart = _open_run_directory(folder, resume, spec, from_checkpoint=from_checkpoint)
         lock.describe_run(directory.run_id)
         plan = LocalRunPlan(
-            spec, order, counts, directory, resumed=resume is not None, changes=changes, restart=restart
+            spec,
+            order,
+            counts,
+            directory,
+            is_resumed=resume is not None,
+            field_changes=changes,
+            checkpoint_restart=restart,
         )
         if spec.strategy.name == "Local":
             exec_local_worker(plan, as_json=as_json)

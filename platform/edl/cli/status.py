@@ -138,7 +138,7 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
     if status is None:
         yield "The master has not reported yet."
         return
-    evaluations = [event for event in job.publication.events if isinstance(event, EvaluationEnded)]
+    evaluations = [event for event in job.published_status.events if isinstance(event, EvaluationEnded)]
     yield from _progress_lines(status, width, evaluations[-_EVALUATIONS:])
     if status.parameters is not None and not job.has_ended:
         yield from _push_lines(status.parameters)
@@ -147,17 +147,19 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
         if status.world.changed and status.world.round > 1:
             yield f"it began because {status.world.changed}"[:width]
     yield from _desired_lines(job)
-    plot_lines = plot_workers(job.publication.timeline, status.workers_wanted, width, None if job.has_ended else now)
+    plot_lines = plot_workers(
+        job.published_status.timeline, status.workers_wanted, width, None if job.has_ended else now
+    )
     if plot_lines:
         yield from ("", "workers", *plot_lines)
     if not job.has_ended:
         yield from _role_lines(status)
         yield from _table_lines(status.parameters)
     yield from _event_lines(job)
-    if job.publication.summary is not None and job.has_ended:
+    if job.published_status.summary is not None and job.has_ended:
         yield ""
         yield from format_block(
-            summary_heading(job.phase, job.publication.summary), summary_rows(job.publication.summary)
+            summary_heading(job.phase, job.published_status.summary), summary_rows(job.published_status.summary)
         )
     if not job.has_ended and now - status.updated > _STALE_STATUS_SECONDS:
         yield f"The master reported this {format_age(now - status.updated)} ago: {job.master_silence or 'no answer'}."
@@ -180,7 +182,7 @@ def _progress_lines(status: Status, width: int, evaluations: Sequence[Evaluation
 
 
 def _desired_lines(job: JobView) -> Iterator[str]:
-    status, wanted = job.status, job.desired
+    status, wanted = job.status, job.desired_state
     assert status is not None
     if wanted.stop and not job.has_ended:
         yield "A stop was requested."
@@ -242,7 +244,7 @@ def _role_row(name: str, member: RoleStatus) -> list[str]:
 
 
 def _event_lines(job: JobView) -> Iterator[str]:
-    newest = job.publication.events[-RECENT_EVENTS:]
+    newest = job.published_status.events[-RECENT_EVENTS:]
     if newest:
         yield ""
     for event in newest:

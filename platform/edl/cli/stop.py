@@ -74,13 +74,13 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
 
     with StatusLine() as ticker:
 
-        def look() -> JobView:
+        def find_running_job() -> JobView:
             seen = job_view.find_job(api, job)
             if not seen.has_ended:
                 ticker.show_text(f"{job} is {seen.phase}, and stops")
             return seen
 
-        code, said = wait_for_goal(look, ENDED_GOAL, seconds)
+        code, said = wait_for_goal(find_running_job, ENDED_GOAL, seconds)
     print(said, file=sys.stderr if code else sys.stdout)
     if code:
         raise typer.Exit(code)

@@ -45,8 +45,8 @@ class SubmissionPlan:
             them.
         replaced_job: the ended job with this name, which is removed first.
         resumed_run: the run to resume.
-        changes: differences to the job file of the resumed run, as text.
-        warnings: warnings, one sentence each.
+        resume_changes: differences to the job file of the resumed run, as text.
+        resume_warnings: warnings, one sentence each.
         cluster_asked: whether a cluster was asked.
     """
 
@@ -59,8 +59,8 @@ class SubmissionPlan:
     quotas: Sequence[tuple[str, ResourceAmounts, ResourceAmounts]] | None = None
     replaced_job: JobView | None = None
     resumed_run: str | None = None
-    changes: Sequence[str] = ()
-    warnings: Sequence[str] = ()
+    resume_changes: Sequence[str] = ()
+    resume_warnings: Sequence[str] = ()
     cluster_asked: bool = True
 
     @property
@@ -76,7 +76,7 @@ class SubmissionPlan:
         lines += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
         for label, text in self._capacity_rows():
             lines += wrap_labelled(label, text, width)
-        for warning in [*forecast_warnings(self.forecast), *self.warnings]:
+        for warning in [*forecast_warnings(self.forecast), *self.resume_warnings]:
             lines += wrap_text(f"warning: {warning}", width, first_indent="  ", next_indent="    ")
         return lines
 
@@ -90,16 +90,16 @@ class SubmissionPlan:
             "creates": [{"kind": one["kind"], "name": one["metadata"]["name"]} for one in self.manifests],
             "unused": find_unused_fields(self.spec),
             "resumes": self.resumed_run,
-            "changes": [*self.changes],
+            "changes": [*self.resume_changes],
             "replaces": self.replaced_job.uid if self.replaced_job else None,
             "pods": [forecast_json(fit) for fit in self.forecast.placements],
-            "requested": amounts_json(self.forecast.requested),
-            "free": None if self.forecast.free is None else amounts_json(self.forecast.free),
+            "requested": amounts_json(self.forecast.requested_resources),
+            "free": None if self.forecast.free_resources is None else amounts_json(self.forecast.free_resources),
             "quotas": [
                 {"name": name, "left": amounts_json(left), "hard": amounts_json(hard)}
                 for name, left, hard in self.quotas or ()
             ],
-            "warnings": [*forecast_warnings(self.forecast), *self.warnings],
+            "warnings": [*forecast_warnings(self.forecast), *self.resume_warnings],
         }
 
     def _location_text(self) -> str:
@@ -127,7 +127,7 @@ class SubmissionPlan:
                     "from",
                     "its newest intact checkpoint, without its journal; later work is repeated",
                 )
-        yield from (("changed", change) for change in self.changes)
+        yield from (("changed", change) for change in self.resume_changes)
         claims = [volume.claim for volume in self.spec.volumes if volume.claim]
         on = f" on claim {self.spec.storage.claim or claims[0]}" if self.spec.storage.claim or claims else ""
         yield (
@@ -136,15 +136,15 @@ class SubmissionPlan:
         )
 
     def _capacity_rows(self) -> Iterator[tuple[str, str]]:
-        yield "requests", format_amounts(self.forecast.requested)
+        yield "requests", format_amounts(self.forecast.requested_resources)
         if not self.cluster_asked:
             return
-        if self.forecast.free is None or self.forecast.node_counts is None:
+        if self.forecast.free_resources is None or self.forecast.node_counts is None:
             yield "free now", "unknown: you may not list nodes and all pods; only quotas were checked"
         else:
             usable, nodes = self.forecast.node_counts
             on = f"{usable} nodes" if usable == nodes else f"{usable} of {nodes} nodes"
-            yield "free now", f"{format_amounts(self.forecast.free)} on {on}"
+            yield "free now", f"{format_amounts(self.forecast.free_resources)} on {on}"
         if self.quotas is None:
             yield "quota", "unknown: you may not list resourcequotas"
         for name, left, hard in self.quotas or ():
@@ -195,7 +195,7 @@ def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
         for fit in forecast.placements
     ]
     head = [*_COLUMNS]
-    if forecast.free is not None:
+    if forecast.free_resources is not None:
         head = [*head, "at once"]
         rows = [[*row, str(fit.immediate_pods)] for row, fit in zip(rows, forecast.placements, strict=True)]
     return [f"  {line}" for line in align_columns([head, *rows])]
@@ -268,11 +268,11 @@ def _requests_text(fit: GroupPlacement) -> str:
 def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
     """The reason why the first group with waiting pods has to wait."""
     fit = next(fit for fit in fits if fit.immediate_pods < fit.group.count)
-    if fit.immediate_pods == fit.allowed_pods and fit.refusal is not None:
-        return f"until quota {fit.refusal.quota} has room ({fit.refusal.resource})"
-    if fit.lacking:
+    if fit.immediate_pods == fit.allowed_pods and fit.quota_refusal is not None:
+        return f"until quota {fit.quota_refusal.quota} has room ({fit.quota_refusal.resource})"
+    if fit.lacking_resources:
         preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""
-        return f"for capacity ({', '.join(fit.lacking)}){preemption}"
+        return f"for capacity ({', '.join(fit.lacking_resources)}){preemption}"
     return "for a node that admits such pods (taints, node selector, affinity)"
 
 

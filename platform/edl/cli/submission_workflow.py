@@ -42,19 +42,23 @@ class SubmitOptions:
     """The options of ``edl submit``; see ``edl.cli.submit``."""
 
     job_file: Path
-    settings: Sequence[str] = ()
-    resume: str | None = None
+    field_settings: Sequence[str] = ()
+    resume_run: str | None = None
     context: str | None = None
     namespace: str | None = None
-    yes: bool = False
-    watch: bool = False
+    skips_confirmation: bool = False
+    watches_job: bool = False
     as_json: bool = False
     from_checkpoint: bool = False
 
     @property
     def resumed_run(self) -> str | None:
         """The run to resume, as the Job's annotation names it."""
-        return self.resume + CHECKPOINT_SUFFIX if self.resume is not None and self.from_checkpoint else self.resume
+        return (
+            self.resume_run + CHECKPOINT_SUFFIX
+            if self.resume_run is not None and self.from_checkpoint
+            else self.resume_run
+        )
 
     def followup_command(self, verb: str, job: str) -> str:
         """A command ``verb`` for the job, with the same cluster and namespace."""
@@ -62,14 +66,13 @@ class SubmitOptions:
 
     def resume_command(self) -> str:
         """The command that resumes this submission; a run id may follow."""
-        return (
-            f"edl submit {command_arguments(str(self.job_file), self.context, self.namespace, self.settings)} --resume"
-        )
+        arguments = command_arguments(str(self.job_file), self.context, self.namespace, self.field_settings)
+        return f"edl submit {arguments} --resume"
 
     def render_command(self) -> str:
         """The command that prints the manifests of this submission. It needs no cluster, so it names no context."""
         run = f" --resume {self.resumed_run}" if self.resumed_run else ""
-        return f"edl render {command_arguments(str(self.job_file), None, self.namespace, self.settings)}{run}"
+        return f"edl render {command_arguments(str(self.job_file), None, self.namespace, self.field_settings)}{run}"
 
 
 class MasterStartError(JobFailedError):
@@ -91,7 +94,7 @@ def plan_without_cluster(spec: JobSpec, options: SubmitOptions) -> SubmissionPla
         request.manifests,
         pods_forecast,
         resumed_run=options.resumed_run,
-        warnings=tuple(find_spec_warnings(spec)),
+        resume_warnings=tuple(find_spec_warnings(spec)),
         cluster_asked=False,
     )
 
@@ -117,9 +120,9 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
     if dry_run:
         reporter.report_note("The cluster would accept all of it. Nothing was created.")
         return 0
-    if not options.yes and options.as_json:
+    if not options.skips_confirmation and options.as_json:
         raise BadInputError("--json cannot ask for confirmation", where="edl submit", hint="Add --yes.")
-    if not confirm_action(f"Submit {spec.name}?", yes=options.yes, command="edl submit"):
+    if not confirm_action(f"Submit {spec.name}?", yes=options.skips_confirmation, command="edl submit"):
         reporter.report_note("Nothing was created.")
         return DECLINED
     return _create_job(api, options, request, plan, reporter)
@@ -141,8 +144,8 @@ def plan_submission(
         ticker.show_text(f"asking {api.host} …", permanent=False)
         answers = run_preflight(api, request)
     resume_check = ResumeCheck()
-    if options.resume is not None:
-        resume_check = check_resumable(answers.job_objects, spec, options.resume)
+    if options.resume_run is not None:
+        resume_check = check_resumable(answers.job_objects, spec, options.resume_run)
     quotas = NamespaceQuotas(answers.quotas or ())
     quota_left = None if answers.quotas is None else quotas.remaining_amounts()
     return SubmissionPlan(
@@ -155,7 +158,7 @@ def plan_submission(
         quota_left,
         find_existing_job(answers.job_objects),
         options.resumed_run,
-        resume_check.changes,
+        resume_check.field_changes,
         (*resume_check.warnings, *find_spec_warnings(spec), *answers.remarks),
     )
 
@@ -190,7 +193,7 @@ def _create_job(
         "job": submitted_job.name,
         "namespace": submitted_job.namespace,
         "uid": submitted_job.uid,
-        "run": options.resume or submitted_job.uid,
+        "run": options.resume_run or submitted_job.uid,
     }
     reporter.report_event(
         "submitted", facts, f"Job {submitted_job.name} submitted to namespace {submitted_job.namespace}."
@@ -231,16 +234,16 @@ def _wait_for_start(
         "message": master_status.message,
         "seconds": round(seconds, 3),
     }
-    run = options.resume or submitted_job.uid
+    run = options.resume_run or submitted_job.uid
     if master_status.has_started:
         reporter.report_event("started", facts, f"The master started after {seconds:.0f} s.")
-        if options.resume is not None:
+        if options.resume_run is not None:
             run = report_resumed(api, submitted_job.name, reporter) or run
     else:
         reporter.report_event(
             "waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(master_status)}"
         )
-    if options.watch:
+    if options.watches_job:
         from edl.ops.job_following import WatchedJob, follow_job
 
         watched = WatchedJob(
@@ -338,11 +341,11 @@ class ResumeCheck:
     """The result of the checks before a job is resumed.
 
     Attributes:
-        changes: the fields of the job file that differ from the earlier submission, as text.
+        field_changes: the fields of the job file that differ from the earlier submission, as text.
         warnings: consequences that the user may not expect.
     """
 
-    changes: Sequence[str] = ()
+    field_changes: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
 
@@ -384,7 +387,7 @@ def report_resumed(api: KubeClient, job: str, reporter: SubmissionReporter) -> s
     if job_view.status is None:
         return None
     status = job_view.status
-    started = [event for event in job_view.publication.events if isinstance(event, RunStarted) and event.resumed]
+    started = [event for event in job_view.published_status.events if isinstance(event, RunStarted) and event.resumed]
     changes = started[-1].changes if started else ()
     total, done = status.records_total, status.records_done
     facts: dict[str, Any] = {"run": status.run, "records_done": done, "records_total": total, "changes": [*changes]}

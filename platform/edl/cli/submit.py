@@ -87,8 +87,8 @@ def submit(
         resume,
         context,
         namespace,
-        yes=yes,
-        watch=watch,
+        skips_confirmation=yes,
+        watches_job=watch,
         as_json=as_json,
         from_checkpoint=from_checkpoint,
     )
@@ -101,8 +101,8 @@ def submit(
 
 def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_run: DryRunMode | None) -> None:
     job = options.job_file
-    spec = load_job_file(job, options.settings, required_datasets=("training",), extra_rules=find_spec_problems)
-    _check_resume_option(spec, job, options.resume)
+    spec = load_job_file(job, options.field_settings, required_datasets=("training",), extra_rules=find_spec_problems)
+    _check_resume_option(spec, job, options.resume_run)
     if dry_run is DryRunMode.CLIENT:
         reporter.report_plan(plan_without_cluster(spec, options))
         reporter.report_note(f"No cluster was asked. The manifests: {options.render_command()}")

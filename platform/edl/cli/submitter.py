@@ -104,8 +104,10 @@ class ReleaseSubmitter:
         time: SubmitterClock | None = None,
     ) -> None:
         self._api, self._identity, self._spec, self._clock = api, identity, spec, time or SubmitterClock()
-        self._options = SubmitOptions(source, resume=identity.resume_run, namespace=api.namespace, yes=True, watch=True)
-        self._cleanup = ReleaseCleanup(api, spec.name)
+        self._submit_options = SubmitOptions(
+            source, resume_run=identity.resume_run, namespace=api.namespace, skips_confirmation=True, watches_job=True
+        )
+        self._release_cleanup = ReleaseCleanup(api, spec.name)
         self._failure_timeout, self._cleanup_timeout = RetryDeadline(), CleanupTimeout()
         self._reporter, self._decision_line, self._progress_line = (
             TextReporter(),
@@ -113,7 +115,7 @@ class ReleaseSubmitter:
             StatusLine(sys.stdout),
         )
 
-    def run(self) -> int:
+    def follow_release(self) -> int:
         """Run until the job has ended or was replaced; return the exit code.
 
         Raises:
@@ -163,7 +165,7 @@ class ReleaseSubmitter:
         """Take one step towards a running job."""
         if decision.step is SubmitterStep.FINISH:
             self._complete_job(decision.master_jobs[0])
-        elif self._is_cleanup_pending(self._cleanup.delete_round(decision.master_jobs)):
+        elif self._is_cleanup_pending(self._release_cleanup.delete_round(decision.master_jobs)):
             self._clock.sleep(POLL_SECONDS)
         elif decision.step is SubmitterStep.SUBMIT:
             self._reserve_job()
@@ -196,7 +198,7 @@ class ReleaseSubmitter:
         The next decision completes the job or gives it up.
         """
         request = self._build_request()
-        plan = plan_submission(self._api, self._spec, self._options, request)
+        plan = plan_submission(self._api, self._spec, self._submit_options, request)
         self._reporter.report_plan(plan)
         create_suspended_job(self._api, request.job_name, request.manifests[-1], self._identity.submission_id)
 
@@ -245,7 +247,7 @@ class ReleaseSubmitter:
         """A callback that ends the watch of a job that is gone, or whose master does not start."""
         lookout, patience = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
 
-        def check(seen: JobView | None) -> None:
+        def check_master_start(seen: JobView | None) -> None:
             self._failure_timeout.reset()
             if seen is None:
                 raise JobVanishedError(f"the job {own.job_name} is gone")
@@ -254,10 +256,10 @@ class ReleaseSubmitter:
             sight = lookout.read_status()
             self._progress_line.show_text(master_status_text(sight))
             if patience.has_expired(sight, self._clock.clock()):
-                self._cleanup.delete_round([own])
+                self._release_cleanup.delete_round([own])
                 raise start_error(own.job_name, sight, "Its objects are being removed.")
 
-        return check
+        return check_master_start
 
 
 REFUSED_EXIT, TRY_AGAIN_EXIT = 2, 75
@@ -293,7 +295,7 @@ def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
 
         app.main(["submit", str(source), "--yes", "--watch"])
         raise AssertionError("unreachable")
-    return ReleaseSubmitter(connect_api(None, None), identity, _load_spec(source, identity), source).run()
+    return ReleaseSubmitter(connect_api(None, None), identity, _load_spec(source, identity), source).follow_release()
 
 
 def _load_spec(source: Path, identity: SubmitterIdentity) -> JobSpec:

@@ -46,7 +46,9 @@ def usage_table(usages: list[PodUsage]) -> list[str]:
 
 
 def _usage_row(use: PodUsage) -> list[str]:
-    cells = [_amount_text(each, name) for name in ("cpu", "memory") for each in (use.measured, use.requested)]
+    cells = [
+        _amount_text(each, name) for name in ("cpu", "memory") for each in (use.used_resources, use.requested_resources)
+    ]
     return [use.pod, use.node or use.phase, *cells]
 
 
@@ -57,13 +59,13 @@ def _amount_text(amounts: ResourceAmounts | None, name: str) -> str:
 
 
 def _usage_json(use: PodUsage) -> dict[str, object]:
-    def plain(amounts: ResourceAmounts | None) -> dict[str, float] | None:
+    def amounts_json(amounts: ResourceAmounts | None) -> dict[str, float] | None:
         return None if amounts is None else {name: float(Fraction(amount)) for name, amount in amounts.items()}
 
     return {
         "pod": use.pod,
         "node": use.node,
         "phase": use.phase,
-        "used": plain(use.measured),
-        "asked": plain(use.requested),
+        "used": amounts_json(use.used_resources),
+        "asked": amounts_json(use.requested_resources),
     }

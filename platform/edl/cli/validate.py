@@ -53,7 +53,7 @@ def validate(
         if model_result.failure:
             typer.echo(f"{model_result.detail}{model_result.failure}", err=True)
             raise typer.Exit(model_result.exit_code)
-        model_lines += model_result.lines
+        model_lines += model_result.report_lines
     typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*spec_outline(spec), *model_lines]))
     for field, problem in missing_inputs(local_spec):
         typer.echo(f"warning: {locate_field(field, job, settings or ())}: {problem}", err=True)

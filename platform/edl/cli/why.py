@@ -38,11 +38,19 @@ def why(
     evidence = gather_evidence(connect_api(context, namespace, job), job, command_arguments(job, context, namespace))
     findings = diagnose_job(evidence)
     if as_json:
-        keys = ("about", "text", "remedy", "said")
-        print(json.dumps([{key: getattr(each, key) for key in keys} for each in findings]))
+        print(json.dumps([_finding_json(finding) for finding in findings]))
         return
     for line in finding_lines(evidence.job, findings):
         print(line)
+
+
+def _finding_json(finding: JobFinding) -> dict[str, str]:
+    return {
+        "about": finding.subject,
+        "text": finding.text,
+        "remedy": finding.remedy,
+        "said": finding.cluster_message,
+    }
 
 
 def gather_evidence(api: KubeClient, job: str, job_arguments: str) -> JobEvidence:
@@ -72,11 +80,11 @@ def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator
     elif not findings:
         yield f"{job_view.name} is {job_view.phase}; nothing blocks it."
     for each in findings:
-        yield f"{each.about}: {each.text}"
+        yield f"{each.subject}: {each.text}"
         if each.remedy:
             yield textwrap.indent(each.remedy, "  -> ", lambda _: True)
-        if each.said:
-            yield from (f"     {line}" for line in each.said.strip().splitlines()[-_DETAIL_LINES:])
+        if each.cluster_message:
+            yield from (f"     {line}" for line in each.cluster_message.strip().splitlines()[-_DETAIL_LINES:])
 
 
 def _ended_at_text(seen: JobView) -> str:

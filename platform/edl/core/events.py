@@ -445,12 +445,12 @@ class MissingPs:
     """A PS that the job is waiting for.
 
     Attributes:
-        why: the reason, for users; follows "ps-0, ".
+        reason: the reason, for users; follows "ps-0, ".
         since: when it began, in unix seconds, if the cluster reports that; otherwise 0.
     """
 
     index: int
-    why: str
+    reason: str
     since: float = 0.0
 
 

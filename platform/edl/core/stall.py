@@ -34,7 +34,7 @@ def update_stall(state: JobState, now: float) -> None:
     # cause.
     for each in missing:
         if each.since and each.index not in stalled.lost_nodes:
-            stalled.lost_nodes[each.index] = each.why, each.since
+            stalled.lost_nodes[each.index] = each.reason, each.since
     news = {(each.index, bool(each.since)) for each in missing} - stalled.reported_ps
     lasts = news if now - stalled.since >= EVENT_DELAY_SECONDS else set()
     if lasts or (unsaved and not stalled.reported_unsaved):
@@ -82,7 +82,7 @@ def _add_lost_node(state: JobState, missing: MissingPs) -> MissingPs:
     if lost is None or missing.since:
         return missing
     why, since = lost
-    return MissingPs(missing.index, f"{missing.why}; its predecessor is lost: {why}", since)
+    return MissingPs(missing.index, f"{missing.reason}; its predecessor is lost: {why}", since)
 
 
 def _find_missing(state: JobState, index: int, pod: JobPod | None, now: float) -> MissingPs | None:

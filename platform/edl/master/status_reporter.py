@@ -165,9 +165,9 @@ class StatusReporter:
 
     # ------------------------------------------------------------------ events
 
-    def emit_core_event(self, told: EmitEvent) -> None:
+    def emit_core_event(self, command: EmitEvent) -> None:
         """Queue an event of the core with the time of day; what is not meant for users goes to the log."""
-        event = told.event
+        event = command.event
         if isinstance(event, PhaseEntered):
             log.info("%s %s", event.kind, asdict(event))
             return
@@ -310,7 +310,7 @@ class StatusReporter:
 
 def describe_stall(missing: Sequence[MissingPs], unsaved: str) -> str:
     """What a stalled job waits for; empty for any other."""
-    ps = (f"waiting for ps-{each.index}, {each.why}{_format_since(each.since)}" for each in missing)
+    ps = (f"waiting for ps-{each.index}, {each.reason}{_format_since(each.since)}" for each in missing)
     return "; ".join([*ps, *([f"{UNSAVED_REASON}: {unsaved}"] if unsaved else [])])
 
 

@@ -232,7 +232,7 @@ class ListedCheckpoint:
     manifest: CheckpointManifest | None = None
 
     @property
-    def usable(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether no problem is known.
 
         Without ``read_all_bytes``, a damaged shard of the right size is not noticed.
@@ -240,7 +240,7 @@ class ListedCheckpoint:
         return not self.problem
 
     @property
-    def size(self) -> int | None:
+    def size_bytes(self) -> int | None:
         """Bytes of its shards."""
         return None if self.manifest is None else sum(shard.size for shard in self.manifest.shards)
 
@@ -259,12 +259,12 @@ class ListedCheckpoint:
         return self.manifest.step if self.manifest else None
 
     @property
-    def records(self) -> int | None:
+    def record_count(self) -> int | None:
         """Records that were trained when the checkpoint was taken."""
         return self.ledger_number("done_records", "records_done")
 
     @property
-    def created(self) -> float | None:
+    def created_at(self) -> float | None:
         """Unix seconds."""
         return parse_created(self.manifest.created) if self.manifest else None
 
@@ -273,8 +273,8 @@ class ListedCheckpoint:
         return {
             "checkpoint": self.cut,
             "step": self.step,
-            "records": self.records,
-            "size": self.size,
+            "records": self.record_count,
+            "size": self.size_bytes,
             "shards": len(self.manifest.shards) if self.manifest else None,
             "created": self.manifest.created if self.manifest else None,
             "state": self.state,
@@ -298,7 +298,7 @@ def list_checkpoints(directory: Path, *, read_all_bytes: bool) -> list[ListedChe
 
 def newest_usable(checkpoints: Sequence[ListedCheckpoint]) -> ListedCheckpoint | None:
     """The newest checkpoint without a known problem."""
-    return next((each for each in reversed(checkpoints) if each.usable), None)
+    return next((each for each in reversed(checkpoints) if each.is_usable), None)
 
 
 def checkpoint_table(checkpoints: Sequence[ListedCheckpoint], now: float) -> list[str]:
@@ -336,9 +336,9 @@ def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> Li
 
 
 def _checkpoint_row(each: ListedCheckpoint, now: float, *, newest: bool) -> list[str]:
-    counts = [f"{value:,}" if value is not None else "-" for value in (each.step, each.records)]
-    size = "-" if each.size is None else format_bytes(each.size)
+    counts = [f"{value:,}" if value is not None else "-" for value in (each.step, each.record_count)]
+    size = "-" if each.size_bytes is None else format_bytes(each.size_bytes)
     shards = str(len(each.manifest.shards)) if each.manifest else "-"
-    how_old = "-" if each.created is None else format_age(now - each.created)
+    how_old = "-" if each.created_at is None else format_age(now - each.created_at)
     state = f"{each.state}: {each.problem}" if each.problem else each.state
     return [str(each.cut), *counts, size, shards, how_old, f"{state}, newest usable" if newest else state]

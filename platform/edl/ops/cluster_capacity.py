@@ -45,13 +45,13 @@ def node_admits_pod(node: Manifest, pod: Manifest) -> bool:
     taints = [taint for taint in node.get("spec", {}).get("taints") or () if taint.get("effect") in _REPELLING_EFFECTS]
     tolerations = spec.get("tolerations") or ()
     return (
-        all(any(_tolerates(toleration, taint) for toleration in tolerations) for taint in taints)
+        all(any(_tolerates_taint(toleration, taint) for toleration in tolerations) for taint in taints)
         and all(labels.get(name) == value for name, value in (spec.get("nodeSelector") or {}).items())
         and _matches_affinity(spec.get("affinity") or {}, labels, node["metadata"]["name"])
     )
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+def _tolerates_taint(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
     if toleration.get("effect") and toleration["effect"] != taint["effect"]:
         return False
     if toleration.get("operator", "Equal") == "Exists":
@@ -109,22 +109,22 @@ class PodPlacement:
 
     Attributes:
         node: the node; None if the pod does not fit now.
-        lacking: the resources that are insufficient on the node where the pod comes closest; empty
+        lacking_resources: the resources that are insufficient on the node where the pod comes closest; empty
             if no node admits it.
         may_preempt: whether nodes that admit the pod run pods of lower priority, which Kubernetes
             may preempt for it.
     """
 
     node: str | None
-    lacking: tuple[str, ...] = ()
+    lacking_resources: tuple[str, ...] = ()
     may_preempt: bool = False
 
 
 @dataclass
 class _NodeCapacity:
     manifest: Manifest
-    free: dict[str, Fraction]
-    priorities: list[int] = field(default_factory=list)  # of the pods that run here
+    free_resources: dict[str, Fraction]
+    pod_priorities: list[int] = field(default_factory=list)  # of the pods that run here
 
     @property
     def name(self) -> str:
@@ -141,11 +141,11 @@ class ClusterCapacity:
 
     def __init__(self, nodes: Iterable[Manifest], pods: Iterable[Manifest]) -> None:
         self._all_nodes = list(nodes)
-        self._nodes: dict[str, _NodeCapacity] = {}
+        self._usable_nodes: dict[str, _NodeCapacity] = {}
         for manifest in self._all_nodes:
             if is_node_usable(manifest):
                 node = _NodeCapacity(manifest, parse_resources(manifest["status"].get("allocatable")))
-                self._nodes[node.name] = node
+                self._usable_nodes[node.name] = node
         for pod in pods:
             self._add_running_pod(pod)
 
@@ -157,13 +157,13 @@ class ClusterCapacity:
     @property
     def nodes_usable(self) -> int:
         """Nodes that are ready and accept pods."""
-        return len(self._nodes)
+        return len(self._usable_nodes)
 
     def free_for_pod(self, pod: Manifest) -> dict[str, Fraction]:
         """The free capacity of all nodes that admit ``pod``."""
         return sum_resources(
-            {name: max(Fraction(), amount) for name, amount in node.free.items()}
-            for node in self._nodes.values()
+            {name: max(Fraction(), amount) for name, amount in node.free_resources.items()}
+            for node in self._usable_nodes.values()
             if node_admits_pod(node.manifest, pod)
         )
 
@@ -173,14 +173,14 @@ class ClusterCapacity:
         The pod is as the API server admitted it, so that its priority is known.
         """
         wanted, priority = pod_requests(pod), int(pod["spec"].get("priority") or 0)
-        nodes = [node for node in self._nodes.values() if node_admits_pod(node.manifest, pod)]
-        roomy = [node for node in nodes if not lacking_resources(node.free, wanted)]
+        nodes = [node for node in self._usable_nodes.values() if node_admits_pod(node.manifest, pod)]
+        roomy = [node for node in nodes if not lacking_resources(node.free_resources, wanted)]
         if roomy:
             node = max(roomy, key=_free_share)
-            node.free = subtract_resources(node.free, wanted)
+            node.free_resources = subtract_resources(node.free_resources, wanted)
             return PodPlacement(node.name)
-        closest = min((lacking_resources(node.free, wanted) for node in nodes), key=len, default=[])
-        lower = any(running < priority for node in nodes for running in node.priorities)
+        closest = min((lacking_resources(node.free_resources, wanted) for node in nodes), key=len, default=[])
+        lower = any(running < priority for node in nodes for running in node.pod_priorities)
         return PodPlacement(None, tuple(closest), may_preempt=lower and pod["spec"].get("preemptionPolicy") != "Never")
 
     def never_fits_reason(self, pod: Manifest) -> str:
@@ -206,11 +206,11 @@ class ClusterCapacity:
         return "; ".join(missing)
 
     def _add_running_pod(self, pod: Manifest) -> None:
-        node = self._nodes.get(pod["spec"].get("nodeName") or "")
+        node = self._usable_nodes.get(pod["spec"].get("nodeName") or "")
         if node is None or is_pod_over(pod):
             return
-        node.priorities.append(int(pod["spec"].get("priority") or 0))
-        node.free = subtract_resources(node.free, pod_requests(pod))
+        node.pod_priorities.append(int(pod["spec"].get("priority") or 0))
+        node.free_resources = subtract_resources(node.free_resources, pod_requests(pod))
 
 
 def _without_transient_taints(node: Manifest) -> Manifest:
@@ -246,5 +246,5 @@ def _container_requests(container: Manifest) -> dict[str, Fraction]:
 
 def _free_share(node: _NodeCapacity) -> tuple[Fraction, str]:
     whole = parse_resources(node.manifest["status"].get("allocatable"))
-    shares = [node.free[name] / whole[name] for name in ("cpu", "memory") if whole.get(name)]
+    shares = [node.free_resources[name] / whole[name] for name in ("cpu", "memory") if whole.get(name)]
     return sum(shares, Fraction()), node.name

@@ -140,7 +140,7 @@ def _workers_text(workers: set[int], one: str, several: str) -> str:
 def _gone_workers(job: JobView) -> set[int]:
     """Workers that are terminating, or ended without a restart, as far as events are kept."""
     ended: set[int] = set()
-    for event in job.publication.events:
+    for event in job.published_status.events:
         if isinstance(event, RoleEnded) and event.role == "worker":
             ended.add(event.index)
         elif isinstance(event, RoleStarted) and event.role == "worker":
@@ -172,11 +172,13 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
     """What cost time so far; ``command_target`` is the job's name in commands."""
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
-    publication = job.publication
+    publication = job.published_status
     yield from _find_losses(
         job.name, publication.losses or DisruptionCounter.from_events(publication.events).report, command_target
     )
-    for message in dict.fromkeys(event.message for event in job.publication.events if isinstance(event, WarningRaised)):
+    for message in dict.fromkeys(
+        event.message for event in job.published_status.events if isinstance(event, WarningRaised)
+    ):
         yield JobFinding(job.name, message)
 
 
@@ -197,7 +199,7 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
 
 def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Fewer workers than were wanted, on average."""
-    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.publication.timeline))
+    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.published_status.timeline))
     if status is None or len(moments) < 2 or moments[-1].time - moments[0].time < MIN_TIMELINE_SECONDS:
         return
     wanted, had = status.workers_wanted, average_workers(moments)
@@ -300,7 +302,10 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
         else f"`edl logs {evidence.command_target}` says more."
     )
     yield JobFinding(
-        job.name, f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}", remedy, job.publication.failure_detail
+        job.name,
+        f"it {_ENDING_PHRASES.get(job.phase, job.phase)}: {reason}",
+        remedy,
+        job.published_status.failure_detail,
     )
 
 
@@ -373,10 +378,10 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
     room = ClusterCapacity(nodes, [])
     place = room.place_pod(pod)
     # Cordoned and unready nodes take no pods now, but come back: `edl submit` counts them, too.
-    if place.node is not None or not place.lacking or not room.never_fits_reason(pod):
+    if place.node is not None or not place.lacking_resources or not room.never_fits_reason(pod):
         return None
     wanted = pod_requests(pod)
-    asked = format_amounts({name: wanted[name] for name in place.lacking if name in wanted})
+    asked = format_amounts({name: wanted[name] for name in place.lacking_resources if name in wanted})
     return f"it can never start: it requests {asked}, more than any node that it may use has", _ASK_LESS_HINT
 
 

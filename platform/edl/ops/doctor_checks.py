@@ -70,13 +70,13 @@ class DoctorFinding:
 
     Attributes:
         level: the severity.
-        about: the property that was checked.
+        subject: the property that was checked.
         text: the result.
         remedy: what to do, and who can do it; empty if there is nothing to do.
     """
 
     level: FindingLevel
-    about: str
+    subject: str
     text: str
     remedy: str = ""
 

@@ -30,7 +30,7 @@ from edl.jobfile.path_resolution import resolve_local_paths
 from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
 
 
-class Roster:
+class RolePids:
     """Pids of live roles, from the lines of ``--json`` or ``events.jsonl``.
 
     Args:
@@ -39,25 +39,25 @@ class Roster:
     """
 
     def __init__(self, since: float = 0.0) -> None:
-        self._since = since
-        self._pids: dict[tuple[str, int], int] = {}
+        self._start_time = since
+        self._pid_by_role: dict[tuple[str, int], int] = {}
 
-    def see(self, event: Mapping[str, Any]) -> None:
+    def record_event(self, event: Mapping[str, Any]) -> None:
         """Enter a line. Lines that do not start or end a process are ignored."""
-        if event.get("time", 0.0) < self._since or not event.get("pid"):
+        if event.get("time", 0.0) < self._start_time or not event.get("pid"):
             return
         key = (event["role"], event["index"])
         if event["event"] == "role_started":
-            self._pids[key] = event["pid"]
-        elif event["event"] == "role_ended" and self._pids.get(key) == event["pid"]:
-            del self._pids[key]
+            self._pid_by_role[key] = event["pid"]
+        elif event["event"] == "role_ended" and self._pid_by_role.get(key) == event["pid"]:
+            del self._pid_by_role[key]
 
-    def of(self, role: str) -> dict[int, int]:
+    def pids_of(self, role: str) -> dict[int, int]:
         """Pid by index of the live processes of a role."""
-        return {index: pid for (name, index), pid in sorted(self._pids.items()) if name == role}
+        return {index: pid for (name, index), pid in sorted(self._pid_by_role.items()) if name == role}
 
     def __contains__(self, pid: object) -> bool:
-        return pid in self._pids.values()
+        return pid in self._pid_by_role.values()
 
 
 def is_alive(pid: int, since: float) -> bool:
@@ -78,24 +78,24 @@ _SPEC = re.compile(r"(worker|ps|master)(?:-(\d+))?:([A-Z]+)@(?:(\d+)|(\d+(?:\.\d
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ScheduledSignal:
     """A signal for a role at a point of the training.
 
     Attributes:
         index: index of the process; None: the running one with the lowest index.
         signal: name of the signal without SIG.
-        step: number of finished steps at which the signal is sent; None if ``share`` is set.
-        share: share of finished records at which it is sent, 0 to 1.
+        step: number of finished steps at which the signal is sent; None if ``progress_share`` is set.
+        progress_share: share of finished records at which it is sent, 0 to 1.
     """
 
     role: str
     index: int | None
     signal: str
     step: int | None = None
-    share: float | None = None
+    progress_share: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> ScheduledSignal:
         """The fault of ``ROLE[-INDEX]:SIGNAL@WHEN``; raises BadInputError for anything else."""
         found = _SPEC.fullmatch(text)
         if not found or found[3] not in SIGNALS or (found[5] and float(found[5]) > 100):
@@ -104,22 +104,26 @@ class Fault:
             )
         role, index, name, step, percent = found.groups()
         return cls(
-            role, int(index) if index else None, name, int(step) if step else None, _share(percent) if percent else None
+            role,
+            int(index) if index else None,
+            name,
+            int(step) if step else None,
+            _parse_share(percent) if percent else None,
         )
 
     def __str__(self) -> str:
         return f"SIG{self.signal} to {self.role}{'' if self.index is None else f'-{self.index}'}"
 
-    def due(self, status: Mapping[str, Any]) -> bool:
+    def is_due(self, status: Mapping[str, Any]) -> bool:
         """Whether the job of this ``status.json`` has reached the fault's step or share."""
         if self.step is not None:
             return bool(status["step"] >= self.step)
-        assert self.share is not None
-        return bool(0 < status["records_total"] * self.share <= status["records_done"])
+        assert self.progress_share is not None
+        return bool(0 < status["records_total"] * self.progress_share <= status["records_done"])
 
-    def target(self, status: Mapping[str, Any], roster: Roster) -> tuple[int, int] | None:
+    def find_target(self, status: Mapping[str, Any], roster: RolePids) -> tuple[int, int] | None:
         """Index and pid of the target process; None while there is none."""
-        pids = roster.of(self.role)
+        pids = roster.pids_of(self.role)
         if self.index is not None:
             return (self.index, pids[self.index]) if self.index in pids else None
         if self.role == "worker" and self.signal != "CONT":
@@ -128,11 +132,11 @@ class Fault:
         return next(iter(pids.items()), None)
 
 
-def _share(percent: str) -> float:
+def _parse_share(percent: str) -> float:
     return float(percent) / 100.0
 
 
-class Watched:
+class ObservedRun:
     """The run that a command has started, observed through its files.
 
     Args:
@@ -142,54 +146,58 @@ class Watched:
     """
 
     def __init__(self, folder: Path, since: float) -> None:
-        self._folder, self.since = folder, since
-        self._run: RunDirectory | None = None
-        self.roster = Roster(since)
+        self._folder, self.start_time = folder, since
+        self._newest_run: RunDirectory | None = None
+        self.role_pids = RolePids(since)
 
-    def status(self) -> Mapping[str, Any] | None:
+    def read_status(self) -> Mapping[str, Any] | None:
         """Update the roster and read the job's status; None before the first status."""
         run = newest_run(self._folder)
         if run is None:
             return None
-        if self._run != run:
-            self._run, self.roster, self._events = run, Roster(self.since), follow_json_lines(run.events)
+        if self._newest_run != run:
+            self._newest_run, self.role_pids, self._events = (
+                run,
+                RolePids(self.start_time),
+                follow_json_lines(run.events),
+            )
         for event in self._events.poll():
-            self.roster.see(event)
+            self.role_pids.record_event(event)
         if not run.status.exists():
             return None
         status: Mapping[str, Any] = read_json(run.status)
-        return status if status["updated"] >= self.since else None
+        return status if status["updated"] >= self.start_time else None
 
 
-class Injector:
+class SignalInjector:
     """Sends every fault once, when it is due."""
 
-    def __init__(self, faults: Sequence[Fault], watched: Watched) -> None:
-        self.left = list(faults)
-        self.sent: list[str] = []
-        self._watched = watched
+    def __init__(self, faults: Sequence[ScheduledSignal], watched: ObservedRun) -> None:
+        self.pending_signals = list(faults)
+        self.sent_signals: list[str] = []
+        self._observed_run = watched
 
-    def poll(self) -> None:
+    def send_due_signals(self) -> None:
         """Send the signals that are due."""
-        status = self._watched.status()
+        status = self._observed_run.read_status()
         if status is None:
             return
-        for fault in [fault for fault in self.left if fault.due(status)]:
-            target = fault.target(status, self._watched.roster)
+        for fault in [fault for fault in self.pending_signals if fault.is_due(status)]:
+            target = fault.find_target(status, self._observed_run.role_pids)
             # The process may have ended, and another one may have its pid by now.
-            if target is not None and is_alive(target[1], self._watched.since):
-                self._send(fault, *target, step=status["step"])
+            if target is not None and is_alive(target[1], self._observed_run.start_time):
+                self._send_signal(fault, *target, step=status["step"])
 
-    def _send(self, fault: Fault, index: int, pid: int, *, step: int) -> None:
+    def _send_signal(self, fault: ScheduledSignal, index: int, pid: int, *, step: int) -> None:
         try:
             os.kill(pid, getattr(signal, f"SIG{fault.signal}"))
         except ProcessLookupError:
             return  # it has just ended by itself; the next poll looks for another one
-        self.left.remove(fault)
-        self.sent.append(f"SIG{fault.signal} was sent to {fault.role}-{index} (pid {pid}) at step {step}")
+        self.pending_signals.remove(fault)
+        self.sent_signals.append(f"SIG{fault.signal} was sent to {fault.role}-{index} (pid {pid}) at step {step}")
 
 
-def runs_of(command: Sequence[str], cwd: Path) -> Path:
+def job_dir_of(command: Sequence[str], cwd: Path) -> Path:
     """The folder of all runs of the job that ``command``, an ``edl run``, starts.
 
     Raises:
@@ -201,12 +209,12 @@ def runs_of(command: Sequence[str], cwd: Path) -> Path:
     if "submit" in command:
         raise BadInputError("signals reach only processes of this machine, and edl submit starts pods", hint=_ON_PODS)
     file = cwd / files[0]
-    spec = resolve_local_paths(load_job_file(file, _overrides(command)), file.parent, cwd)
+    spec = resolve_local_paths(load_job_file(file, _set_arguments(command)), file.parent, cwd)
     assert spec.storage.path is not None
     return locate_job_dir(Path(spec.storage.path), spec.name)
 
 
-def _overrides(command: Sequence[str]) -> list[str]:
+def _set_arguments(command: Sequence[str]) -> list[str]:
     given = [value for flag, value in pairwise(command) if flag == "--set"]
     return given + [arg.removeprefix("--set=") for arg in command if arg.startswith("--set=")]
 
@@ -218,16 +226,18 @@ class InjectionResult:
     Attributes:
         exit_code: the command's exit code; 128 + N if signal N ended it; 1 instead of 0 if a fault
             was not sent.
-        sent: one line for each fault that was sent.
-        unsent: the faults that were never due, or had no target process.
+        sent_signals: one line for each fault that was sent.
+        unsent_signals: the faults that were never due, or had no target process.
     """
 
     exit_code: int
-    sent: Sequence[str]
-    unsent: Sequence[Fault]
+    sent_signals: Sequence[str]
+    unsent_signals: Sequence[ScheduledSignal]
 
 
-def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Callable[[str], None]) -> InjectionResult:
+def run_with_faults(
+    faults: Sequence[ScheduledSignal], command: Sequence[str], warn: Callable[[str], None]
+) -> InjectionResult:
     """Run the command on this terminal and send each fault to its job when it is due.
 
     Args:
@@ -236,7 +246,7 @@ def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Calla
     Raises:
         BadInputError: the command is not an ``edl run`` of a valid job file, or cannot be started.
     """
-    injector = Injector(faults, Watched(runs_of(command, Path.cwd()), time.time()))
+    injector = SignalInjector(faults, ObservedRun(job_dir_of(command, Path.cwd()), time.time()))
     try:
         process = subprocess.Popen(command)
     except OSError as error:
@@ -252,23 +262,23 @@ def run_with_faults(faults: Sequence[Fault], command: Sequence[str], warn: Calla
             process.terminate()
             process.wait()
     code = process.returncode
-    code = 128 - code if code < 0 else code or int(bool(injector.left))
-    return InjectionResult(code, injector.sent, injector.left)
+    code = 128 - code if code < 0 else code or int(bool(injector.pending_signals))
+    return InjectionResult(code, injector.sent_signals, injector.pending_signals)
 
 
-def _inject_until_end(injector: Injector, process: subprocess.Popen[bytes], warn: Callable[[str], None]) -> None:
+def _inject_until_end(injector: SignalInjector, process: subprocess.Popen[bytes], warn: Callable[[str], None]) -> None:
     warned = ""
     while process.poll() is None:
         try:
-            injector.poll()
+            injector.send_due_signals()
         except StorageError as error:
             if str(error) != warned:
                 warned = str(error)
                 warn(warned)
-        _wait(process, POLL_SECONDS)
+        _wait_for_exit(process, POLL_SECONDS)
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+def _wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> None:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -50,13 +50,13 @@ class VolumeEntry:
         path: relative to the listed directory.
         kind: ``file``, ``directory`` or ``other``: links, sockets, devices.
         size: in bytes.
-        modified: unix seconds.
+        modified_at: unix seconds.
     """
 
     path: str
     kind: str
     size: int
-    modified: float
+    modified_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class VolumeFiles:
             for each in answer["entries"]:
                 yield VolumeEntry(each["path"], each["kind"], each["size"], each["modified"])
 
-    def read(self, path: str, offset: int, size: int) -> Iterator[bytes]:
+    def read_bytes(self, path: str, offset: int, size: int) -> Iterator[bytes]:
         """The bytes of a file from ``offset`` to ``size``, the offset of its end."""
         self._send_request("send", path, offset=offset, size=size)
         while offset < size:
@@ -99,7 +99,7 @@ class VolumeFiles:
             offset += len(data)
             yield data
 
-    def stat(self, path: str, *, with_digest: bool = False) -> PathStat:
+    def stat_path(self, path: str, *, with_digest: bool = False) -> PathStat:
         """What is at a path; with the SHA-256 of a file if requested."""
         self._send_request("stat", path, digest=with_digest)
         answer = self._receive_answer()
@@ -110,18 +110,18 @@ class VolumeFiles:
         self._send_request("make", path)
         self._receive_answer()
 
-    def upload(self, source: Path, path: str, on_moved: BytesMoved) -> int:
+    def upload_file(self, source: Path, path: str, on_moved: BytesMoved) -> int:
         """Copy a local file to the volume, unless an identical one exists; returns the bytes sent."""
         with translate_os_errors(source, "read"):
             size = source.stat().st_size
         sha256 = file_sha256(source)
-        target_stat = self.stat(path)
+        target_stat = self.stat_path(path)
         if target_stat.kind == "directory":
             raise BadInputError("there is a directory of this name", where=path)
         if (
             target_stat.kind == "file"
             and target_stat.size == size
-            and self.stat(path, with_digest=True).sha256 == sha256
+            and self.stat_path(path, with_digest=True).sha256 == sha256
         ):
             on_moved(size)
             return 0
@@ -132,11 +132,11 @@ class VolumeFiles:
         self._receive_answer()
         return size - arrived
 
-    def download(self, path: str, target: Path, on_moved: BytesMoved) -> int:
+    def download_file(self, path: str, target: Path, on_moved: BytesMoved) -> int:
         """Copy a file of the volume to this machine, unless an identical one exists; returns the
         bytes received.
         """
-        source_stat = self.stat(path, with_digest=True)
+        source_stat = self.stat_path(path, with_digest=True)
         if source_stat.kind != "file":
             raise BadInputError(f"this is not a file ({source_stat.kind})", where=path)
         if target.is_file() and target.stat().st_size == source_stat.size and file_sha256(target) == source_stat.sha256:
@@ -229,21 +229,21 @@ class CopyPlan:
     """The files and directories of a copy.
 
     Attributes:
-        items: the files, in order.
+        pending_items: the files, in order.
         local_directories: directories to create on this machine.
         volume_directories: directories to create on the volume.
-        skipped: entries that are neither files nor directories, such as links.
+        skipped_files: entries that are neither files nor directories, such as links.
     """
 
-    items: tuple[CopyItem, ...]
+    pending_items: tuple[CopyItem, ...]
     local_directories: tuple[Path, ...] = ()
     volume_directories: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
+    skipped_files: tuple[str, ...] = ()
 
     @property
-    def size(self) -> int:
+    def pending_bytes(self) -> int:
         """Bytes of all files."""
-        return sum(item.size for item in self.items)
+        return sum(item.size for item in self.pending_items)
 
 
 def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
@@ -310,7 +310,7 @@ def plan_download(
     return CopyPlan(
         tuple(files),
         local_directories=(target, *folders),
-        skipped=tuple(each.path for each in found if each.kind == "other"),
+        skipped_files=tuple(each.path for each in found if each.kind == "other"),
     )
 
 
@@ -335,7 +335,7 @@ def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
             items.append(CopyItem(path, there, path.stat().st_size))
         else:
             others.append(name)
-    return CopyPlan(tuple(items), volume_directories=tuple(folders), skipped=tuple(others))
+    return CopyPlan(tuple(items), volume_directories=tuple(folders), skipped_files=tuple(others))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -384,10 +384,10 @@ class VolumeSession:
         """Execute a plan; returns the bytes that were transferred."""
         for folder in plan.local_directories:
             folder.mkdir(parents=True, exist_ok=True)
-        left, travelled = list(plan.items), 0
-        with _show_progress(plan.size) as shown:
+        left, travelled = list(plan.pending_items), 0
+        with _show_progress(plan.pending_bytes) as shown:
 
-            def work(files: VolumeFiles) -> None:
+            def copy_remaining(files: VolumeFiles) -> None:
                 nonlocal travelled
                 for folder in plan.volume_directories:
                     files.make_directory(folder)
@@ -395,13 +395,13 @@ class VolumeSession:
                     item = left[0]
                     shown.begin_file(item.volume_path)
                     if upload:
-                        travelled += files.upload(item.local_path, item.volume_path, shown.add_bytes)
+                        travelled += files.upload_file(item.local_path, item.volume_path, shown.add_bytes)
                     else:
-                        travelled += files.download(item.volume_path, item.local_path, shown.add_bytes)
+                        travelled += files.download_file(item.volume_path, item.local_path, shown.add_bytes)
                     shown.finish_file(item.size)
                     left.pop(0)
 
-            self.run_with_retries(work)
+            self.run_with_retries(copy_remaining)
         return travelled
 
 
@@ -427,10 +427,10 @@ def open_volume(api: KubeClient, visit: HelperPodSpec) -> Iterator[VolumeSession
 def _exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does, so that the pod is deleted."""
 
-    def end(number: int, frame: object) -> None:
+    def raise_exit(number: int, frame: object) -> None:
         raise SystemExit(SIGTERM_EXIT)
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:

@@ -222,13 +222,13 @@ class ModelCheckResult:
     """The result of a model check.
 
     Attributes:
-        lines: description of the model and its first minibatch.
+        report_lines: description of the model and its first minibatch.
         failure: why a run would fail before its first update; empty if it would not.
         detail: the traceback, or the last lines of output; may be empty.
         exit_code: exit code that the run would have.
     """
 
-    lines: tuple[str, ...]
+    report_lines: tuple[str, ...]
     failure: str = ""
     detail: str = ""
     exit_code: int = 0

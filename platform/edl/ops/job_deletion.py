@@ -157,17 +157,17 @@ class JobDeletion:
 
     def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job = api, job
-        self._requested: set[tuple[str, int | None]] = set()
+        self._requested_deletions: set[tuple[str, int | None]] = set()
 
     def delete_round(self) -> JobObjects:
         """Delete the objects that are not being deleted yet; returns the objects found before."""
         job_objects = list_job_objects(self._api, self._job)
-        if SECRETS.plural in job_objects.unlistable_kinds and not self._requested:
+        if SECRETS.plural in job_objects.unlistable_kinds and not self._requested_deletions:
             self._delete_unlistable_token()
         for deletion in plan_deletions(job_objects, self._nodes_ready(job_objects)):
-            if (deletion.uid, deletion.grace_seconds) not in self._requested:
+            if (deletion.uid, deletion.grace_seconds) not in self._requested_deletions:
                 self._delete_object(deletion)
-                self._requested.add((deletion.uid, deletion.grace_seconds))
+                self._requested_deletions.add((deletion.uid, deletion.grace_seconds))
         return job_objects
 
     def run_until_gone(

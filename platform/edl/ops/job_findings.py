@@ -11,16 +11,16 @@ class JobFinding:
     """One reason why a job makes no progress, or is slow.
 
     Attributes:
-        about: the job, or its pods: ``worker-2, worker-3``.
+        subject: the job, or its pods: ``worker-2, worker-3``.
         text: the problem, as a sentence without a full stop.
         remedy: what the user can do; empty if there is nothing to do.
-        said: the cluster's original message; empty if the text contains it.
+        cluster_message: the cluster's original message; empty if the text contains it.
     """
 
-    about: str
+    subject: str
     text: str
     remedy: str = ""
-    said: str = ""
+    cluster_message: str = ""
 
 
 def format_short_list(labels: Iterable[str], most: int = 4) -> str:

@@ -111,7 +111,7 @@ class JobFollower:
     def __init__(self, face: RunRenderer) -> None:
         self._renderer = face
         self._shown_events: Sequence[JobEvent] = ()
-        self._publication = PublishedStatus()
+        self._published_status = PublishedStatus()
         self.progress: RunProgress | None = None
 
     def show_job(self, job_view: JobView | None) -> RunOutcome | None:
@@ -123,14 +123,16 @@ class JobFollower:
         if job_view is None:
             return self._unpublished_outcome("Interrupted", DELETED_REASON)
         progress = self.progress or RunProgress(job_view.created_at)
-        for event in new_events(self._shown_events, job_view.publication.events):
+        for event in new_events(self._shown_events, job_view.published_status.events):
             progress = progress.with_event(event)
             self._renderer.show_event(event, progress)
-        self.progress = progress.with_status(job_view.publication.status) if job_view.publication.status else progress
-        self._shown_events, self._publication = job_view.publication.events, job_view.publication
+        self.progress = (
+            progress.with_status(job_view.published_status.status) if job_view.published_status.status else progress
+        )
+        self._shown_events, self._published_status = job_view.published_status.events, job_view.published_status
         self._renderer.refresh(self.progress, time.time())
         if progress.end_event is not None:
-            failure = self._publication.failure
+            failure = self._published_status.failure
             return decide_outcome(
                 progress.end_event, RunFailure(failure.kind, failure.detail) if failure else RunFailure(), None
             )
@@ -140,12 +142,12 @@ class JobFollower:
 
     def _unpublished_outcome(self, phase: str, reason: str) -> RunOutcome:
         """The end of a job whose master did not publish it."""
-        summary = self._publication.summary or (self.progress or RunProgress(time.time())).partial_summary(
+        summary = self._published_status.summary or (self.progress or RunProgress(time.time())).partial_summary(
             time.time(), ""
         )
         return decide_outcome(
             JobEnded(phase, reason, summary, time=time.time()),
-            RunFailure(detail=self._publication.failure_detail),
+            RunFailure(detail=self._published_status.failure_detail),
             None,
         )
 

@@ -33,15 +33,15 @@ class QuotaRefusal:
     Attributes:
         quota: name of the quota.
         resource: the resource as the quota names it, such as ``requests.cpu``.
-        requested: the pod's request.
-        remaining: the remaining amount of the quota.
+        requested_amount: the pod's request.
+        remaining_amount: the remaining amount of the quota.
         hard_limit: the limit of the quota.
     """
 
     quota: str
     resource: str
-    requested: Fraction
-    remaining: Fraction
+    requested_amount: Fraction
+    remaining_amount: Fraction
     hard_limit: Fraction
 
 
@@ -50,13 +50,13 @@ class NamespaceQuotas:
 
     def __init__(self, quotas: Iterable[Manifest]) -> None:
         self._quotas = list(quotas)
-        self._remaining = {
+        self._remaining_amounts = {
             quota["metadata"]["name"]: subtract_resources(
                 _hard_limits(quota), parse_resources(quota.get("status", {}).get("used"))
             )
             for quota in self._quotas
         }
-        self._initial_room = dict(self._remaining)
+        self._initial_room = dict(self._remaining_amounts)
 
     def __bool__(self) -> bool:
         return bool(self._quotas)
@@ -64,7 +64,7 @@ class NamespaceQuotas:
     def remaining_amounts(self) -> list[tuple[str, Mapping[str, Fraction], Mapping[str, Fraction]]]:
         """Name, remaining amounts and limits of each quota."""
         named = ((quota["metadata"]["name"], quota) for quota in self._quotas)
-        return [(name, self._remaining[name], _hard_limits(quota)) for name, quota in named]
+        return [(name, self._remaining_amounts[name], _hard_limits(quota)) for name, quota in named]
 
     def initial_room(self, quota: str, resource: str) -> Fraction:
         """The amount that a quota leaves before the job; at least 0."""
@@ -83,12 +83,12 @@ class NamespaceQuotas:
         counted = [quota for quota in self._quotas if _applies_to(quota, pod)]
         for quota in counted:
             name = quota["metadata"]["name"]
-            for resource, left in self._remaining[name].items():
+            for resource, left in self._remaining_amounts[name].items():
                 if uses.get(resource, 0) > left:
                     return QuotaRefusal(name, resource, uses[resource], left, _hard_limits(quota)[resource])
         for quota in counted:
             name = quota["metadata"]["name"]
-            self._remaining[name] = subtract_resources(self._remaining[name], uses)
+            self._remaining_amounts[name] = subtract_resources(self._remaining_amounts[name], uses)
         return None
 
 
@@ -150,9 +150,9 @@ class GroupPlacement:
         requests_per_pod: requests of one pod.
         allowed_pods: number of pods that the quotas admit.
         placed_pods: number of these that fit now; None if the nodes are not known.
-        lacking: resources that are insufficient for the first pod that waits.
+        lacking_resources: resources that are insufficient for the first pod that waits.
         may_preempt: whether Kubernetes may preempt pods of lower priority for the first that waits.
-        refusal: the quota that refuses the first pod that is not admitted.
+        quota_refusal: the quota that refuses the first pod that is not admitted.
         never_fits_reason: why such a pod can never start on today's nodes; empty if it can, None if
             the nodes are not known.
     """
@@ -161,9 +161,9 @@ class GroupPlacement:
     requests_per_pod: ResourceAmounts
     allowed_pods: int
     placed_pods: int | None
-    lacking: tuple[str, ...] = ()
+    lacking_resources: tuple[str, ...] = ()
     may_preempt: bool = False
-    refusal: QuotaRefusal | None = None
+    quota_refusal: QuotaRefusal | None = None
     never_fits_reason: str | None = None
 
     @property
@@ -178,17 +178,17 @@ class JobForecast:
 
     Attributes:
         placements: placement of each group, in the order in which the job requests them.
-        free: free capacity of the nodes that the job's pods may use, without the job; None if the
+        free_resources: free capacity of the nodes that the job's pods may use, without the job; None if the
             nodes are not known.
         node_counts: number of usable nodes and of all nodes; None if they are not known.
     """
 
     placements: tuple[GroupPlacement, ...]
-    free: ResourceAmounts | None = None
+    free_resources: ResourceAmounts | None = None
     node_counts: tuple[int, int] | None = None
 
     @property
-    def requested(self) -> ResourceAmounts:
+    def requested_resources(self) -> ResourceAmounts:
         """The requests of all pods of the job."""
         parts = (
             {name: amount * fit.group.count for name, amount in fit.requests_per_pod.items()} for fit in self.placements
@@ -234,9 +234,9 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
         requests_per_pod=requests_per_pod,
         allowed_pods=allowed,
         placed_pods=None if capacity is None else placed,
-        lacking=waiting.lacking if waiting else (),
+        lacking_resources=waiting.lacking_resources if waiting else (),
         may_preempt=waiting is not None and waiting.may_preempt,
-        refusal=refusal,
+        quota_refusal=refusal,
         never_fits_reason=never_reason,
     )
 

@@ -57,7 +57,7 @@ class JobView:
         name: of the job.
         namespace: where it is.
         manifest: the Job, as the API server has it.
-        publication: the last publication of its master; empty before the first one, and if it cannot be read.
+        published_status: the last publication of its master; empty before the first one, and if it cannot be read.
         unreadable_reason: why the publication cannot be read: the master runs another version of EDL.
         master_silence: why the state of a started job is unknown: its master no longer reports.
     """
@@ -65,7 +65,7 @@ class JobView:
     name: str
     namespace: str
     manifest: Manifest
-    publication: PublishedStatus
+    published_status: PublishedStatus
     unreadable_reason: str = ""
     master_silence: str = field(default="", kw_only=True)
 
@@ -105,14 +105,14 @@ class JobView:
         return creation_time(self.manifest)
 
     @property
-    def desired(self) -> DesiredState:
+    def desired_state(self) -> DesiredState:
         """The desired state that users have set with `edl scale` and `edl stop`."""
         return status_publisher.read_desired_state(self.manifest)
 
     @property
     def status(self) -> Status | None:
         """The status that the master published; None before the first one."""
-        return self.publication.status
+        return self.published_status.status
 
     @property
     def phase(self) -> str:
@@ -369,16 +369,16 @@ class KubernetesEvent:
     """One event of an object; repetitions are counted in it.
 
     Attributes:
-        time: when it happened last, in unix seconds.
-        about: kind and name of the object: ``Pod edl-mnist-worker-3``.
+        last_seen: when it happened last, in unix seconds.
+        involved_object: kind and name of the object: ``Pod edl-mnist-worker-3``.
         reason: the event's reason code, such as ``FailedScheduling``.
         text: the event's message.
         is_warning: whether its type is Warning.
         count: how often it happened.
     """
 
-    time: float
-    about: str
+    last_seen: float
+    involved_object: str
     reason: str
     text: str
     is_warning: bool
@@ -392,7 +392,7 @@ def list_job_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
 
 def select_job_events(events: Iterable[Manifest], job: str) -> list[KubernetesEvent]:
     """The events that are about objects of the job, oldest first."""
-    return sorted((parse_event(event) for event in events if is_about_job(event, job)), key=lambda each: each.time)
+    return sorted((parse_event(event) for event in events if is_about_job(event, job)), key=lambda each: each.last_seen)
 
 
 def is_about_job(event: Manifest, job: str) -> bool:

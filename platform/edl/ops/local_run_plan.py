@@ -68,11 +68,11 @@ class LocalRunPlan:
         arguments: the user's arguments.
         record_counts: record counts of the sources.
         run_dir: directory of the run.
-        resumed: whether the run is resumed. Then ``changes`` lists the differences from its last
+        is_resumed: whether the run is resumed. Then ``field_changes`` lists the differences from its last
             start.
         weights: weights for predictions; None for a run that trains.
         output: target of predictions; None for a run that trains.
-        restart: the checkpoint from which the run is resumed without its journal; None: it is
+        checkpoint_restart: the checkpoint from which the run is resumed without its journal; None: it is
             resumed with its journal.
     """
 
@@ -80,11 +80,11 @@ class LocalRunPlan:
     arguments: RunArguments
     record_counts: RecordCounts
     run_dir: RunDirectory
-    resumed: bool = False
-    changes: Sequence[FieldChange] = ()
+    is_resumed: bool = False
+    field_changes: Sequence[FieldChange] = ()
     weights: TrainedWeights | None = None
     output: str | None = None
-    restart: CheckpointRestart | None = None
+    checkpoint_restart: CheckpointRestart | None = None
 
     @property
     def job(self) -> str:
@@ -157,7 +157,7 @@ class LocalRunPlan:
         To fix a fault of the model or data, the user may change fields that are fixed for a resumed
         run. The errors of other causes, such as a full table, suggest to resume themselves.
         """
-        if self.resumed or outcome.summary.records_done:
+        if self.is_resumed or outcome.summary.records_done:
             return False
         try:
             return outcome.exit_code == BadInputError.exit_code or resume_checkpoint(self.run_dir) is None
@@ -194,20 +194,20 @@ class LocalRunPlan:
         return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:
-        return f"{'resumes' if self.resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
+        return f"{'resumes' if self.is_resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
 
     def _resume_lines(self) -> Iterator[str]:
         """The lines about a resumed run: where it begins, what changed, and whether it is at its
         end.
         """
-        if not self.resumed:
+        if not self.is_resumed:
             return
-        if self.restart is not None:
-            yield from self.restart.describe_losses()
+        if self.checkpoint_restart is not None:
+            yield from self.checkpoint_restart.describe_losses()
         else:
             found = resume_checkpoint(self.run_dir)
             yield f"from {_checkpoint_text(found)}" if found else "from the start: it has no checkpoint"
-        yield from (f"changed: {format_change(change)}" for change in self.changes)
+        yield from (f"changed: {format_change(change)}" for change in self.field_changes)
         status = read_status(self.run_dir)
         if status and (end := describe_nothing_to_do(status, self.spec)):
             yield f"warning: {end}"

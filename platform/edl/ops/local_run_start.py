@@ -69,7 +69,7 @@ class StopSignals:
     """
 
     def __enter__(self) -> StopSignals:
-        self._received: list[signal.Signals] = []
+        self._received_signals: list[signal.Signals] = []
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         self._previous_wakeup = signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
@@ -86,17 +86,17 @@ class StopSignals:
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
-    def wait(self, seconds: float) -> list[signal.Signals]:
+    def wait_for_signals(self, seconds: float) -> list[signal.Signals]:
         """Wait for stop signals and return them; returns early on a signal or the end of a child."""
-        if not self._received and select.select([self._wake_reader], [], [], seconds)[0]:
+        if not self._received_signals and select.select([self._wake_reader], [], [], seconds)[0]:
             os.read(self._wake_reader, 4096)
-        received, self._received = self._received, []
+        received, self._received_signals = self._received_signals, []
         return received
 
     def _record_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number != signal.SIGCHLD:
-            self._received.append(signal.Signals(number))
+            self._received_signals.append(signal.Signals(number))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LocalRunFollower:
         self._writes_checkpoint = writes_checkpoint
         self._status_version: tuple[int, int] | None = None  # inode and time of the last status read
         self._stopped_by: int | None = None
-        self._deadline: float | None = None
+        self._stop_deadline: float | None = None
 
     def follow_until_end(self, supervisor: subprocess.Popen[bytes]) -> RunOutcome:
         """Show the run until its end."""
@@ -152,9 +152,9 @@ class LocalRunFollower:
                 self._renderer.refresh(self.progress, time.time())
                 if self._renderer.reader_left and self._stopped_by is None:
                     self._stop_supervisor(supervisor, SIGPIPE)
-                for wish in signals.wait(POLL_SECONDS):
+                for wish in signals.wait_for_signals(POLL_SECONDS):
                     self._stop_supervisor(supervisor, wish)
-                if self._deadline is not None and time.monotonic() > self._deadline:
+                if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
                     supervisor.kill()  # its roles end with it
             return self._decide_outcome(exit_code)
 
@@ -179,10 +179,10 @@ class LocalRunFollower:
         if self._stopped_by is None:
             self._stopped_by = _EXIT_CODES[stop_signal]
             self._renderer.show_notice(_STOPPING_NOTICE if self._writes_checkpoint else _LEAVING_NOTICE)
-            self._deadline = time.monotonic() + STOP_SECONDS
+            self._stop_deadline = time.monotonic() + STOP_SECONDS
         else:
             self._renderer.show_notice("Killing all processes.")
-            self._deadline = time.monotonic() + KILL_SECONDS
+            self._stop_deadline = time.monotonic() + KILL_SECONDS
             number = SIGTERM  # two pending signals of one kind are delivered once
         with suppress(ProcessLookupError):
             supervisor.send_signal(number)
@@ -340,8 +340,8 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     with PipeSafeRenderer(choose_renderer(as_json=as_json)) as face:
         face.show_plan(plan)
-        if plan.restart is not None:
-            restart_journal(plan.restart, f"edl run, process {os.getpid()}")
+        if plan.checkpoint_restart is not None:
+            restart_journal(plan.checkpoint_restart, f"edl run, process {os.getpid()}")
             reopen_run(run)
         # After the new journal: with a spec of another strategy the old one cannot be replayed.
         write_run_spec(run, dump_job_spec(plan.spec))
@@ -378,5 +378,8 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
 
 
 def _run_started_event(plan: LocalRunPlan, moment: float) -> RunStarted:
-    changed = (*(plan.restart.describe_losses() if plan.restart else ()), *map(format_change, plan.changes))
-    return RunStarted(plan.run_id, str(plan.run_dir.path), resumed=plan.resumed, changes=changed, time=moment)
+    changed = (
+        *(plan.checkpoint_restart.describe_losses() if plan.checkpoint_restart else ()),
+        *map(format_change, plan.field_changes),
+    )
+    return RunStarted(plan.run_id, str(plan.run_dir.path), resumed=plan.is_resumed, changes=changed, time=moment)

@@ -30,15 +30,15 @@ class PodUsage:
         pod: ``worker-3``.
         node: name of its node; empty until the pod is scheduled.
         phase: phase of the pod.
-        measured: CPU in cores and memory in bytes; None if there is no measurement yet.
-        requested: requests of the pod.
+        used_resources: CPU in cores and memory in bytes; None if there is no measurement yet.
+        requested_resources: requests of the pod.
     """
 
     pod: str
     node: str
     phase: str
-    measured: ResourceAmounts | None
-    requested: ResourceAmounts
+    used_resources: ResourceAmounts | None
+    requested_resources: ResourceAmounts
 
 
 def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:

@@ -52,15 +52,15 @@ class PreflightFinding:
     Attributes:
         message: the problem.
         hint: what to do, and who can do it.
-        about: roles of the affected pods; empty for the job.
+        affected_roles: roles of the affected pods; empty for the job.
     """
 
     message: str
     hint: str = ""
-    about: tuple[str, ...] = field(default=())
+    affected_roles: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        who = f"{_join_words(self.about)} pods: " if self.about else ""
+        who = f"{_join_words(self.affected_roles)} pods: " if self.affected_roles else ""
         return f"  {who}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
 
 
@@ -73,8 +73,10 @@ def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFindin
     found: dict[tuple[str, str], PreflightFinding] = {}
     for finding in findings:
         key = (finding.message, finding.hint)
-        known = found.get(key, replace(finding, about=()))
-        found[key] = replace(known, about=tuple(dict.fromkeys([*known.about, *finding.about])))
+        known = found.get(key, replace(finding, affected_roles=()))
+        found[key] = replace(
+            known, affected_roles=tuple(dict.fromkeys([*known.affected_roles, *finding.affected_roles]))
+        )
     return list(found.values())
 
 
@@ -112,7 +114,7 @@ def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) 
         quotas: the quotas with which the placements were computed.
     """
     works = any(fit.allowed_pods for fit in placements if fit.group.role is Role.WORKER)
-    refused = [(fit.group, fit.refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
+    refused = [(fit.group, fit.quota_refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
     return [
         _quota_finding(refusal, _minimum_pods(placements, crowd), quotas)
         for crowd, refusal in refused
@@ -247,14 +249,14 @@ class PreflightResult:
 class _PreflightAnswers:
     """The answers to each request, in the order of the requests; None: the user lacks the right."""
 
-    objects: Sequence[list[PreflightFinding]]
+    object_findings: Sequence[list[PreflightFinding]]
     admitted_groups: Sequence[PodGroup | ApiError]
     object_checks: Sequence[PreflightFinding | str | None]
     nodes: tuple[Manifest, ...] | None
     running_pods: tuple[Manifest, ...] | None
     quotas: tuple[Manifest, ...] | None
-    classes: tuple[Manifest, ...] | None
-    accounts: tuple[Manifest, ...] | None
+    priority_classes: tuple[Manifest, ...] | None
+    service_accounts: tuple[Manifest, ...] | None
 
 
 def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResult:
@@ -303,11 +305,11 @@ def _collect_findings(
     request: SubmissionRequest, job_objects: JobObjects, answers: _PreflightAnswers
 ) -> Iterator[PreflightFinding]:
     """All findings, those about the whole job first; some occur several times."""
-    classes, accounts = _object_names(answers.classes) or (), _object_names(answers.accounts)
+    classes, accounts = _object_names(answers.priority_classes) or (), _object_names(answers.service_accounts)
     yield from check_job_name(
         request.job_name, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
     )
-    for refused in answers.objects:
+    for refused in answers.object_findings:
         yield from refused
     for crowd, admitted in zip(request.pod_groups, answers.admitted_groups, strict=True):
         if isinstance(admitted, ApiError):

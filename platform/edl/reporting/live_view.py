@@ -121,10 +121,10 @@ def _role_rows(progress: RunProgress) -> Iterator[tuple[str, str, str, str]]:
 
 def _state_text(state: str, status: Status | None) -> str:
     """The state of a role; for a parameter server that serves tables, with their number."""
-    told = status.parameters if status else None
+    parameters = status.parameters if status else None
     return (
-        f"{state} {format_table_count(told.tables_total)}"
-        if state == "serving" and told and told.tables_total
+        f"{state} {format_table_count(parameters.tables_total)}"
+        if state == "serving" and parameters and parameters.tables_total
         else state
     )
 

@@ -43,21 +43,20 @@ def _strategy_details(strategy: PushStrategy) -> Iterator[str]:
         yield f"{strategy.get_model_steps} steps between pulls"
 
 
-def _describe_staleness(told: ParametersStatus) -> str:
-    if told.staleness is None:
+def _describe_staleness(parameters_status: ParametersStatus) -> str:
+    if parameters_status.staleness is None:
         return ""
-    if not told.stalest:
+    if not parameters_status.stalest:
         return "; no gradient was stale"
-    return f"; {told.staleness:.1f} updates stale on average, {told.stalest:,} at most"
+    return f"; {parameters_status.staleness:.1f} updates stale on average, {parameters_status.stalest:,} at most"
 
 
-def _describe_pushes(told: ParametersStatus) -> str:
-    made = f"{told.pushes:,} in {told.updates:,} updates"
-    if not told.refused:
+def _describe_pushes(parameters_status: ParametersStatus) -> str:
+    made = f"{parameters_status.pushes:,} in {parameters_status.updates:,} updates"
+    if not parameters_status.refused:
         return f"{made}, none refused"
-    return (
-        f"{made}; {told.refused:,} more were too old and computed again ({format_percent(told.refused_share)} of all)"
-    )
+    share = format_percent(parameters_status.refused_share)
+    return f"{made}; {parameters_status.refused:,} more were too old and computed again ({share} of all)"
 
 
 def _describe_table(table: TableStatus) -> str:

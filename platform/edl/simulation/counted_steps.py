@@ -27,11 +27,11 @@ class CountedStep:
         """The number of records of the minibatch."""
         return self.end - self.start
 
-    def places(self) -> list[tuple[str, int]]:
+    def source_records(self) -> list[tuple[str, int]]:
         """Source and number of each record."""
         if self.order is None:
             return [(self.source, record) for record in range(self.start, self.end)]
-        return self.order.places(self.start, self.end)
+        return self.order.records_between(self.start, self.end)
 
 
 @dataclass(slots=True)
@@ -40,20 +40,20 @@ class LeasedRange:
 
     number: int
     worker: str
-    work: tuple[int, str, int, int]
+    record_range: tuple[int, str, int, int]
     minibatch: int
     order: RecordedEpoch | None = None
-    through: int = 0
-    closed: bool = False
+    done_steps: int = 0
+    is_closed: bool = False
 
     @property
-    def count(self) -> int:
+    def step_count(self) -> int:
         """Steps in the range."""
-        return -(-(self.work[3] - self.work[2]) // self.minibatch)
+        return -(-(self.record_range[3] - self.record_range[2]) // self.minibatch)
 
-    def steps(self, through: int) -> list[CountedStep]:
+    def first_steps(self, through: int) -> list[CountedStep]:
         """The first ``through`` steps."""
-        epoch, source, start, end = self.work
+        epoch, source, start, end = self.record_range
         edges = [(k, start + k * self.minibatch) for k in range(through)]
         return [
             CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end), self.order) for k, a in edges
@@ -68,12 +68,12 @@ class PartRollback:
     """One of several PS rolled back to a cut.
 
     Attributes:
-        before: steps that counted when the rollback was entered in the journal.
-        live: leases that workers held at that time. The parameters may have contained steps of
+        counted_before: steps that counted when the rollback was entered in the journal.
+        live_leases: leases that workers held at that time. The parameters may have contained steps of
             these leases that the journal did not have yet.
     """
 
     ps: int
     cut: int
-    before: Steps
-    live: tuple[int, ...]
+    counted_before: Steps
+    live_leases: tuple[int, ...]

@@ -24,7 +24,7 @@ class LedgerError(Exception):
 
 
 @dataclass(slots=True)
-class Recount:
+class LedgerRecount:
     """The result of recounting.
 
     Attributes:
@@ -33,11 +33,12 @@ class Recount:
         leases: training leases by number, open and closed. A rollback removes the leases that have
             no step in its cut.
         cuts: the steps in the parameters at each cut.
-        repeated, rolled_back: numbers of records. partial: number of steps.
+        repeated_records, rolled_back_records: numbers of records.
+        partial_step_count: number of steps.
         updates_of: updates that each PS lacks according to the entries, by the index of the PS.
-        halves: partial steps. They were leased again, so some PS hold them in addition to the steps
-            that count.
-        quarantined: skipped ranges ``(epoch, source, start, end)``.
+        partial_steps: they were leased again, so some PS hold them in addition to the steps that
+            count.
+        quarantined_ranges: skipped ranges ``(epoch, source, start, end)``.
         phases: phases of the job, in order.
     """
 
@@ -46,23 +47,23 @@ class Recount:
     epochs: dict[int, RecordedEpoch] = field(default_factory=dict)
     leases: dict[int, LeasedRange] = field(default_factory=dict)
     cuts: dict[int, Steps] = field(default_factory=dict)
-    saved: list[int] = field(default_factory=list)
-    parts: list[PartRollback] = field(default_factory=list)
+    saved_cuts: list[int] = field(default_factory=list)
+    part_rollbacks: list[PartRollback] = field(default_factory=list)
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
-    quarantined: list[tuple[int, str, int, int]] = field(default_factory=list)
-    repeated: int = 0
-    partial: int = 0
-    halves: list[CountedStep] = field(default_factory=list)
+    quarantined_ranges: list[tuple[int, str, int, int]] = field(default_factory=list)
+    repeated_records: int = 0
+    partial_step_count: int = 0
+    partial_steps: list[CountedStep] = field(default_factory=list)
     updates_of: Counter[str] = field(default_factory=Counter)
     phases: list[str] = field(default_factory=list)
 
     @property
-    def counted(self) -> Steps:
+    def counted_steps(self) -> Steps:
         """The steps that count now."""
-        return frozenset(step for lease in self.leases.values() for step in lease.steps(lease.through))
+        return frozenset(step for lease in self.leases.values() for step in lease.first_steps(lease.done_steps))
 
     @property
-    def rolled_back(self) -> int:
+    def rolled_back_records(self) -> int:
         """The number of records that rolled back to a checkpoint."""
         return sum(records for _, records in self.rollbacks)
 
@@ -71,23 +72,23 @@ class Recount:
         """The number of updates that the parameters lack."""
         return self.updates_of.total()
 
-    def enter(self, entry: Mapping[str, Any]) -> None:
+    def apply_entry(self, entry: Mapping[str, Any]) -> None:
         """Count one entry; kinds of entries that do not change the ledger are ignored."""
         count = _COUNT.get(entry["kind"])
         if count is not None:
             count(self, entry)
 
-    def _dataset(self, entry: Mapping[str, Any]) -> None:
+    def _apply_dataset(self, entry: Mapping[str, Any]) -> None:
         self.sources = dict(entry.get("training") or ())
         if entry.get("order"):
-            self.order = RecordedOrder.of(entry["training"], entry["order"])
+            self.order = RecordedOrder.from_entry(entry["training"], entry["order"])
 
     def _order_of(self, epoch: int) -> RecordedEpoch | None:
         if self.order is not None and epoch not in self.epochs:
             self.epochs[epoch] = self.order.epoch(epoch)
         return self.epochs.get(epoch)
 
-    def _leased(self, entry: Mapping[str, Any]) -> None:
+    def _apply_lease(self, entry: Mapping[str, Any]) -> None:
         if entry["task"] == "training":
             number, work = entry["lease"], tuple(entry["work"])
             if number in self.leases:
@@ -96,34 +97,36 @@ class Recount:
                 number, entry["worker"], work, entry["minibatch"], self._order_of(work[0])
             )
 
-    def _open(self, entry: Mapping[str, Any]) -> LeasedRange | None:
+    def _find_open_lease(self, entry: Mapping[str, Any]) -> LeasedRange | None:
         lease = self.leases.get(entry["lease"])
-        return None if lease is None or lease.closed else lease
+        return None if lease is None or lease.is_closed else lease
 
-    def _progress(self, entry: Mapping[str, Any]) -> None:
-        if lease := self._open(entry):
-            lease.through = max(lease.through, min(entry["through"], lease.count))
+    def _apply_progress(self, entry: Mapping[str, Any]) -> None:
+        if lease := self._find_open_lease(entry):
+            lease.done_steps = max(lease.done_steps, min(entry["through"], lease.step_count))
 
-    def _done(self, entry: Mapping[str, Any]) -> None:
-        if lease := self._open(entry):
-            lease.through, lease.closed = lease.count, True
+    def _apply_completion(self, entry: Mapping[str, Any]) -> None:
+        if lease := self._find_open_lease(entry):
+            lease.done_steps, lease.is_closed = lease.step_count, True
 
-    def _returned(self, entry: Mapping[str, Any]) -> None:
-        lease = self._open(entry)
+    def _apply_return(self, entry: Mapping[str, Any]) -> None:
+        lease = self._find_open_lease(entry)
         if lease is None:
             return
-        self._progress(entry)
-        lease.closed = True
-        self.repeated += entry["repeated"]
-        self.partial += entry["partial"]
-        reached = lease.steps(lease.through + entry["partial"])
-        self.halves += sorted(set(reached) - set(lease.steps(lease.through)), key=lambda step: step.start)
+        self._apply_progress(entry)
+        lease.is_closed = True
+        self.repeated_records += entry["repeated"]
+        self.partial_step_count += entry["partial"]
+        reached = lease.first_steps(lease.done_steps + entry["partial"])
+        self.partial_steps += sorted(
+            set(reached) - set(lease.first_steps(lease.done_steps)), key=lambda step: step.start
+        )
         if entry.get("quarantine"):
-            epoch, source, start, end = lease.work
-            at = min(start + lease.through * lease.minibatch, end)
-            self.quarantined.append((epoch, source, at, min(end, at + entry["quarantine"])))
+            epoch, source, start, end = lease.record_range
+            at = min(start + lease.done_steps * lease.minibatch, end)
+            self.quarantined_ranges.append((epoch, source, at, min(end, at + entry["quarantine"])))
 
-    def _cut_taken(self, entry: Mapping[str, Any]) -> None:
+    def _apply_cut(self, entry: Mapping[str, Any]) -> None:
         """Record the steps in a cut.
 
         The entry lists the steps of each lease that was open. Of a lease below ``below`` that it
@@ -132,19 +135,19 @@ class Recount:
         applied = {int(number): through for number, through in entry["applied"].items()}
         held: set[CountedStep] = set()
         for number, lease in self.leases.items():
-            closed = lease.through if number < entry["below"] else 0
-            held.update(lease.steps(applied.get(number, closed)))
+            closed = lease.done_steps if number < entry["below"] else 0
+            held.update(lease.first_steps(applied.get(number, closed)))
         if len(held) != entry["step"]:
             raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
         self.cuts[entry["cut"]] = frozenset(held)
         self.updates_of.update(Counter(entry.get("lacking", {})) - self.updates_of)
 
-    def _saved(self, entry: Mapping[str, Any]) -> None:
+    def _apply_checkpoint(self, entry: Mapping[str, Any]) -> None:
         # Under AllReduce no entry lists the steps of a cut.
         if "world_step" in entry["ledger"]:
             self.cuts[entry["cut"]] = self._steps_before(entry["ledger"])
         held = self.cuts[entry["cut"]]
-        self.saved.append(entry["cut"])
+        self.saved_cuts.append(entry["cut"])
         _check_position(entry["ledger"], held)
 
     def _steps_before(self, position: Mapping[str, Any]) -> Steps:
@@ -163,38 +166,41 @@ class Recount:
             ]
             return any(step.start < end and start < step.end for start, end in ranges)
 
-        leased = (lease.steps(lease.through if lease.closed else lease.count) for lease in self.leases.values())
+        leased = (
+            lease.first_steps(lease.done_steps if lease.is_closed else lease.step_count)
+            for lease in self.leases.values()
+        )
         return frozenset(step for steps in leased for step in steps if not is_open(step))
 
-    def _steps_applied(self, entry: Mapping[str, Any]) -> None:
+    def _apply_world_steps(self, entry: Mapping[str, Any]) -> None:
         """The world has applied steps: ``done`` has the done records of leases."""
         for number, records in entry["done"]:
-            lease = self._open({"lease": number})
+            lease = self._find_open_lease({"lease": number})
             if lease is None:
                 continue
             through = -(-records // lease.minibatch)
-            if through > lease.count:
-                raise LedgerError(f"lease {number} has {lease.count} steps, the entry says {through}")
-            lease.through = max(lease.through, through)
-            lease.closed = lease.through == lease.count
+            if through > lease.step_count:
+                raise LedgerError(f"lease {number} has {lease.step_count} steps, the entry says {through}")
+            lease.done_steps = max(lease.done_steps, through)
+            lease.is_closed = lease.done_steps == lease.step_count
 
-    def _world_started(self, entry: Mapping[str, Any]) -> None:
-        self._steps_applied(entry)
-        self.repeated += entry.get("repeated", 0)
+    def _apply_world_start(self, entry: Mapping[str, Any]) -> None:
+        self._apply_world_steps(entry)
+        self.repeated_records += entry.get("repeated", 0)
         for number in entry["returned"]:
-            self.leases[number].closed = True
+            self.leases[number].is_closed = True
 
-    def _world(self, entry: Mapping[str, Any]) -> None:
+    def _apply_world_rollback(self, entry: Mapping[str, Any]) -> None:
         """A round without any state takes the ledger back to a checkpoint, or to the start."""
         if entry.get("ledger") is not None:
             self._go_back(entry.get("cut") or 0, entry["ledger"], entry["records"])
 
-    def _rolled_back(self, entry: Mapping[str, Any]) -> None:
+    def _apply_rollback(self, entry: Mapping[str, Any]) -> None:
         # Without a ledger position only one of several PS rolled back. The steps still count; the
         # PS lacks their updates.
         if entry["ledger"] is None:
-            live = tuple(number for number, lease in sorted(self.leases.items()) if not lease.closed)
-            self.parts.append(PartRollback(entry["ps"], entry["cut"], self.counted, live))
+            live = tuple(number for number, lease in sorted(self.leases.items()) if not lease.is_closed)
+            self.part_rollbacks.append(PartRollback(entry["ps"], entry["cut"], self.counted_steps, live))
             self.updates_of[str(entry["ps"])] += entry["updates"]
             return
         self._go_back(entry["cut"], entry["ledger"], entry["records"])
@@ -204,7 +210,7 @@ class Recount:
         """Only the steps of a cut count from now on."""
         held = self.cuts.get(cut, frozenset())
         _check_position(position, held)
-        lost = max(0, sum(step.records for step in self.counted) - sum(step.records for step in held))
+        lost = max(0, sum(step.records for step in self.counted_steps) - sum(step.records for step in held))
         if lost != records:
             raise LedgerError(f"{lost} records went back to cut {cut}, the entry says {records}")
         self.rollbacks.append((cut, lost))
@@ -212,29 +218,29 @@ class Recount:
         self.leases = {number: lease for number, lease in self.leases.items() if number in through}
         # Steps outside the cut are leased again under new numbers, so the old leases stay closed.
         for number, lease in self.leases.items():
-            lease.through, lease.closed = through[number], True
+            lease.done_steps, lease.is_closed = through[number], True
 
-    def _phase(self, entry: Mapping[str, Any]) -> None:
+    def _apply_phase(self, entry: Mapping[str, Any]) -> None:
         self.phases.append(entry["name"])
 
 
 _COUNT = {
-    "dataset": Recount._dataset,
-    "leased": Recount._leased,
-    "progress": Recount._progress,
-    "done": Recount._done,
-    "returned": Recount._returned,
-    "cut_taken": Recount._cut_taken,
-    "saved": Recount._saved,
-    "rolled_back": Recount._rolled_back,
-    "world": Recount._world,
-    "world_started": Recount._world_started,
-    "steps": Recount._steps_applied,
-    "phase": Recount._phase,
+    "dataset": LedgerRecount._apply_dataset,
+    "leased": LedgerRecount._apply_lease,
+    "progress": LedgerRecount._apply_progress,
+    "done": LedgerRecount._apply_completion,
+    "returned": LedgerRecount._apply_return,
+    "cut_taken": LedgerRecount._apply_cut,
+    "saved": LedgerRecount._apply_checkpoint,
+    "rolled_back": LedgerRecount._apply_rollback,
+    "world": LedgerRecount._apply_world_rollback,
+    "world_started": LedgerRecount._apply_world_start,
+    "steps": LedgerRecount._apply_world_steps,
+    "phase": LedgerRecount._apply_phase,
 }
 
 
-def problems(found: Recount, epochs: int) -> list[str]:
+def find_ledger_problems(found: LedgerRecount, epochs: int) -> list[str]:
     """Errors in the ledger of a finished job: every record of every epoch must count exactly once.
 
     If records are shuffled, every position of the order must count once, and the order must contain
@@ -242,27 +248,29 @@ def problems(found: Recount, epochs: int) -> list[str]:
     """
     wrong: list[str] = []
     if found.order is not None:
-        wrong += [text for epoch in range(epochs) for text in _not_in_order(found, epoch)]
+        wrong += [text for epoch in range(epochs) for text in _order_problems(found, epoch)]
     sources = found.sources if found.order is None else {SHUFFLED_SOURCE: found.order.records}
-    ranges = [(step.epoch, step.source, step.start, step.end) for step in found.counted] + found.quarantined
+    ranges = [
+        (step.epoch, step.source, step.start, step.end) for step in found.counted_steps
+    ] + found.quarantined_ranges
     for epoch in range(epochs):
         for source, records in sources.items():
             covered = sorted((start, end) for e, s, start, end in ranges if (e, s) == (epoch, source))
-            wrong += [f"epoch {epoch}, {source}: {text}" for text in _gaps(covered, records)]
+            wrong += [f"epoch {epoch}, {source}: {text}" for text in _coverage_problems(covered, records)]
     strangers = {(e, s) for e, s, _, _ in ranges if e >= epochs or s not in sources}
     return wrong + [f"epoch {epoch} of {source} is not in the plan" for epoch, source in sorted(strangers)]
 
 
-def _not_in_order(found: Recount, epoch: int) -> list[str]:
+def _order_problems(found: LedgerRecount, epoch: int) -> list[str]:
     order = found._order_of(epoch)
     assert order is not None
     every_record = [(source, record) for source, records in sorted(found.sources.items()) for record in range(records)]
-    if sorted(order.places(0, len(every_record))) == every_record:
+    if sorted(order.records_between(0, len(every_record))) == every_record:
         return []
     return [f"the order of epoch {epoch} has not every record once"]
 
 
-def _gaps(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
+def _coverage_problems(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
     wrong, at = [], 0
     # The empty range at the end reveals a gap behind the last covered range.
     for start, end in [*covered, (records, records)]:

@@ -16,7 +16,7 @@ _WORD = 1 << 64
 _EPOCHS = int.from_bytes(b"SHUFFLE")
 
 
-def mix(number: int) -> int:
+def mix_bits(number: int) -> int:
     """Output of SplitMix64 (Steele, Lea, Flood 2014) in the state ``number``."""
     z = (number + 0x9E3779B97F4A7C15) % _WORD
     z = (z ^ z // 2**30) * 0xBF58476D1CE4E5B9 % _WORD
@@ -24,19 +24,19 @@ def mix(number: int) -> int:
     return z ^ z // 2**31
 
 
-def permutation(count: int, key: int) -> Iterator[int]:
+def keyed_permutation(count: int, key: int) -> Iterator[int]:
     """A keyed permutation of 0 to ``count`` - 1."""
     bits = 1
     while 4**bits < count:
         bits += 1
     half = 2**bits
-    turn_keys = [mix(8 * key + turn) for turn in range(4)]
+    turn_keys = [mix_bits(8 * key + turn) for turn in range(4)]
     for start in range(count):
         at = start
         while True:
             high, low = divmod(at, half)
             for turn_key in turn_keys:
-                high, low = low, high ^ mix(low ^ turn_key) % half
+                high, low = low, high ^ mix_bits(low ^ turn_key) % half
             at = high * half + low
             if at < count:
                 break
@@ -58,7 +58,7 @@ class RecordedOrder:
     seed: int
 
     @classmethod
-    def of(cls, training: Sequence[Sequence[Any]], order: Mapping[str, Any]) -> RecordedOrder:
+    def from_entry(cls, training: Sequence[Sequence[Any]], order: Mapping[str, Any]) -> RecordedOrder:
         """From the entry's ``training`` and ``order`` fields."""
         blocks: list[tuple[str, int, int]] = []
         sources = [(name, records) for name, records in training if records]
@@ -78,7 +78,7 @@ class RecordedOrder:
 
     def epoch(self, number: int) -> RecordedEpoch:
         """One epoch of the order."""
-        return RecordedEpoch(self, mix(mix(mix(self.seed % _WORD) ^ _EPOCHS) + number))
+        return RecordedEpoch(self, mix_bits(mix_bits(mix_bits(self.seed % _WORD) ^ _EPOCHS) + number))
 
 
 @dataclass(slots=True)
@@ -86,10 +86,10 @@ class RecordedEpoch:
     """One epoch: its blocks in random order, and its records mixed within windows."""
 
     order: RecordedOrder
-    key: int
-    _window: tuple[int, list[tuple[str, int]]] = field(default=(-1, []), repr=False)
+    permutation_key: int
+    _cached_window: tuple[int, list[tuple[str, int]]] = field(default=(-1, []), repr=False)
 
-    def places(self, start: int, end: int) -> list[tuple[str, int]]:
+    def records_between(self, start: int, end: int) -> list[tuple[str, int]]:
         """Source and number of the records at the positions ``[start, end)``."""
         found: list[tuple[str, int]] = []
         while start < end:
@@ -100,14 +100,16 @@ class RecordedEpoch:
         return found
 
     def _records_of(self, number: int) -> list[tuple[str, int]]:
-        if self._window[0] != number:
+        if self._cached_window[0] != number:
             first = number * self.order.window
-            unmixed = list(islice(self._in_blocks(), first, first + self.order.window))
-            mixed = [unmixed[at] for at in permutation(len(unmixed), mix(self.key ^ mix(number)))]
-            self._window = number, mixed
-        return self._window[1]
+            unmixed = list(islice(self._records_in_blocks(), first, first + self.order.window))
+            mixed = [
+                unmixed[at] for at in keyed_permutation(len(unmixed), mix_bits(self.permutation_key ^ mix_bits(number)))
+            ]
+            self._cached_window = number, mixed
+        return self._cached_window[1]
 
-    def _in_blocks(self) -> Iterator[tuple[str, int]]:
-        for at in permutation(len(self.order.blocks), self.key):
+    def _records_in_blocks(self) -> Iterator[tuple[str, int]]:
+        for at in keyed_permutation(len(self.order.blocks), self.permutation_key):
             source, first, size = self.order.blocks[at]
             yield from ((source, record) for record in range(first, first + size))

@@ -15,7 +15,7 @@ from edl.core.job import JobStateMachine
 from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING, Ledger
 from edl.core.scaling import has_waiting_work
 from edl.simulation.counted_steps import Steps
-from edl.simulation.simulated_ps import Copy, Minibatch
+from edl.simulation.simulated_ps import Minibatch, SnapshotContent
 
 
 class BrokenPromiseError(AssertionError):
@@ -24,7 +24,7 @@ class BrokenPromiseError(AssertionError):
 
 def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Sequence[str]) -> None:
     """Replaying the journal gives the live master's state."""
-    one, other = _essence(live), _essence(replayed)
+    one, other = _journaled_state(live), _journaled_state(replayed)
     if one != other:
         differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
         raise BrokenPromiseError(f"replay differs in {differing} after {last}")
@@ -56,14 +56,20 @@ def granted_to_the_living(master: JobStateMachine, wanted: ev.LeaseRequested, gr
 
 
 def cut_agrees(
-    training: Ledger, command: ev.SaveCheckpoint, shards: Mapping[int, Copy], *, twice: AbstractSet[Minibatch]
+    training: Ledger,
+    command: ev.SaveCheckpoint,
+    shards: Mapping[int, SnapshotContent],
+    *,
+    twice: AbstractSet[Minibatch],
 ) -> None:
     """Every PS holds exactly what the ledger position of the cut says is done."""
     position = training.empty_copy()
     position.restore_snapshot(json.loads(json.dumps(command.ledger)))
     done = set(done_minibatches(position))
     for index, copy in shards.items():
-        applied_once(f"ps-{index} at cut {command.cut}", copy.applied, done, lacking=copy.lacking, twice=twice)
+        applied_once(
+            f"ps-{index} at cut {command.cut}", copy.applied_counts, done, lacking=copy.lacking_minibatches, twice=twice
+        )
 
 
 def applied_once(
@@ -144,7 +150,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
                     yield epoch, shard.source, start
 
 
-def _essence(state: JobStateMachine) -> dict[str, Any]:
+def _journaled_state(state: JobStateMachine) -> dict[str, Any]:
     """The part of the state that the journal must restore, as JSON; pending actions follow from it."""
     snapshot: dict[str, Any] = json.loads(json.dumps(state.to_snapshot()))
     for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL):

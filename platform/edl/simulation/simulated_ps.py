@@ -25,30 +25,30 @@ def minibatch_of(lease: Lease, step: int) -> Minibatch:
     return lease.record_range.epoch, lease.record_range.source, lease.record_after_steps(step)
 
 
-class Answer(Enum):
+class PushReply(Enum):
     """The answer to a push."""
 
-    IN = "in"
+    APPLIED = "in"
     REVOKED = "revoked"
     LATER = "later"
     """The push waits: for a cut, for a master to attach, or for parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class SnapshotContent:
     """The content of a snapshot.
 
     Attributes:
-        applied: how often each minibatch is in the parameters.
-        steps: applied steps, as (lease, step).
-        through: number of applied steps of each lease.
-        lacking: minibatches that are missing because of an earlier loss of this PS alone.
+        applied_counts: how often each minibatch is in the parameters.
+        applied_steps: applied steps, as (lease, step).
+        steps_by_lease: number of applied steps of each lease.
+        lacking_minibatches: minibatches that are missing because of an earlier loss of this PS alone.
     """
 
-    applied: Counter[Minibatch]
-    steps: frozenset[tuple[int, int]]
-    through: dict[int, int]
-    lacking: frozenset[Minibatch]
+    applied_counts: Counter[Minibatch]
+    applied_steps: frozenset[tuple[int, int]]
+    steps_by_lease: dict[int, int]
+    lacking_minibatches: frozenset[Minibatch]
     version: int
 
 
@@ -62,43 +62,49 @@ class SimulatedPs:
     initialized: bool = False
     version: int = 0
     leases: AppliedSteps = field(default_factory=AppliedSteps)
-    cuts: CutState[Copy] = field(default_factory=CutState)
-    applied: Counter[Minibatch] = field(default_factory=Counter)
-    steps: set[tuple[int, int]] = field(default_factory=set)
-    lacking: frozenset[Minibatch] = frozenset()
+    cuts: CutState[SnapshotContent] = field(default_factory=CutState)
+    applied_counts: Counter[Minibatch] = field(default_factory=Counter)
+    applied_steps: set[tuple[int, int]] = field(default_factory=set)
+    lacking_minibatches: frozenset[Minibatch] = frozenset()
     incarnation: int = 0
     busy_until: float = 0.0
 
-    def push(self, lease: int, step: int, what: Minibatch, now: float) -> Answer:
+    def apply_push(self, lease: int, step: int, what: Minibatch, now: float) -> PushReply:
         """Apply a step by the rules of the real PS."""
         self.cuts.expire_pause(now)
         if not self.initialized:
-            return Answer.LATER
+            return PushReply.LATER
         decided = self.leases.decide_push(lease, step)
         if decided is AdmissionOutcome.UNKNOWN_MASTER or (
             decided is AdmissionOutcome.ADMITTED and self.cuts.must_wait(lease, step)
         ):
-            return Answer.LATER
+            return PushReply.LATER
         if self.leases.admit_push(lease, step) is AdmissionOutcome.ADMITTED:
-            self.applied[what] += 1
-            self.steps.add((lease, step))
+            self.applied_counts[what] += 1
+            self.applied_steps.add((lease, step))
             self.version += 1
-        return Answer.REVOKED if decided is AdmissionOutcome.REVOKED else Answer.IN
+        return PushReply.REVOKED if decided is AdmissionOutcome.REVOKED else PushReply.APPLIED
 
-    def snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> Copy:
+    def take_snapshot(self, cut: int, *, pin: bool, floor: int, keep: bool) -> SnapshotContent:
         """Copy the state and resume all pushes, unless they stay paused."""
         self.cuts.check_open(cut)
         self.leases.close_leases_below(floor)
-        copy = Copy(
-            Counter(self.applied), frozenset(self.steps), self.leases.steps_by_lease(), self.lacking, self.version
+        copy = SnapshotContent(
+            Counter(self.applied_counts),
+            frozenset(self.applied_steps),
+            self.leases.steps_by_lease(),
+            self.lacking_minibatches,
+            self.version,
         )
         self.cuts.record_copy(cut, copy, pin=pin, keep_paused=keep)
         return copy
 
-    def restore(self, cut: int, copy: Copy, everything: Iterable[Minibatch], *, complete: bool) -> None:
+    def restore_checkpoint(
+        self, cut: int, copy: SnapshotContent, everything: Iterable[Minibatch], *, complete: bool
+    ) -> None:
         """Restore a checkpoint. The PS lacks the rest of ``everything`` from now on."""
-        self.applied, self.version, self.initialized = Counter(copy.applied), copy.version, True
-        self.steps = set(copy.steps)
-        self.lacking = frozenset(everything) - self.applied.keys()
-        self.leases.restore_steps(copy.through, covers_all_steps=complete)
+        self.applied_counts, self.version, self.initialized = Counter(copy.applied_counts), copy.version, True
+        self.applied_steps = set(copy.applied_steps)
+        self.lacking_minibatches = frozenset(everything) - self.applied_counts.keys()
+        self.leases.restore_steps(copy.steps_by_lease, covers_all_steps=complete)
         self.cuts.finish_cut(cut)

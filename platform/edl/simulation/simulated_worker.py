@@ -26,22 +26,21 @@ from edl.core.events import (
 )
 from edl.core.ledger import Lease
 from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
-from edl.simulation.simulated_ps import Answer, SimulatedPs, minibatch_of
+from edl.simulation.simulated_ps import PushReply, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:
-    from edl.simulation.training_world import World
+    from edl.simulation.training_world import TrainingWorld
 
 RETRY, HEARTBEAT, POLL = 0.2, 0.25, 0.1
 
 
 @dataclass(slots=True)
-class Held:
-    """A lease that this worker holds; ``through`` is the number of its finished steps."""
+class HeldLease:
+    """A lease that this worker holds; ``done_steps`` is the number of its finished steps."""
 
-    granted: LeaseReply
+    lease_reply: LeaseReply
     lease: Lease
-    through: int = 0
-    told: int = -1
+    done_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -49,212 +48,216 @@ class SimulatedWorker:
     """One worker process.
 
     Attributes:
-        pace: seconds per step.
-        ahead: maximum number of leases that it holds.
+        step_seconds: seconds per step.
+        max_leases: maximum number of leases that it holds.
         frozen_until: end of a SIGSTOP. Calls that are due earlier run then.
     """
 
-    world: World
+    world: TrainingWorld
     uid: str
     index: int
-    pace: float
-    ahead: int = 2
+    step_seconds: float
+    max_leases: int = 2
     alive: bool = True
     leaving: bool = False
     frozen_until: float = 0.0
-    held: dict[int, Held] = field(default_factory=dict)
-    declared: tuple[str, ...] = ()
-    wire: deque[tuple[CoreEvent, Callable[[Any], None]]] = field(default_factory=deque)
+    held_leases: dict[int, HeldLease] = field(default_factory=dict)
+    declared_ps: tuple[str, ...] = ()
+    outgoing_messages: deque[tuple[CoreEvent, Callable[[Any], None]]] = field(default_factory=deque)
 
     # ------------------------------------------------------------------ time and messages
 
-    def later(self, seconds: float, call: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
         """Call after a delay, or at the end of a SIGSTOP; not at all if the worker has died."""
 
-        def go() -> None:
+        def call_unless_frozen() -> None:
             if not self.alive:
                 return
             if self.world.clock.now() < self.frozen_until:
-                self.world.clock.at(self.frozen_until, go)
+                self.world.clock.call_at(self.frozen_until, call_unless_frozen)
             else:
                 call()
 
-        self.world.clock.after(seconds, go)
+        self.world.clock.call_later(seconds, call_unless_frozen)
 
-    def say(self, event: CoreEvent, then: Callable[[Any], None]) -> None:
+    def send_message(self, event: CoreEvent, then: Callable[[Any], None]) -> None:
         """Send a message to the master, after the answers to the earlier ones."""
-        self.wire.append((event, then))
-        if len(self.wire) == 1:
-            self._send()
+        self.outgoing_messages.append((event, then))
+        if len(self.outgoing_messages) == 1:
+            self._send_next()
 
-    def _send(self) -> None:
-        event, then = self.wire[0]
+    def _send_next(self) -> None:
+        event, then = self.outgoing_messages[0]
 
-        def answered(answer: Any) -> None:
-            self.wire.popleft()
-            if self.wire:
-                self._send()
+        def receive_answer(answer: Any) -> None:
+            self.outgoing_messages.popleft()
+            if self.outgoing_messages:
+                self._send_next()
             then(answer)
 
-        self.world.ask(self, event, answered)
+        self.world.send_request(self, event, receive_answer)
 
     # ------------------------------------------------------------------ life cycle
 
-    def start(self) -> None:
+    def start_working(self) -> None:
         """Declare the model, then work."""
-        self._beat()
-        self._declare(self.next)
+        self._send_heartbeat()
+        self._declare_model(self.choose_action)
 
-    def _declare(self, then: Callable[[], None]) -> None:
-        servers = self.world.placed()
+    def _declare_model(self, then: Callable[[], None]) -> None:
+        servers = self.world.usable_ps()
         if len(servers) < self.world.settings.ps:
-            self.later(RETRY, lambda: self._declare(then))
+            self.call_later(RETRY, lambda: self._declare_model(then))
             return
         for ps in servers:
             ps.initialized = True
-        self.declared = tuple(ps.uid for ps in servers)
-        self.world.ask(self, ModelDeclared(self.uid), lambda _: then())
+        self.declared_ps = tuple(ps.uid for ps in servers)
+        self.world.send_request(self, ModelDeclared(self.uid), lambda _: then())
 
-    def next(self) -> None:
+    def choose_action(self) -> None:
         """Decide what to do between two steps."""
         if self.leaving:
-            self._leave()
-        elif len(self.held) < self.ahead:
-            self.world.ask(self, LeaseRequested(self.uid), self._granted)
+            self._leave_job()
+        elif len(self.held_leases) < self.max_leases:
+            self.world.send_request(self, LeaseRequested(self.uid), self._receive_lease)
         else:
-            self._work()
+            self._run_step()
 
-    def _fill(self, ps: SimulatedPs) -> None:
+    def _initialize_ps(self, ps: SimulatedPs) -> None:
         """Send the initial values to an empty PS if no checkpoint can be loaded."""
         if self.alive and not ps.initialized and not self.world.settings.durable:
             ps.initialized = True
-            self.world.ask(self, ModelDeclared(self.uid), lambda _: None)
+            self.world.send_request(self, ModelDeclared(self.uid), lambda _: None)
 
-    def _granted(self, answer: Any) -> None:
+    def _receive_lease(self, answer: Any) -> None:
         if isinstance(answer, LeaseReply):
             lease = Lease(answer.lease, answer.record_range, answer.minibatch, self.uid)
-            self.held.setdefault(answer.lease, Held(answer, lease))
+            self.held_leases.setdefault(answer.lease, HeldLease(answer, lease))
         elif isinstance(answer, StopWork):
-            self.world.end(self.uid, 0)
+            self.world.end_pod(self.uid, 0)
             return
-        if self.held:
-            self._work()
-        elif tuple(ps.uid for ps in self.world.placed()) != self.declared:
-            self._declare(self.next)
+        if self.held_leases:
+            self._run_step()
+        elif tuple(ps.uid for ps in self.world.usable_ps()) != self.declared_ps:
+            self._declare_model(self.choose_action)
         else:
-            self.later(POLL, self.next)
+            self.call_later(POLL, self.choose_action)
 
-    def _leave(self) -> None:
-        steps = tuple(LeaseProgress(n, h.through) for n, h in self.held.items() if h.granted.kind == TRAINING)
-        self.held.clear()
-        self.say(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end(self.uid, 143))
+    def _leave_job(self) -> None:
+        steps = tuple(
+            LeaseProgress(n, h.done_steps) for n, h in self.held_leases.items() if h.lease_reply.kind == TRAINING
+        )
+        self.held_leases.clear()
+        self.send_message(WorkerLeft(self.uid, "told to go", steps), lambda _: self.world.end_pod(self.uid, 143))
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """One iteration of the reporting thread."""
         # A report behind an unanswered message would only wait for it.
-        if not self.wire:
-            self._tell()
-        self.later(HEARTBEAT, self._beat)
+        if not self.outgoing_messages:
+            self._report_progress()
+        self.call_later(HEARTBEAT, self._send_heartbeat)
 
-    def _tell(self) -> None:
-        steps = tuple(LeaseProgress(number, held.through, 1.0, 1) for number, held in self.held.items())
+    def _report_progress(self) -> None:
+        steps = tuple(LeaseProgress(number, held.done_steps, 1.0, 1) for number, held in self.held_leases.items())
 
-        def answered(answer: Acknowledged) -> None:
+        def drop_lost_leases(answer: Acknowledged) -> None:
             for number in answer.lost_leases:
-                self.held.pop(number, None)
+                self.held_leases.pop(number, None)
 
-        self.say(ProgressReported(self.uid, steps), answered)
+        self.send_message(ProgressReported(self.uid, steps), drop_lost_leases)
 
     # ------------------------------------------------------------------ work
 
-    def _work(self) -> None:
-        held = self.held[min(self.held)]
-        if held.granted.kind != TRAINING:
-            self.later(self.pace, lambda: self._other_step(held))
-        elif held.through == held.lease.step_count:
-            self._report(held, None)
-        elif minibatch_of(held.lease, held.through) in self.world.lethal or self._feeds_lethal():
-            self.later(self.pace, lambda: self.world.end(self.uid, self.world.rng.choice((0, 137))))
-        elif minibatch_of(held.lease, held.through) in self.world.poison:
-            failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.granted.lease)
-            self.say(failed, lambda _: self.world.end(self.uid, 1))
+    def _run_step(self) -> None:
+        held = self.held_leases[min(self.held_leases)]
+        if held.lease_reply.kind != TRAINING:
+            self.call_later(self.step_seconds, lambda: self._other_step(held))
+        elif held.done_steps == held.lease.step_count:
+            self._report_task(held, None)
+        elif minibatch_of(held.lease, held.done_steps) in self.world.lethal_minibatches or self._feeds_lethal():
+            self.call_later(self.step_seconds, lambda: self.world.end_pod(self.uid, self.world.rng.choice((0, 137))))
+        elif minibatch_of(held.lease, held.done_steps) in self.world.poison_minibatches:
+            failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.lease_reply.lease)
+            self.send_message(failed, lambda _: self.world.end_pod(self.uid, 1))
         else:
-            self.later(self.pace, lambda: self._push(held))
+            self.call_later(self.step_seconds, lambda: self._push_step(held))
 
     def _feeds_lethal(self) -> bool:
         """Whether a minibatch that crashes this worker is among those that it has read or fed."""
         # A worker feeds up to MAX_FED_AHEAD minibatches ahead, but none of a lease that is granted
         # one by one: so a crash has one suspect.
         steps = [
-            (held, step) for _, held in sorted(self.held.items()) for step in range(held.through, held.lease.step_count)
+            (held, step)
+            for _, held in sorted(self.held_leases.items())
+            for step in range(held.done_steps, held.lease.step_count)
         ]
-        steps = [(held, step) for held, step in steps if held.granted.kind == TRAINING]
-        ahead = [(held, step) for held, step in steps[1 : 1 + MAX_FED_AHEAD] if not held.granted.one_by_one]
-        fed = steps[:1] if steps[0][0].granted.one_by_one else [*steps[:1], *ahead]
+        steps = [(held, step) for held, step in steps if held.lease_reply.kind == TRAINING]
+        ahead = [(held, step) for held, step in steps[1 : 1 + MAX_FED_AHEAD] if not held.lease_reply.one_by_one]
+        fed = steps[:1] if steps[0][0].lease_reply.one_by_one else [*steps[:1], *ahead]
         return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
 
-    def _push(self, held: Held) -> None:
+    def _push_step(self, held: HeldLease) -> None:
         """Push to every PS. The step ends when all have answered.
 
         Messages in flight arrive even if the worker dies.
         """
-        if held.granted.lease not in self.held:
-            self.next()
+        if held.lease_reply.lease not in self.held_leases:
+            self.choose_action()
             return
         waiting = set(range(self.world.settings.ps))
         revoked: list[int] = []
-        number, step = held.granted.lease, held.through
+        number, step = held.lease_reply.lease, held.done_steps
         what = minibatch_of(held.lease, step)
 
-        def answered(index: int, answer: Answer) -> None:
+        def record_reply(index: int, answer: PushReply) -> None:
             waiting.discard(index)
-            if answer is Answer.REVOKED:
+            if answer is PushReply.REVOKED:
                 revoked.append(index)
             if not waiting and self.alive:
-                self.later(0.0, over)
+                self.call_later(0.0, finish_step)
 
-        def attempt(index: int) -> None:
-            ps = self.world.placed_at(index)
+        def attempt_push(index: int) -> None:
+            ps = self.world.usable_ps_at(index)
             if ps is not None:
-                self._fill(ps)
-            answer = ps.push(number, step, what, self.world.clock.now()) if ps is not None else Answer.LATER
-            if answer is not Answer.LATER:
-                answered(index, answer)
+                self._initialize_ps(ps)
+            answer = ps.apply_push(number, step, what, self.world.clock.now()) if ps is not None else PushReply.LATER
+            if answer is not PushReply.LATER:
+                record_reply(index, answer)
             elif revoked and ps is None:
-                answered(index, Answer.REVOKED)
+                record_reply(index, PushReply.REVOKED)
             elif ps is not None or self.alive:
-                self.world.clock.after(POLL, lambda: attempt(index))
+                self.world.clock.call_later(POLL, lambda: attempt_push(index))
 
-        def over() -> None:
+        def finish_step() -> None:
             if revoked:
-                self.held.pop(number, None)
+                self.held_leases.pop(number, None)
             else:
-                held.through = step + 1
-            self.next()
+                held.done_steps = step + 1
+            self.choose_action()
 
         for index in sorted(waiting):
-            self.world.clock.after(self.world.latency(), lambda i=index: attempt(i))  # type: ignore[misc]
+            self.world.clock.call_later(self.world.message_latency(), lambda i=index: attempt_push(i))  # type: ignore[misc]
 
-    def _report(self, held: Held, result: Any) -> None:
-        self.held.pop(held.granted.lease, None)
-        last = LeaseProgress(held.granted.lease, held.lease.step_count)
-        self.say(TaskReported(self.uid, held.granted.lease, last, result), lambda _: None)
-        self.next()
+    def _report_task(self, held: HeldLease, result: Any) -> None:
+        self.held_leases.pop(held.lease_reply.lease, None)
+        last = LeaseProgress(held.lease_reply.lease, held.lease.step_count)
+        self.send_message(TaskReported(self.uid, held.lease_reply.lease, last, result), lambda _: None)
+        self.choose_action()
 
-    def _other_step(self, held: Held) -> None:
-        held.through += 1
-        granted = held.granted
-        if granted.lease not in self.held:
-            self.next()
-        elif held.through < held.lease.step_count:
-            self.next() if self.leaving else self._work()
-        elif granted.kind in (EVALUATION, EXPORT) and not self.world.readable(granted.pin):
-            self.held.pop(granted.lease)
-            self.later(POLL, self.next)
+    def _other_step(self, held: HeldLease) -> None:
+        held.done_steps += 1
+        granted = held.lease_reply
+        if granted.lease not in self.held_leases:
+            self.choose_action()
+        elif held.done_steps < held.lease.step_count:
+            self.choose_action() if self.leaving else self._run_step()
+        elif granted.kind in (EVALUATION, EXPORT) and not self.world.is_pin_readable(granted.pin):
+            self.held_leases.pop(granted.lease)
+            self.call_later(POLL, self.choose_action)
         else:
-            self._report(held, self._result(granted))
+            self._report_task(held, self._task_result(granted))
 
-    def _result(self, granted: LeaseReply) -> Any:
+    def _task_result(self, granted: LeaseReply) -> Any:
         work = granted.record_range
         if granted.kind == EVALUATION:
             seen = {"additive": False, "states": [work.source, work.start, work.end]}

@@ -16,17 +16,17 @@ def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_step_that_was_reduced_before_the_kill_does_not_end_the_pause() -> None:
-    from allreduce_recovery import resumed
+    from allreduce_recovery import resume_time
 
     early = np.array([1.0, 1.01, 1.02, 1.12, 1.13, 1.14])
     late = np.array([1.0, 1.01, 1.013, 1.115, 1.125, 1.135])
-    assert resumed([early, late], 1.012) == pytest.approx(1.12)
+    assert resume_time([early, late], 1.012) == pytest.approx(1.12)
 
 
 def test_the_pause_ends_when_the_last_survivor_goes_on() -> None:
-    from allreduce_recovery import resumed
+    from allreduce_recovery import resume_time
 
-    assert resumed([np.array([0.0, 0.5, 0.6, 0.7]), np.array([0.0, 0.52, 0.6, 0.7])], 0.1) == pytest.approx(0.52)
+    assert resume_time([np.array([0.0, 0.5, 0.6, 0.7]), np.array([0.0, 0.52, 0.6, 0.7])], 0.1) == pytest.approx(0.52)
 
 
 def test_a_gap_counts_if_any_of_it_is_in_the_window() -> None:
@@ -39,8 +39,8 @@ def test_a_gap_counts_if_any_of_it_is_in_the_window() -> None:
 
 
 def test_the_trace_of_the_model_is_no_step(tmp_path: Path) -> None:
-    from allreduce_recovery import read
+    from allreduce_recovery import read_step_times
 
     np.array([5.0, 6.0, 6.5]).tofile(tmp_path / "17")
-    assert list(read(tmp_path, 17)) == [6.0, 6.5]
-    assert len(read(tmp_path, 18)) == 0
+    assert list(read_step_times(tmp_path, 17)) == [6.0, 6.5]
+    assert len(read_step_times(tmp_path, 18)) == 0

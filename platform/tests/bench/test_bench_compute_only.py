@@ -18,5 +18,5 @@ def test_it_makes_steps_with_served_rows_whether_records_are_fed_or_in_memory(mo
     from mnist_job import ZOO
 
     with click_log_folder(BLOCKS * 16, VOCABULARY) as clicks:
-        limit = ComputeLimit(clicks.training, ZOO, VOCABULARY, batch=16)
-    assert all(limit.rate({"seconds": 0.05, "fed": fed})["rate"] > 0 for fed in (True, False))
+        limit = ComputeLimit(clicks.training_folder, ZOO, VOCABULARY, batch=16)
+    assert all(limit.samples_per_second({"seconds": 0.05, "fed": fed})["rate"] > 0 for fed in (True, False))

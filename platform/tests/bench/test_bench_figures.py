@@ -47,7 +47,7 @@ def table() -> ModuleType:
     ],
 )
 def test_a_requirement_is_met_at_its_limit(figures, measured, limit, at_least, met) -> None:
-    assert figures.BenchFigure("m", measured, "s", limit, at_least).met is met
+    assert figures.BenchFigure("m", measured, "s", limit, at_least).is_met is met
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.floats(0.01, 1.0))
@@ -93,7 +93,7 @@ def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
         figures.ScriptResult("start", (kept, missed, beside)).to_json(),
         figures.ScriptResult("cli", failed="exit code 1").to_json(),
     ]
-    text = table.generated(results)
+    text = table.generate_page(results)
     assert "| start | at most 5.00 s (import + 2.5 s) |  | 3.00 s | 0.60 | yes |" in text
     assert "| rate | at least 0.800 x | 0.900 x | 0.500 x | 0.62 | **no** |" in text
     assert "| import | 2.50 s |" in text
@@ -104,40 +104,40 @@ def test_the_table_says_what_is_met_and_what_failed(figures, table) -> None:
 def test_a_result_of_before_there_were_aims_is_still_shown(figures, table) -> None:
     result = figures.ScriptResult("start", (figures.BenchFigure("start", 3.0, "s", 5.0),)).to_json()
     del result["figures"][0]["aim"]
-    assert "| start | at most 5.00 s |  | 3.00 s | 0.60 | yes |" in table.generated([result])
+    assert "| start | at most 5.00 s |  | 3.00 s | 0.60 | yes |" in table.generate_page([result])
 
 
 def test_results_of_two_machines_are_told_apart(figures, table) -> None:
     here, there = (figures.ScriptResult(name).to_json() for name in ("start", "cli"))
     there["machine"] = {"cores": 64, "memory_gb": 512, "arch": "aarch64"}
-    text = table.generated([here, there])
+    text = table.generate_page([here, there])
     assert "- start: measured on" in text
     assert "- cli: measured on 64 cores (aarch64), 512 GB" in text
 
 
 def test_only_the_generated_part_of_the_page_is_replaced(table) -> None:
     page = f"# Title\n\n{table.BEGIN}\nold\n{table.END}\n\nnotes\n"
-    once = table.replaced(page, "new")
+    once = table.replace_table(page, "new")
     assert once == f"# Title\n\n{table.BEGIN}\n\nnew\n\n{table.END}\n\nnotes\n"
-    assert table.replaced(once, "new") == once
+    assert table.replace_table(once, "new") == once
     with pytest.raises(ValueError, match="both marks"):
-        table.replaced("no marks", "new")
+        table.replace_table("no marks", "new")
 
 
 def test_both_pages_have_their_marks(table) -> None:
     for page in (table.PAGE, table.README):
-        table.replaced(page.read_text(), "anything")
+        table.replace_table(page.read_text(), "anything")
 
 
 def test_the_readme_quotes_three_measures_that_the_results_have(figures, table) -> None:
     (name, measure, said), *_ = table.HEADLINES
-    text = table.quoted([figures.ScriptResult(name, (figures.BenchFigure(measure, 0.5, "s"),)).to_json()])
+    text = table.readme_numbers([figures.ScriptResult(name, (figures.BenchFigure(measure, 0.5, "s"),)).to_json()])
     assert f"| {said} | 0.500 s |" in text
     assert text.count("not measured yet") == 2
     assert text.startswith("| measured on "), "where and when"
-    committed = {(one["name"], each["measure"]) for one in table.read(table.RESULTS) for each in one["figures"]}
+    committed = {(one["name"], each["measure"]) for one in table.read_results(table.RESULTS) for each in one["figures"]}
     assert committed.issuperset((name, measure) for name, measure, _ in table.HEADLINES)
 
 
 def test_an_auc_has_four_decimals(table) -> None:
-    assert table.quantity(0.00126, "AUC") == "0.0013"
+    assert table.format_quantity(0.00126, "AUC") == "0.0013"

@@ -38,6 +38,8 @@ def test_the_page_has_what_is_measured(lazy_dense):
 
 @pytest.mark.parametrize(("name", "equal"), [("`Adagrad`", True), ("`Adam`", False)])
 def test_lazy_is_dense_where_no_state_fades(lazy_dense, name, equal):
-    accesses = lazy_dense.LookupPlan.make(5)
-    lazy, dense = (lazy_dense.trained(accesses, *lazy_dense.OPTIMIZERS[name], dense=dense) for dense in (False, True))
+    accesses = lazy_dense.LookupPlan.draw_plan(5)
+    lazy, dense = (
+        lazy_dense.train_table(accesses, *lazy_dense.OPTIMIZERS[name], dense=dense) for dense in (False, True)
+    )
     assert np.allclose(lazy, dense, atol=1e-6) is equal

@@ -14,8 +14,8 @@ BENCH = Path(__file__).resolve().parents[3] / "bench"
 PEER = f"""
 import sys
 sys.path.insert(0, {str(BENCH)!r})
-from peer import serve
-serve(lambda question: {{"twice": 2 * question["number"]}}, name="doubles")
+from peer import serve_questions
+serve_questions(lambda question: {{"twice": 2 * question["number"]}}, name="doubles")
 """
 
 
@@ -28,15 +28,15 @@ def _bench_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_noise_is_three_standard_errors() -> None:
-    from convergence import noise
+    from convergence import noise_of_difference
 
-    assert noise([0.1], [0.1, 0.2]) is None
+    assert noise_of_difference([0.1], [0.1, 0.2]) is None
     # variance 0.01 each, over two values each: the standard error of the difference is 0.1
-    assert noise([0.0, 0.2**0.5 / 10**0.5], [0.0, 0.2**0.5 / 10**0.5]) == pytest.approx(0.3)
+    assert noise_of_difference([0.0, 0.2**0.5 / 10**0.5], [0.0, 0.2**0.5 / 10**0.5]) == pytest.approx(0.3)
 
 
 def test_only_workers_whose_steps_are_in_the_journal_took_part() -> None:
-    from convergence import _stepped
+    from convergence import _workers_with_steps
 
     entries = [
         {"kind": "leased", "lease": 1, "worker": "a"},
@@ -45,7 +45,7 @@ def test_only_workers_whose_steps_are_in_the_journal_took_part() -> None:
         {"kind": "leased", "lease": 3, "worker": "c"},
         {"kind": "done", "lease": 3},
     ]
-    assert _stepped(entries) == {"a", "c"}
+    assert _workers_with_steps(entries) == {"a", "c"}
 
 
 def test_ratios_are_of_one_round_each() -> None:
@@ -57,7 +57,7 @@ def test_ratios_are_of_one_round_each() -> None:
     slow = {name: rate / 2 for name, rate in quick.items()}
     found = {figure.measure: figure for figure in figures({512: [quick, slow, quick]})}
     ratios = [figure for figure in found.values() if figure.limit is not None]
-    assert [(figure.measured, figure.limit, figure.aim, figure.met) for figure in ratios] == [
+    assert [(figure.measured, figure.limit, figure.aim, figure.is_met) for figure in ratios] == [
         (pytest.approx(0.9), 0.80, 0.88, True),
         (pytest.approx(2.0), 1.6, 2.0, True),
         (pytest.approx(3.0), 2.0, 4.0, True),
@@ -80,14 +80,14 @@ def test_a_peer_answers_and_ends(tmp_path: Path) -> None:
     script = tmp_path / "doubles.py"
     script.write_text(PEER)
     with PeerScript(str(script)) as one, PeerScript(str(script)) as other:
-        assert one.said == {"ready": True, "name": "doubles"}
-        assert one.request(number=2) == {"twice": 4}
+        assert one.ready_message == {"ready": True, "name": "doubles"}
+        assert one.ask_question(number=2) == {"twice": 4}
         assert ask_all([one, other], number=3) == [{"twice": 6}] * 2
-        one.send(number="?", more=[])
-        assert one.receive() == {"twice": "??"}
-        one.send(wrong=1)
+        one.send_question(number="?", more=[])
+        assert one.receive_answer() == {"twice": "??"}
+        one.send_question(wrong=1)
         with pytest.raises(RuntimeError, match="KeyError: 'number'"):
-            one.receive()
+            one.receive_answer()
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from support.run_recount import recount
 
-from edl.simulation.ledger_recount import Recount, problems
+from edl.simulation.ledger_recount import LedgerRecount, find_ledger_problems
 
 Counts = NDArray[np.float64]
 
@@ -67,30 +67,32 @@ def violations(run_dir: Path, summary: Mapping[str, Any], *, records: int, epoch
     found = recount(run_dir)
     newest = max(path.parent for path in run_dir.glob("checkpoints/cut-*/manifest.json"))
     shards = [read_shard(newest / f"ps-{index}.safetensors", records) for index in range(ps)]
-    wrong = [f"ledger: {text}" for text in problems(found, epochs)]
-    wrong += [f"ledger: {found.quarantined} were given up"] if found.quarantined else []
-    if found.cuts[int(newest.name.removeprefix("cut-"))] != found.counted:
+    wrong = [f"ledger: {text}" for text in find_ledger_problems(found, epochs)]
+    wrong += [f"ledger: {found.quarantined_ranges} were given up"] if found.quarantined_ranges else []
+    if found.cuts[int(newest.name.removeprefix("cut-"))] != found.counted_steps:
         wrong.append(f"{newest.name}, the newest checkpoint, is not of the end of training")
     wrong += check_parameters(shards, found, records=records, epochs=epochs, told=summary["updates_rolled_back"])
-    if ps == 1 and found.halves:
-        wrong.append(f"one PS cannot apply a step in part: {found.halves[:5]}")
+    if ps == 1 and found.partial_steps:
+        wrong.append(f"one PS cannot apply a step in part: {found.partial_steps[:5]}")
     expected = {
         "records_done": records * epochs,
         "records_total": records * epochs,
         "records_lost": 0,
-        "records_repeated": found.repeated,
-        "records_rolled_back": found.rolled_back,
+        "records_repeated": found.repeated_records,
+        "records_rolled_back": found.rolled_back_records,
         "updates_rolled_back": found.updates_rolled_back,
     }
     wrong += [f"summary: {k} is {summary[k]}, {v} is right" for k, v in expected.items() if summary[k] != v]
     return wrong
 
 
-def check_parameters(shards: list[ShardCounts], found: Recount, *, records: int, epochs: int, told: int) -> list[str]:
+def check_parameters(
+    shards: list[ShardCounts], found: LedgerRecount, *, records: int, epochs: int, told: int
+) -> list[str]:
     """Compare the applications of each record on each PS with the ledger."""
     partial = np.zeros(records)
-    for step in found.halves:
-        partial[[record for _, record in step.places()]] += 1
+    for step in found.partial_steps:
+        partial[[record for _, record in step.source_records()]] += 1
     wrong, missing, uncertain = [], 0.0, 0.0
     for index, shard in enumerate(shards):
         if shard.torn:

@@ -11,7 +11,7 @@ from chaos.counting_check import ShardCounts, check_parameters
 from chaos.counting_job import MINIBATCH
 
 from edl.simulation.counted_steps import CountedStep
-from edl.simulation.ledger_recount import Recount
+from edl.simulation.ledger_recount import LedgerRecount
 
 RECORDS, EPOCHS = 8 * MINIBATCH, 2
 HALF = CountedStep(lease=3, step=0, epoch=0, source="train", start=0, end=MINIBATCH)
@@ -26,7 +26,7 @@ def shard(*changes: tuple[slice, float]) -> ShardCounts:
 
 
 def check(*shards: ShardCounts, halves: tuple[CountedStep, ...] = (), told: int = 0) -> list[str]:
-    found = Recount(halves=list(halves))
+    found = LedgerRecount(partial_steps=list(halves))
     return check_parameters(list(shards), found, records=RECORDS, epochs=EPOCHS, told=told)
 
 

@@ -161,15 +161,15 @@ def test_a_path_that_cannot_be_written(cli: CliHarness, claim: Path) -> None:
 @pytest.mark.parametrize(("target", "there"), [("/d/", "/d/labels"), ("/d", "/d"), ("/", "/labels")])
 def test_where_a_file_goes(cli: CliHarness, target: str, there: str) -> None:
     kind = "directory" if target == "/" else "missing"
-    (item,) = file_transfer.plan_upload(Path("mnist/labels"), target, kind).items
+    (item,) = file_transfer.plan_upload(Path("mnist/labels"), target, kind).pending_items
     assert item.volume_path == there
 
 
 def test_links_are_left_out(cli: CliHarness) -> None:
     Path("mnist/link").symlink_to("/etc/passwd")
     plan = file_transfer.plan_upload(Path("mnist"), "/d", "missing")
-    assert plan.skipped == ("link",)
-    assert sorted(item.volume_path for item in plan.items) == ["/d/labels", "/d/train/0.rec"]
+    assert plan.skipped_files == ("link",)
+    assert sorted(item.volume_path for item in plan.pending_items) == ["/d/labels", "/d/train/0.rec"]
 
 
 NAMES = st.sampled_from(["a", "b", "..", "c/d", "c/../../x", "/etc/x", "a..b"])
@@ -181,5 +181,5 @@ def test_nothing_is_written_outside_the_target(entries: list[VolumeEntry]) -> No
         plan = file_transfer.plan_download("/d", entries, Path("/t"), is_file=False, into_directory=True)
     except BadInputError:
         return
-    for path in (*plan.local_directories, *(item.local_path for item in plan.items)):
+    for path in (*plan.local_directories, *(item.local_path for item in plan.pending_items)):
         assert Path(os.path.normpath(path)).is_relative_to("/t")

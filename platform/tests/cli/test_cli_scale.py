@@ -22,7 +22,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_wish_is_pinned(cli: CliHarness) -> None:
     assert cli.edl("scale", "mnist", "--max", "8") == 0
-    assert find_job(cli.cluster, "mnist").desired == DesiredState(max=8)
+    assert find_job(cli.cluster, "mnist").desired_state == DesiredState(max=8)
     assert not missing_keys(cli.out, "1 to 8 workers", "edl wait mnist --for workers=8")
 
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_wanted(cli: CliHarness, options: tuple[str, ...], said: 
     assert cli.edl("scale", "mnist", *options) == 2
     assert cli.err
     assert not missing_keys(cli.err, *said)
-    assert find_job(cli.cluster, "mnist").desired == DesiredState()
+    assert find_job(cli.cluster, "mnist").desired_state == DesiredState()
 
 
 def test_a_job_that_is_over(cli: CliHarness) -> None:

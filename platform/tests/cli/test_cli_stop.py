@@ -27,7 +27,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_the_wish_is_added_to_those_before(cli: CliHarness) -> None:
     put_job(cli.cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 9}'})
     assert cli.edl("stop", "mnist") == 0
-    assert find_job(cli.cluster, "mnist").desired == DesiredState(min=9, stop=True)
+    assert find_job(cli.cluster, "mnist").desired_state == DesiredState(min=9, stop=True)
     assert not missing_keys(cli.out, "checkpoint", "30 s", "edl stop --wait")
     assert cli.out.endswith(": edl submit JOB.yaml --resume 0a1b\n")
 
@@ -51,7 +51,7 @@ def test_a_job_that_is_over_stays_so(cli: CliHarness) -> None:
     assert cli.edl("stop", "mnist") == 0
     assert not missing_keys(cli.out, "mnist", "Done")
     assert "edl" not in cli.out, "nothing is left to do"
-    assert find_job(cli.cluster, "mnist").desired == DesiredState()
+    assert find_job(cli.cluster, "mnist").desired_state == DesiredState()
 
 
 @pytest.fixture

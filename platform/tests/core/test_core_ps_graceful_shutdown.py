@@ -31,7 +31,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.state import JobSettings
-from edl.simulation.training_world import Network, World
+from edl.simulation.training_world import SimulatedNetwork, TrainingWorld
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
@@ -50,31 +50,33 @@ class PlannedDeletion:
     which: int
     grace: float = GRACE
 
-    def apply(self, world: World) -> None:
+    def apply(self, world: TrainingWorld) -> None:
         servers = world.alive_servers()
         if servers:
-            world.cluster.delete(servers[self.which % len(servers)].uid, self.grace)
+            world.cluster.delete_pod(servers[self.which % len(servers)].uid, self.grace)
 
 
-def played(job: JobSettings, ends: Sequence[PlannedDeletion], seed: int = 0, network: Network | None = None) -> World:
-    world = World(job, SOURCES, seed=seed, network=network or Network())
+def played(
+    job: JobSettings, ends: Sequence[PlannedDeletion], seed: int = 0, network: SimulatedNetwork | None = None
+) -> TrainingWorld:
+    world = TrainingWorld(job, SOURCES, seed=seed, network=network or SimulatedNetwork())
     for end in ends:
-        world.clock.at(end.at, lambda end=end: end.apply(world))
+        world.clock.call_at(end.at, lambda end=end: end.apply(world))
     world.run(DAYS)
     world.check_end()
     return world
 
 
-def costs(world: World) -> tuple[int, ...]:
+def costs(world: TrainingWorld) -> tuple[int, ...]:
     """Records and updates that went back, records repeated, steps that only some parameter servers applied."""
     assert world.master is not None
     counters = world.master.counters
     return counters.rolled_back, counters.updates_rolled_back, counters.repeated, counters.partial
 
 
-def nothing_lacks(world: World) -> bool:
+def nothing_lacks(world: TrainingWorld) -> bool:
     """What was not yet in when a successor loaded its checkpoint was pushed to it later."""
-    return all(server.lacking <= server.applied.keys() for server in world.alive_servers())
+    return all(server.lacking_minibatches <= server.applied_counts.keys() for server in world.alive_servers())
 
 
 def job(**fields: object) -> JobSettings:
@@ -85,9 +87,9 @@ def job(**fields: object) -> JobSettings:
 def test_a_parameter_server_that_is_told_to_go_costs_nothing(ps: int) -> None:
     world = played(job(ps=ps, epochs=2), [PlannedDeletion(2.5, 0)])
     assert costs(world) == (0, 0, 0, 0)
-    assert len(world.servers) == ps + 1
+    assert len(world.ps_processes) == ps + 1
     assert nothing_lacks(world)
-    assert not any('"rolled_back"' in line for line in world.journal)
+    assert not any('"rolled_back"' in line for line in world.journal_lines)
 
 
 @_thorough
@@ -106,7 +108,10 @@ def test_whichever_parameter_servers_are_told_to_go_when_nothing_is_lost(
     ps: int, ends: list[PlannedDeletion], seed: int, checkpoint_steps: int | None, slowest: float
 ) -> None:
     world = played(
-        job(ps=ps, epochs=2, checkpoint_steps=checkpoint_steps), ends, seed, Network(longest=slowest, repeated=0.05)
+        job(ps=ps, epochs=2, checkpoint_steps=checkpoint_steps),
+        ends,
+        seed,
+        SimulatedNetwork(max_delay=slowest, duplicate_probability=0.05),
     )
     assert costs(world) == (0, 0, 0, 0)
     assert nothing_lacks(world)
@@ -122,19 +127,19 @@ def test_whichever_parameter_servers_are_told_to_go_when_nothing_is_lost(
 def test_lost_workers_and_masters_meanwhile_cost_no_update_either(
     ps: int, ends: list[PlannedDeletion], lost: list[tuple[float, str]], seed: int
 ) -> None:
-    world = World(job(ps=ps, epochs=2, checkpoint_steps=15), SOURCES, seed=seed, alone=GRACE)
+    world = TrainingWorld(job(ps=ps, epochs=2, checkpoint_steps=15), SOURCES, seed=seed, master_timeout=GRACE)
 
     def apply(what: str) -> None:
         workers = world.alive_workers()
         if what == "master" and world.master is not None:
             world.kill_master(1.0)
         elif what == "worker" and workers:
-            world.end(workers[seed % len(workers)].uid, 137)
+            world.end_pod(workers[seed % len(workers)].uid, 137)
 
     for end in ends:
-        world.clock.at(end.at, lambda end=end: end.apply(world))
+        world.clock.call_at(end.at, lambda end=end: end.apply(world))
     for at, what in lost:
-        world.clock.at(at, lambda what=what: apply(what))
+        world.clock.call_at(at, lambda what=what: apply(what))
     world.run(DAYS)
     world.check_end()
     assert costs(world)[:2] == (0, 0)
@@ -143,14 +148,16 @@ def test_lost_workers_and_masters_meanwhile_cost_no_update_either(
 
 def test_a_grace_that_is_too_short_falls_back_and_is_counted() -> None:
     """The cut takes a few messages, each half a second."""
-    world = played(job(epochs=2), [PlannedDeletion(20.0, 0, grace=1.0)], network=Network(shortest=0.5, longest=0.6))
+    world = played(
+        job(epochs=2), [PlannedDeletion(20.0, 0, grace=1.0)], network=SimulatedNetwork(min_delay=0.5, max_delay=0.6)
+    )
     assert costs(world)[0] > 0
 
 
 def test_without_a_master_a_parameter_server_goes_as_ever() -> None:
-    world = World(job(epochs=2), SOURCES)
-    world.clock.at(3.0, lambda: world.kill_master(20.0))
-    world.clock.at(4.0, lambda: PlannedDeletion(4.0, 0).apply(world))
+    world = TrainingWorld(job(epochs=2), SOURCES)
+    world.clock.call_at(3.0, lambda: world.kill_master(20.0))
+    world.clock.call_at(4.0, lambda: PlannedDeletion(4.0, 0).apply(world))
     world.run(6.0)
     assert not world.alive_servers()
     world.run(DAYS)
@@ -161,13 +168,15 @@ def test_without_a_master_a_parameter_server_goes_as_ever() -> None:
 def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
     """Whatever goes back is accounted for: ``check_end`` compares every parameter server with the ledger."""
     chance = Random(seed)
-    world = World(
+    world = TrainingWorld(
         job(ps=chance.choice([1, 2, 3]), epochs=3, checkpoint_steps=chance.choice([3, 6]), evaluation_steps=5),
         SOURCES,
         (("v", 20),),
         seed=seed,
-        network=Network(longest=chance.choice([0.05, 0.3]), repeated=0.05, lost=0.02),
-        forgets=chance.random() < 0.5,
+        network=SimulatedNetwork(
+            max_delay=chance.choice([0.05, 0.3]), duplicate_probability=0.05, loss_probability=0.02
+        ),
+        forgets_ended_pods=chance.random() < 0.5,
     )
 
     def apply(kind: str) -> None:
@@ -175,19 +184,19 @@ def test_planned_and_unplanned_ends_in_a_storm(seed: int) -> None:
         if kind == "master" and world.master is not None:
             world.kill_master(chance.uniform(0.1, 4.0))
         elif kind == "torn" and world.master is not None:
-            world.die_at = world.handled + chance.randint(1, 20)
+            world.die_at = world.handled_events + chance.randint(1, 20)
         elif kind == "compact":
-            world.compact()
+            world.compact_journal()
         elif kind == "planned" and servers:
-            world.cluster.delete(chance.choice(servers).uid, chance.choice([0.3, 2.0, GRACE]))
+            world.cluster.delete_pod(chance.choice(servers).uid, chance.choice([0.3, 2.0, GRACE]))
         elif kind == "killed" and servers:
-            world.end(chance.choice(servers).uid, 137)
+            world.end_pod(chance.choice(servers).uid, 137)
         elif kind == "worker" and workers:
-            world.end(chance.choice(workers).uid, 137)
+            world.end_pod(chance.choice(workers).uid, 137)
 
     for _ in range(40):
         kind = chance.choice(["planned", "planned", "planned", "killed", "worker", "master", "torn", "compact"])
-        world.clock.at(chance.uniform(0.5, 40.0), lambda kind=kind: apply(kind))
+        world.clock.call_at(chance.uniform(0.5, 40.0), lambda kind=kind: apply(kind))
     world.run(DAYS)
     world.check_end()
 

@@ -25,7 +25,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.state import JobSettings
-from edl.simulation.training_world import Network, World
+from edl.simulation.training_world import SimulatedNetwork, TrainingWorld
 
 
 def two_servers_harness() -> tuple[CoreHarness, int]:
@@ -163,16 +163,23 @@ def test_it_is_exact_in_a_storm_over_parameter_servers(seed: int) -> None:
         ps=chance.choice([2, 3]),
         workers=4,
     )
-    FaultyRun(job, bad, seed, network=Network(longest=chance.choice([0.05, 0.3]), repeated=0.05, lost=0.02)).to_end()
+    FaultyRun(
+        job,
+        bad,
+        seed,
+        network=SimulatedNetwork(
+            max_delay=chance.choice([0.05, 0.3]), duplicate_probability=0.05, loss_probability=0.02
+        ),
+    ).to_end()
 
 
 def test_a_worker_that_reports_what_it_does_not_push_is_noticed() -> None:
     job = JobSettings(minibatch=4, task_records=24, workers=2, checkpoint_steps=6)
-    world = World(job, SOURCES, seed=5)
+    world = TrainingWorld(job, SOURCES, seed=5)
     world.run(3.0)
     (ps,) = world.alive_servers()
     ps.leases._admitted_count -= 7
     world.run(DAYS)
     assert world.master is not None
     assert world.master.counters.steps_not_applied == 7
-    assert any("applied 7 fewer" in tell.message for tell in world.told if isinstance(tell, WarningRaised))
+    assert any("applied 7 fewer" in tell.message for tell in world.emitted_events if isinstance(tell, WarningRaised))

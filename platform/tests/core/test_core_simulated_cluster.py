@@ -14,7 +14,7 @@ from edl.api.cluster_port import Role, TerminationCause
 from edl.api.events import RoleLeaving, RoleStarted, RollbackDone
 from edl.core import events as ev
 from edl.core.state import JobSettings
-from edl.simulation.training_world import Network, World
+from edl.simulation.training_world import SimulatedNetwork, TrainingWorld
 
 SOURCES = (("a", 260), ("b", 77))
 DAYS = 86_400.0
@@ -36,34 +36,34 @@ class ClusterFault:
     which: int
     much: float
 
-    def apply(self, world: World) -> None:
+    def apply(self, world: TrainingWorld) -> None:
         cluster = world.cluster
-        pods = cluster.live(Role.PS if self.which % 7 == 6 else Role.WORKER)
+        pods = cluster.live_pods(Role.PS if self.which % 7 == 6 else Role.WORKER)
         if self.what in TAKEN and pods:
-            cluster.delete(pods[self.which % len(pods)].uid, 5.0 * self.much, TAKEN[self.what])
+            cluster.delete_pod(pods[self.which % len(pods)].uid, 5.0 * self.much, TAKEN[self.what])
         elif self.what == "killed" and pods:
-            world.end(pods[self.which % len(pods)].uid, 137)
-        elif self.what == "out of memory" and (workers := cluster.live(Role.WORKER)):
-            world.end(workers[self.which % len(workers)].uid, 137, TerminationCause.OUT_OF_MEMORY)
+            world.end_pod(pods[self.which % len(pods)].uid, 137)
+        elif self.what == "out of memory" and (workers := cluster.live_pods(Role.WORKER)):
+            world.end_pod(workers[self.which % len(workers)].uid, 137, TerminationCause.OUT_OF_MEMORY)
         elif self.what == "node lost":
             for pod in pods[: 1 + self.which % 3]:
-                cluster.lose(pod.uid)
+                cluster.lose_node(pod.uid)
         elif self.what == "room changed":
-            cluster.resize(1 + self.which % 5)
+            cluster.set_capacity(1 + self.which % 5)
         elif self.what in ("refused", "accepted"):
-            cluster.refusal = "exceeded quota" if self.what == "refused" else ""
+            cluster.start_refusal = "exceeded quota" if self.what == "refused" else ""
         elif self.what == "scaled":
-            world.post(ev.ScaleRequested(max=(None, 1, 2, 3, 6)[self.which % 5]))
+            world.post_events(ev.ScaleRequested(max=(None, 1, 2, 3, 6)[self.which % 5]))
         else:
             self._strike_master(world)
 
-    def _strike_master(self, world: World) -> None:
+    def _strike_master(self, world: TrainingWorld) -> None:
         if self.what == "master killed" and world.master is not None:
             world.kill_master(0.1 + 5 * self.much)
         elif self.what == "master killed in the middle of a write" and world.master is not None:
-            world.die_at = world.handled + 1 + self.which
+            world.die_at = world.handled_events + 1 + self.which
         elif self.what == "journal compacted":
-            world.compact()
+            world.compact_journal()
 
 
 def faults(*kinds: str, most: int = 12) -> st.SearchStrategy[list[ClusterFault]]:
@@ -92,12 +92,14 @@ def jobs(draw: st.DrawFn) -> JobSettings:
 
 def to_end(
     job: JobSettings, bad: list[ClusterFault], seed: int, capacity: int | None, *, forgets: bool = False
-) -> World:
+) -> TrainingWorld:
     """Run the job; what is refused is accepted again at last."""
-    network = Network(repeated=0.05, lost=0.02)
-    world = World(job, SOURCES, (("v", 20),), seed=seed, network=network, forgets=forgets, capacity=capacity)
+    network = SimulatedNetwork(duplicate_probability=0.05, loss_probability=0.02)
+    world = TrainingWorld(
+        job, SOURCES, (("v", 20),), seed=seed, network=network, forgets_ended_pods=forgets, capacity=capacity
+    )
     for fault in [*bad, ClusterFault(15.0, "accepted", 0, 0.0)]:
-        world.clock.at(fault.at, lambda fault=fault: fault.apply(world))  # type: ignore[misc]
+        world.clock.call_at(fault.at, lambda fault=fault: fault.apply(world))  # type: ignore[misc]
     world.run(DAYS)
     world.check_end()
     return world
@@ -164,12 +166,12 @@ def test_a_job_on_a_cluster_in_a_storm(seed: int) -> None:
 
 
 def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
-    world = World(JobSettings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
+    world = TrainingWorld(JobSettings(minibatch=8, task_records=24, workers=5), SOURCES, seed=1, capacity=2)
     world.run(DAYS)
     world.check_end()
-    told = [tell for tell in world.told if isinstance(tell, RoleStarted)]
+    told = [tell for tell in world.emitted_events if isinstance(tell, RoleStarted)]
     started = {tell.index for tell in told if tell.role == "worker"}
-    withdrawn = [tell for tell in world.told if isinstance(tell, RoleLeaving)]
+    withdrawn = [tell for tell in world.emitted_events if isinstance(tell, RoleLeaving)]
     assert all("no work waits" in tell.cause for tell in withdrawn)
     assert {tell.index for tell in withdrawn} == set(range(5)) - started
     assert len(withdrawn) == 3
@@ -179,28 +181,28 @@ def test_workers_without_room_are_withdrawn_when_the_data_is_used_up() -> None:
 
 def test_a_job_that_loses_its_only_ps_without_a_volume_begins_again_and_says_so() -> None:
     job = JobSettings(minibatch=8, task_records=24, workers=2, durable=False)
-    world = World(job, SOURCES, seed=1)
+    world = TrainingWorld(job, SOURCES, seed=1)
     world.run(1.5)
     (ps,) = world.alive_servers()
-    world.end(ps.uid, 137)
+    world.end_pod(ps.uid, 137)
     world.run(DAYS)
     world.check_end()
-    (back,) = [tell for tell in world.told if isinstance(tell, RollbackDone)]
+    (back,) = [tell for tell in world.emitted_events if isinstance(tell, RollbackDone)]
     assert back.to_cut is None
     assert back.records > 0
-    assert not any(json.loads(line)["kind"] == "saved" for line in world.journal)
+    assert not any(json.loads(line)["kind"] == "saved" for line in world.journal_lines)
 
 
-def newest(world: World) -> str:
-    return max(world.cluster.live(Role.WORKER), key=lambda pod: pod.index).uid
+def newest(world: TrainingWorld) -> str:
+    return max(world.cluster.live_pods(Role.WORKER), key=lambda pod: pod.index).uid
 
 
 def test_out_of_memory_raises_the_memory_of_successors_and_ends_the_job_at_last() -> None:
     job = JobSettings(minibatch=8, task_records=24, workers=2, oom_memory_factor=1.5, worker_memory="2Gi")
-    world = World(job, SOURCES, seed=1, pace=1e3)
+    world = TrainingWorld(job, SOURCES, seed=1, step_seconds=1e3)
     for at in (5.0, 10.0, 15.0, 20.0):
-        world.clock.at(at, lambda: world.end(newest(world), 137, TerminationCause.OUT_OF_MEMORY))
+        world.clock.call_at(at, lambda: world.end_pod(newest(world), 137, TerminationCause.OUT_OF_MEMORY))
     world.run(DAYS)
-    assert world.ended is not None
-    assert world.ended.phase == "Failed"
-    assert "3.38 times workers.resources.memory of 2Gi" in world.ended.reason
+    assert world.end_command is not None
+    assert world.end_command.phase == "Failed"
+    assert "3.38 times workers.resources.memory of 2Gi" in world.end_command.reason

@@ -16,7 +16,7 @@ from edl.core.job import JobStateMachine
 from edl.core.shuffle import BlockLayout, describe_ranges
 from edl.core.state import JobSettings
 from edl.simulation.promises import BrokenPromiseError
-from edl.simulation.training_world import TICK, Network, World
+from edl.simulation.training_world import TICK, SimulatedNetwork, TrainingWorld
 
 SOURCES = (("a", 260), ("b", 77))
 BLOCKS = BlockLayout((((50, 5), (10, 1)), ((7, 11),)), 100)
@@ -32,26 +32,26 @@ class JobFault:
     which: int
     much: float
 
-    def apply(self, world: World) -> None:
+    def apply(self, world: TrainingWorld) -> None:
         workers, servers = world.alive_workers(), world.alive_servers()
         if self.what == "master killed" and world.master is not None:
             world.kill_master(0.1 + 5 * self.much)
         elif self.what == "master killed in the middle of a write" and world.master is not None:
-            world.die_at = world.handled + 1 + self.which
+            world.die_at = world.handled_events + 1 + self.which
         elif self.what == "journal compacted":
-            world.compact()
+            world.compact_journal()
         elif self.what == "ps killed" and servers:
-            world.end(servers[self.which % len(servers)].uid, 137)
+            world.end_pod(servers[self.which % len(servers)].uid, 137)
         elif workers:
             worker = workers[self.which % len(workers)]
             if self.what == "worker killed":
-                world.end(worker.uid, 137)
+                world.end_pod(worker.uid, 137)
             elif self.what == "worker told to go":
                 worker.leaving = True
             elif self.what == "worker stopped":
                 worker.frozen_until = world.clock.now() + 40 * self.much
             elif self.what == "worker slow":
-                worker.pace = 3 * self.much
+                worker.step_seconds = 3 * self.much
 
 
 WORKER_FAULTS = ("worker killed", "worker told to go", "worker stopped", "worker slow")
@@ -90,21 +90,23 @@ class FaultyRun:
     seed: int
     validation: int = 20
     forgets: bool = False
-    network: Network = field(default_factory=lambda: Network(repeated=0.05, lost=0.02))
+    network: SimulatedNetwork = field(
+        default_factory=lambda: SimulatedNetwork(duplicate_probability=0.05, loss_probability=0.02)
+    )
 
-    def to_end(self) -> World:
+    def to_end(self) -> TrainingWorld:
         validation = (("v", self.validation),) if self.validation else ()
-        world = World(
+        world = TrainingWorld(
             self.job,
             SOURCES,
             validation,
             seed=self.seed,
             network=self.network,
-            forgets=self.forgets,
+            forgets_ended_pods=self.forgets,
             blocks=BLOCKS,
         )
         for fault in self.faults:
-            world.clock.at(fault.at, lambda fault=fault: fault.apply(world))
+            world.clock.call_at(fault.at, lambda fault=fault: fault.apply(world))
         world.run(DAYS)
         world.check_end()
         return world
@@ -136,14 +138,14 @@ def test_lost_workers_cost_a_minibatch_each_and_nothing_is_rolled_back(
     assert world.master is not None
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial) == (0, 0, 0)
-    taken_back = sum('"revoking"' in line and '"in_flight": true' in line for line in world.journal)
+    taken_back = sum('"revoking"' in line and '"in_flight": true' in line for line in world.journal_lines)
     assert counters.repeated <= job.minibatch * taken_back
 
 
 @_thorough
 @given(jobs(), faults("worker told to go"), seeds)
 def test_workers_that_are_told_to_go_cost_nothing(job: JobSettings, bad: list[JobFault], seed: int) -> None:
-    world = FaultyRun(job, bad, seed, network=Network()).to_end()
+    world = FaultyRun(job, bad, seed, network=SimulatedNetwork()).to_end()
     assert world.master is not None
     assert world.master.counters.repeated == 0
 
@@ -151,7 +153,7 @@ def test_workers_that_are_told_to_go_cost_nothing(job: JobSettings, bad: list[Jo
 @_thorough
 @given(jobs(), faults(*MASTER_FAULTS), seeds)
 def test_a_lost_master_costs_no_record(job: JobSettings, bad: list[JobFault], seed: int) -> None:
-    world = FaultyRun(job, bad, seed, network=Network()).to_end()
+    world = FaultyRun(job, bad, seed, network=SimulatedNetwork()).to_end()
     assert world.master is not None
     counters = world.master.counters
     assert (counters.rolled_back, counters.updates_rolled_back, counters.partial, counters.repeated) == (0, 0, 0, 0)
@@ -164,15 +166,22 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
     job: JobSettings, bad: list[JobFault], at: float, seed: int
 ) -> None:
     """Whatever is lost before: nothing of what the ledger calls done is lost with the stop."""
-    world = World(job, SOURCES, (), seed=seed, network=Network(repeated=0.05, lost=0.02), blocks=BLOCKS)
+    world = TrainingWorld(
+        job,
+        SOURCES,
+        (),
+        seed=seed,
+        network=SimulatedNetwork(duplicate_probability=0.05, loss_probability=0.02),
+        blocks=BLOCKS,
+    )
     for fault in bad:
         if fault.at < at:  # later ones would hit the run that goes on
-            world.clock.at(fault.at, lambda fault=fault: fault.apply(world))
-    world.clock.at(at, lambda: world.post(StopRequested("stopped", checkpoint_seconds=10.0)))
+            world.clock.call_at(fault.at, lambda fault=fault: fault.apply(world))
+    world.clock.call_at(at, lambda: world.post_events(StopRequested("stopped", checkpoint_seconds=10.0)))
     world.run(DAYS)
-    assert world.ended is not None
+    assert world.end_command is not None
     assert world.clock.now() <= at + 10.0 + TICK
-    stopped = world.ended
+    stopped = world.end_command
     if stopped.phase == "Done":  # it was over before
         return
     master, whole = world.master, "contains all" in stopped.reason
@@ -182,11 +191,11 @@ def test_a_job_that_is_stopped_after_a_final_checkpoint_goes_on_where_it_was(
         assert master.training_ledger is not None
         assert master.checkpoint.ledger["done_records"] == master.training_ledger.done_records
     before = master.counters.rolled_back
-    world.resume()
+    world.resume_job()
     world.run(2 * DAYS)
     world.check_end()
     if whole:
-        assert [tell.records for tell in world.told if isinstance(tell, RollbackDone)][-1] == 0
+        assert [tell.records for tell in world.emitted_events if isinstance(tell, RollbackDone)][-1] == 0
         assert world.master.counters.rolled_back == before
 
 
@@ -207,7 +216,9 @@ def test_a_job_in_a_storm(seed: int) -> None:
         ps=chance.choice([1, 2, 2, 3]),
         workers=6,
     )
-    network = Network(longest=chance.choice([0.05, 0.3, 0.6]), repeated=0.05, lost=0.02)
+    network = SimulatedNetwork(
+        max_delay=chance.choice([0.05, 0.3, 0.6]), duplicate_probability=0.05, loss_probability=0.02
+    )
     FaultyRun(job, bad, seed, forgets=chance.random() < 0.5, network=network).to_end()
 
 
@@ -219,14 +230,14 @@ def test_a_run_is_a_function_of_its_seed() -> None:
     ]
     job = JobSettings(minibatch=4, task_records=24, ps=2, workers=3, checkpoint_steps=6)
     first, second = (FaultyRun(job, bad, 7).to_end() for _ in range(2))
-    assert first.journal == second.journal
+    assert first.journal_lines == second.journal_lines
 
 
 def test_the_simulation_notices_an_update_that_is_lost() -> None:
-    world = World(JobSettings(minibatch=4, task_records=24, workers=2), SOURCES, seed=1)
+    world = TrainingWorld(JobSettings(minibatch=4, task_records=24, workers=2), SOURCES, seed=1)
     world.run(5.0)
     (ps,) = world.alive_servers()
-    ps.applied.pop(next(iter(ps.applied)))
+    ps.applied_counts.pop(next(iter(ps.applied_counts)))
 
     def to_end() -> None:
         world.run(DAYS)  # which looks at every cut
@@ -238,7 +249,7 @@ def test_the_simulation_notices_an_update_that_is_lost() -> None:
 
 def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
     job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
-    world = World(job, SOURCES, seed=3, poison=frozenset({(0, "a", 40)}))
+    world = TrainingWorld(job, SOURCES, seed=3, poison_minibatches=frozenset({(0, "a", 40)}))
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
@@ -251,7 +262,7 @@ def test_a_minibatch_that_makes_workers_crash_is_put_aside() -> None:
 def test_a_minibatch_that_kills_its_workers_is_put_aside(seed: int) -> None:
     """They leave without a word: by a signal, or with exit code 0."""
     job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True)
-    world = World(job, SOURCES, seed=seed, lethal=frozenset({(0, "a", 40)}))
+    world = TrainingWorld(job, SOURCES, seed=seed, lethal_minibatches=frozenset({(0, "a", 40)}))
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
@@ -267,7 +278,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is
 ) -> None:
     """The one that trains meanwhile is innocent, also where it belongs to the range before."""
     job = JobSettings(minibatch=4, task_records=24, workers=workers, skip_crashing=True)
-    world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", first)}))
+    world = TrainingWorld(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", first)}))
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
@@ -279,7 +290,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_is_the_one_that_is
 
 def test_neighbours_that_kill_workers_while_they_are_fed_ahead_are_all_put_aside_and_nothing_else() -> None:
     job = JobSettings(minibatch=4, task_records=64, workers=1, skip_crashing=True)
-    world = World(job, SOURCES, lethal_fed=frozenset({(0, "a", 40), (0, "a", 44), (0, "a", 52)}))
+    world = TrainingWorld(job, SOURCES, lethal_fed=frozenset({(0, "a", 40), (0, "a", 44), (0, "a", 52)}))
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
@@ -292,7 +303,7 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults
     """Masters that know nothing of the ends before them count anew, and blame no innocent minibatch either."""
     chance = Random(seed)
     job = JobSettings(minibatch=4, task_records=24, workers=2, ps=2, checkpoint_steps=6, skip_crashing=True)
-    world = World(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", 40), (0, "b", 8)}))
+    world = TrainingWorld(job, SOURCES, seed=seed, lethal_fed=frozenset({(0, "a", 40), (0, "b", 8)}))
     world.run(1.0)
     for _ in range(3):
         world.kill_master(0.5)
@@ -305,27 +316,30 @@ def test_a_minibatch_that_kills_workers_while_it_is_fed_ahead_among_other_faults
 
 
 def test_a_minibatch_that_makes_workers_crash_ends_a_job_that_does_not_skip() -> None:
-    world = World(
-        JobSettings(minibatch=4, task_records=24, workers=2), SOURCES, seed=3, poison=frozenset({(0, "a", 40)})
+    world = TrainingWorld(
+        JobSettings(minibatch=4, task_records=24, workers=2),
+        SOURCES,
+        seed=3,
+        poison_minibatches=frozenset({(0, "a", 40)}),
     )
     world.run(DAYS)
-    assert world.ended is not None
-    assert world.ended.phase == "Failed"
-    assert "records 40 to 43 of a" in world.ended.reason
+    assert world.end_command is not None
+    assert world.end_command.phase == "Failed"
+    assert "records 40 to 43 of a" in world.end_command.reason
 
 
 def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_record() -> None:
     job = JobSettings(minibatch=4, task_records=24, workers=2, skip_crashing=True, shuffle=100)
-    world = World(job, SOURCES, seed=3, poison=frozenset({(0, "", 40)}), blocks=BLOCKS)
+    world = TrainingWorld(job, SOURCES, seed=3, poison_minibatches=frozenset({(0, "", 40)}), blocks=BLOCKS)
     world.run(DAYS)
     world.check_end()
     assert world.master is not None
     order = world.master.shuffle_order
     assert order is not None
     expected = order.epoch_order(0).record_ranges(40, 44)
-    (entry,) = (entry for entry in world.settled if entry.quarantine)
+    (entry,) = (entry for entry in world.returned_leases if entry.quarantine)
     assert entry.records == expected
-    (told,) = (told for told in world.told if isinstance(told, RangeQuarantined))
+    (told,) = (told for told in world.emitted_events if isinstance(told, RangeQuarantined))
     assert f"{describe_ranges(expected)} made workers crash 3 times" in told.reason
     training = world.master.ledgers["training"]
     assert [(work.source, work.start, work.end) for work in training.quarantined_ranges] == [("", 40, 44)]
@@ -334,12 +348,12 @@ def test_a_shuffled_minibatch_that_makes_workers_crash_is_named_by_file_and_reco
 
 def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none() -> None:
     job = JobSettings(minibatch=4, task_records=24, workers=2, shuffle=100)
-    world = World(job, SOURCES, (("v", 20),), seed=3, blocks=BLOCKS)
+    world = TrainingWorld(job, SOURCES, (("v", 20),), seed=3, blocks=BLOCKS)
     world.run(1.0)
     assert world.master is not None
     assert world.master.shuffle_order is not None
     assert world.master.shuffle_order.window == 96
-    assert world.shadow.shuffle_order == world.master.shuffle_order
+    assert world.replayed_master.shuffle_order == world.master.shuffle_order
     fresh = JobStateMachine(job)
     fresh.replay_journal(json.loads(json.dumps(world.master.to_snapshot())), [])
     assert fresh.shuffle_order == world.master.shuffle_order
@@ -353,8 +367,8 @@ def test_a_master_that_replays_finds_the_same_order_and_old_journals_have_none()
 
 
 def test_a_window_that_is_wanted_of_a_reader_without_random_access_ends_the_job() -> None:
-    world = World(JobSettings(minibatch=4, task_records=24, workers=2, shuffle=100), SOURCES, seed=3)
+    world = TrainingWorld(JobSettings(minibatch=4, task_records=24, workers=2, shuffle=100), SOURCES, seed=3)
     world.run(DAYS)
-    assert world.ended is not None
-    assert world.ended.phase == "Failed"
-    assert "train.shuffle.window" in world.ended.reason
+    assert world.end_command is not None
+    assert world.end_command.phase == "Failed"
+    assert "train.shuffle.window" in world.end_command.reason

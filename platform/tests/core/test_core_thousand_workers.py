@@ -17,7 +17,7 @@ from edl.core.job_pods import JobPod, JobPods
 from edl.core.ledger import Lease
 from edl.core.scaling import BATCH_DELAY_SECONDS, START_BATCH
 from edl.core.state import JobSettings
-from edl.simulation.training_world import World
+from edl.simulation.training_world import TrainingWorld
 
 SETTINGS = JobSettings(minibatch=8, task_records=64, ps=0, predict=True, workers=4, elevated_share=0.5)
 RECORDS = (("a", 10**9),)
@@ -107,10 +107,10 @@ def test_nobody_is_heard_who_wants_more_workers_than_there_may_be() -> None:
 
 
 def test_a_job_with_more_workers_than_a_batch_comes_to_its_end() -> None:
-    world = World(JobSettings(minibatch=8, task_records=8, workers=START_BATCH + 20), (("a", 1_600),), seed=1)
+    world = TrainingWorld(JobSettings(minibatch=8, task_records=8, workers=START_BATCH + 20), (("a", 1_600),), seed=1)
     world.run(3600.0)
     world.check_end()
-    asked = [tell for tell in world.told if isinstance(tell, RoleRequested)]
+    asked = [tell for tell in world.emitted_events if isinstance(tell, RoleRequested)]
     assert sum(tell.role == "worker" for tell in asked) == START_BATCH + 20
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from faults.linear_job import LinearJob
 from support.job_process import JobProcess, Line
 
-from edl.simulation.ledger_recount import Recount
+from edl.simulation.ledger_recount import LedgerRecount
 
 
 def finished(
     job: LinearJob, run: JobProcess, *, lost: int = 0, silent: int = 0, timeout: float = 90.0
-) -> tuple[Line, Recount]:
+) -> tuple[Line, LedgerRecount]:
     """Wait for the end; nothing is lost, little is repeated, ledger and parameters agree, nothing went back."""
     summary, found = done(job, run, lost=lost, silent=silent, timeout=timeout)
     job.check_checkpoints(run.run_dir, found)
@@ -20,7 +20,7 @@ def finished(
 
 def done(
     job: LinearJob, run: JobProcess, *, lost: int = 0, silent: int = 0, timeout: float = 90.0
-) -> tuple[Line, Recount]:
+) -> tuple[Line, LedgerRecount]:
     """Wait for the end; the summary says what an independent count of the journal says.
 
     Args:
@@ -36,8 +36,8 @@ def done(
     assert summary["workers_lost"] == lost
     assert summary["records_repeated"] <= (lost + silent) * job.minibatch
     found = job.check(run.run_dir)
-    assert summary["records_repeated"] == found.repeated
-    assert summary["records_rolled_back"] == found.rolled_back
+    assert summary["records_repeated"] == found.repeated_records
+    assert summary["records_rolled_back"] == found.rolled_back_records
     assert summary["updates_rolled_back"] == found.updates_rolled_back
     assert summary["steps_not_applied"] == 0
     return summary, found

@@ -21,7 +21,7 @@ from support.job_process import JobProcess
 from support.run_recount import recount
 
 from edl.simulation.counted_steps import CountedStep
-from edl.simulation.ledger_recount import Recount, problems
+from edl.simulation.ledger_recount import LedgerRecount, find_ledger_problems
 
 WIDTH = 6
 ROWS, DIM, IDS = 64, 4, 3
@@ -154,18 +154,18 @@ class LinearJob:
         dense = {f"{name}/{part}": value for name in "abcd" for part, value in (("kernel", kernel), ("bias", bias))}
         return {name: (LEARNING_RATE * value).astype(np.float32) for name, value in {**dense, "items": rows}.items()}
 
-    def check(self, run_dir: Path) -> Recount:
+    def check(self, run_dir: Path) -> LedgerRecount:
         """The ledger as the journal gives it: every record exactly once an epoch."""
         found = recount(run_dir)
-        assert problems(found, self.epochs) == []
+        assert find_ledger_problems(found, self.epochs) == []
         return found
 
-    def check_checkpoints(self, run_dir: Path, found: Recount) -> None:
+    def check_checkpoints(self, run_dir: Path, found: LedgerRecount) -> None:
         """Every checkpoint on the disk is what its cut of the ledger gives; the last one is the end of training."""
         folders = [path.parent for path in sorted((run_dir / "checkpoints").glob("cut-*/manifest.json"))]
         for folder in folders:
-            self.check_cut(folder, found.cuts[cut_of(folder)], found.halves)
-        assert found.cuts[cut_of(folders[-1])] == found.counted
+            self.check_cut(folder, found.cuts[cut_of(folder)], found.partial_steps)
+        assert found.cuts[cut_of(folders[-1])] == found.counted_steps
 
     def check_cut(self, folder: Path, steps: Iterable[CountedStep], halves: Sequence[CountedStep] = ()) -> None:
         """A checkpoint holds the sum over ``steps``, bit by bit.
@@ -187,7 +187,7 @@ class LinearJob:
 def _by_source(step: CountedStep) -> Iterable[tuple[str, list[int]]]:
     """The records of a step, for each source that has some of them."""
     found: dict[str, list[int]] = {}
-    for source, record in step.places():
+    for source, record in step.source_records():
         found.setdefault(source, []).append(record)
     return found.items()
 

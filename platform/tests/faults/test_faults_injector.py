@@ -14,7 +14,7 @@ import pytest
 from support.noise import RunNoise
 
 from edl.api.errors import BadInputError
-from edl.ops.fault_injection import Fault, Injector, Roster, Watched, runs_of
+from edl.ops.fault_injection import ObservedRun, RolePids, ScheduledSignal, SignalInjector, job_dir_of
 
 FAKE_EDL = """
 import json, subprocess, sys, time
@@ -41,13 +41,13 @@ def status(done: int = 0, step: int = 0, **training: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("worker:KILL@50%", Fault("worker", None, "KILL", share=0.5)),
-        ("ps-1:STOP@400", Fault("ps", 1, "STOP", step=400)),
-        ("master:TERM@12.5%", Fault("master", None, "TERM", share=0.125)),
+        ("worker:KILL@50%", ScheduledSignal("worker", None, "KILL", progress_share=0.5)),
+        ("ps-1:STOP@400", ScheduledSignal("ps", 1, "STOP", step=400)),
+        ("master:TERM@12.5%", ScheduledSignal("master", None, "TERM", progress_share=0.125)),
     ],
 )
-def test_a_specification_is_read(text: str, fault: Fault) -> None:
-    assert Fault.parse(text) == fault
+def test_a_specification_is_read(text: str, fault: ScheduledSignal) -> None:
+    assert ScheduledSignal.parse(text) == fault
 
 
 @pytest.mark.parametrize(
@@ -55,36 +55,36 @@ def test_a_specification_is_read(text: str, fault: Fault) -> None:
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(BadInputError, match="is not a fault"):
-        Fault.parse(text)
+        ScheduledSignal.parse(text)
 
 
 def test_a_fault_is_due_at_its_step_or_share() -> None:
-    assert not Fault.parse("ps:KILL@50%").due(status(done=49))
-    assert Fault.parse("ps:KILL@50%").due(status(done=50))
-    assert not Fault.parse("ps:KILL@50%").due({"records_total": 0, "records_done": 0, "step": 0})
-    assert Fault.parse("ps:KILL@3").due(status(step=3))
+    assert not ScheduledSignal.parse("ps:KILL@50%").is_due(status(done=49))
+    assert ScheduledSignal.parse("ps:KILL@50%").is_due(status(done=50))
+    assert not ScheduledSignal.parse("ps:KILL@50%").is_due({"records_total": 0, "records_done": 0, "step": 0})
+    assert ScheduledSignal.parse("ps:KILL@3").is_due(status(step=3))
 
 
 def test_a_worker_that_trains_is_meant_unless_it_is_named() -> None:
-    pids_by_role = Roster()
+    pids_by_role = RolePids()
     for index in (0, 1, 2):
         event = {"event": "role_started", "time": 1.0, "role": "worker", "index": index, "pid": 100 + index}
-        pids_by_role.see(event)
-    assert Fault.parse("worker:KILL@0%").target(status(w1=101, w2=102), pids_by_role) == (1, 101)
-    assert Fault.parse("worker:KILL@0%").target(status(), pids_by_role) is None
-    assert Fault.parse("worker-0:KILL@0%").target(status(w1=101), pids_by_role) == (0, 100)
+        pids_by_role.record_event(event)
+    assert ScheduledSignal.parse("worker:KILL@0%").find_target(status(w1=101, w2=102), pids_by_role) == (1, 101)
+    assert ScheduledSignal.parse("worker:KILL@0%").find_target(status(), pids_by_role) is None
+    assert ScheduledSignal.parse("worker-0:KILL@0%").find_target(status(w1=101), pids_by_role) == (0, 100)
 
 
 def test_the_roster_forgets_who_ended_and_what_was_before() -> None:
-    pids_by_role = Roster(since=10.0)
+    pids_by_role = RolePids(since=10.0)
     start = {"event": "role_started", "role": "worker", "index": 0}
-    pids_by_role.see({**start, "time": 9.0, "pid": 5})
-    assert pids_by_role.of("worker") == {}
-    pids_by_role.see({**start, "time": 11.0, "pid": 6})
-    pids_by_role.see({**start, "event": "role_ended", "time": 12.0, "pid": 5})
-    assert pids_by_role.of("worker") == {0: 6}
-    pids_by_role.see({**start, "event": "role_ended", "time": 13.0, "pid": 6})
-    assert pids_by_role.of("worker") == {}
+    pids_by_role.record_event({**start, "time": 9.0, "pid": 5})
+    assert pids_by_role.pids_of("worker") == {}
+    pids_by_role.record_event({**start, "time": 11.0, "pid": 6})
+    pids_by_role.record_event({**start, "event": "role_ended", "time": 12.0, "pid": 5})
+    assert pids_by_role.pids_of("worker") == {0: 6}
+    pids_by_role.record_event({**start, "event": "role_ended", "time": 13.0, "pid": 6})
+    assert pids_by_role.pids_of("worker") == {}
 
 
 @pytest.fixture
@@ -130,19 +130,19 @@ def test_jobs_on_a_cluster_are_refused(fake_job: Path) -> None:
 
 def test_a_pid_that_was_there_before_the_command_gets_nothing(tmp_path: Path) -> None:
     """Such a process is not the role's: the pid was given anew."""
-    watched = Watched(tmp_path, time.time() + 60)
-    watched.status = lambda: status(done=60, w3=os.getpid())
-    watched.roster.see({"event": "role_started", "time": time.time() + 61, "role": "worker", "index": 3,
+    watched = ObservedRun(tmp_path, time.time() + 60)
+    watched.read_status = lambda: status(done=60, w3=os.getpid())
+    watched.role_pids.record_event({"event": "role_started", "time": time.time() + 61, "role": "worker", "index": 3,
                         "pid": os.getpid()})  # fmt: skip
-    injector = Injector([Fault.parse("worker:CONT@50%")], watched)
-    injector.poll()
-    assert not injector.sent
+    injector = SignalInjector([ScheduledSignal.parse("worker:CONT@50%")], watched)
+    injector.send_due_signals()
+    assert not injector.sent_signals
 
 
 def test_the_runs_of_a_job_are_where_its_storage_says(fake_job: Path) -> None:
-    assert runs_of(["edl", "run", "job.json"], fake_job) == fake_job / "edl/local/fake"
+    assert job_dir_of(["edl", "run", "job.json"], fake_job) == fake_job / "edl/local/fake"
     moved = ["edl", "run", "job.json", "--set", "storage.path=/x", "--set=name=other"]
-    assert runs_of(moved, fake_job) == Path("/x/local/other")
+    assert job_dir_of(moved, fake_job) == Path("/x/local/other")
 
 
 def test_noise_is_bounded_by_the_spread_and_by_the_cap() -> None:

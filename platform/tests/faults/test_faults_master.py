@@ -30,7 +30,7 @@ def test_the_master_is_killed_again_and_again(linear: Make, measure: Measure) ->
         _, found = finished(job, run)
         ends = {line["reason"] for line in run.events("role_ended") if line["role"] != "master"}
     assert ends <= {"Completed", "Deleted"}, "workers and PS wait for their master and go on"
-    assert found.repeated == 0
+    assert found.repeated_records == 0
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ from support.job_process import JobProcess, Line, edl
 from support.noise import RunNoise
 from support.run_recount import recount
 
-from edl.simulation.ledger_recount import problems
+from edl.simulation.ledger_recount import find_ledger_problems
 
 pytestmark = pytest.mark.faults
 
@@ -74,7 +74,7 @@ def whole_summary(run: JobProcess, epochs: int) -> Line:
     """The job is done and an independent count of its journal finds every record once an epoch."""
     summary = run.summary()
     assert summary["records_lost"] == 0
-    assert problems(recount(run.run_dir), epochs) == []
+    assert find_ledger_problems(recount(run.run_dir), epochs) == []
     return summary
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from support.job_process import START_SECONDS, JobProcess
 
 from edl.simulation.counted_steps import CountedStep, PartRollback
-from edl.simulation.ledger_recount import Recount
+from edl.simulation.ledger_recount import LedgerRecount
 
 pytestmark = pytest.mark.faults
 
@@ -98,11 +98,11 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
         summary, found = done(job, run, lost=int(embedding))
         folder = max(path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json"))
     assert summary["records_rolled_back"] == 0
-    assert [part.ps for part in found.parts] == [1]
+    assert [part.ps for part in found.part_rollbacks] == [1]
     kept, lost = ShardContents(job, folder, 0), ShardContents(job, folder, 1)
     assert ("items" in kept.values) == ("items" in lost.values) == embedding
     check_kept(kept, found)
-    assert check_lost(lost, found, found.parts[0]) == {summary["updates_rolled_back"]}
+    assert check_lost(lost, found, found.part_rollbacks[0]) == {summary["updates_rolled_back"]}
 
 
 @pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
@@ -119,7 +119,7 @@ def test_one_is_told_to_go(linear: Make, ps: int) -> None:
         summary, found = done(job, run)
         job.check_checkpoints(run.run_dir, found)
     assert (summary["records_rolled_back"], summary["updates_rolled_back"], summary["records_repeated"]) == (0, 0, 0)
-    assert (found.rollbacks, found.parts) == ([], [])
+    assert (found.rollbacks, found.part_rollbacks) == ([], [])
 
 
 @pytest.mark.thorough
@@ -130,7 +130,7 @@ def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
         _, found = done(job, run)
         job.check_checkpoints(run.run_dir, found)
         folders = [path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json")]
-    amid = [folder for folder in folders if 0 < len(found.cuts[cut_of(folder)]) < len(found.counted)]
+    amid = [folder for folder in folders if 0 < len(found.cuts[cut_of(folder)]) < len(found.counted_steps)]
     assert len(amid) >= 3
     assert all(parameters(folder, ps) for folder in amid for ps in (0, 1))
 
@@ -159,14 +159,14 @@ class ShardContents:
         return np.concatenate([value.ravel() for value in own])
 
 
-def check_kept(held: ShardContents, found: Recount) -> None:
+def check_kept(held: ShardContents, found: LedgerRecount) -> None:
     """The other one lacks nothing; what a killed worker had sent to it alone is in once more."""
-    halves = [[np.zeros_like(held.flat), held.of([half])] for half in found.halves]
-    whole = held.of(found.counted)
+    halves = [[np.zeros_like(held.flat), held.of([half])] for half in found.partial_steps]
+    whole = held.of(found.counted_steps)
     assert any(np.array_equal(sum(chosen, whole), held.flat) for chosen in product(*halves))
 
 
-def check_lost(held: ShardContents, found: Recount, part: PartRollback) -> set[int]:
+def check_lost(held: ShardContents, found: LedgerRecount, part: PartRollback) -> set[int]:
     """A restored PS lacks what was entered since its cut, and the first few steps of each worker that were not yet.
 
     What workers had pushed and not yet reported when it died is not in the journal. Their pushes are in order, so it is
@@ -175,10 +175,10 @@ def check_lost(held: ShardContents, found: Recount, part: PartRollback) -> set[i
     Returns:
         How many updates the values lack: of one number, unless a worker was killed between two of its sends.
     """
-    entered = part.before - found.cuts[part.cut]
-    missing = held.of(found.counted) - held.flat - held.of(entered)
+    entered = part.counted_before - found.cuts[part.cut]
+    missing = held.of(found.counted_steps) - held.flat - held.of(entered)
     choices = [list(enumerate(_prefixes(held, steps))) for steps in _unreported(found, part).values()]
-    choices += [[(0, np.zeros_like(missing)), (0, -held.of([half]))] for half in found.halves]
+    choices += [[(0, np.zeros_like(missing)), (0, -held.of([half]))] for half in found.partial_steps]
     lacking = {
         len(entered) + sum(steps for steps, _ in chosen)
         for chosen in product(*choices)
@@ -189,12 +189,12 @@ def check_lost(held: ShardContents, found: Recount, part: PartRollback) -> set[i
     return lacking
 
 
-def _unreported(found: Recount, part: PartRollback) -> dict[str, list[CountedStep]]:
+def _unreported(found: LedgerRecount, part: PartRollback) -> dict[str, list[CountedStep]]:
     """By worker, the steps that it may have pushed and not reported, in order."""
     steps: dict[str, list[CountedStep]] = {}
-    for number in part.live:
+    for number in part.live_leases:
         lease = found.leases[number]
-        after = [step for step in lease.steps(lease.through) if step not in part.before]
+        after = [step for step in lease.first_steps(lease.done_steps) if step not in part.counted_before]
         steps.setdefault(lease.worker, []).extend(after)
     return steps
 

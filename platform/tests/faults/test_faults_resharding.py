@@ -34,7 +34,7 @@ def test_two_then_three_then_one(linear: Callable[..., LinearJob]) -> None:
 
     told = edl("checkpoint", "export", "linear", "linear.npz", cwd=job.file.parent)
     assert told.returncode == 0, told.stderr
-    expected = job.expected(found.counted)
+    expected = job.expected(found.counted_steps)
     with np.load(job.file.parent / "linear.npz", allow_pickle=False) as exported:
         (table,) = {name.removesuffix("/ids") for name in exported if name.endswith("/ids")}
         ids, rows = exported[f"{table}/ids"], exported[f"{table}/rows"]

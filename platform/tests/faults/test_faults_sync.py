@@ -14,7 +14,7 @@ from support.job_process import JobProcess
 from support.run_recount import recount
 from support.signed_job import MINIBATCH, SignedJob, dense
 
-from edl.simulation.ledger_recount import Recount, problems
+from edl.simulation.ledger_recount import LedgerRecount, find_ledger_problems
 
 pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET), pytest.mark.timeout(400)]
 
@@ -71,19 +71,19 @@ def test_the_first_server_is_killed(tmp_path: Path) -> None:
     assert (told.odd, told.absent) == ([], [])
 
 
-def half_done(found: Recount) -> set[int]:
+def half_done(found: LedgerRecount) -> set[int]:
     """The records of steps that some of the servers may have and others not."""
-    return {record for step in found.halves for _, record in step.places()}
+    return {record for step in found.partial_steps for _, record in step.source_records()}
 
 
-def finished(run: JobProcess, *, lost: int) -> tuple[Recount, list[Path]]:
+def finished(run: JobProcess, *, lost: int) -> tuple[LedgerRecount, list[Path]]:
     """Wait for the end: the ledger is exact. Returns its recount, and the checkpoints in order."""
     summary = run.summary(200.0)
     assert summary["records_done"] == RECORDS
     assert summary["workers_lost"] == lost
     assert summary["records_repeated"] <= MINIBATCH
     found = recount(run.run_dir)
-    assert problems(found, 1) == []
+    assert find_ledger_problems(found, 1) == []
     return found, sorted(path.parent for path in run.run_dir.glob("checkpoints/cut-*/manifest.json"))
 
 

@@ -52,7 +52,7 @@ def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) ->
                 measure("worker SIGKILL to leased again", leased_again(run) - at)
             run.wait_event("role_started", role="worker", index=2)
         _, found = finished(job, run, lost=len(steps))
-    assert found.partial == 0
+    assert found.partial_step_count == 0
 
 
 def test_a_worker_stops_past_its_lease_and_comes_back(linear: Make) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from support.job_folder import JobFolder, write_module
 from support.run_recount import recount
 
-from edl.simulation.ledger_recount import problems
+from edl.simulation.ledger_recount import find_ledger_problems
 from edl.storage.run_directory import read_json
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
@@ -95,7 +95,7 @@ def test_a_sorted_file_trains_within_one_point_of_keras_fit(tmp_path: Path) -> N
     found = recount(run.run_dir)
     assert found.order is not None
     assert found.order.window == 8_192, "by default, all of these rows"
-    assert problems(found, EPOCHS) == []
+    assert find_ledger_problems(found, EPOCHS) == []
     assert read_json(run.run_dir / "status.json")["records_done"] == EPOCHS * RECORDS
     reached, aim = summary["metrics"]["accuracy"], fitted(x, y, test)
     assert reached >= aim - 0.01, f"{reached:.4f}, and keras.fit {aim:.4f}"

@@ -56,7 +56,7 @@ def test_pods_go_where_most_is_free_until_all_is_full() -> None:
     found = fill(room, pod())
     assert sorted(found) == ["a", "a", "a", "a", "b", "b"]
     assert set(found[:2]) == {"a", "b"}
-    assert room.place_pod(pod()).lacking == ("cpu",)
+    assert room.place_pod(pod()).lacking_resources == ("cpu",)
 
 
 def test_pods_that_run_take_room_and_ended_or_unplaced_ones_do_not() -> None:
@@ -191,24 +191,29 @@ def test_a_forecast_says_how_many_start_and_why_the_next_does_not() -> None:
         pod_groups(), ClusterCapacity([node("a", cpu="3")], [pod("3", on="a", name="idle")]), NamespaceQuotas(())
     )
     (ps, workers) = found.placements
-    assert (ps.placed_pods, ps.lacking, ps.may_preempt) == (0, ("cpu",), True)
-    assert (workers.placed_pods, workers.immediate_pods, workers.lacking, workers.may_preempt) == (
+    assert (ps.placed_pods, ps.lacking_resources, ps.may_preempt) == (0, ("cpu",), True)
+    assert (workers.placed_pods, workers.immediate_pods, workers.lacking_resources, workers.may_preempt) == (
         0,
         0,
         ("cpu",),
         False,
     )
-    assert found.requested == {"cpu": 5, "memory": 5 << 30}
-    assert (found.free, found.node_counts) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
+    assert found.requested_resources == {"cpu": 5, "memory": 5 << 30}
+    assert (found.free_resources, found.node_counts) == ({"cpu": 0, "memory": 7 << 30}, (1, 1))
 
 
 def test_a_forecast_without_nodes_compares_with_the_quota_only() -> None:
     quotas = NamespaceQuotas([quota({"requests.cpu": "4", "limits.cpu": "1"}, {"requests.cpu": "1"})])
     (ps, workers) = forecast_job(pod_groups(), None, quotas).placements
     assert (ps.allowed_pods, workers.allowed_pods, workers.placed_pods, workers.immediate_pods) == (1, 2, None, 2)
-    refusal = workers.refusal
+    refusal = workers.quota_refusal
     assert refusal is not None
-    assert (refusal.quota, refusal.resource, refusal.requested, refusal.remaining) == ("team", "requests.cpu", 1, 0)
+    assert (refusal.quota, refusal.resource, refusal.requested_amount, refusal.remaining_amount) == (
+        "team",
+        "requests.cpu",
+        1,
+        0,
+    )
 
 
 @pytest.mark.parametrize(

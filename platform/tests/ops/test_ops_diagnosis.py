@@ -58,9 +58,9 @@ def test_a_job_that_runs_has_no_complaints(cluster: InMemoryCluster) -> None:
 def test_pods_that_wait_for_the_same_are_one_complaint(cluster: InMemoryCluster) -> None:
     pods = [put_pod(cluster, Role.WORKER, index, unscheduled(NO_CPU)) for index in range(6)]
     (found,) = findings(job_view(CALM), [put_pod(cluster, Role.MASTER), *pods], nodes=[cluster.node("n1")])
-    assert not missing_keys(found.about, "worker-0, worker-1, worker-2, worker-3", "2 more")
+    assert not missing_keys(found.subject, "worker-0, worker-1, worker-2, worker-3", "2 more")
     assert not missing_keys(found.text, "2 of 2 nodes", "cpu")
-    assert found.said == NO_CPU
+    assert found.cluster_message == NO_CPU
 
 
 def test_a_pod_larger_than_every_node_can_never_start(cluster: InMemoryCluster) -> None:
@@ -90,7 +90,7 @@ def test_a_master_that_cannot_be_made() -> None:
     said = 'pods "edl-mnist-master-x" is forbidden: error looking up service account team/edl-job-master: not found'
     refused = KubernetesEvent(NOW, "Job edl-mnist-master", "FailedCreate", said, True)
     (found,) = findings(job_view(PublishedStatus(), status={}), kube_events=[refused])
-    assert found.about == "master"
+    assert found.subject == "master"
     assert said in found.text
     assert "edl-job-master" in found.remedy
 
@@ -106,7 +106,7 @@ def test_what_a_policy_refuses_is_not_mistaken_for_something_missing() -> None:
 def test_a_master_whose_image_is_not_there(cluster: InMemoryCluster) -> None:
     pod = put_pod(cluster, Role.MASTER, 0, container("nosuch:1", waiting={"reason": "ImagePullBackOff"}))
     (found,) = findings(job_view(PublishedStatus(), status={}), [pod])
-    assert (found.about, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
+    assert (found.subject, missing_keys(found.text, "image", "pulled", "nosuch:1")) == ("master", [])
 
 
 def test_a_submission_that_broke_off() -> None:
@@ -120,7 +120,7 @@ def test_refusals_and_starvation(cluster: InMemoryCluster) -> None:
         replace(STATUS, workers_wanted=2, starved=True, refusals={"worker-7": said, "worker-8": said})
     )
     refused, starved = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
-    assert (refused.about, said in refused.text) == ("worker-7, worker-8", True)
+    assert (refused.subject, said in refused.text) == ("worker-7, worker-8", True)
     assert "quota" in refused.remedy
     assert not missing_keys(starved.text, "starved", "2 workers", "workers.min is 1")
 
@@ -196,7 +196,7 @@ def test_a_failed_job_says_why_and_how_to_go_on() -> None:
     found = findings(job_view(published, status=conditions(Failed="BackoffLimitExceeded")))[0]
     assert not missing_keys(found.text, "failed", "the model crashes in every worker")
     assert "--resume 0a1b" in found.remedy
-    assert "KeyError" in found.said
+    assert "KeyError" in found.cluster_message
 
 
 def test_a_job_without_a_word_of_its_master_fails_with_that_of_kubernetes() -> None:
@@ -254,7 +254,7 @@ def test_few_names_are_all_said() -> None:
 )
 def test_which_of_kubernetes_events_are_the_jobs_own(name: str, own: bool) -> None:
     event = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": name}, "message": "a\n b", "reason": "R"}
-    assert [each.about for each in select_job_events([event], "mnist")] == ([f"Pod {name}"] if own else [])
+    assert [each.involved_object for each in select_job_events([event], "mnist")] == ([f"Pod {name}"] if own else [])
 
 
 def test_both_kinds_of_events_are_read() -> None:
@@ -262,7 +262,7 @@ def test_both_kinds_of_events_are_read() -> None:
     new = {"eventTime": "2026-01-01T00:00:01.500000Z", "series": None, "type": "Normal"}
     about = {"metadata": {}, "involvedObject": {"kind": "Pod", "name": "edl-mnist-ps-0"}, "reason": "R", "message": "m"}
     first, second = select_job_events([{**about, **old}, {**about, **new}], "mnist")
-    assert second.time - first.time == 0.5
+    assert second.last_seen - first.last_seen == 0.5
     assert (first.count, first.is_warning, second.count, second.is_warning) == (1, False, 3, True)
 
 

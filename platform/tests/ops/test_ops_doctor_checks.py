@@ -134,7 +134,7 @@ def test_who_may_not_ask_about_others_reads_the_bindings(
     (one,) = [
         each
         for each in examine_cluster(doctor_cluster, PriorityClassNames())
-        if each.about == "rights" and names.MASTER_ACCOUNT in each.text
+        if each.subject == "rights" and names.MASTER_ACCOUNT in each.text
     ]
     assert one.level is level
 
@@ -151,7 +151,7 @@ def test_masters_of_whom_nobody_may_ask_are_not_vouched_for(doctor_cluster: Doct
 def test_what_belongs_to_the_cluster_is_seen_by_its_viewers(doctor_cluster: DoctorCluster) -> None:
     doctor_cluster.deny("get", PRIORITY_CLASSES, NAMESPACES)
     hidden = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.level is FindingLevel.WARN]
-    assert [each.about for each in hidden] == ["namespace", "priorities"]
+    assert [each.subject for each in hidden] == ["namespace", "priorities"]
     assert "ClusterRole edl-cluster-viewer" in hidden[1].remedy
 
 
@@ -318,7 +318,7 @@ def test_other_names_of_the_priority_classes(doctor_cluster: DoctorCluster) -> N
 
 def looked_at(doctor_cluster: DoctorCluster) -> DoctorFinding:
     """What is said about Secrets."""
-    first, *_ = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "admission"]
+    first, *_ = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.subject == "admission"]
     return first
 
 
@@ -337,7 +337,7 @@ def test_who_may_not_read_the_namespace_tries_a_pod_that_only_restricted_refuses
     doctor_cluster.admissions.append(
         lambda thing: refusal if thing["kind"] == "Pod" and "securityContext" not in thing["spec"] else None
     )
-    (one,) = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "namespace"]
+    (one,) = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.subject == "namespace"]
     assert one.level is level
     assert not missing_keys(one.text, "namespace team", *keys)
     assert ("enforce=restricted" in one.remedy) is (refusal is None)
@@ -361,7 +361,9 @@ def test_whether_pods_without_a_class_are_counted_by_no_quota(
 ) -> None:
     doctor_cluster.forbidden = {"get secrets"}
     doctor_cluster.admissions.append(lambda thing: None if "priorityClassName" in str(thing) else refusal)
-    _, uncounted = [each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.about == "admission"]
+    _, uncounted = [
+        each for each in examine_cluster(doctor_cluster, PriorityClassNames()) if each.subject == "admission"
+    ]
     assert uncounted.level is level
     assert doctor_cluster.created == []
 

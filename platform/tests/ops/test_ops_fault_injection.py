@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edl.ops import fault_injection
-from edl.ops.fault_injection import Fault, run_with_faults
+from edl.ops.fault_injection import ScheduledSignal, run_with_faults
 
 
 @pytest.fixture
@@ -24,18 +24,18 @@ def restored_signals():
 
 @pytest.mark.usefixtures("restored_signals")
 def test_the_command_ends_when_its_job_cannot_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fault_injection, "runs_of", lambda command, cwd: tmp_path)
+    monkeypatch.setattr(fault_injection, "job_dir_of", lambda command, cwd: tmp_path)
     pid_file = tmp_path / "pid"
 
     def fail(self: object) -> None:
         if pid_file.exists():
             raise ModuleNotFoundError
 
-    monkeypatch.setattr(fault_injection.Injector, "poll", fail)
+    monkeypatch.setattr(fault_injection.SignalInjector, "send_due_signals", fail)
     code = f"import os, pathlib, time; pathlib.Path({json.dumps(str(pid_file))}).write_text(str(os.getpid()))"
     command = [sys.executable, "-c", f"{code}; time.sleep(60)"]
     with pytest.raises(ModuleNotFoundError):
-        run_with_faults([Fault.parse("worker:KILL@1")], command, warn=print)
+        run_with_faults([ScheduledSignal.parse("worker:KILL@1")], command, warn=print)
     while not (pid := pid_file.read_text()):
         pass
     assert not psutil.pid_exists(int(pid))

@@ -29,10 +29,10 @@ def test_pods_that_run_or_wait_with_what_was_measured() -> None:
         put_pod(cluster, Role.WORKER, 3, {"phase": "Failed"}),
     ]
     first, second = combine_usage(pods, [MEASURED])
-    assert (first.pod, first.node, format_amounts(first.requested)) == ("worker-1", "n1", "1 CPU, 1 GiB")
-    assert first.measured is not None
-    assert format_amounts(first.measured) == "1.5 CPU, 512 MiB"
-    assert (second.measured, second.phase) == (None, "Pending")
+    assert (first.pod, first.node, format_amounts(first.requested_resources)) == ("worker-1", "n1", "1 CPU, 1 GiB")
+    assert first.used_resources is not None
+    assert format_amounts(first.used_resources) == "1.5 CPU, 512 MiB"
+    assert (second.used_resources, second.phase) == (None, "Pending")
 
 
 @pytest.mark.parametrize("code", [404, 503])
@@ -53,4 +53,4 @@ def test_a_cluster_that_does_not_measure_says_so(code: int, monkeypatch: pytest.
 
 def test_nothing_is_measured_yet() -> None:
     pods: list[Manifest] = [put_pod(InMemoryCluster(), Role.MASTER)]
-    assert [use.measured for use in combine_usage(pods, [])] == [None]
+    assert [use.used_resources for use in combine_usage(pods, [])] == [None]

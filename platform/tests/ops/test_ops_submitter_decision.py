@@ -25,7 +25,7 @@ THEIRS = MasterJob("mnist", "m-1", "older")
             ReleaseView(None, master_jobs=[OWN]), SubmitterStep.REPLACED, id="my Job is gone, its job not yet"
         ),
         pytest.param(
-            ReleaseView(replace(MINE, leaving=True), master_jobs=[OWN]), SubmitterStep.REPLACED, id="my Job goes"
+            ReleaseView(replace(MINE, being_deleted=True), master_jobs=[OWN]), SubmitterStep.REPLACED, id="my Job goes"
         ),
         pytest.param(ReleaseView(MINE, [NEWER]), SubmitterStep.REPLACED, id="there is a newer one"),
         pytest.param(
@@ -33,10 +33,12 @@ THEIRS = MasterJob("mnist", "m-1", "older")
         ),
         pytest.param(ReleaseView(MINE, [NEWER], [THEIRS]), SubmitterStep.REPLACED, id="the newer one will clear"),
         pytest.param(
-            ReleaseView(MINE, [replace(NEWER, leaving=True)]), SubmitterStep.SUBMIT, id="the newer one was rolled back"
+            ReleaseView(MINE, [replace(NEWER, being_deleted=True)]),
+            SubmitterStep.SUBMIT,
+            id="the newer one was rolled back",
         ),
         pytest.param(
-            ReleaseView(MINE, [replace(NEWER, scheduled=True)]),
+            ReleaseView(MINE, [replace(NEWER, is_scheduled=True)]),
             SubmitterStep.SUBMIT,
             id="a last Job of the old schedule",
         ),
@@ -45,7 +47,9 @@ THEIRS = MasterJob("mnist", "m-1", "older")
         pytest.param(ReleaseView(MINE, [OLDER], [THEIRS]), SubmitterStep.CLEAR, id="upgrade"),
         pytest.param(ReleaseView(MINE, [], [THEIRS]), SubmitterStep.CLEAR, id="the old submitter was deleted first"),
         pytest.param(
-            ReleaseView(MINE, [], [replace(THEIRS, leaving=True)]), SubmitterStep.CLEAR, id="the old job goes already"
+            ReleaseView(MINE, [], [replace(THEIRS, being_deleted=True)]),
+            SubmitterStep.CLEAR,
+            id="the old job goes already",
         ),
         pytest.param(ReleaseView(MINE, [], [OWN]), SubmitterStep.FOLLOW, id="my pod was restarted"),
         pytest.param(ReleaseView(MINE, [], [OWN, THEIRS]), SubmitterStep.FOLLOW, id="the job runs, an old one goes"),
@@ -65,19 +69,23 @@ THEIRS = MasterJob("mnist", "m-1", "older")
         pytest.param(
             ReleaseView(replace(MINE, submitted_uid="m-2")), SubmitterStep.DELETED, id="deleted while nobody looked"
         ),
-        pytest.param(ReleaseView(MINE, [], [replace(OWN, leaving=True)]), SubmitterStep.DELETED, id="being deleted"),
+        pytest.param(
+            ReleaseView(MINE, [], [replace(OWN, being_deleted=True)]), SubmitterStep.DELETED, id="being deleted"
+        ),
         pytest.param(
             ReleaseView(replace(MINE, submitted_uid="m-0"), [], [replace(OWN, has_begun=False)]),
             SubmitterStep.DELETED,
             id="a pod that was cut off submits late",
         ),
         pytest.param(
-            ReleaseView(replace(MINE, scheduled=True), [replace(NEWER, scheduled=True)], [THEIRS]),
+            ReleaseView(replace(MINE, is_scheduled=True), [replace(NEWER, is_scheduled=True)], [THEIRS]),
             SubmitterStep.SUBMIT,
             id="the Jobs of a schedule stand side by side",
         ),
         pytest.param(
-            ReleaseView(replace(MINE, scheduled=True), [], [OWN]), SubmitterStep.FOLLOW, id="a schedule's pod restarted"
+            ReleaseView(replace(MINE, is_scheduled=True), [], [OWN]),
+            SubmitterStep.FOLLOW,
+            id="a schedule's pod restarted",
         ),
     ],
 )
@@ -113,8 +121,8 @@ SUBMITTERS = st.lists(
         st.uuids().map(str),
         st.integers(0, 3).map(float),
         st.integers(0, 2),
-        leaving=st.booleans(),
-        scheduled=st.just(False),
+        being_deleted=st.booleans(),
+        is_scheduled=st.just(False),
     ),
     min_size=1,
     max_size=5,
@@ -130,12 +138,12 @@ def test_exactly_one_of_those_that_stay_may_act(found: list[SubmitterJob]) -> No
         if decide_step(ReleaseView(mine, [other for other in found if other is not mine])).step
         is not SubmitterStep.REPLACED
     ]
-    assert len(acting) == (1 if any(not each.leaving for each in found) else 0)
+    assert len(acting) == (1 if any(not each.being_deleted for each in found) else 0)
 
 
 @given(st.data())
 def test_nobody_submits_who_has_submitted_or_is_not_the_newest(data: st.DataObject) -> None:
-    mine = data.draw(st.sampled_from([MINE, replace(MINE, submitted_uid="m-2"), replace(MINE, scheduled=True)]))
+    mine = data.draw(st.sampled_from([MINE, replace(MINE, submitted_uid="m-2"), replace(MINE, is_scheduled=True)]))
     others = data.draw(st.lists(st.sampled_from([OLDER, NEWER]), unique=True))
     masters = data.draw(
         st.lists(st.sampled_from([OWN, replace(OWN, has_begun=False), THEIRS]), max_size=2, unique=True)
@@ -143,8 +151,8 @@ def test_nobody_submits_who_has_submitted_or_is_not_the_newest(data: st.DataObje
     decision = decide_step(ReleaseView(mine, others, masters))
     if decision.step is SubmitterStep.SUBMIT:
         assert not mine.submitted_uid
-        assert mine.scheduled or not masters
-        assert mine.scheduled or NEWER not in others
+        assert mine.is_scheduled or not masters
+        assert mine.is_scheduled or NEWER not in others
         assert all(master.owner_uid != mine.uid for master in masters)
     if decision.step is SubmitterStep.CLEAR:
         assert all(master.owner_uid != mine.uid for master in decision.master_jobs)

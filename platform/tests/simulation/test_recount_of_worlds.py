@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edl.simulation.ledger_recount import LedgerError, Recount, problems
+from edl.simulation.ledger_recount import LedgerError, LedgerRecount, find_ledger_problems
 
 DATASET = {"kind": "dataset", "training": [["train", 8]]}
 """Two leases of two minibatches of two records."""
@@ -34,21 +34,21 @@ def world(ledger: dict[str, Any], records: int) -> dict[str, Any]:
     return {"kind": "world", "ledger": ledger, "records": records, "cut": 1}
 
 
-def count(*entries: dict[str, Any]) -> Recount:
-    found = Recount()
+def count(*entries: dict[str, Any]) -> LedgerRecount:
+    found = LedgerRecount()
     for entry in (DATASET, leased(1, 0), leased(2, 4), *entries):
-        found.enter(entry)
+        found.apply_entry(entry)
     return found
 
 
 def test_steps_of_all_ranks_count_once() -> None:
     found = count(steps(1, [1, 2], [2, 2]), steps(2, [1, 4], [2, 4]), steps(2, [1, 4]))
-    assert problems(found, 1) == []
-    assert len(found.counted) == 4
+    assert find_ledger_problems(found, 1) == []
+    assert len(found.counted_steps) == 4
 
 
 def test_a_record_that_no_step_contains_is_found() -> None:
-    assert problems(count(steps(1, [1, 2], [2, 2]), steps(2, [1, 4])), 1) == [
+    assert find_ledger_problems(count(steps(1, [1, 2], [2, 2]), steps(2, [1, 4])), 1) == [
         "epoch 0, train: records 6 to 8 are not done"
     ]
 
@@ -57,21 +57,21 @@ def test_a_lease_that_returns_is_done_by_another() -> None:
     started = {"kind": "world_started", "step": 1, "done": [[1, 2]], "returned": [1], "repeated": 2}
     rest = leased(3, 2) | {"work": [0, "train", 2, 4]}
     found = count(started, rest, steps(2, [3, 2], [2, 4]))
-    assert (problems(found, 1), found.repeated) == ([], 2)
+    assert (find_ledger_problems(found, 1), found.repeated_records) == ([], 2)
     late = count(started, steps(2, [1, 4], [2, 4]))
-    assert problems(late, 1) == ["epoch 0, train: records 2 to 4 are not done"]
+    assert find_ledger_problems(late, 1) == ["epoch 0, train: records 2 to 4 are not done"]
 
 
 def test_a_world_without_a_state_goes_back_to_its_checkpoint() -> None:
     ledger = position(1, 4, [0, "train", 2, 4], [0, "train", 6, 8])
     found = count(steps(1, [1, 2], [2, 2]), saved(ledger), steps(2, [1, 4]), world(ledger, 2))
-    assert (found.rollbacks, len(found.counted)) == ([(1, 2)], 2)
+    assert (found.rollbacks, len(found.counted_steps)) == ([(1, 2)], 2)
 
 
 def test_the_last_worker_may_save_steps_that_no_entry_has_reported() -> None:
     ledger = position(1, 4, [0, "train", 2, 4], [0, "train", 6, 8])
     found = count(saved(ledger), world(ledger, 0))
-    assert (found.rollbacks, len(found.counted)) == ([(1, 0)], 2)
+    assert (found.rollbacks, len(found.counted_steps)) == ([(1, 0)], 2)
 
 
 def test_a_checkpoint_that_counts_other_steps_than_its_ranges_is_refused() -> None:

@@ -10,13 +10,13 @@ from edl.simulation.clock import VirtualClock
 def test_calls_run_at_their_own_time_also_nested_ones() -> None:
     clock = VirtualClock(100)
     seen: list[tuple[str, float]] = []
-    clock.after(5, lambda: seen.append(("late", clock.now())))
+    clock.call_later(5, lambda: seen.append(("late", clock.now())))
 
     def early() -> None:
         seen.append(("early", clock.now()))
-        clock.after(1, lambda: seen.append(("nested", clock.now())))
+        clock.call_later(1, lambda: seen.append(("nested", clock.now())))
 
-    clock.after(2, early)
+    clock.call_later(2, early)
     clock.advance(4)
     assert seen == [("early", 102), ("nested", 103)]
     assert clock.next_due == 105
@@ -35,7 +35,7 @@ def test_every_due_call_runs_once_and_in_order(delays: list[float], steps: list[
     clock = VirtualClock()
     ran: list[tuple[float, int]] = []
     for number, delay in enumerate(delays):
-        clock.after(delay, lambda number=number: ran.append((clock.now(), number)))  # type: ignore[misc]
+        clock.call_later(delay, lambda number=number: ran.append((clock.now(), number)))  # type: ignore[misc]
     for step in steps:
         clock.advance(step)
         assert {number for _, number in ran} == {n for n, delay in enumerate(delays) if delay <= clock.now()}

@@ -207,7 +207,7 @@ class FakeCluster:
             if self._start_latency <= 0:
                 self._run(uid)
             else:
-                self._clock.after(self._start_latency, lambda uid=uid: self._run(uid))  # type: ignore[misc]
+                self._clock.call_later(self._start_latency, lambda uid=uid: self._run(uid))  # type: ignore[misc]
 
     def _run(self, uid: str) -> None:
         with self._lock:
@@ -219,14 +219,14 @@ class FakeCluster:
     def _terminate(self, uid: str, grace: float | None) -> None:
         pod = self._pods[uid]
         if grace is not None:
-            self._clock.after(grace, lambda: self._end(uid, KILLED))
+            self._clock.call_later(grace, lambda: self._end(uid, KILLED))
         returncode = pod.on_sigterm
         if returncode is None:
             return
         if pod.term_latency <= 0:
             self._end(uid, returncode)
         else:
-            self._clock.after(pod.term_latency, lambda: self._end(uid, returncode))
+            self._clock.call_later(pod.term_latency, lambda: self._end(uid, returncode))
 
     def _end(self, uid: str, returncode: int | None) -> None:
         """End a pod; does nothing for one that has ended. ``returncode`` is None for a pod that never ran."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from edl.ops.fault_injection import Roster, is_alive
+from edl.ops.fault_injection import RolePids, is_alive
 
 Line = Mapping[str, Any]
 
@@ -48,7 +48,7 @@ class JobProcess:
         self._changed = threading.Condition()
         self._errors: list[str] = []
         self.lines: list[Line] = []
-        self.pids_by_role = Roster()
+        self.pids_by_role = RolePids()
         self._seen: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -100,7 +100,7 @@ class JobProcess:
     def _line(self, text: str) -> None:
         line = json.loads(text)
         self.lines.append(line)
-        self.pids_by_role.see(line)
+        self.pids_by_role.record_event(line)
         if line.get("pid"):
             self._seen.add(line["pid"])
 
@@ -194,7 +194,7 @@ class JobProcess:
     def pids(self, role: str) -> dict[int, int]:
         """Pid by index of the live processes of a role."""
         with self._changed:
-            return self.pids_by_role.of(role)
+            return self.pids_by_role.pids_of(role)
 
     def training(self) -> dict[int, int]:
         """Pid by index of the workers that hold a training lease; waits until there is one."""

@@ -261,7 +261,7 @@ def _value(name: str, value: Any) -> str:
         case "leases", _:
             return _list(value)
         case "missing", _:
-            return f'"{"; ".join(f"ps-{each.index}: {each.why}" for each in value)}"'
+            return f'"{"; ".join(f"ps-{each.index}: {each.reason}" for each in value)}"'
         case "work", [epoch, source, start, end]:
             return f"{epoch}/{source}[{start}:{end}]"
         case "ledger", _:

@@ -36,14 +36,14 @@ class SubmitterIdentity:
         release: of the chart.
         submitter_job: name of the submitter Job.
         submitter_uid: of the submitter Job; also the name of its one submission.
-        scheduled: whether a CronJob made it.
+        is_scheduled: whether a CronJob made it.
         resume_run: the run to go on with: its id, or ``latest``; None for a new one.
     """
 
     release: str
     submitter_job: str
     submitter_uid: str
-    scheduled: bool = False
+    is_scheduled: bool = False
     resume_run: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class SubmitterIdentity:
 
     def derive_job_name(self, name: str) -> str:
         """The name of the job: that of its spec; of a scheduled one, another for each date."""
-        if not self.scheduled:
+        if not self.is_scheduled:
             return name
         tail = self.submitter_job.rpartition("-")[2]
         if not _CRON_MINUTES.fullmatch(tail):  # kubectl create job --from=cronjob/…
@@ -200,7 +200,7 @@ class ReleaseCleanup:
     def __init__(self, api: KubeClient, job: str) -> None:
         self._api, self._job_names = api, [job]
         self._deleted_uids: set[str] = set()
-        self._requested: set[tuple[str, int | None]] = set()
+        self._requested_deletions: set[tuple[str, int | None]] = set()
 
     def delete_round(self, masters: Sequence[MasterJob] = ()) -> JobObjects:
         """Ask for the deletion of ``masters``, and of what nobody has asked for yet; returns what still goes."""
@@ -225,11 +225,11 @@ class ReleaseCleanup:
             self._delete_once(PODS, meta["name"], meta["uid"], grace=0)
 
     def _delete_once(self, kind: ResourceKind, name: str, uid: str, grace: int | None = None) -> None:
-        if (uid, grace) in self._requested:
+        if (uid, grace) in self._requested_deletions:
             return
         with suppress(NotFoundError, ConflictError):  # it is gone already, or another has its name
             self._api.delete(kind, name, uid=uid, grace=grace)
-        self._requested.add((uid, grace))
+        self._requested_deletions.add((uid, grace))
 
 
 def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) -> JobObjects:
@@ -240,13 +240,13 @@ def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) 
     gone = frozenset(deleted_uids)
     alive = {job["metadata"]["uid"] for job in job_objects.select_kind(JOBS)} - gone
 
-    def goes(thing: Manifest) -> bool:
+    def is_departing(thing: Manifest) -> bool:
         owners = _owner_uids(thing)
         if is_being_deleted(thing) or thing["metadata"]["uid"] in gone:
             return True
         return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
 
-    return replace(job_objects, objects=tuple(thing for thing in job_objects.objects if goes(thing)))
+    return replace(job_objects, objects=tuple(thing for thing in job_objects.objects if is_departing(thing)))
 
 
 def _owner_uids(thing: Manifest) -> set[str]:

@@ -53,8 +53,8 @@ class SubmitterJob:
     Attributes:
         created_at: unix seconds, whole ones.
         revision: of the release that rendered it.
-        leaving: whether it is being deleted.
-        scheduled: whether a CronJob made it.
+        being_deleted: whether it is being deleted.
+        is_scheduled: whether a CronJob made it.
         submitted_uid: the mark: uid of the master Job that it was about to let start; empty before.
     """
 
@@ -62,8 +62,8 @@ class SubmitterJob:
     uid: str
     created_at: float
     revision: int = 0
-    leaving: bool = False
-    scheduled: bool = False
+    being_deleted: bool = False
+    is_scheduled: bool = False
     submitted_uid: str = ""
 
     @property
@@ -80,14 +80,14 @@ class MasterJob:
         job_name: name of its job.
         owner_uid: uid of the submitter Job that it belongs to.
         has_begun: whether it was allowed to start.
-        leaving: whether it is being deleted.
+        being_deleted: whether it is being deleted.
     """
 
     job_name: str
     uid: str
     owner_uid: str
     has_begun: bool = True
-    leaving: bool = False
+    being_deleted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class SubmitterDecision:
 def decide_step(view: ReleaseView) -> SubmitterDecision:
     """The next step of a submitter."""
     own_submitter = view.own_submitter
-    if own_submitter is None or own_submitter.leaving:
+    if own_submitter is None or own_submitter.being_deleted:
         return SubmitterDecision(SubmitterStep.REPLACED, "this submitter's Job is gone")
     if newer := _newest_rival(own_submitter, view.other_submitters):
         return SubmitterDecision(SubmitterStep.REPLACED, f"submitter {newer.name} has replaced this one")
@@ -126,7 +126,7 @@ def decide_step(view: ReleaseView) -> SubmitterDecision:
         return _decide_own_job(own, own_submitter.submitted_uid)
     if own_submitter.submitted_uid:
         return SubmitterDecision(SubmitterStep.DELETED, "the job was deleted by somebody")
-    if view.master_jobs and not own_submitter.scheduled:
+    if view.master_jobs and not own_submitter.is_scheduled:
         jobs = ", ".join(dict.fromkeys(master.job_name for master in view.master_jobs))
         return SubmitterDecision(
             SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.master_jobs)
@@ -135,7 +135,7 @@ def decide_step(view: ReleaseView) -> SubmitterDecision:
 
 
 def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
-    if own.leaving:
+    if own.being_deleted:
         return SubmitterDecision(SubmitterStep.DELETED, f"job {own.job_name} is being deleted by somebody", (own,))
     if marked not in ("", own.uid):  # a pod of this submitter was cut off before, and has not heard
         return SubmitterDecision(
@@ -150,10 +150,12 @@ def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
 
 def _newest_rival(own_submitter: SubmitterJob, others: Sequence[SubmitterJob]) -> SubmitterJob | None:
     """The newest submitter that has taken this one's place; the Jobs of a schedule stand side by side."""
-    if own_submitter.scheduled:
+    if own_submitter.is_scheduled:
         return None
     rivals = [
-        other for other in others if not other.scheduled and not other.leaving and other.age_key > own_submitter.age_key
+        other
+        for other in others
+        if not other.is_scheduled and not other.being_deleted and other.age_key > own_submitter.age_key
     ]
     return max(rivals, key=lambda other: other.age_key, default=None)
 

@@ -96,7 +96,7 @@ def test_a_wish_is_added_to_those_before() -> None:
     put_job(cluster, annotations={names.DESIRED_ANNOTATION: '{"min": 2}', "other": "stays"})
     assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(max=6), (1, 4)) == DesiredState(2, 6)
     found = find_job(cluster, "mnist")
-    assert found.desired == DesiredState(2, 6)
+    assert found.desired_state == DesiredState(2, 6)
     assert found.manifest["metadata"]["annotations"]["other"] == "stays"
 
 
@@ -113,4 +113,4 @@ def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPa
     assert status_publisher.update_desired_state(
         cluster, "mnist", DesiredState(stop=True), status_publisher.ANY_BOUNDS
     ).stop
-    assert find_job(cluster, "mnist").desired.stop
+    assert find_job(cluster, "mnist").desired_state.stop
