@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.all_reduce_master import AllReduceMaster
+from support.text_keys import missing_keys
 
 from edl.core.allreduce import CLOSING_SILENCE_SECONDS
 from edl.core.crash_suspects import MAX_FED_AHEAD
@@ -200,7 +201,7 @@ def test_a_minibatch_that_ends_its_workers_fails_the_job_and_is_named(
     end = world.run()
     assert end is not None
     assert (end.phase, end.failure_kind) == ("Failed", "crash")
-    assert end.reason.startswith("records 40 to 43 of a made workers crash 3 times")
+    assert not missing_keys(end.reason, "records 40 to 43 of a", "3 times")
     assert world.lost <= most_lost
 
 
@@ -289,7 +290,7 @@ def test_the_cluster_may_say_late_that_a_silent_worker_has_ended() -> None:
     world = World(2, deadly=[42], is_cluster_late=True)
     end = world.run()
     assert end is not None
-    assert end.reason.startswith("records 40 to 43 of a made workers crash 3 times")
+    assert not missing_keys(end.reason, "records 40 to 43 of a", "3 times")
     assert world.lost == 3
 
 

@@ -105,7 +105,7 @@ def test_crashes_wait_longer_each_time_and_end_the_job_at_last() -> None:
     decisions = [decide_relaunch(PodState.CRASHED, n) for n in range(1, MAX_CRASHES + 2)]
     delays = [decision.value for decision in decisions]
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, None, None]
-    assert "6 times with almost no progress in between" in decisions[5].reason
+    assert "6 times" in decisions[5].reason
 
 
 @pytest.mark.parametrize("cause", list(TerminationCause))

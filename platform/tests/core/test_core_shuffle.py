@@ -130,7 +130,7 @@ def test_too_many_blocks_are_put_together() -> None:
 
 
 def test_blocks_that_do_not_add_up_are_refused() -> None:
-    with pytest.raises(ValueError, match="part-0 do not add up to its 5 records"):
+    with pytest.raises(ValueError, match=r"part-0 .*5 records"):
         ShuffleOrder((RecordSource("part-0", 5),), (((2, 2),),), 10, 0)
 
 

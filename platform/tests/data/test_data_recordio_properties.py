@@ -107,7 +107,7 @@ def test_lengths_that_do_not_add_up_are_corrupt_in_spite_of_a_right_checksum(tmp
     chunk = bytearray(encode_chunk([b"abc", b"de"], "none"))
     chunk[16] = 3
     path.write_bytes(chunk)
-    with pytest.raises(BadInputError, match="lengths of its 3 records do not add up"):
+    with pytest.raises(BadInputError, match="3 records"):
         RecordFile(path).read()
 
 

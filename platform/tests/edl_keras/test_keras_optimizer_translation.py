@@ -224,7 +224,7 @@ def test_lamb_is_refused_for_tables_that_several_ps_share() -> None:
     refuse_partitioned_lamb(lamb, ["emb"], 1)
     refuse_partitioned_lamb(lamb, [], 2)
     refuse_partitioned_lamb(translate_optimizer(keras.optimizers.AdamW()).spec, ["emb"], 2)
-    with pytest.raises(BadInputError, match="Lamb cannot be reproduced for the table 'emb'"):
+    with pytest.raises(BadInputError, match=r"Lamb .*'emb'"):
         refuse_partitioned_lamb(lamb, ["emb"], 2)
 
 

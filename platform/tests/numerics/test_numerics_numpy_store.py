@@ -50,7 +50,5 @@ def test_a_declaration_that_cannot_be_is_refused():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "x"])
 def test_an_initializer_that_cannot_be_names_its_table(value):
-    with pytest.raises(
-        BadInputError, match=r"^table 'users' \(any id x 4\): row initializer constant takes the number"
-    ):
+    with pytest.raises(BadInputError, match=r"^table 'users' \(any id x 4\): .*constant"):
         check_table_shape(TableSpec("users", 0, 4, {"name": "constant", "value": value}, seed=1))
