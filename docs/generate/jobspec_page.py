@@ -36,6 +36,11 @@ A file for a cluster has a few more fields:
 ```yaml
 {WHOLE}```
 
+For `edl run` and `edl validate`, relative paths (`model.zoo`, `data.*`, `export.path`,
+`storage.path`, `volumes[].local`) start at the folder of the job file, also those of `--set`. Only
+the default of `storage.path` and options of other commands, such as `edl predict --output`, are
+relative to the current folder.
+
 `--set` overrides a field by the path that this page gives it, and can be repeated: `edl submit
 job.yaml --set train.epochs=3 --set workers.max=8`. Unknown fields are errors. A value that is known
 but *not built yet* is an error too.

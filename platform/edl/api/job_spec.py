@@ -63,9 +63,18 @@ class ModelSpec:
 class DataSpec:
     """The data sets. Each is a tuple of paths, which is empty if the job file does not name the set."""
 
-    training: Annotated[tuple[str, ...], Field("Files or directories of records to train on.", paths=True)] = ()
-    validation: Annotated[tuple[str, ...], Field("Files or directories of records to evaluate on.", paths=True)] = ()
-    prediction: Annotated[tuple[str, ...], Field("Files or directories of records to predict.", paths=True)] = ()
+    training: Annotated[
+        tuple[str, ...],
+        Field("Files or directories of records to train on, for edl run relative to this file.", paths=True),
+    ] = ()
+    validation: Annotated[
+        tuple[str, ...],
+        Field("Files or directories of records to evaluate on, for edl run relative to this file.", paths=True),
+    ] = ()
+    prediction: Annotated[
+        tuple[str, ...],
+        Field("Files or directories of records to predict, for edl run relative to this file.", paths=True),
+    ] = ()
     reader: Annotated[
         Mapping[str, JsonValue],
         Field("Arguments of the reader, such as format (recordio or csv). The reader checks them."),
@@ -159,7 +168,11 @@ class ExportSpec:
     """Where the trained model is written."""
 
     path: Annotated[
-        str | None, Field("Directory of the exported model; null: export/ in the run's directory.", text=PATH)
+        str | None,
+        Field(
+            "Directory of the exported model, for edl run relative to this file; null: export/ in the run's directory.",
+            text=PATH,
+        ),
     ] = None
 
 

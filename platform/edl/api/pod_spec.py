@@ -99,7 +99,8 @@ class StorageSpec:
     path: Annotated[
         str | None,
         Field(
-            "Directory of runs; null: .edl in the current folder for edl run, the first volume on Kubernetes.",
+            "Directory of runs, for edl run relative to this file; null: .edl in the current folder, or on Kubernetes "
+            "the first volume.",
             text=PATH,
         ),
     ] = None

@@ -11,7 +11,7 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.loader import load_job_file, locate_field
-from edl.jobfile.path_resolution import resolve_local_paths
+from edl.jobfile.path_resolution import find_relative_paths, resolve_local_paths
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
@@ -32,9 +32,12 @@ def validate(
 ) -> None:
     """Check a job file and show what it would run.
 
-    A file that the job names and this machine lacks is a warning: the job may be for another machine. With --model it
-    is an error, and the model's code runs: the command finds every error that would end a run before its first update,
-    and trains nothing.
+    Paths of data must exist, and the model's module must define the functions of the contract; its code does not run,
+    and records are not read. If the job may be for another machine, which it is not with a relative path of data, what
+    this machine lacks is a warning.
+
+    With --model it is an error, and the model's code runs: the command finds every error that would end a run before
+    its first update, and trains nothing.
 
     Exit codes: 0 no error; otherwise the run's exit code: 2 for bad input or an error in the model's code.
     """
@@ -54,9 +57,22 @@ def validate(
             typer.echo(f"{model_result.detail}{model_result.failure}", err=True)
             raise typer.Exit(model_result.exit_code)
         model_lines += model_result.report_lines
+    else:
+        model_lines.append(_NOT_CHECKED)
+    problems = [
+        f"{locate_field(field, job, settings or ())}: {problem}" for field, problem in missing_inputs(local_spec)
+    ]
+    # A pod has no directory to resolve a relative path against, so such a job can only run on a machine with this file.
+    if problems and any(find_relative_paths(spec)):
+        for problem in problems:
+            typer.echo(problem, err=True)
+        raise typer.Exit(BadInputError.exit_code)
     typer.echo(f"{job}: ok\n" + "\n".join(f"  {line}" for line in [*spec_outline(spec), *model_lines]))
-    for field, problem in missing_inputs(local_spec):
-        typer.echo(f"warning: {locate_field(field, job, settings or ())}: {problem}", err=True)
+    for problem in problems:
+        typer.echo(f"warning: {problem}", err=True)
+
+
+_NOT_CHECKED = "not checked: whether the model's code runs, and what is in the records; --model does"
 
 
 def spec_outline(spec: JobSpec) -> list[str]:

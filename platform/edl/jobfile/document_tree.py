@@ -86,11 +86,11 @@ def find_number_fault(number: float) -> str | None:
     return None if math.isfinite(number) else "is not finite, which JSON cannot hold"
 
 
-def closest_match(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name of which ``name`` is most likely a misspelling; None if none is close."""
+def closest_match(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The valid name of which ``name`` is most likely a misspelling; None if none is as close as ``cutoff``."""
     by_folded = {normalize_spelling(candidate): candidate for candidate in valid}
     # compared without case and separators, so that only real misspellings count as a distance
-    close = get_close_matches(normalize_spelling(name), by_folded, n=1)
+    close = get_close_matches(normalize_spelling(name), by_folded, n=1, cutoff=cutoff)
     return by_folded[close[0]] if close else None
 
 

@@ -113,7 +113,7 @@ def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
     Raises:
         BadInputError: a path of data or of the export is relative; a pod has no directory to resolve it against.
     """
-    relative = list(_find_relative_paths(spec))
+    relative = list(find_relative_paths(spec))
     if relative:
         listed = "\n".join(f"  {field}: {path}" for field, path in relative)
         raise BadInputError(
@@ -128,7 +128,8 @@ def resolve_pod_paths(spec: JobSpec, storage: str | None = None) -> JobSpec:
     )
 
 
-def _find_relative_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
+def find_relative_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Relative paths of data and of the export, by field. A job with one cannot run in a pod."""
     for name in ("training", "validation", "prediction"):
         paths: tuple[str, ...] = getattr(spec.data, name)
         yield from ((f"data.{name}", path) for path in paths if "://" not in path and not path.startswith("/"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edl.api.job_spec import JobSpec, ParameterServerSpec
+from edl.api.job_spec import JobSpec, ParameterServerSpec, WorkerSpec
 from edl.api.strategy import PushStrategy, Strategy
 from edl.jobfile.all_reduce_limits import find_limits
 from edl.jobfile.document_tree import RuleViolation
@@ -50,12 +50,17 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def describe_unused_fields(spec: JobSpec) -> list[str]:
-    """A line that names the ``ps`` fields that the job sets and its strategy does not use; empty if there are none.
+    """Lines that name the fields that the job sets and its strategy does not use, with the reason; perhaps none.
 
     They do not change the result; fields that would are refused.
     """
     unused = [name for name in find_unused_fields(spec) if name.removeprefix("ps.") not in _POD_FIELDS]
-    return [f"does not use {', '.join(unused)}: no parameter servers"] if unused else []
+    lines = [f"does not use {', '.join(unused)}: no parameter servers"] if unused else []
+    if spec.strategy.name == "Local":
+        defaults = field_defaults(WorkerSpec)
+        workers = [f"workers.{name}" for name in ("min", "max") if getattr(spec.workers, name) != defaults[name]]
+        lines += [f"does not use {', '.join(workers)}: strategy Local is one process"] if workers else []
+    return lines
 
 
 def find_unused_fields(spec: JobSpec) -> list[str]:

@@ -8,7 +8,7 @@ they never run user code. The worker uses it before it imports, because its erro
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,25 +162,53 @@ _FIELD_OF_FIT_ARGUMENT = {
 }
 """Arguments of Keras' ``fit`` that a module may define as constants, and the field of the job file for each."""
 
+_COMPILE_SETTINGS = {
+    "auto_scale_loss": "return a keras.optimizers.LossScaleOptimizer from optimizer()",
+    "jit_compile": "EDL traces its own steps and does not compile them with XLA; a layer's call() may use "
+    "tf.function(jit_compile=True)",
+    "run_eagerly": "EDL traces its steps; print with tf.print(), or use breakpoint() in eager code",
+    "steps_per_execution": "EDL runs one step at a time, with the same result",
+}
+"""Arguments of Keras' ``compile`` that have no counterpart in a module, and what to do instead."""
+_OPTIONAL_NAMES = (
+    "PredictionOutputsProcessor",
+    "callbacks",
+    "class_weight",
+    "custom_data_reader",
+    "eval_metrics_fn",
+    "loss_weights",
+    "weighted_metrics_fn",
+)
+"""Names of the contract without which a module may be complete: a misspelt one would be ignored."""
 
-def find_misnamed(path: Path) -> Iterator[tuple[str, str]]:
+
+def find_misnamed(path: Path, model: str = "") -> Iterator[tuple[str, str]]:
     """Names that a model module defines and nothing uses, each with the name that was probably meant.
 
-    The job would silently train without a ``class_weights``, ``callback`` or ``epochs = 3``. A name that the module
-    itself uses is a helper of its own and is not reported.
+    The job would silently train without a ``class_weights``, ``calbacks`` or ``epochs = 3``. A name that the module
+    itself uses is a helper of its own and is not reported. ``model`` is the name of the model's function.
     """
     tree = _parse_module(path)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imports = (ast.Import, ast.ImportFrom)
     own = dict.fromkeys(_bound_names([statement for statement in tree.body if not isinstance(statement, imports)]))
     constants = set(_assigned_constants(tree.body))
+    absent = [name for name in _OPTIONAL_NAMES if name not in set(_bound_names(tree.body))]
     for name in own:
-        if name in used:
+        if name in used or name in _OPTIONAL_NAMES or name.startswith("_") or name == model:
             continue
         if name in _EXPECTED_NAMES:
             yield name, _EXPECTED_NAMES[name]
         elif name in constants and name in _FIELD_OF_FIT_ARGUMENT:
             yield name, _FIELD_OF_FIT_ARGUMENT[name]
+        elif name in constants and name in _COMPILE_SETTINGS:
+            yield name, _COMPILE_SETTINGS[name]
+        elif close := closest_match(name, absent, cutoff=_MISSPELT_RATIO):
+            yield name, close
+
+
+_MISSPELT_RATIO = 0.85
+"""Likeness from which an unused name is taken for a misspelt name of the contract: two letters of a dozen differ."""
 
 
 def _assigned_constants(statements: Sequence[ast.stmt]) -> Iterator[str]:
@@ -193,20 +221,46 @@ def _assigned_constants(statements: Sequence[ast.stmt]) -> Iterator[str]:
                 yield from _assigned_names(statement)
 
 
-def check_misnamed(path: Path) -> None:
+def check_misnamed(path: Path, model: str = "") -> None:
     """Raise for the first name that the model module defines and nothing uses.
 
     Raises:
         BadInputError: there is such a name.
     """
-    for name, meant in find_misnamed(path):
-        is_field = name in _FIELD_OF_FIT_ARGUMENT
-        remedy = f"use {meant} instead." if is_field else f"did you mean {meant}?"
+    for name, meant in find_misnamed(path, model):
+        remedy = f"did you mean {meant}?"
+        if name in _FIELD_OF_FIT_ARGUMENT:
+            remedy = f"use {meant} instead."
+        elif name in _COMPILE_SETTINGS:
+            remedy = f"{meant}."
         raise BadInputError(
             f"the model module defines '{name}', which nothing uses",
             where=str(path),
             hint=f"{remedy} Otherwise rename it to _{name}, or remove it",
         )
+
+
+def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> Iterator[BadInputError]:
+    """Errors for params that the model's function does not accept, as far as the module's text shows it.
+
+    It shows nothing of a class, of a decorated function, and of one that the module imports.
+    """
+    module = find_model_function(zoo, definition)
+    for statement in _parse_module(module.path).body:
+        if not isinstance(statement, ast.FunctionDef) or statement.name != module.function:
+            continue
+        found = statement.args
+        if found.kwarg is not None or statement.decorator_list:
+            return
+        accepted = [argument.arg for argument in (*found.args, *found.kwonlyargs)]
+        for name in sorted(set(params) - set(accepted)):
+            close = closest_match(name, accepted)
+            listing = f"its arguments are {', '.join(accepted)}" if accepted else "it has no arguments"
+            yield BadInputError(
+                f"{module.function}() has no argument '{name}'",
+                where=f"{module.path}:{statement.lineno}",
+                hint=f"did you mean {close}? {listing}" if close else listing,
+            )
 
 
 def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:

@@ -55,18 +55,19 @@ def read_compile_arguments(model: Any, made_by: str, where: str) -> CompileArgum
             where=where,
             hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and leave compile() out",
         )
-    if config["run_eagerly"]:
+    # Attributes, not the arguments: they may be set after compile().
+    if model.run_eagerly:
         raise BadInputError(
             f"the model that {made_by} returned is compiled with run_eagerly=True, but EDL traces its steps",
             where=where,
             hint="leave it out; print with tf.print(), or use breakpoint() in eager code",
         )
     for name, usual in (("steps_per_execution", 1), ("jit_compile", False)):
-        if config[name] != usual:
+        if (value := getattr(model, name)) != usual:
             _LOG.warning(
                 "compile(%s=%r) of %s has no effect: EDL runs its own steps, with the same result",
                 name,
-                config[name],
+                value,
                 made_by,
             )
     return CompileArguments(

@@ -20,10 +20,11 @@ import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
+from edl.jobfile.document_tree import closest_match
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import classification_kind, expand_weights
 from edl.keras.out_of_range_ids import refuse_broadcast
-from edl.keras.user_code import source_file, user_code
+from edl.keras.user_code import UserCodeError, source_file, user_code
 
 # --------------------------------------------------------------------------------------------------
 # Some metrics create their variables only when they see the first records: Keras' ``F1Score``,
@@ -84,6 +85,7 @@ class _MetricEntry:
         output: the model output that it evaluates; None if it gets all outputs.
         place: the index of that output; None if the model returns outputs by name.
         weighted: whether it gets the sample weights.
+        function: the user's function that returned it, as messages name it, and ``where`` its file.
     """
 
     name: str
@@ -91,6 +93,8 @@ class _MetricEntry:
     output: str | None = None
     place: int | None = None
     weighted: bool = False
+    function: str = "eval_metrics_fn()"
+    where: str | None = None
 
     @property
     def is_additive(self) -> bool:
@@ -100,8 +104,26 @@ class _MetricEntry:
         """Select the metric's inputs from a minibatch."""
         if self.output is not None:
             labels, weights = self._output_part(labels), self._output_part(weights)
-            predictions = self._output_part(predictions) if self.place is not None else predictions[self.output]
+            predictions = self._select_prediction(predictions)
         return (labels, predictions, weights) if self.weighted and weights is not None else (labels, predictions)
+
+    def _select_prediction(self, predictions: Any) -> Any:
+        if not isinstance(predictions, Mapping):
+            if self.place is not None:
+                return self._output_part(predictions)
+            known, hint = "it returns one without a name", "return {name: metric} without an output"
+        elif self.output in predictions:
+            return predictions[self.output]
+        else:
+            names = [str(each) for each in predictions]
+            known, close = f"its outputs are {', '.join(names)}", closest_match(str(self.output), names)
+            hint = f"did you mean {close}?" if close else "name one of them, or return {name: metric} without an output"
+        raise BadInputError(
+            f"{self.function} has the metric '{self.name}' for the output '{self.output}', "
+            f"which the model lacks: {known}",
+            where=self.where,
+            hint=hint,
+        )
 
     def _output_part(self, structure: Any) -> Any:
         """The part of a structure for the metric's output; the whole structure if it is not divided by outputs."""
@@ -311,9 +333,14 @@ class EvaluationMetrics:
         return values_by_name
 
     def _update_entry(self, entry: _MetricEntry, labels: Any, predictions: Any, weights: Any) -> None:
-        with self._user_metric_code(entry):
-            inputs = entry.select_inputs(labels, predictions, weights)
-            update_metric(entry.metric, inputs)
+        inputs = entry.select_inputs(labels, predictions, weights)
+        try:
+            with self._user_metric_code(entry):
+                update_metric(entry.metric, inputs)
+        except UserCodeError as error:
+            received = f"{entry.function} returned this metric; it received {_describe_shapes(inputs)}"
+            hint = f"{error.hint}; {received}" if error.hint else received
+            raise UserCodeError(error.message, where=error.where, hint=hint, detail=error.detail) from error
         self._input_descriptions[entry.name] = describe_inputs(inputs)
 
     def _user_metric_code(self, entry: _MetricEntry) -> AbstractContextManager[None]:
@@ -321,6 +348,21 @@ class EvaluationMetrics:
 
     def _all_entries(self) -> tuple[_MetricEntry, ...]:
         return (_MetricEntry(LOSS_NAME, self._loss_metric), *self._entries)
+
+
+def _describe_shapes(inputs: MetricInputs) -> str:
+    """The shapes of labels, predictions and weights, for messages."""
+    names = ("labels", "predictions", "weights")
+    return ", ".join(f"{name} {_shape_text(each)}" for name, each in zip(names, inputs, strict=False))
+
+
+def _shape_text(structure: Any) -> str:
+    if isinstance(structure, Mapping):
+        return "{" + ", ".join(f"{name}: {_shape_text(each)}" for name, each in structure.items()) + "}"
+    if isinstance(structure, list | tuple):
+        return f"[{', '.join(map(_shape_text, structure))}]"
+    shape = getattr(structure, "shape", None)
+    return type(structure).__name__ if shape is None else f"of shape {tuple(shape)}"
 
 
 def count_records(structure: Any) -> Any:
@@ -357,7 +399,8 @@ def _collect_entries(metrics_function: Callable[[], Any], outputs: Sequence[str]
             entries += [replace(entry, name=f"{name}_{entry.name}", output=name, place=place) for entry in each_of]
         else:
             entries.append(_make_entry(name, metric, where))
-    return entries
+    function = _function_name(metrics_function)
+    return [replace(entry, function=function, where=where) for entry in entries]
 
 
 def _lists_by_output(

@@ -294,7 +294,7 @@ def load_model_module(
     _check_keras_backend()
     zoo = Path(choice.zoo).resolve()
     zoo_module = find_model_function(zoo, choice.definition)
-    check_misnamed(zoo_module.path)
+    check_misnamed(zoo_module.path, zoo_module.function)
     with user_code(zoo, f"import of {zoo_module.name}"):
         module = import_zoo_module(zoo, zoo_module)
     make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)

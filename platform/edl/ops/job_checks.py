@@ -24,6 +24,7 @@ from edl.jobfile.zoo_lookup import (
     STAR_IMPORT,
     check_misnamed,
     find_model_function,
+    find_unknown_params,
     may_return_compiled_model,
 )
 from edl.ops.local_run_plan import RecordCounts
@@ -110,6 +111,12 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
             defined_names = _defined_names(spec, evaluates=bool(spec.data.validation))
         except BadInputError as error:
             problems.append(("model.definition", error))
+        else:
+            unknown = find_unknown_params(Path(spec.model.zoo), spec.model.definition, spec.model.params)
+            problems += [("model.params", problem) for problem in unknown]
+    if spec.export and spec.export.path and _is_local_path(spec.export.path, spec) and Path(spec.export.path).is_file():
+        where, hint = f"export.path: {spec.export.path}", "name a directory"
+        problems.append(("export.path", BadInputError("is a file", where=where, hint=hint)))
     if _READER_FUNCTION in defined_names:
         return problems
     data = spec.data
@@ -189,7 +196,7 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             + f"it defines {', '.join(public) or 'nothing'}. A module whose model is compiled needs no "
             "loss, optimizer and eval_metrics_fn; it calls compile() in its own file",
         )
-    check_misnamed(module.path)
+    check_misnamed(module.path, module.function)
     return names
 
 

@@ -64,7 +64,7 @@ def imported(*args: str) -> set[str]:
 
 def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_edl("validate", "job.yaml") == 0
-    first, name, training, evaluation, strategy, checkpoints, export = capsys.readouterr().out.splitlines()
+    first, name, training, evaluation, strategy, checkpoints, export, unchecked = capsys.readouterr().out.splitlines()
     assert first == "job.yaml: ok"
     assert not missing_keys(name, "job mnist", "mnist.mnist_functional_api.custom_model", "model_zoo")
     assert not missing_keys(training, "/data/train", "5 epochs", "minibatches of 64")
@@ -72,6 +72,7 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
     assert not missing_keys(strategy, "ParameterServer", "async", "1 to 4 workers", "2 parameter servers")
     assert not missing_keys(checkpoints, "3 checkpoints", "1000 steps")
     assert not missing_keys(export, "export/")
+    assert not missing_keys(unchecked, "not checked", "--model")
 
 
 def test_what_is_not_on_this_machine_is_a_warning(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +89,36 @@ def test_a_function_that_is_missing_is_a_warning(job: Path, capsys: pytest.Captu
     Path("model_zoo/mnist/mnist_functional_api.py").write_text("def custom_model(): ...\n", encoding="utf-8")
     assert run_edl("validate", "job.yaml") == 0
     assert not missing_keys(capsys.readouterr().err, "'loss'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "keys"),
+    [
+        ("data.training=absent.csv", ["data.training", "absent.csv"]),
+        ("data.validation=empty", ["data.validation", "empty"]),
+        ("model.zoo=absent", ["absent", "zoo"]),
+        ("model.definition=smal.custom_model", ["'smal'", "small"]),
+        ("model.definition=small.custom_modell", ["custom_modell", "custom_model"]),
+        ("model.params={layers: 3}", ["model.params", "custom_model()", "'layers'", "small.py:3"]),
+        ("export.path=data.csv", ["export.path", "is a file"]),
+    ],
+)
+def test_a_job_with_relative_paths_runs_only_here_so_what_is_missing_is_an_error(
+    small_job: Path, setting: str, keys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("empty").mkdir()
+    assert run_edl("validate", "job.yaml") == 0
+    assert capsys.readouterr().err == ""
+    assert run_edl("validate", "job.yaml", "--set", setting) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert not missing_keys(captured.err, *keys)
+
+
+def test_a_module_that_is_no_python_is_an_error(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_job.write_text("def custom_model(:\n", encoding="utf-8")
+    assert run_edl("validate", "job.yaml") == 2
+    assert not missing_keys(capsys.readouterr().err, "small.py:1", "not valid Python")
 
 
 def test_what_is_there_or_in_a_volume_that_is_elsewhere_is_no_warning(
@@ -109,9 +140,10 @@ def test_validate_with_settings(job: Path, capsys: pytest.CaptureFixture[str]) -
     assert run_edl("validate", "job.yaml", *(word for setting in settings for word in ("--set", setting))) == 0
     out = capsys.readouterr().out
     assert not missing_keys(out, "/data/train", "1 epoch", "minibatches of 64", "at most 1 step")
-    strategy, unused = out.splitlines()[-2:]
+    strategy, unused, workers, _ = out.splitlines()[-4:]
     assert not missing_keys(strategy, "strategy Local", "one process")
     assert not missing_keys(unused, "ps.count")
+    assert not missing_keys(workers, "workers.max", "one process")
 
 
 def test_validate_names_what_all_reduce_does_not_use(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +151,7 @@ def test_validate_names_what_all_reduce_does_not_use(job: Path, capsys: pytest.C
     assert run_edl("validate", "job.yaml", "--set", "strategy.name=AllReduce", *global_batch) == 0
     assert "5 epochs in steps of 256 records" in capsys.readouterr().out
     assert run_edl("validate", "job.yaml", "--set", "strategy.name=AllReduce") == 0
-    *_, strategy, unused, _checkpoints, export = capsys.readouterr().out.splitlines()
+    *_, strategy, unused, _checkpoints, export, _ = capsys.readouterr().out.splitlines()
     assert not missing_keys(strategy, "AllReduce", "1 to 4 workers")
     assert "parameter server" not in strategy
     assert not missing_keys(unused, "ps.count")
@@ -130,8 +162,8 @@ def test_validate_names_what_all_reduce_does_not_use(job: Path, capsys: pytest.C
 
 
 def test_validate_of_a_job_that_only_predicts(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_edl("validate", "job.yaml", "--set", "data={prediction: x}", "--set", "train={}") == 0
-    assert not missing_keys(capsys.readouterr().out, "predicts x", "edl predict")
+    assert run_edl("validate", "job.yaml", "--set", "data={prediction: /x}", "--set", "train={}") == 0
+    assert not missing_keys(capsys.readouterr().out, "predicts /x", "edl predict")
 
 
 def test_mistakes_go_to_stderr_and_exit_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,9 +244,10 @@ def test_a_folder_without_validation_data_is_not_called_training_data(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty").mkdir()
-    assert run_edl("validate", "job.yaml", "--set", "data.validation=empty") == 0
+    empty = Path("empty").resolve()
+    assert run_edl("validate", "job.yaml", "--set", f"data.validation={empty}") == 0
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "data.validation" in line]
-    assert line.startswith("warning: --set data.validation=empty: data.validation: ")
+    assert line.startswith(f"warning: --set data.validation={empty}: data.validation: ")
     assert not missing_keys(line, "empty", "no data files")
 
 
@@ -300,11 +333,12 @@ def test_an_option_that_the_reader_does_not_know_is_refused(
     Path("folder").mkdir()
     for name in ("data.csv", "folder/data.csv"):
         Path(name).write_text("a,b\n1,2\n")
+    path = Path(data).resolve()  # a relative path that is not here would be an error of its own
     settings = [
         "model.zoo=zoo",
         "model.definition=small.custom_model",
-        f"data.training={data}",
-        f"data.validation={data}",
+        f"data.training={path}",
+        f"data.validation={path}",
     ]
     known = [argument for setting in settings for argument in ("--set", setting)]
     assert run_edl("validate", str(job), *known, "--set", "data.reader.sep=;") == 0

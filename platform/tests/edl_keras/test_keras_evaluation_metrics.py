@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.text_keys import missing_keys
 
 pytestmark = pytest.mark.tensorflow
 
@@ -118,13 +119,6 @@ def test_the_metric_that_raises_is_named() -> None:
     assert str(caught.value.where).startswith(__file__)
 
 
-def test_an_output_that_the_model_does_not_have_is_told_with_the_metric() -> None:
-    found = metrics_of(lambda: {"prise": {"error": keras.metrics.MeanSquaredError()}})
-    with pytest.raises(UserCodeError, match="the metric 'prise_error' raised KeyError: 'prise'") as caught:
-        found.update(tf.constant(0.0), LABELS, {"price": FINE})
-    assert caught.value.where == __file__
-
-
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
@@ -155,3 +149,27 @@ def test_metrics_of_a_list_that_keras_names_keep_their_names() -> None:
     found.update(tf.constant(0.0), LABELS, FINE / 4)
     for _ in range(2):
         assert list(found.compute_values(found.collect_states())) == ["loss", "precision", "auc", "auc_1"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "keys"),
+    [
+        ({"rating": FINE, "liked": FINE}, ["rating, liked", "did you mean rating?"]),
+        (FINE, ["one without a name"]),
+    ],
+)
+def test_a_metric_of_an_output_that_the_model_lacks(predictions: Any, keys: list[str]) -> None:
+    def eval_metrics_fn() -> Any:
+        return {"ratng": [keras.metrics.MeanSquaredError("mse")]}
+
+    with pytest.raises(BadInputError) as refused:
+        metrics_of(eval_metrics_fn).update(tf.constant(1.0), LABELS, predictions)
+    text = str(refused.value)
+    assert not missing_keys(text, "eval_metrics_fn()", "'ratng_mse'", "'ratng'", __file__, *keys)
+
+
+def test_a_metric_that_raises_is_told_with_the_shapes_that_it_received() -> None:
+    found = metrics(lambda: keras.metrics.CategoricalAccuracy())
+    with pytest.raises(UserCodeError) as raised:
+        found.update(tf.constant(1.0), tf.zeros([4, 3]), tf.zeros([4, 2, 2]))
+    assert not missing_keys(str(raised.value), "'mine'", "(4, 3)", "(4, 2, 2)")

@@ -113,3 +113,13 @@ def test_the_innermost_volume_holds_a_path() -> None:
     assert find_volume("/data/big/x", (outer, inner)) is inner
     assert find_volume("/data/bigger", (outer, inner)) is outer
     assert find_volume("/data/../etc", (outer, inner)) is None
+
+
+def test_every_relative_path_starts_at_the_file() -> None:
+    spec = replace(
+        SPEC, export=ExportSpec(path="out"), storage=StorageSpec(path="runs"), data=DataSpec(training=("train",))
+    )
+    found = resolve_local_paths(spec, HOME, cwd=Path("/tmp"))
+    assert found.export is not None
+    paths = [found.model.zoo, *found.data.training, found.export.path, found.storage.path, found.volumes[0].local]
+    assert paths == [f"/home/ann/mnist/{name}" for name in ("model_zoo", "train", "out", "runs", "data")]

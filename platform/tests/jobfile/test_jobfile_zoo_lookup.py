@@ -13,6 +13,7 @@ from edl.jobfile.zoo_lookup import (
     defined_names,
     find_misnamed,
     find_model_function,
+    find_unknown_params,
     may_return_compiled_model,
 )
 
@@ -106,6 +107,11 @@ def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> N
                 ("steps_per_epoch", "train.max_steps"),
             ],
         ),
+        ("def calbacks(): ...", [("calbacks", "callbacks")]),
+        ("def eval_metric_fn(): ...", [("eval_metric_fn", "eval_metrics_fn")]),
+        ("def Callbacks(): ...\ndef callbacks(): ...", []),
+        ("def _calbacks(): ...\ndef calback(): ...\nx = calback", []),
+        ("losses = 1\ndef custom_model2(): ...\ndef make_reader(): ...\nclass Feeder: ...", []),
         ("batch_size = 8\ndef feed(d, m, i): return d.shuffle(batch_size)", []),
         ("from other import epochs\nshuffle = None\nvalidation_split = some()\ndef batch_size(): ...", []),
         ("from other import callback\ncallbacks = 1\nEPOCHS = 7", []),
@@ -119,6 +125,31 @@ def test_names_that_nothing_uses_are_told_by_what_was_meant(
     if found:
         with pytest.raises(BadInputError, match=f"'{found[0][0]}'"):
             check_misnamed(tmp_path / "m.py")
+
+
+@pytest.mark.parametrize("name", ["jit_compile", "run_eagerly", "steps_per_execution", "auto_scale_loss"])
+def test_an_argument_of_compile_in_a_module_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "m.py").write_text(f"{name} = True")
+    with pytest.raises(BadInputError, match=f"'{name}'") as refused:
+        check_misnamed(tmp_path / "m.py")
+    assert "_" + name in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("source", "unknown"),
+    [
+        ("def custom_model(hidden=1, *, rate=2): ...", ["'hiden'"]),
+        ("def custom_model(**more): ...", []),
+        ("@wrapped\ndef custom_model(): ...", []),
+        ("class custom_model: ...", []),
+        ("from x import custom_model", []),
+    ],
+)
+def test_params_that_the_model_does_not_accept(tmp_path: Path, source: str, unknown: list[str]) -> None:
+    (tmp_path / "m.py").write_text(source)
+    errors = list(find_unknown_params(tmp_path, "m.custom_model", ["hiden", "hidden"] if unknown else ["hiden"]))
+    assert all(name in error.message for name, error in zip(unknown, errors, strict=True))
+    assert all("did you mean hidden?" in (error.hint or "") for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -48,3 +48,22 @@ def test_neither_does_a_job_without_parameter_servers(spec: JobSpec, monkeypatch
 def test_where_it_is_built_nothing_is_said(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "find_spec", lambda name: object())
     assert not about_the_store(spec)
+
+
+@pytest.mark.parametrize("without", ["", "feed"])
+def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, without: str) -> None:
+    (tmp_path / "records.csv").write_text("x,y\n" + "1,2\n" * 100)
+    (tmp_path / "m.py").write_text(
+        "def custom_model():\n    model = make()\n    model.compile('sgd', 'mse')\n    return model\n"
+        + ("" if without else "def feed(dataset, mode, metadata): ...\n")
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"name: m\nmodel: {{zoo: {tmp_path}, definition: m.custom_model}}\n"
+        f"data: {{training: {tmp_path}/records.csv, validation: {tmp_path}/records.csv}}\n"
+    )
+    spec = load_job_file(tmp_path / "job.yaml")
+    if without:
+        with pytest.raises(BadInputError, match="does not define 'feed'"):
+            job_checks.check_job(spec, predict=False)
+    else:
+        assert job_checks.check_job(spec, predict=False).training == (100,)
