@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import sys
+from concurrent.futures import Future
 
 from edl.api.errors import EdlError
 from edl.worker.graceful_shutdown import end_process
@@ -40,7 +41,7 @@ def _run_worker() -> int:
     from edl.worker.graceful_shutdown import GracefulShutdown, ShutdownGate, on_sigterm
 
     # Before the slow imports: SIGTERM may arrive at any time.
-    shutdown = GracefulShutdown(ShutdownGate(), end_process)
+    shutdown = GracefulShutdown(ShutdownGate(), Future(), end_process)
     on_sigterm(shutdown.shut_down)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     from edl.transport.open_files import raise_open_files_limit

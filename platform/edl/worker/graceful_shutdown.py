@@ -8,7 +8,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from edl.api.errors import EdlError
 
@@ -70,31 +72,31 @@ If the master does not answer in time, the leases return when it learns of the e
 """
 
 
+LeaseReturn: TypeAlias = "Future[Callable[[float], None]]"
+
+
 class GracefulShutdown:
     """Shuts this process down after SIGTERM.
 
     Args:
         gate: the gate, which is closed first so that nothing new begins.
+        lease_return: once this worker can have leases: a function that returns them to the master within some seconds.
         end_process: ends the process with an exit code.
     """
 
-    def __init__(self, gate: ShutdownGate, end_process: Callable[[int], None]) -> None:
+    def __init__(self, gate: ShutdownGate, lease_return: LeaseReturn, end_process: Callable[[int], None]) -> None:
         self.gate = gate
+        self.lease_return = lease_return
         self._end_process = end_process
-        self._return_leases: Callable[[float], None] | None = None
         self._finished = threading.Event()
-
-    def set_lease_return(self, return_leases: Callable[[float], None]) -> None:
-        """Set the function that returns the leases to the master; it takes a deadline in seconds."""
-        self._return_leases = return_leases
 
     def shut_down(self) -> None:
         """Shut down; called on the thread that received the signal."""
         if not self.gate.close(PUSH_WAIT_SECONDS):
             _LOG.info("SIGTERM during a push: the master will ask the parameter servers whether it was applied")
-        if self._return_leases is not None:
+        if self.lease_return.done():
             try:
-                self._return_leases(LEAVE_WAIT_SECONDS)
+                self.lease_return.result()(LEAVE_WAIT_SECONDS)
             except EdlError as error:
                 _LOG.info("the leases were not returned: %s", error)
         _LOG.info("exiting")

@@ -107,6 +107,7 @@ class MasterSession:
         member: identity of this worker.
         call: calls the master once.
         lost_timeout: seconds without an answer after which the master counts as lost.
+        on_new_placement: called on the thread that receives a newer placement; must not block.
         clock: returns monotonic seconds.
         pause: waits for the given seconds.
         jitter: returns a random number, uniform in 0-1.
@@ -118,6 +119,7 @@ class MasterSession:
         call: MasterCall,
         *,
         lost_timeout: float,
+        on_new_placement: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = draw_jitter,
@@ -125,6 +127,7 @@ class MasterSession:
         self._member = member
         self._call = call
         self._lost_timeout = lost_timeout
+        self._on_new_placement = on_new_placement
         self._clock = clock
         self._pause = pause
         self._jitter = jitter
@@ -137,8 +140,6 @@ class MasterSession:
         self._incarnation = 0
         self._placement = PsPlacement()
         self._announced_version = 0
-        self.on_new_placement: Callable[[], None] = lambda: None
-        """Called on the thread that receives a newer placement; must not block."""
 
     @property
     def incarnation(self) -> int:
@@ -294,7 +295,7 @@ class MasterSession:
             moved = self._newest_version > known_version
         # Not under the lock: the callback may use the session.
         if moved:
-            self.on_new_placement()
+            self._on_new_placement()
 
     @property
     def _newest_version(self) -> int:

@@ -52,13 +52,20 @@ class WorkerRuntime:
         self.gate = gate
         self.model_module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
-        self.session = MasterSession(member, _make_master_call(channel), lost_timeout=spec.master.lost_timeout)
+        all_reduce = spec.strategy.name == "AllReduce"
+        self.session = MasterSession(
+            member,
+            _make_master_call(channel),
+            lost_timeout=spec.master.lost_timeout,
+            # ``leases`` is made below, because it needs ``session``. AllReduce has no parameter servers.
+            on_new_placement=(lambda: None) if all_reduce else (lambda: self.leases.schedule_placement_check()),
+        )
         self.leases = LeaseClient(
             self.session,
             self._on_lease_granted,
             # ``progress`` is made below, because it needs ``leases``.
             lambda: self.progress.known_leases(),
-            leases_ahead=ALL_REDUCE_LEASES_AHEAD if spec.strategy.name == "AllReduce" else LEASES_AHEAD,
+            leases_ahead=ALL_REDUCE_LEASES_AHEAD if all_reduce else LEASES_AHEAD,
             position_describer=self._describe_positions,
         )
         self.progress = ProgressReporter(self.session, self.leases.mark_lost)
@@ -68,8 +75,8 @@ class WorkerRuntime:
         # A built-in reader can be opened while the user's module is still being imported.
         self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
         self._readers_by_set: dict[str, Reader] = {}
-        self.wait_until_left: Callable[[], None] = lambda: None
-        """Waits until this worker takes part in no step any more."""
+        self.world_exit: Future[Callable[[], None]] = Future()
+        """Once this worker takes part in AllReduce: a function that waits until it takes part in no step any more."""
         self._open_lock = threading.Lock()
 
     @classmethod
@@ -106,7 +113,8 @@ class WorkerRuntime:
 
     def return_leases(self, timeout_seconds: float) -> None:
         """Return all leases, once this worker has left the world of AllReduce."""
-        self.wait_until_left()
+        if self.world_exit.done():
+            self.world_exit.result()()
         self.session.leave("told to leave", self.progress.unreported_progress(), deadline=timeout_seconds)
 
     def open_reader(self, data_set: str) -> Reader:

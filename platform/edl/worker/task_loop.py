@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edl.api.errors import BadInputError, EdlError, RefusedError, StorageError
 from edl.transport.peer_errors import refusal_kind
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
-from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterLostError, MasterSession
 from edl.worker.trainer import NotFiniteError
 
@@ -113,6 +113,9 @@ class TaskLoop:
             raise LeavingError
         # Revoked while it waited in the queue.
         if not self._leases.is_held(task.lease_id):
+            return None
+        # Only a worker that has declared a model to parameter servers has something to check.
+        if task.kind == PLACEMENT_CHECK_KIND and task.kind not in self._handlers:
             return None
         try:
             self._find_handler(task)(task)

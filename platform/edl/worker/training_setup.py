@@ -111,27 +111,17 @@ class Evaluator:
 # one pushes nothing and would never notice.
 
 
-def watch_placement(
-    master_session: MasterSession, lease_client: LeaseClient, parameter_client: ParameterClient
-) -> Callable[[LeasedTask], None]:
-    """Make the task loop check every newer placement; returns the handler of this check.
+def check_placement(master_session: MasterSession, parameter_client: ParameterClient, _: LeasedTask) -> None:
+    """Declare the model to parameter servers that were replaced; the handler of placement checks.
 
     Args:
-        master_session: receives placements from the master.
-        lease_client: wakes the task loop.
+        master_session: receives placements from the master, and schedules a check for each newer one.
         parameter_client: has declared the model before; used only on the task loop's thread.
     """
-
-    def look(_: LeasedTask) -> None:
-        if master_session.is_placement_outdated:
-            master_session.register()
-        if parameter_client.declare_to_replaced_ps():
-            master_session.register(ready=True)
-
-    master_session.on_new_placement = lease_client.schedule_placement_check
-    # A PS may have been replaced between its declaration and this point.
-    lease_client.schedule_placement_check()
-    return look
+    if master_session.is_placement_outdated:
+        master_session.register()
+    if parameter_client.declare_to_replaced_ps():
+        master_session.register(ready=True)
 
 
 KERAS_FILE, SAVED_MODEL_DIRECTORY = "model.keras", "saved_model"
@@ -197,7 +187,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
     handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = partial(_export_model, runtime, network, parameter_client)
     handlers[BEST_MODEL] = partial(_write_best_checkpoint, runtime, network)
-    handlers[PLACEMENT_CHECK_KIND] = watch_placement(runtime.session, runtime.leases, parameter_client)
+    handlers[PLACEMENT_CHECK_KIND] = partial(check_placement, runtime.session, parameter_client)
     return training_callbacks.end_training
 
 

@@ -120,7 +120,7 @@ def _start_runtime(identity: ProcessIdentity, shutdown: GracefulShutdown) -> Wor
 
     runtime = WorkerRuntime.from_identity(identity, shutdown.gate)
     # Before start(): as soon as the master knows this worker, it may ask it to stop.
-    shutdown.set_lease_return(runtime.return_leases)
+    shutdown.lease_return.set_result(runtime.return_leases)
     runtime.start()
     return runtime
 

@@ -58,6 +58,7 @@ from edl.master.master_service import (
 )
 from edl.transport import edl_pb2 as pb
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
@@ -241,6 +242,7 @@ class Rank:
     world: WorldClient = field(init=False)
     loop: StepLoop = field(init=False)
     listener: CollectiveListener = field(init=False)
+    connection: RoundConnection = field(init=False)
     leases: LeaseClient = field(init=False)
     made_steps: list[tuple[float, int, StepShares]] = field(default_factory=list)
     """When each step was applied, its number and its shares."""
@@ -481,6 +483,7 @@ class AllReduceJob:
         feed = StepFeed(rank.replica.fingerprint())
         rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN, handle_frame=feed.handle_frame)
         rank.listener.start()
+        rank.connection = RoundConnection(rank.listener)
         # Both are used through the few methods that are here.
         rank.leases = LeaseClient(
             session,  # type: ignore[arg-type]
@@ -495,13 +498,13 @@ class AllReduceJob:
             rank.uid,
             rank.listener.address,
             is_leaving=lambda: rank.gate.closed,
-            on_closed=lambda round_id, reason: rank.loop.abort_round(round_id, reason),
+            on_closed=rank.connection.abort,
             copied_state=lambda: checkpoints.progress,
         )
         rank.loop = StepLoop(
             rank.replica,
             rank.world,
-            rank.listener,
+            rank.connection,
             feed,
             self._make_shares(rank, progress),
             checkpoints,
@@ -588,7 +591,7 @@ class AllReduceJob:
     def _silence(self, rank: Rank) -> None:
         rank.is_killed = True
         rank.leases.stop()
-        rank.loop.abort_round(rank.world.round, "killed")
+        rank.connection.abort(rank.world.round, "killed")
         rank.listener.stop()
 
     def kill(self, rank: Rank, *, is_preempted: bool = False) -> None:

@@ -293,6 +293,7 @@ class LoopHarness:
         corrupt: Sequence[int] = (),
         allowed: int = 0,
         strategy: Strategy | None = None,
+        watches_placement: bool = False,
     ) -> None:
         self._closing = ExitStack()
         self._rounds = strategy is not None and strategy.mode == "sync"
@@ -301,7 +302,10 @@ class LoopHarness:
         self._closing.callback(self.servers.close)
         self.master.placement = self.servers.placement()
         self.gate = ShutdownGate()
-        self.session = MasterSession(MEMBER, self.master, lost_timeout=5, pause=lambda seconds: None)
+        check = (lambda: self.leases.schedule_placement_check()) if watches_placement else (lambda: None)
+        self.session = MasterSession(
+            MEMBER, self.master, lost_timeout=5, on_new_placement=check, pause=lambda seconds: None
+        )
         self.reader = MemoryReader(records, corrupt)
         self.leases = LeaseClient(self.session, self.held, lambda: self.progress.known_leases(), wait_seconds=0)
         self.progress = ProgressReporter(self.session, self.leases.mark_lost)

@@ -60,6 +60,8 @@ def test_a_round_goes_on_without_a_master(folder):
         ranks = [job.start_rank() for _ in range(2)]
         job.wait_for_round(2)
         job.wait_for_step(3)
+        # Only the master tells a rank that its round has started.
+        job.wait(lambda: all(rank.world.phase is RankPhase.RUNNING for rank in ranks))
         job.stop_master()
         step = ranks[0].world.step
         job.wait(lambda: ranks[0].world.step > step)
@@ -76,7 +78,7 @@ def test_the_late_end_of_a_round_does_not_break_the_next_one(folder):
         job.wait_for_round(2)
         number = job.state.world.round
         assert number > ended
-        first.loop.abort_round(ended, "a message about the round before")
+        first.connection.abort(ended, "a message about the round before")
         job.wait_for_step(job.state.step + 10)
         assert job.state.world.round == number
         job.wait_for_end()
@@ -320,7 +322,7 @@ def test_a_stopped_worker_is_lost_and_comes_back(folder):
                 if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
                     is_stopped.set()
                     job.silent.add(rank.uid)
-                    rank.loop.abort_round(rank.world.round, "its neighbours hear nothing from it")
+                    rank.connection.abort(rank.world.round, "its neighbours hear nothing from it")
                     resume.wait(20)
                     job.silent.discard(rank.uid)
 
@@ -345,7 +347,7 @@ def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_oth
                 if point == "compute" and rank.world.step >= 8 and not is_stopped.is_set():
                     is_stopped.set()
                     job.silent.add(rank.uid)
-                    rank.loop.abort_round(rank.world.round, "its neighbours hear nothing from it")
+                    rank.connection.abort(rank.world.round, "its neighbours hear nothing from it")
                     resume.wait(20)
                     job.silent.discard(rank.uid)
 

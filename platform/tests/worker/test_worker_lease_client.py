@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings
@@ -109,8 +110,8 @@ def test_whoever_waits_for_the_gate_when_it_is_closed_does_not_enter() -> None:
 def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
     order: list[str] = []
     gate = ShutdownGate()
-    departure = GracefulShutdown(gate, lambda code: order.append(f"exit {code}"))
-    departure.set_lease_return(lambda deadline: order.append("goodbye"))
+    departure = GracefulShutdown(gate, Future(), lambda code: order.append(f"exit {code}"))
+    departure.lease_return.set_result(lambda deadline: order.append("goodbye"))
     inside, go_on = threading.Event(), threading.Event()
 
     def push() -> None:
@@ -135,5 +136,5 @@ def test_leaving_says_goodbye_after_the_push_and_then_ends() -> None:
 
 def test_a_process_without_a_master_yet_just_ends() -> None:
     codes: list[int] = []
-    GracefulShutdown(ShutdownGate(), codes.append).shut_down()
+    GracefulShutdown(ShutdownGate(), Future(), codes.append).shut_down()
     assert codes == [0]

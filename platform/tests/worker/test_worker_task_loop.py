@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
 from edl.worker.task_loop import TaskLoop
 from edl.worker.trainer import NotFiniteError
-from edl.worker.training_setup import Evaluator, watch_placement
+from edl.worker.training_setup import Evaluator, check_placement
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def test_a_failure_that_is_not_fatal_drops_the_task_only(harness: LoopHarness) -
 @pytest.fixture(params=[1, 2])
 def replacing_harness(request: pytest.FixtureRequest) -> Iterator[LoopHarness]:
     """The harness of a worker that has declared its model, and then waits for work while one PS is replaced."""
-    harness = LoopHarness(ps=request.param)
+    harness = LoopHarness(ps=request.param, watches_placement=True)
     yield harness
     harness.progress.stop()
     harness.close()
@@ -353,7 +354,7 @@ def test_a_ps_that_is_replaced_while_the_worker_waits_is_told_the_model(replacin
     network = LinearNetwork(len(replacing_harness.servers.servers))
     parameters = replacing_harness.parameters(network)
     trainer = replacing_harness.trainer(network, parameters)
-    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replacing_harness.session, replacing_harness.leases, parameters)}
+    handlers = {PLACEMENT_CHECK_KIND: partial(check_placement, replacing_harness.session, parameters)}
     replace(replacing_harness)
     declared = no_work_until_declared(replacing_harness)
     start(replacing_harness, task(1, 0, 16))
@@ -373,7 +374,7 @@ def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(rep
     parameters = replacing_harness.parameters(network)
     replace(replacing_harness)
     replacing_harness.session.register(ready=True)
-    handlers = {PLACEMENT_CHECK_KIND: watch_placement(replacing_harness.session, replacing_harness.leases, parameters)}
+    handlers = {PLACEMENT_CHECK_KIND: partial(check_placement, replacing_harness.session, parameters)}
     declared = no_work_until_declared(replacing_harness)
     start(replacing_harness)
 
@@ -383,8 +384,24 @@ def test_a_ps_that_is_replaced_right_after_its_declaration_is_told_the_model(rep
 
 def test_a_ps_that_this_worker_knows_is_told_nothing(harness: LoopHarness) -> None:
     parameters = harness.parameters(LinearNetwork())
-    look = watch_placement(harness.session, harness.leases, parameters)
     before = len(harness.master.requests("Register"))
-    look(LeasedTask(0, PLACEMENT_CHECK_KIND))
+    check_placement(harness.session, parameters, LeasedTask(0, PLACEMENT_CHECK_KIND))
     assert not parameters.declare_to_replaced_ps()
     assert len(harness.master.requests("Register")) == before
+
+
+def test_a_worker_that_declares_no_model_has_nothing_to_check() -> None:
+    """One that predicts: it hears of placements, too."""
+    harness = LoopHarness(watches_placement=True)
+    predicted: list[int] = []
+    start(harness, task(1, 0, 4, kind="prediction"))
+
+    def predict(leased: LeasedTask) -> None:
+        predicted.append(leased.lease_id)
+        harness.progress.finish_task(leased.lease_id)
+
+    assert loop(harness, prediction=predict).run() == 0
+    assert predicted == [LEASE + 1]
+    assert harness.master.requests("Fail") == []
+    harness.progress.stop()
+    harness.close()

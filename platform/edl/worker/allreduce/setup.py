@@ -26,6 +26,7 @@ from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.rank_facts import read_rank_facts
+from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
@@ -96,19 +97,19 @@ def prepare_all_reduce(
         {KERAS_STATE_KEY: keras_state.to_json()},
         ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
     )
+    connection = RoundConnection(listener)
     world = WorldClient(
         runtime.session,
         runtime.identity.uid,
         listener.address,
         is_leaving=lambda: runtime.gate.closed,
-        # ``loop`` is made below, because it needs ``world``.
-        on_closed=lambda round_id, reason: loop.abort_round(round_id, reason),
+        on_closed=connection.abort,
         copied_state=lambda: checkpoints.progress,
     )
     loop = StepLoop(
         replica,
         world,
-        listener,
+        connection,
         feed,
         _make_share_source(runtime),
         checkpoints,
@@ -123,7 +124,7 @@ def prepare_all_reduce(
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
     )
-    runtime.wait_until_left = lambda: wait_until_left(left, checkpoints, loop.step_seconds)
+    runtime.world_exit.set_result(lambda: wait_until_left(left, checkpoints, loop.step_seconds))
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
         threading.Thread(target=target, name=name, daemon=True).start()
 

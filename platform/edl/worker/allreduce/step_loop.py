@@ -17,8 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.api.errors import BadInputError, StorageError
-from edl.api.round_id import RoundId
-from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.rank_state import PendingShares, RankPhase
@@ -27,6 +25,7 @@ from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
+from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.state_digests import StateDigests
 from edl.worker.allreduce.step_feed import StepFeed
@@ -98,7 +97,7 @@ class StepLoop:
     Args:
         replica: the model.
         world: the rounds.
-        listener: takes the connections of the neighbours.
+        connection: connects this worker to the current round.
         feed: lets workers that join follow the rounds of this one.
         shares: the minibatches of this rank.
         checkpoints: writes copies of the state.
@@ -119,7 +118,7 @@ class StepLoop:
         self,
         replica: ReplicaLike,
         world: WorldClient,
-        listener: CollectiveListener,
+        connection: RoundConnection,
         feed: StepFeed,
         shares: ShareSource,
         checkpoints: CheckpointWriter,
@@ -139,7 +138,7 @@ class StepLoop:
         # Rank 0 starts with it again when no worker is left whose state counts.
         self._initial_state = replica.pack_state()
         self._world = world
-        self._listener = listener
+        self._connection = connection
         self._feed = feed
         self._shares = shares
         self._checkpoints = checkpoints
@@ -161,12 +160,11 @@ class StepLoop:
         self._follower = StepFollower(
             replica,
             world,
-            listener.token,
+            connection.token,
             self._initial_state.nbytes,
             self._apply_sums,
             must_end=lambda: gate.closed or shares.is_over,
         )
-        self._communicator: Communicator | None = None
         self._nonfinite_count = 0
         self.step_seconds = 0.0
         """The duration of the newest step, with what this worker waited for the others."""
@@ -267,10 +265,10 @@ class StepLoop:
         self._close_communicator()
         self._world.enter_round(view)
         try:
-            self._communicator = Communicator.connect(self._listener, view.round, self._world.rank, view.addresses)
-            self._digests.compare_ranks(self._communicator)
-            self._share_state(view, self._communicator)
-            digest = self._digests.compare_states(self._communicator, view.step)
+            communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
+            self._digests.compare_ranks(communicator)
+            self._share_state(view, communicator)
+            digest = self._digests.compare_states(communicator, view.step)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
             _LOG.info("%s ended before it started: %s", view.round, error)
@@ -330,8 +328,8 @@ class StepLoop:
 
     def _run_round(self, view: View) -> None:
         """Take steps until the world changes or there is no more work."""
-        assert self._communicator is not None
-        communicator, world = self._communicator, self._world
+        communicator, world = self._connection.communicator, self._world
+        assert communicator is not None
         world.start(view.round)
         self._shares.align(view.leases or {}, view.last_lease)
         if self._batch is not None:
@@ -564,16 +562,7 @@ class StepLoop:
 
     def _close_communicator(self) -> None:
         self._feed.end_round()
-        if self._communicator is not None:
-            self._communicator.close()
-            self._communicator = None
-
-    def abort_round(self, round_id: RoundId, reason: str) -> None:
-        """End the reduction of this round, or of an earlier one, that the main thread waits for; from any thread."""
-        communicator = self._communicator
-        if communicator is not None and communicator.round_id <= round_id:
-            communicator.abort(reason)
-        self._listener.cancel_round(reason, round_id)
+        self._connection.close()
 
 
 def _nothing() -> np.ndarray[Any, Any]:
