@@ -10,6 +10,7 @@ import typer
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, YesOption, complete_jobs, confirm_action, connect_api
 from edl.ops.removal_progress import remove_job
+from edl.reporting.unit_formats import format_duration
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -67,7 +68,7 @@ def delete(
     for job in names:
         began = time.monotonic()
         remove_job(api, job, timeout)
-        typer.echo(f"Job {job} is gone, after {time.monotonic() - began:.0f} s.")
+        typer.echo(f"Job {job} is gone, after {format_duration(time.monotonic() - began)}.")
 
 
 def _require_known_jobs(api: KubeClient, names: list[str]) -> None:

@@ -201,7 +201,7 @@ def _push_lines(parameters_status: ParametersStatus) -> Iterator[str]:
     if waits is not None and waits.seconds >= _LONG_WAIT_SECONDS:
         who = format_short_list([f"worker-{index}" for index in waits.awaited])
         come = f"{waits.arrived} of {waits.wanted} gradients"
-        yield f"an update with {come} has been waiting for {who} for {waits.seconds:.0f} s"
+        yield f"an update with {come} has been waiting for {who} for {format_duration(waits.seconds)}"
 
 
 def _table_lines(parameters_status: ParametersStatus | None) -> Iterator[str]:

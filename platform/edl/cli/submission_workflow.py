@@ -24,6 +24,7 @@ from edl.ops.job_forecast import JobForecast, NamespaceQuotas, forecast_job
 from edl.ops.removal_progress import remove_job
 from edl.ops.submission_request import SubmissionRequest, build_request
 from edl.reporting.text_table import StatusLine
+from edl.reporting.unit_formats import format_duration
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -236,12 +237,12 @@ def _wait_for_start(
     }
     run = options.resume_run or submitted_job.uid
     if master_status.has_started:
-        reporter.report_event("started", facts, f"The master started after {seconds:.0f} s.")
+        reporter.report_event("started", facts, f"The master started after {format_duration(seconds)}.")
         if options.resume_run is not None:
             run = report_resumed(api, submitted_job.name, reporter) or run
     else:
         reporter.report_event(
-            "waiting", facts, f"Not started yet, after {seconds:.0f} s: {master_status_text(master_status)}"
+            "waiting", facts, f"Not started yet, after {format_duration(seconds)}: {master_status_text(master_status)}"
         )
     if options.watches_job:
         from edl.ops.job_following import WatchedJob, follow_job

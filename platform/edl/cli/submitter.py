@@ -60,6 +60,7 @@ from edl.ops.removal_progress import leftovers_text
 from edl.ops.submission_request import SubmissionRequest, build_request
 from edl.reporting.terminal_text import sanitize_standard_streams
 from edl.reporting.text_table import StatusLine
+from edl.reporting.unit_formats import format_duration
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -178,7 +179,8 @@ class ReleaseSubmitter:
         """
         if self._cleanup_timeout.has_expired(left=bool(left), now=self._clock.clock()):
             raise DeletionTimeoutError(
-                f"After {CLEANUP_TIMEOUT_SECONDS:.0f} s these objects still exist: {format_object_list(left.objects)}",
+                f"After {format_duration(CLEANUP_TIMEOUT_SECONDS)} these objects still exist: "
+                f"{format_object_list(left.objects)}",
                 where=f"release {self._identity.release}",
                 hint="A new pod will try again. `kubectl describe pod` says why an old pod is not deleted.",
             )

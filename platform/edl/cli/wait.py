@@ -14,6 +14,7 @@ import typer
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops.followup_command import command_arguments
+from edl.reporting.unit_formats import format_duration
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobView
@@ -91,7 +92,7 @@ def wait_for_goal(
     try:
         for job_view in poll_repeatedly(look, clock=clock, sleep=sleep):
             if wait_goal.is_reached(job_view):
-                return 0, f"{job_view.name}: {wait_goal.name} after {clock() - began:.0f} s"
+                return 0, f"{job_view.name}: {wait_goal.name} after {format_duration(clock() - began)}"
             if job_view.has_ended:
                 return (
                     1,
@@ -100,7 +101,8 @@ def wait_for_goal(
             if seconds is not None and clock() - began >= seconds:
                 return (
                     TIMED_OUT_EXIT,
-                    f"{job_view.name} is still {job_view.phase} after {seconds:g} s{_workers_text(job_view)}",
+                    f"{job_view.name} is still {job_view.phase} after {format_duration(seconds)}"
+                    f"{_workers_text(job_view)}",
                 )
     except UnknownJobError:
         if job_view is None:

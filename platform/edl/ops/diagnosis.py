@@ -21,7 +21,7 @@ from edl.ops.job_findings import JobFinding, format_short_list
 from edl.ops.job_view import JobView, KubernetesEvent, job_conditions, pod_label, pod_role
 from edl.ops.pod_problems import PodProblem, find_pod_problem, insufficient_resources, refusal_remedy
 from edl.ops.resource_quantities import format_amounts
-from edl.reporting.unit_formats import format_bytes, format_percent
+from edl.reporting.unit_formats import format_bytes, format_duration, format_percent
 
 LONG_UPDATE_SECONDS = 5.0
 """An update that waits for less is not reported: its workers are still computing."""
@@ -61,7 +61,7 @@ def _find_waiting_update(
     )  # a refused worker is still awaited
     gradients = "1 gradient" if missing == 1 else f"{missing} gradients"
     text = (
-        f"an update has been waiting for {gradients} for {current_round.seconds:.0f} s (sync, "
+        f"an update has been waiting for {gradients} for {format_duration(current_round.seconds)} (sync, "
         f"{current_round.arrived} of {current_round.wanted}"
         f" arrived); awaited: {_awaited_workers(current_round)}{_missing_workers_text(job, current_round)}"
     )

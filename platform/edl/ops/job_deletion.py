@@ -27,6 +27,7 @@ from edl.cluster.kubernetes.resource_kinds import (
     is_being_deleted,
     manifest_kind,
 )
+from edl.reporting.unit_formats import format_duration
 
 DELETION_TIMEOUT_SECONDS = 300.0
 DELETION_POLL_SECONDS = 0.25
@@ -189,7 +190,7 @@ class JobDeletion:
             on_round(there)
             if clock() >= end:
                 raise DeletionTimeoutError(
-                    f"After {timeout:.0f} s these objects still exist: {format_object_list(there.objects)}",
+                    f"After {format_duration(timeout)} these objects still exist: {format_object_list(there.objects)}",
                     where=f"job {self._job}",
                     hint="The deletion continues in the cluster; run `edl delete` again to follow it.",
                 )

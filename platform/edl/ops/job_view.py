@@ -33,7 +33,7 @@ from edl.jobfile.loader import load_job_text
 from edl.jobfile.published_status import PublishedStatus
 from edl.ops.job_deletion import JobObjects
 from edl.ops.pod_problems import find_pod_problem
-from edl.reporting.unit_formats import format_utc
+from edl.reporting.unit_formats import format_duration, format_utc
 
 MASTER_SELECTOR = f"{names.JOB_LABEL},{names.ROLE_LABEL}={Role.MASTER.value}"
 JOB_PHASES = ("Pending", "Suspended", *MASTERS_PHASES, "Deleting")
@@ -271,8 +271,10 @@ def _check_master_silence(api: KubeClient, job: JobView, now: float | None) -> J
     try:
         masters = api.list(PODS, namespace=job.namespace, labels=names.label_selector(job.name, Role.MASTER)).items
     except ForbiddenError:
-        return replace(job, master_silence=f"its master has not reported for {silent:.0f} s")
-    return replace(job, master_silence=f"{_describe_master(masters)}; it has not reported for {silent:.0f} s")
+        return replace(job, master_silence=f"its master has not reported for {format_duration(silent)}")
+    return replace(
+        job, master_silence=f"{_describe_master(masters)}; it has not reported for {format_duration(silent)}"
+    )
 
 
 def _describe_master(masters: Iterable[Manifest]) -> str:
