@@ -12,6 +12,8 @@ import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 from support.text_keys import missing_keys
 
+from edl.core.rank_state import RankPhase
+
 
 @pytest.fixture
 def folder():
