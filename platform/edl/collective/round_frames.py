@@ -101,12 +101,6 @@ def read_rank(header: Buffer) -> int:
     return rank
 
 
-def read_offset(header: Buffer) -> int:
-    """The offset that a header names; in ENTER_ROUND the size of the shared memory."""
-    offset: int = _HEADER.unpack(header)[8]
-    return offset
-
-
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
     """A rank's request to join a round with the next rank, and the answer of that rank.

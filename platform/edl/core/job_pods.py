@@ -224,11 +224,6 @@ class JobPod:
         """Whether the pod was asked to stop, or announced that it is leaving."""
         return self.told_to_leave or self.has_left or self.leaving_since is not None
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether the pod is not leaving and not scheduled yet."""
-        return self.staying and not self.has_run
-
     def update_status(self, status: PodStatus, *, job_ended: bool = False) -> None:
         """Update the pod from the cluster's report. A known cause is kept until the pod ends.
 

@@ -35,14 +35,12 @@ class QuotaRefusal:
         resource: the resource as the quota names it, such as ``requests.cpu``.
         requested_amount: the pod's request.
         remaining_amount: the remaining amount of the quota.
-        hard_limit: the limit of the quota.
     """
 
     quota: str
     resource: str
     requested_amount: Fraction
     remaining_amount: Fraction
-    hard_limit: Fraction
 
 
 class NamespaceQuotas:
@@ -85,7 +83,7 @@ class NamespaceQuotas:
             name = quota["metadata"]["name"]
             for resource, left in self._remaining_amounts[name].items():
                 if uses.get(resource, 0) > left:
-                    return QuotaRefusal(name, resource, uses[resource], left, _hard_limits(quota)[resource])
+                    return QuotaRefusal(name, resource, uses[resource], left)
         for quota in counted:
             name = quota["metadata"]["name"]
             self._remaining_amounts[name] = subtract_resources(self._remaining_amounts[name], uses)

@@ -85,11 +85,6 @@ class JobView:
         return True
 
     @property
-    def can_be_resumed(self) -> bool:
-        """Whether it can be resumed when it has ended without being done."""
-        return True
-
-    @property
     def is_prediction(self) -> bool:
         """Whether it is a run of `edl predict`, as far as is known."""
         return False

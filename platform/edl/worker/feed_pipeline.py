@@ -61,14 +61,8 @@ class FeedError(UserCodeError):
     tag: int | None = None
 
 
-def feed_minibatches(
-    feed: UserFeedFunction,
-    mode: str,
-    metadata: Any,
-    windows: Iterator[tuple[int, RecordWindow]],
-    *,
-    prefetch: int = 2,
-    zoo: Path | None = None,
+def feed_in_background(
+    feed_function: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
 ) -> Iterator[Minibatch]:
     """Feed windows on a separate thread, ``prefetch`` of them ahead of the consumer.
 
@@ -76,23 +70,14 @@ def feed_minibatches(
     window has a minibatch. Closing the iterator makes the thread end at its next window.
 
     Args:
-        feed: the user's ``feed(dataset, mode, metadata)``.
-        mode: ``training``, ``evaluation`` or ``prediction``.
-        metadata: the reader's metadata, passed to ``feed``.
+        feed_function: the user's ``feed``, which may be traced already.
         windows: tagged records; consumed ahead of time by the thread.
-        zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
+        prefetch: the number of minibatches that wait for the consumer.
 
     Raises:
         FeedError: ``feed`` raised, or yields the wrong structure.
         Exception: an exception of ``windows``, unchanged, after the minibatches before it.
     """
-    return feed_in_background(FeedFunction(feed, mode, metadata, zoo=zoo), windows, prefetch=prefetch)
-
-
-def feed_in_background(
-    feed_function: FeedFunction, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
-) -> Iterator[Minibatch]:
-    """Like :func:`feed_minibatches`, with a feeder that may already be traced."""
     ready: queue.Queue[Minibatch | BaseException | None] = queue.Queue(max(1, prefetch))
     closed = threading.Event()
     threading.Thread(

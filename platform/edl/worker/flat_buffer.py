@@ -7,7 +7,7 @@ sent as ids and rows.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -78,13 +78,6 @@ class FlatLayout:
             fingerprint=self._fingerprint,
         )
         return head, self._initial[self.ps_slices[ps_index]]
-
-    def named_values(self, flat_values: Floats) -> Iterator[tuple[str, Floats]]:
-        """The name of every variable, and its values in its shape."""
-        offset = 0
-        for variable in self._variables:
-            yield variable.name, flat_values[offset : offset + variable.size].reshape(variable.shape)
-            offset += variable.size
 
     def variables_of_ps(self, ps_index: int) -> list[VariableSpec]:
         """The variables of one PS, in the order of the flat buffer."""

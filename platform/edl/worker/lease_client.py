@@ -406,11 +406,6 @@ class ProgressReporter:
             # its lease for one that was granted in a lost answer, and grant it again.
             return [*self._buffers, *(report.last_progress.lease for report in self._report_queue)]
 
-    def count_pending_reports(self) -> int:
-        """The number of reports that the master has not answered yet."""
-        with self._changed:
-            return len(self._report_queue)
-
     def send_all(self) -> None:
         """Send everything now: progress of the held leases first, then reports, in order."""
         # A report stays queued until it is answered, so that ``known_leases`` names its lease.

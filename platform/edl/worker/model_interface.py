@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.numerics.array_types import Floats, Ids, RowsByTable
-from edl.numerics.optimizer_spec import OptimizerSpec
 
 
 class StepResultLike(Protocol):
@@ -46,15 +45,6 @@ class NetworkLike(Protocol):
     def metric_states(self) -> Any: ...
     def metric_values(self, states: Any) -> dict[str, float]: ...
     def predict(self, flat_values: Floats, rows: Any, features: Any) -> Any: ...
-
-
-class OptimizerLike(Protocol):
-    """The user's optimizer: the part that the PS apply, and the worker's part (schedules and clipping)."""
-
-    @property
-    def spec(self) -> OptimizerSpec: ...
-    @property
-    def learning_rate(self) -> Callable[[int], float]: ...
 
 
 class TrainingCallbacks(Protocol):

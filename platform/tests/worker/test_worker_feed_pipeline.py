@@ -21,7 +21,7 @@ from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.worker.feed_pipeline import FeedError, feed_minibatches  # noqa: E402
+from edl.worker.feed_pipeline import FeedError, FeedFunction, feed_in_background  # noqa: E402
 from edl.worker.record_stream import RecordWindow  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
@@ -40,6 +40,12 @@ def window(start: int, end: int) -> RecordWindow:
 
 def windows(size: int = 4, count: int = 20) -> Iterator[tuple[int, RecordWindow]]:
     return ((start // size, window(start, start + size)) for start in range(0, count, size))
+
+
+def feed_minibatches(
+    feed: Any, mode: str, metadata: Any, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
+) -> Iterator[Any]:
+    return feed_in_background(FeedFunction(feed, mode, metadata), windows, prefetch=prefetch)
 
 
 def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
