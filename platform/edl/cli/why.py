@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edl.cli.local_runs import LocalOption
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.ops.followup_command import command_arguments
 from edl.reporting.unit_formats import format_utc
@@ -28,19 +29,36 @@ _DETAIL_LINES = 30
 @app.command()
 def why(
     job: JobArgument,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Explain why a job on a cluster waits, is slower than it could be, or has failed, and what you can do."""
-    from edl.ops.diagnosis import diagnose_job
+    """Explain why a job on a cluster, or a run of this machine (JOB or JOB/RUN), waits, is slower than it could be, or
+    has failed, and what you can do.
 
-    evidence = gather_evidence(connect_api(context, namespace, job), job, command_arguments(job, context, namespace))
-    findings = diagnose_job(evidence)
+    If both exist, the job on the cluster is explained. --local selects runs of this machine; -n and --context a
+    cluster.
+    """
+    from edl.cli.local_runs import choose_local_run
+
+    local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
+    if local_run is not None:
+        from edl.ops.local_run_diagnosis import diagnose_local_run
+
+        run = local_run.run_dir
+        explained: JobView = local_run
+        findings = diagnose_local_run(local_run, run, f"{local_run.name}/{run.run_id}")
+    else:
+        from edl.ops.diagnosis import diagnose_job
+
+        api = connect_api(context, namespace, job)
+        evidence = gather_evidence(api, job, command_arguments(job, context, namespace))
+        explained, findings = evidence.job, diagnose_job(evidence)
     if as_json:
         print(json.dumps([_finding_json(finding) for finding in findings]))
         return
-    for line in finding_lines(evidence.job, findings):
+    for line in finding_lines(explained, findings):
         print(line)
 
 

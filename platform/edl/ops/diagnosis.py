@@ -32,7 +32,7 @@ HIGH_REFUSED_SHARE, MIN_PUSHES = 0.05, 20
 _MAX_NAMED_WORKERS = 4
 _FULL_TABLE_HINT = (
     "Raise ps.max_rows, or let rows go that are not used any more (ps.evict_after_steps; lower it where it is set). "
-    "`edl submit JOB.yaml --resume` goes on with what is trained."
+    "`{command} JOB.yaml --resume` goes on with what is trained."
 )
 
 
@@ -91,7 +91,8 @@ def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iter
                 f"table {table.name} has {format_percent(table.full)} of ps.max_rows ({table.rows:,} rows of "
                 f"{table.max_rows:,}, {format_bytes(table.bytes)}); a push beyond that fails the job"
             )
-            yield JobFinding(job.name, text, _FULL_TABLE_HINT)
+            command = "edl run" if job.is_local else "edl submit"
+            yield JobFinding(job.name, text, _FULL_TABLE_HINT.format(command=command))
 
 
 def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
@@ -274,10 +275,10 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
         return [*_find_failure(evidence), *_find_slowdowns(evidence)]
     found = [
         *_find_missing_master(evidence),
-        *_find_stall(evidence),
+        *find_stall(evidence.job),
         *_find_pending_pods(evidence),
         *_find_refused_pods(evidence.job),
-        *_find_starvation(evidence),
+        *find_starvation(evidence.job, f"`edl scale {evidence.command_target} --min N` changes the bound."),
         *_find_slowdowns(evidence),
     ]
     return [each for index, each in enumerate(found) if each not in found[:index]]
@@ -329,9 +330,8 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
         )
 
 
-def _find_stall(evidence: JobEvidence) -> Iterator[JobFinding]:
+def find_stall(job: JobView) -> Iterator[JobFinding]:
     """A stalled training, and what it waits for."""
-    job = evidence.job
     if job.stall_reason:
         remedy = "It continues by itself when that is available; the master replaces processes that do not answer."
         if UNSAVED_REASON in job.stall_reason:
@@ -394,15 +394,16 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
         yield JobFinding(format_short_list(refused), f"the cluster refuses it: {text}", refusal_remedy(text))
 
 
-def _find_starvation(evidence: JobEvidence) -> Iterator[JobFinding]:
-    status, running = evidence.job.status, evidence.job.running_workers
+def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
+    """Fewer running workers than ``workers.min``."""
+    status, running = job.status, job.running_workers
     if status is not None and status.starved:
         left = "the job continues with them" if running > 1 else "the job continues with that one"
         if status.world is not None and not status.world.running:
             left = f"nobody trains: {status.world.reason}"
         yield JobFinding(
-            evidence.job.name,
+            job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
             f"{status.workers_min}; {left if running else 'training waits until one starts'}",
-            f"`edl scale {evidence.command_target} --min N` changes the bound.",
+            remedy,
         )

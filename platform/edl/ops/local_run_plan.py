@@ -148,7 +148,7 @@ class LocalRunPlan:
         except StorageError:
             pass  # the end of the run was reported already
         else:
-            return [_resume_point_text(self.run_dir, found), *changed, f"{how}: {again}"]
+            return [resume_point_text(self.run_dir, found), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
     def _must_start_again(self, outcome: RunOutcome) -> bool:
@@ -217,7 +217,7 @@ def _checkpoint_text(found: SavedCheckpoint) -> str:
     return f"checkpoint {found.cut} at step {found.step:,}"
 
 
-def _resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
+def resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
     """Where a resumed run would begin."""
     if found is None:
         return "There is no checkpoint: the run would start from the beginning."

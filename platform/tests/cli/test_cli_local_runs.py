@@ -302,3 +302,55 @@ def test_the_number_of_a_thread_is_no_process_that_runs_a_job(tmp_path: Path) ->
     finally:
         ended.set()
         thread.join()
+
+
+def test_why_a_run_was_interrupted_and_where_it_goes_on(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
+    make_local_run()
+    assert cli_without_cluster.edl("why", "digits") == 0
+    text, remedy = cli_without_cluster.out.splitlines()
+    assert not missing_keys(text, "digits", "interrupted", "killed")
+    assert not missing_keys(remedy, "->", "no checkpoint", "edl run JOB.yaml --resume r1")
+
+
+def test_why_a_run_failed_with_what_its_role_printed(cli: CliHarness, make_local_run: Make) -> None:
+    folder = make_local_run("r1", phase="Failed")
+    failure = {"kind": "input", "reason": "feed() raised KeyError: 'x'", "detail": "a traceback"}
+    (folder / "failure.json").write_text(json.dumps(failure))
+    make_local_run("r2", phase="Done")
+    assert cli.edl("why", "digits/r1", "--local") == 0
+    text, remedy, detail = cli.out.splitlines()
+    assert not missing_keys(text, "failed", failure["reason"])
+    assert not missing_keys(remedy, "--resume r1")
+    assert detail == "     a traceback"
+    assert cli.edl("why", "digits/r1", "--local", "--json") == 0
+    assert [found["said"] for found in json.loads(cli.out)] == ["a traceback"]
+    assert cli.edl("why", "digits", "--local") == 0
+    assert not missing_keys(cli.out, "digits", "Done", "no problem")
+    assert cli.edl("why", "digits", "--local", "-n", "team") == 2
+
+
+def test_why_a_prediction_ended_offers_no_resumption(cli: CliHarness, make_local_run: Make) -> None:
+    (make_local_run(phase="Failed") / "predict.json").write_text("{}")
+    assert cli.edl("why", "digits", "--local") == 0
+    assert not missing_keys(cli.out, "edl predict")
+    assert "--resume" not in cli.out
+
+
+def test_why_a_run_waits(cli: CliHarness, make_local_run: Make) -> None:
+    folder = make_local_run(alive=True)
+    assert cli.edl("why", "digits", "--local") == 0
+    assert cli.out.splitlines() == ["digits is Training; nothing blocks it."]
+    status = json.loads((folder / "status.json").read_text())
+    waits = {**WORKER, "index": 1, "state": "waiting", "reason": "it builds its model"}
+    status |= {"starved": True, "workers_min": 2, "workers": [WORKER, waits]}
+    (folder / "status.json").write_text(json.dumps(status))
+    assert cli.edl("why", "digits", "--local") == 0
+    starved, remedy, worker, logs = cli.out.splitlines()
+    assert not missing_keys(starved, "starved", "workers.min is 2")
+    assert "edl scale" not in remedy
+    assert not missing_keys(worker, "worker-1", "it builds its model")
+    assert not missing_keys(logs, "edl logs digits/r1 -r worker -i 1")
+    status |= {"phase": "Stalled", "reason": "ps-0 does not answer", "starved": False}
+    (folder / "status.json").write_text(json.dumps(status))
+    assert cli.edl("why", "digits", "--local") == 0
+    assert not missing_keys(cli.out, "stalled", "ps-0 does not answer")

@@ -18,7 +18,7 @@ model: {definition: a.b}
 data: {training: /data/a}
 volumes: [{claim: c, mount: /data}]
 """
-ABOUT_ONE = ["why", "top", "wait", "stop", "delete"]
+ABOUT_ONE = ["top", "wait", "stop", "delete"]
 """Commands about jobs on a cluster only; test_cli_local_runs.py has those that are about runs of this machine, too."""
 
 
@@ -68,7 +68,7 @@ def test_without_such_a_run_those_that_there_are(
     assert not missing_keys(runs_here, "iris, mnist", "status.json", "logs/", "checkpoints/", ".edl/local/JOB/RUN/")
 
 
-@pytest.mark.parametrize("command", ["status", "events", "logs"])
+@pytest.mark.parametrize("command", ["status", "events", "logs", "why"])
 @pytest.mark.parametrize("job", ["other", "mnist/r9", "../mnist"])
 def test_commands_about_both_begin_with_the_runs_of_this_machine(
     command: str, job: str, runs: Path, capsys: pytest.CaptureFixture[str]
@@ -87,7 +87,7 @@ def test_so_they_do_without_any_run(no_kubeconfig: Path, capsys: pytest.CaptureF
     assert not missing_keys(remedy, "edl run")
 
 
-@pytest.mark.parametrize("args", [["list"], ["why", "mnist"]])
+@pytest.mark.parametrize("args", [["list"], ["top", "mnist"]])
 def test_without_any_run_where_they_would_be(
     args: list[str], no_kubeconfig: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,7 +97,7 @@ def test_without_any_run_where_they_would_be(
 
 
 def test_a_run_that_left_nothing_yet(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_edl("why", "iris") == 2
+    assert run_edl("top", "iris") == 2
     newest = capsys.readouterr().err.splitlines()[-1]
     assert not missing_keys(newest, "iris", ".edl/local/iris/r1")
     assert "status.json" not in newest
