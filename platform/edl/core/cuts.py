@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from edl.api.round_id import RoundId
 from edl.core.decision import Decision
+from edl.core.world_rounds import NO_ROUND
 
 HOLD_TIMEOUT_SECONDS = 5.0
 """Maximum seconds for which the PS pause updates while they wait for steps of the cut.
@@ -219,8 +221,12 @@ class WorldCheckpoint:
         step: the step of the copy; None: nothing is copied yet.
         done: by lease, the done records of the steps in the copy that were not in the ledger.
         ledger: the ledger position of this step; None until the step is in the ledger.
-        shard: the file that the writer has written, or its error; None while it is writing.
-        pause: seconds for which the copy stopped the writer, and so all ranks.
+        round: the newest round when it was announced.
+        writers: the workers that write a shard each, in the order of the shards; the first is ``writer``. Empty until
+            it is copied.
+        copied_by: the writers that have said that they copied their share.
+        shards: by writer, the file that it has written, or its error.
+        pause: seconds for which the copies stopped a writer, and so all ranks.
         is_last: whether the writer is the last worker that has the newest state, and leaves.
         is_committing: whether the manifest is being written.
     """
@@ -231,7 +237,10 @@ class WorldCheckpoint:
     step: int | None = None
     done: Mapping[int, int] = field(default_factory=dict)
     ledger: dict[str, Any] | None = None
-    shard: WrittenShard | None = None
+    round: RoundId = NO_ROUND
+    writers: tuple[str, ...] = ()
+    copied_by: set[str] = field(default_factory=set)
+    shards: dict[str, WrittenShard] = field(default_factory=dict)
     pause: float = 0.0
     is_last: bool = False
     is_committing: bool = False

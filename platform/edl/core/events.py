@@ -359,6 +359,8 @@ class CopiedState:
         pause: seconds that the copy took.
         shard: the file with the copy; None while it is being written.
         done: by lease, the done records of the steps in the copy that no master had acknowledged.
+        writers: from rank 0, the workers that each copied a share of the state, in the order of the shards; empty: it
+            copied all of it.
     """
 
     cut: int
@@ -366,6 +368,7 @@ class CopiedState:
     pause: float
     shard: WrittenShard | None = None
     done: Mapping[int, int] = field(default_factory=dict)
+    writers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
-"""Checkpoints under strategy AllReduce: one rank copies its state between two steps and writes it while all train on.
+"""Checkpoints under strategy AllReduce: ranks copy the state between two steps and write it while all train on.
 
 The writer is rank 0 of the running round, because it is also the rank that reports steps. So no step after the copied
 one is in the ledger before the master hears of the copy, and the ledger position of exactly this step is known when
-the step is entered. If the writer is lost before its file is on disk, the cut is called off, and the next rank 0
-begins another one. docs/design/0010-allreduce.md describes the protocol.
+the step is entered. Of a large state, other ranks copy and write shares; rank 0 names them. If a writer is lost before
+its file is on disk, the cut is called off, and the next rank 0 begins another one. docs/design/0010-allreduce.md
+describes the protocol.
 """
 
 from __future__ import annotations
 
 from edl.api.events import CheckpointSaved, RollbackDone, WarningRaised
 from edl.api.journal_entries import CheckpointReplaced, CheckpointWritten, CutAnnounced, CutCalledOff
+from edl.core.checkpoint_shares import MOST_WRITERS
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS, clear_save_failure, record_save_failure
 from edl.core.cuts import WORLD_STEP_KEY, WorldCheckpoint
 from edl.core.events import (
@@ -45,7 +47,7 @@ def advance_checkpoint(state: JobState, now: float) -> None:
         return
     number = state.cut_number + 1
     state.record_entry(CutAnnounced(cut=number, step=state.step))
-    state.world_checkpoint = WorldCheckpoint(number, writer, at_step, is_last=last is not None)
+    state.world_checkpoint = WorldCheckpoint(number, writer, at_step, round=rounds.round, is_last=last is not None)
     if state.pending_stop is not None:
         state.pending_stop.cut_number = number
     _notify(state)
@@ -79,8 +81,15 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
     """Why a checkpoint in progress cannot be completed; empty if it can."""
     if pending.is_committing:
         return ""
-    if not state.pods.is_live(pending.writer):
-        return f"worker-{state.pods.index_of(pending.writer)}, which writes it, has ended"
+    for worker in pending.writers or (pending.writer,):
+        if worker not in pending.shards and not state.pods.is_live(worker):
+            return f"worker-{state.pods.index_of(worker)}, which writes it, has ended"
+    if rounds.round != pending.round and not set(pending.writers) <= pending.copied_by:
+        # A reduction broke: some may not have heard of this step, and so have copied nothing.
+        return "the workers have changed before all of them said that they copied their shares"
+    if pending.step is None and not pending.is_last and _may_be_announced(rounds, pending):
+        # Another rank would write the shard that one of the round before is writing.
+        return "the workers have changed"
     if pending.step is not None and pending.ledger is None and not _is_in_world(rounds, pending.writer):
         # The others may make this step anew, with other records.
         return f"worker-{state.pods.index_of(pending.writer)}, which has copied it, has left the others"
@@ -95,6 +104,12 @@ def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoin
     if pending.step is not None and pending.ledger is None and rounds.committed_step > pending.step:
         return f"step {pending.step} was entered in the ledger together with later ones"
     return ""
+
+
+def _may_be_announced(rounds: WorldRounds, pending: WorldCheckpoint) -> bool:
+    """Whether rank 0 may have announced the checkpoint to the others in a round that has ended since."""
+    is_other_round = rounds.phase is RoundPhase.RUNNING and rounds.round != pending.round
+    return is_other_round and len(rounds.members) > 1 and rounds.committed_step + 1 >= pending.at_step
 
 
 def _is_in_world(rounds: WorldRounds, worker: str) -> bool:
@@ -123,7 +138,9 @@ def _clear(state: JobState, blocked_until: float) -> None:
 def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
     """What a worker must do for the checkpoint in progress; None: nothing."""
     pending = state.world_checkpoint
-    if pending is None or pending.writer != worker:
+    if pending is None or worker not in (pending.writers or (pending.writer,)):
+        return None
+    if worker != pending.writer and worker in pending.shards:
         return None
     # While other ranks may train, a copy would lack the steps that follow it.
     return CheckpointOrder(
@@ -136,18 +153,38 @@ def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
 
 
 def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float) -> None:
-    """The writer has copied its state, and perhaps written it. Call this before the steps of the same message."""
+    """A writer has copied its share of the state, and perhaps written it.
+
+    Call this before the steps of the same message.
+    """
     pending, rounds = state.world_checkpoint, state.world
-    if pending is None or rounds is None or (worker, copied.cut) != (pending.writer, pending.number):
+    if pending is None or rounds is None or copied.cut != pending.number or pending.is_committing:
         return
-    if pending.step is None:
-        pending.step, pending.pause, pending.done = copied.step, copied.pause, copied.done
+    if pending.step is None and worker == pending.writer:
+        pending.step, pending.done = copied.step, copied.done
+        pending.writers = _check_writers(worker, copied.writers)
         # No round will enter the steps of a last state: training goes on from the checkpoint.
         if pending.is_last or copied.step == rounds.committed_step:
             _capture_ledger(state, pending)
-    if copied.shard is not None and pending.shard is None:
-        pending.shard = copied.shard
+        if len(pending.writers) > 1:
+            # The others report their shares when their views name the checkpoint.
+            _notify(state)
+    if worker not in pending.writers:
+        return
+    if copied.step != pending.step:
+        index = state.pods.index_of(worker)
+        call_off(state, f"worker-{index} has copied step {copied.step} instead of {pending.step}", now + RETRY_SECONDS)
+        return
+    pending.copied_by.add(worker)
+    pending.pause = max(pending.pause, copied.pause)
+    if copied.shard is not None:
+        pending.shards.setdefault(worker, copied.shard)
     commit_if_complete(state)
+
+
+def _check_writers(worker: str, writers: tuple[str, ...]) -> tuple[str, ...]:
+    is_valid = writers[:1] == (worker,) and len(set(writers)) == len(writers) <= MOST_WRITERS
+    return writers if is_valid else (worker,)
 
 
 def capture_ledger(state: JobState, until: int) -> None:
@@ -172,12 +209,14 @@ def _capture_ledger(state: JobState, pending: WorldCheckpoint) -> None:
 
 
 def commit_if_complete(state: JobState) -> None:
-    """Write the manifest when the file is on disk and the ledger position is known."""
+    """Write the manifest when all files are on disk and the ledger position is known."""
     pending = state.world_checkpoint
-    if pending is None or pending.is_committing or pending.shard is None or pending.step is None:
+    if pending is None or pending.is_committing or pending.step is None:
         return
-    # An error needs no ledger position: the attempt ends, and its files are removed.
-    if pending.ledger is None and not pending.shard.error:
+    shards = tuple(pending.shards[worker] for worker in pending.writers if worker in pending.shards)
+    # An error needs neither the others nor a ledger position: the attempt ends, and its files are removed.
+    is_complete = pending.ledger is not None and len(shards) == len(pending.writers)
+    if not is_complete and not any(shard.error for shard in shards):
         return
     pending.is_committing = True
     state.add_commands(
@@ -188,7 +227,7 @@ def commit_if_complete(state: JobState) -> None:
             pending.ledger or {},
             pending.pause,
             dataset_entry(state),
-            (pending.shard,),
+            shards,
         )
     )
 

@@ -270,12 +270,24 @@ class ModelReplica(TrainableModel):
 
     # ------------------------------------------------------------------ state
 
-    def state_arrays(self) -> dict[str, Array]:
+    def state_sizes(self) -> dict[str, int]:
+        """The bytes of each array that :meth:`state_arrays` returns."""
+        return {name: _byte_size(variable) for name, variable in self._state_variables()}
+
+    def state_arrays(self, names: Iterable[str] | None = None) -> dict[str, Array]:
         """Everything that must be equal on all ranks, by its name in checkpoints: see ``named_variables``.
 
         The states of random generators are left out.
+
+        Args:
+            names: copy only these arrays; None: all.
         """
-        return {name: _host_array(variable).copy() for name, variable in self._state_variables()}
+        wanted = None if names is None else set(names)
+        return {
+            name: _host_array(variable).copy()
+            for name, variable in self._state_variables()
+            if wanted is None or name in wanted
+        }
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Assign arrays that :meth:`state_arrays` returned; further ones, such as states of random layers, are ignored.

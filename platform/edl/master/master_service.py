@@ -176,7 +176,7 @@ def _parse_copied_state(message: pb.CopiedState) -> CopiedState:
             raise PeerRefusedError(f"{file!r} is not the name of a checkpoint's file", kind="bad")
         shard = WrittenShard(file, message.shard.size, message.shard.crc32, message.shard.error)
     done = {each.lease: each.end for each in message.done}
-    return CopiedState(message.cut, message.step, message.pause_seconds, shard, done)
+    return CopiedState(message.cut, message.step, message.pause_seconds, shard, done, tuple(message.writers))
 
 
 def _parse_round(message: pb.Round) -> RoundId:

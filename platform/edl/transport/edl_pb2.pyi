@@ -330,18 +330,20 @@ class WorldRequest(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ...) -> None: ...
 
 class CopiedState(_message.Message):
-    __slots__ = ("cut", "step", "pause_seconds", "shard", "done")
+    __slots__ = ("cut", "step", "pause_seconds", "shard", "done", "writers")
     CUT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PAUSE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    WRITERS_FIELD_NUMBER: _ClassVar[int]
     cut: int
     step: int
     pause_seconds: float
     shard: WrittenShard
     done: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
-    def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ...) -> None: ...
+    writers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., writers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WrittenShard(_message.Message):
     __slots__ = ("file", "size", "crc32", "error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -345,3 +346,153 @@ def test_the_job_waits_for_its_last_checkpoint_also_when_the_first_writer_of_it_
     master.report("w1", RankPhase.RUNNING, step=4, stable=4, copied=copied)
     master.handle(CheckpointSaveFinished(view.checkpoint.cut))
     assert [end.phase for end in master.commands if isinstance(end, EndJob)] == ["Done"]
+
+
+# --------------------------------------------------------------------------------------------------
+# A large state: several ranks copy and write a share each.
+
+
+class SharingMaster(SavingMaster):
+    """A master of three ranks; the first two write shards."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.start_round("w0", "w1", "w2")
+
+    def share(self, worker: str, cut: int, step: int, shard: WrittenShard | None = None) -> WorldView:
+        """Another rank than 0 has copied its share of a step, and perhaps written it."""
+        return self.report(worker, RankPhase.RUNNING, step=step, copied=CopiedState(cut, step, 0.02, shard))
+
+    def announced(self, cut: int, step: int, shard: WrittenShard | None = None) -> CopiedState:
+        """What rank 0 says of a step whose state two ranks have copied."""
+        return replace(self.copy(cut, step, shard), writers=("w0", "w1"))
+
+    def has_saved(self) -> bool:
+        return any(isinstance(command, SaveCheckpoint) for command in self.commands)
+
+    def begin(self) -> int:
+        """Rank 0 has copied the state of step 2 together with another rank; returns the number of the cut."""
+        cut, _ = self.order()
+        self.run(2, self.announced(cut, 2))
+        self.commands.clear()
+        return cut
+
+
+OTHER_FILE = WrittenShard("ps-1.safetensors", 50, 8)
+
+
+@pytest.mark.parametrize("first", ["w0", "w1"])
+def test_the_manifest_is_written_when_all_shards_are_there(first: str) -> None:
+    master = SharingMaster()
+    cut = master.begin()
+    # Each writer of a share knows from its view that it has to report it.
+    assert master.share("w1", cut, 2).checkpoint is not None
+    assert master.report("w2", RankPhase.RUNNING, step=2).checkpoint is None
+    reports = {
+        "w0": lambda: master.run(3, master.announced(cut, 2, FILE)),
+        "w1": lambda: master.share("w1", cut, 2, OTHER_FILE),
+    }
+    reports.pop(first)()
+    assert not master.has_saved()
+    for report in reports.values():
+        report()
+    saving = master.saving()
+    assert (saving.step, saving.shards, done_in(saving.ledger)) == (2, (FILE, OTHER_FILE), 8)
+    assert saving.pause == 0.02
+    master.handle(CheckpointSaveFinished(cut))
+    assert master.share("w1", cut, 2, OTHER_FILE).checkpoint is None
+
+
+def test_what_a_rank_reports_before_rank_0_counts_when_it_is_repeated() -> None:
+    master = SharingMaster()
+    cut, _ = master.order()
+    master.share("w1", cut, 2, OTHER_FILE)
+    master.run(2, master.announced(cut, 2, FILE))
+    assert not master.has_saved()
+    master.share("w1", cut, 2, OTHER_FILE)
+    assert master.saving().shards == (FILE, OTHER_FILE)
+
+
+@pytest.mark.parametrize("lost", ["w0", "w1"])
+@pytest.mark.parametrize("has_copied", [True, False])
+def test_when_a_writer_is_lost_other_ranks_write_a_later_step(lost: str, has_copied: bool) -> None:
+    master = SharingMaster()
+    cut = master.begin()
+    if has_copied:
+        master.share("w1", cut, 2)
+    master.kill(lost)
+    kept = [worker for worker in ("w0", "w1", "w2") if worker != lost]
+    shares = {3: (Share(master.lease_number, 8, 12),)}
+    for phase in (RankPhase.ENDED, RankPhase.CONFIRMED):
+        for worker in kept:
+            master.report(worker, phase, step=3, shares=shares if phase is RankPhase.ENDED else None)
+    master.handle(Tick(), after=RETRY_SECONDS + 0.1)
+    order = master.report(kept[0], RankPhase.RUNNING, step=3).checkpoint
+    assert order is not None
+    assert order.cut > cut
+    assert not master.has_saved()
+    for worker, shard in zip(kept, (FILE, OTHER_FILE), strict=True):
+        copied = CopiedState(order.cut, 3, 0.01, shard, writers=tuple(kept) if worker == kept[0] else ())
+        master.report(worker, RankPhase.RUNNING, step=3, copied=copied)
+    assert master.saving().shards == (FILE, OTHER_FILE)
+    assert master.saving().cut == order.cut
+
+
+def test_a_writer_that_has_reported_its_shard_may_be_lost() -> None:
+    master = SharingMaster()
+    cut = master.begin()
+    master.share("w1", cut, 2, OTHER_FILE)
+    master.kill("w1")
+    master.report("w0", RankPhase.ENDED, step=2, copied=master.announced(cut, 2, FILE))
+    assert master.saving().shards == (FILE, OTHER_FILE)
+
+
+def test_a_reduction_that_breaks_after_rank_0_has_finished_it_calls_the_checkpoint_off() -> None:
+    """The others have not heard of the announcement, and never report a share."""
+    master = SharingMaster()
+    cut = master.begin()
+    master.kill("w2")
+    for phase in (RankPhase.ENDED, RankPhase.CONFIRMED):
+        for worker in ("w0", "w1"):
+            master.report(worker, phase, step=2)
+    pending = master.state.world_checkpoint
+    assert pending is None or pending.number > cut
+
+
+def test_an_announcement_that_a_broken_reduction_may_have_spread_is_not_used_in_the_next_round() -> None:
+    """Ranks that heard of it are writing shards, and other ranks may have these in the next round."""
+    master = SharingMaster()
+    cut, at_step = master.order()
+    assert at_step == 0
+    master.kill("w2")
+    for phase in (RankPhase.ENDED, RankPhase.CONFIRMED):
+        for worker in ("w0", "w1"):
+            master.report(worker, phase, step=0)
+    assert master.order()[0] > cut
+
+
+def test_shares_of_two_steps_are_no_checkpoint() -> None:
+    master = SharingMaster()
+    cut = master.begin()
+    master.share("w1", cut, 1, OTHER_FILE)
+    assert not master.has_saved()
+    assert master.state.world_checkpoint is None
+    master.handle(Tick(), after=RETRY_SECONDS + 0.1)
+    assert master.order()[0] > cut
+
+
+def test_an_error_of_one_writer_ends_the_attempt() -> None:
+    master = SharingMaster()
+    cut = master.begin()
+    full = WrittenShard("", 0, 0, "No space left on device")
+    master.share("w1", cut, 2, full)
+    assert master.saving().shards == (full,)
+    master.handle(CheckpointSaveFinished(cut, full.error))
+    assert master.state.checkpoint_failure is not None
+
+
+def test_writers_that_cannot_be_are_not_believed() -> None:
+    master = SharingMaster()
+    cut, _ = master.order()
+    master.run(0, replace(master.copy(cut, 0, FILE), writers=("w1", "w0")))
+    assert master.saving().shards == (FILE,)

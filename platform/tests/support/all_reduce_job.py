@@ -22,6 +22,7 @@ from edl.api.errors import EdlError, RetryableError
 from edl.api.journal_entries import JournalEntry, LeaseGranted
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
+from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.evaluation import CallbackSpec
 from edl.core.events import (
     CoreEvent,
@@ -139,8 +140,15 @@ class CountingReplica:
     def restore_statistics(self) -> None:
         pass
 
-    def state_arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+    def state_sizes(self) -> dict[str, int]:
+        return {name: array.nbytes for name, array in self._arrays().items()}
+
+    def state_arrays(self, names: Iterable[str] | None = None) -> dict[str, np.ndarray[Any, Any]]:
         self.fail_at("copy")
+        wanted = None if names is None else set(names)
+        return {name: array for name, array in self._arrays().items() if wanted is None or name in wanted}
+
+    def _arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         return {
             "counts": self.counts.copy(),
             "rates": self.rates.copy(),
@@ -273,6 +281,7 @@ class AllReduceJob:
         validation: records that are evaluated.
         callbacks: what each worker declares.
         epoch_rate: the learning rate of each epoch.
+        shard_bytes: the least bytes of a shard of a checkpoint.
         settings: changes of the job's settings.
     """
 
@@ -285,9 +294,10 @@ class AllReduceJob:
         validation: int = 0,
         callbacks: tuple[CallbackSpec, ...] = (),
         epoch_rate: Callable[[int], float] | None = None,
+        shard_bytes: int = SHARD_BYTES,
         **settings: Any,
     ) -> None:
-        self.callbacks, self.epoch_rate = callbacks, epoch_rate
+        self.callbacks, self.epoch_rate, self.shard_bytes = callbacks, epoch_rate, shard_bytes
         self.make_stream: Callable[[], Any] = CountingStream
         self.make_replica: Callable[[int], Any] = lambda index: CountingReplica(records, seconds=seconds)
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
@@ -517,6 +527,7 @@ class AllReduceJob:
             callbacks=rank.callbacks,
             on_left=lambda: None,
             global_batch=self.settings.global_batch,
+            shard_bytes=self.shard_bytes,
         )
         record_steps(rank)
         prepare(rank)

@@ -35,6 +35,8 @@ class CheckedJob(AllReduceJob):
 
     def __init__(self, folder: Path, records: int = 400, **settings) -> None:
         self.checked: list[int] = []
+        self.shard_counts: dict[int, int] = {}
+        """By step."""
         self.mistakes: list[str] = []
         self.damaged: set[int] = set()
         super().__init__(folder, records, **({"durable": True, "checkpoint_steps": 7} | settings))
@@ -46,14 +48,19 @@ class CheckedJob(AllReduceJob):
         """The step of a checkpoint that has the right records; -1 if the checkpoint was removed."""
         directory = cut_directory(self.checkpoints.directory, cut)
         manifest = load_manifest(directory)
+        if isinstance(manifest, SkippedCheckpoint):
+            return -1
         try:
-            arrays, _ = read_shard(shard_path(directory, 0))
+            assert isinstance(manifest, CheckpointManifest)
+            arrays = {}
+            for shard in manifest.shards:
+                arrays |= read_shard(directory / shard.file)[0]
+            self.shard_counts[manifest.step] = len(manifest.shards)
         except StorageError as error:
             # The master has removed it already, or the test has damaged it.
             if isinstance(load_manifest(directory), SkippedCheckpoint) or cut in self.damaged:
                 return -1
             raise AssertionError(f"checkpoint {cut}") from error
-        assert isinstance(manifest, CheckpointManifest)
         expected = np.full(self.records, 1.0)
         for start, end in pending_ranges(self.state.ledgers[TRAINING].empty_copy(), manifest.ledger):
             expected[start:end] = 0

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edl.api.errors import EdlError
-from edl.storage.checkpoint_shards import cut_directory, read_shard, shard_path, write_shard
+from edl.api.errors import EdlError, StorageError
+from edl.storage.checkpoint_shards import CheckpointManifest, cut_directory, load_manifest, read_shard, write_shard
 from edl.transport import edl_pb2 as pb
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 _LOG = logging.getLogger(__name__)
-_SHARD_INDEX = 0
-"""All ranks have the same state, so one file contains all of it."""
 _DECLARATION_KEY = "declaration"
 """Only shards of parameter servers have one."""
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time; thread-safe.
+    """Writes the newest copy, when the one before is on disk; thread-safe.
 
     Args:
         checkpoints_dir: ``<run>/checkpoints``.
@@ -41,6 +39,8 @@ class CheckpointWriter:
         self._checkpoints_dir = checkpoints_dir
         self._metadata = metadata or {}
         self._convert = convert
+        self.on_written: Callable[[], None] = lambda: None
+        """Called on the writer's thread when a file is on disk, or could not be written."""
         self._lock = threading.Lock()
         self._progress: pb.CopiedState | None = None
         self._thread: threading.Thread | None = None
@@ -57,29 +57,55 @@ class CheckpointWriter:
         with self._lock:
             return self._thread is not None and self._thread.is_alive()
 
+    def has_begun(self, cut: int) -> bool:
+        """Whether this worker has copied its state, or its share, for this checkpoint."""
+        with self._lock:
+            return self._progress is not None and self._progress.cut == cut
+
     def accepts(self, cut: int) -> bool:
         """Whether this checkpoint can begin: it has not, and no other one is being written."""
         with self._lock:
             is_new = self._progress is None or self._progress.cut != cut
             return is_new and (self._thread is None or not self._thread.is_alive())
 
-    def begin(self, cut: int, step: int, done: Mapping[int, int], arrays: Arrays, pause_seconds: float) -> None:
+    def begin(
+        self,
+        cut: int,
+        step: int,
+        done: Mapping[int, int],
+        arrays: Arrays,
+        pause_seconds: float,
+        *,
+        shard_index: int = 0,
+        writers: Sequence[str] = (),
+    ) -> None:
         """Begin to write a copy, which must not change any more.
 
         Args:
             done: by lease, the done records of its steps that no master has acknowledged.
+            shard_index: which shard of the checkpoint it is.
+            writers: the workers that write the shards, in their order; empty if this one is the only one.
         """
         records = [pb.LeaseRecords(lease=lease, end=end) for lease, end in done.items()]
-        copied = pb.CopiedState(cut=cut, step=step, done=records, pause_seconds=pause_seconds)
-        thread = threading.Thread(target=self._write, args=(copied, arrays), name=f"checkpoint-{cut}", daemon=True)
+        copied = pb.CopiedState(cut=cut, step=step, done=records, pause_seconds=pause_seconds, writers=writers)
         with self._lock:
-            self._progress, self._thread = copied, thread
-        thread.start()
+            arguments = (copied, arrays, shard_index, self._thread)
+            self._progress = copied
+            self._thread = threading.Thread(target=self._write, args=arguments, name=f"checkpoint-{cut}", daemon=True)
+            self._thread.start()
 
-    def _write(self, copied: pb.CopiedState, arrays: Arrays) -> None:
+    def _write(
+        self, copied: pb.CopiedState, arrays: Arrays, shard_index: int, previous: threading.Thread | None
+    ) -> None:
+        # Another rank may have been faster with a checkpoint that was called off since.
+        if previous is not None:
+            previous.join()
+        with self._lock:
+            if self._progress is not copied:
+                return
         directory = cut_directory(self._checkpoints_dir, copied.cut)
         try:
-            written = write_shard(directory, _SHARD_INDEX, arrays, self._metadata)
+            written = write_shard(directory, shard_index, arrays, self._metadata)
             shard = pb.WrittenShard(file=written.file, size=written.size, crc32=written.crc32)
         except Exception as error:  # noqa: BLE001  the master decides what a failed checkpoint means; training goes on
             if not isinstance(error, EdlError):
@@ -89,7 +115,9 @@ class CheckpointWriter:
             # The message may be in use: a new one, and no change.
             written_state = pb.CopiedState(shard=shard)
             written_state.MergeFrom(copied)
-            self._progress = written_state
+            if self._progress is copied:
+                self._progress = written_state
+        self.on_written()
 
     def read(self, cut: int) -> Arrays:
         """The arrays of a checkpoint.
@@ -99,7 +127,13 @@ class CheckpointWriter:
             BadInputError: parameter servers wrote it, and this model cannot continue with their state.
         """
         directory = cut_directory(self._checkpoints_dir, cut)
-        arrays, metadata = read_shard(shard_path(directory, _SHARD_INDEX))
-        if _DECLARATION_KEY in metadata and self._convert is not None:
-            return self._convert(directory)
+        manifest = load_manifest(directory)
+        if not isinstance(manifest, CheckpointManifest):
+            raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        for shard in manifest.shards:
+            found, metadata = read_shard(directory / shard.file)
+            if _DECLARATION_KEY in metadata and self._convert is not None:
+                return self._convert(directory)
+            arrays |= found
         return arrays

@@ -19,11 +19,13 @@ import numpy as np
 from edl.api.errors import BadInputError, StorageError
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
+from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.rank_state import PendingShares, RankPhase
 from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
+from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
@@ -69,7 +71,8 @@ class ReplicaLike(Protocol):
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
     def set_learning_rate(self, rate: float) -> None: ...
     def restore_statistics(self) -> None: ...
-    def state_arrays(self) -> Arrays: ...
+    def state_sizes(self) -> Mapping[str, int]: ...
+    def state_arrays(self, names: Iterable[str] | None = None) -> Arrays: ...
     def load_state(self, arrays: Arrays) -> None: ...
     def pack_state(self) -> np.ndarray[Any, Any]: ...
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
@@ -112,6 +115,7 @@ class StepLoop:
         on_left: called when the worker is in no round any more, after it was told to end.
         global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
             ``BatchShareSource``.
+        shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
     """
 
     def __init__(
@@ -133,6 +137,7 @@ class StepLoop:
         callbacks: StepCallbacks,
         on_left: Callable[[], None],
         global_batch: int | None = None,
+        shard_bytes: int = SHARD_BYTES,
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
@@ -142,6 +147,7 @@ class StepLoop:
         self._feed = feed
         self._shares = shares
         self._checkpoints = checkpoints
+        self._copies = CheckpointCopies(replica, world, checkpoints, shard_bytes)
         self._gate = gate
         self._run_task = run_task
         self._digests = StateDigests(replica, facts)
@@ -189,7 +195,7 @@ class StepLoop:
             if not self._follow(view):
                 if self._world.phase is RankPhase.ENDED:
                     # The last worker that has the newest state saves it before it leaves.
-                    self._copy_for_checkpoint(view)
+                    self._copies.copy_alone(view, is_paused=self._is_paused, in_round=False)
                 self._leave_if_told(view)
                 self._shares.take_tasks()
                 if not self._shares.other_tasks or self._gate.closed:
@@ -212,10 +218,15 @@ class StepLoop:
         return None
 
     def _leave_if_told(self, view: View) -> None:
-        if self._gate.closed and not view.is_member:
+        if self._gate.closed and not view.is_member and not self._owes_shard(view):
             self._close_communicator()
             self._on_left()
             raise LeavingError
+
+    def _owes_shard(self, view: View) -> bool:
+        """Whether a checkpoint in progress lacks what only this worker has."""
+        order = view.checkpoint
+        return order is not None and self._checkpoints.has_begun(order.cut)
 
     def _follow(self, view: View) -> bool:
         """Do what the view asks for; False if there is nothing to do but to wait."""
@@ -332,6 +343,7 @@ class StepLoop:
         assert communicator is not None
         world.start(view.round)
         self._shares.align(view.leases or {}, view.last_lease)
+        self._copies.start_round(view.members)
         if self._batch is not None:
             self._batch.start_round()
         if self._stopped_after is not None and world.step < self._stopped_after:
@@ -347,9 +359,10 @@ class StepLoop:
                     self._close_communicator()
                     return
                 self._shares.forget_committed(world.view.committed_step)
-                self._copy_for_checkpoint(world.view)
+                self._copies.copy_alone(world.view, is_paused=self._is_paused)
                 self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
-                message = self._prepare(wait=nobody_has_records)
+                cut = self._copies.announce(world.view, is_paused=self._is_paused)
+                message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
                     probe = StepOutcome.from_messages(communicator.all_reduce(_nothing(), message.encode()))
@@ -361,12 +374,14 @@ class StepLoop:
                         self._replica.restore_statistics()
                         self._is_paused = probe.pauses
                         world.apply_step((), None, is_paused=probe.pauses)
+                        self._copies.copy_share(probe.copies_cut)
                         world.report_steps_soon()
                         continue
                     if self._batch is not None:
                         # Only now the rank knows its share.
-                        message = self._prepare(wait=False)
+                        message = replace(self._prepare(wait=False), copies_cut=cut)
                 outcome = self._reduce(communicator, message)
+                self._copies.copy_share(outcome.copies_cut)
                 self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses
                 nobody_has_records = not self._has_step(outcome)
@@ -400,18 +415,6 @@ class StepLoop:
     def _copy_for_follower(self) -> tuple[bytes, np.ndarray[Any, Any]]:
         """Copy the state for workers that follow this round. All ranks wait for the copy."""
         return json.dumps(self._world.pending_shares()).encode(), self._replica.pack_state()
-
-    def _copy_for_checkpoint(self, view: View) -> None:
-        """Copy the state if this rank has to write a checkpoint after this step. All ranks wait for the copy."""
-        order, step = view.checkpoint, self._world.step
-        if order is None or step < order.at_step or not self._checkpoints.accepts(order.cut):
-            return
-        # All ranks heard of the pause with the last reduction, and this rank goes on saying so: no step follows.
-        if order.when_paused and not (self._is_paused and view.must_pause):
-            return
-        began = time.perf_counter()
-        arrays = self._replica.state_arrays()
-        self._checkpoints.begin(order.cut, step, self._world.done_records(), arrays, time.perf_counter() - began)
 
     def _prepare(self, *, wait: bool) -> StepMessage:
         """Compute this rank's addend; waits a moment for records if no rank had any."""

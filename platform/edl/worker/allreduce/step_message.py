@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.world_rounds import Share, StepShares
 
-_FORMAT = struct.Struct("<ddqdqqB")
+_FORMAT = struct.Struct("<ddqdqqqB")
 _SHARE = struct.Struct("<qqq")
 _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 
@@ -33,6 +33,7 @@ class StepMessage:
         epoch_left: with a global batch, the records of the epoch after this step, as this rank knows. Rank 0's counts.
         may_be_short: whether the next step may have fewer records than the global batch. Rank 0's word counts, too.
         stops: whether a callback of the user's ended training: nobody trains after this step.
+        copies_cut: the checkpoint of which ranks copy their shares after this step; 0: none. Rank 0's counts.
     """
 
     shares: StepShares = ()
@@ -48,6 +49,7 @@ class StepMessage:
     epoch_left: int = 0
     may_be_short: bool = False
     stops: bool = False
+    copies_cut: int = 0
 
     def encode(self) -> bytes:
         """The message as bytes."""
@@ -61,7 +63,8 @@ class StepMessage:
             | (_STOPS if self.stops else 0)
         )
         rate = math.nan if self.learning_rate is None else self.learning_rate
-        fixed = _FORMAT.pack(self.weight, self.loss, self.epoch, rate, self.available.count, self.epoch_left, flags)
+        records = self.available.count
+        fixed = _FORMAT.pack(self.weight, self.loss, self.epoch, rate, records, self.epoch_left, self.copies_cut, flags)
         return b"".join([fixed, *(_SHARE.pack(*share) for share in self.shares)])
 
     @classmethod
@@ -74,7 +77,7 @@ class StepMessage:
         size = _FORMAT.size
         if len(data) < size or (len(data) - size) % _SHARE.size:
             raise ValueError(f"a rank's message has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
-        weight, loss, epoch, rate, available, epoch_left, flags = _FORMAT.unpack(data[:size])
+        weight, loss, epoch, rate, available, epoch_left, copies_cut, flags = _FORMAT.unpack(data[:size])
         return cls(
             tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:])),
             bool(flags & _HAS_GRADIENT),
@@ -89,6 +92,7 @@ class StepMessage:
             epoch_left,
             bool(flags & _MAY_BE_SHORT),
             bool(flags & _STOPS),
+            copies_cut,
         )
 
 
@@ -114,6 +118,7 @@ class StepOutcome:
         may_be_short: whether the next step may have fewer records.
         epoch: the latest epoch of the records of this step.
         stops: whether a callback ended training on any rank.
+        copies_cut: the checkpoint of which ranks copy their shares now; 0: none.
     """
 
     shares: StepShares
@@ -130,6 +135,7 @@ class StepOutcome:
     may_be_short: bool = False
     epoch: int = 0
     stops: bool = False
+    copies_cut: int = 0
 
     @property
     def changes_variables(self) -> bool:
@@ -160,4 +166,5 @@ class StepOutcome:
             may_be_short=parts[0].may_be_short,
             epoch=epoch,
             stops=any(part.stops for part in parts),
+            copies_cut=parts[0].copies_cut,
         )

@@ -1,0 +1,168 @@
+"""Checkpoints that several ranks write together: each has exactly the records that its ledger calls done."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from support.all_reduce_job import Rank
+from worker.test_worker_all_reduce_checkpoints import CheckedJob, any_living
+from worker.test_worker_all_reduce_checkpoints import folder as folder
+
+from edl.api.errors import StorageError
+from edl.api.journal_entries import CutCalledOff
+from edl.core.events import StopRequested
+from edl.core.ledger import TRAINING
+from edl.worker.allreduce import checkpoint_writer
+
+
+class SharedJob(CheckedJob):
+    """A job in which every rank, up to the limit, writes a shard."""
+
+    def __init__(self, folder: Path, records: int = 400, **settings: Any) -> None:
+        super().__init__(folder, records, **({"shard_bytes": 1} | settings))
+
+    def start_ranks(self, count: int) -> list[Rank]:
+        ranks = [self.start_rank() for _ in range(count)]
+        self.wait_for_round(count)
+        return ranks
+
+    def called_off(self) -> list[str]:
+        return [entry.reason for entry in self.journal if isinstance(entry, CutCalledOff)]
+
+
+def test_all_ranks_write_their_shares_of_the_same_step_while_training_goes_on(folder: Path) -> None:
+    with SharedJob(folder, records=9000, seconds=0.003, checkpoint_steps=40) as job:
+        job.start_ranks(3)
+        job.wait(lambda: list(job.shard_counts.values()).count(3) >= 4)
+        assert job.end is None
+        job.wait_for_end()
+    assert job.checked[-1] == job.state.step
+    assert set(job.shard_counts.values()) <= {1, 2, 3}
+
+
+def test_a_state_that_is_small_for_the_number_of_ranks_has_fewer_shards(folder: Path) -> None:
+    # The two arrays with an element for each record are much larger than the others.
+    with SharedJob(folder, records=9000, seconds=0.003, shard_bytes=72_000) as job:
+        job.start_ranks(4)
+        job.wait(lambda: list(job.shard_counts.values()).count(2) >= 3)
+        job.wait_for_end()
+    assert set(job.shard_counts.values()) <= {1, 2}
+
+
+def test_with_a_global_batch_and_a_stop_the_checkpoint_has_every_step(folder: Path) -> None:
+    with SharedJob(folder, records=4000, seconds=0.002, checkpoint_steps=1000, global_batch=10) as job:
+        ranks = job.start_ranks(3)
+        job.wait_for_step(20)
+        job.handle(StopRequested("stopped by its user", 10.0))
+        job.wait(lambda: job.end is not None)
+        saved = job.state.checkpoint
+        assert saved is not None
+        assert saved.step == job.state.step >= 20
+        assert job.shard_counts[saved.step] == 3
+        assert {int(rank.replica.counts.sum()) for rank in ranks} == {job.state.ledgers[TRAINING].done_records}
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_a_writer_is_killed_between_its_copy_and_its_report(
+    folder: Path, position: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim: list[Rank] = []
+    write = checkpoint_writer.write_shard
+
+    def write_or_die(directory: Path, index: int, arrays: Any, metadata: Any) -> Any:
+        if victim and index == position:
+            job.kill(victim.pop())
+            raise StorageError("nobody hears of it")
+        return write(directory, index, arrays, metadata)
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", write_or_die)
+    with SharedJob(folder, records=4000, seconds=0.003) as job:
+        ranks = job.start_ranks(4)
+        job.wait_for_checkpoint(7)
+        assert job.state.world is not None
+        uid = job.state.world.members[position]
+        victim.append(next(rank for rank in ranks if rank.uid == uid))
+        job.wait(lambda: not victim)
+        killed_at = job.state.step
+        job.wait_for_checkpoint(killed_at + 8)
+        assert job.shard_counts[job.checked[-1]] == 3
+        job.wait_for_end()
+    assert any("has ended" in reason for reason in job.called_off())
+    assert job.checked[-1] == job.state.step
+
+
+def test_a_worker_that_is_told_to_leave_writes_its_shard_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, holds = threading.Event(), threading.Event()
+    write = checkpoint_writer.write_shard
+
+    def write_slowly(directory: Path, index: int, arrays: Any, metadata: Any) -> Any:
+        if index == 2 and holds.is_set():
+            goes_on.wait(30.0)
+        return write(directory, index, arrays, metadata)
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", write_slowly)
+    with SharedJob(folder, records=6000, seconds=0.003, checkpoint_steps=20) as job:
+        ranks = job.start_ranks(3)
+        job.wait_for_checkpoint(20)
+        holds.set()
+        job.wait(lambda: (pending := job.state.world_checkpoint) is not None and len(pending.copied_by) == 3)
+        cut, before = job.state.world_checkpoint.number, list(job.called_off())
+        assert job.state.world is not None
+        last = next(rank for rank in ranks if rank.uid == job.state.world.members[2])
+        job.tell_to_leave(last)
+        job.wait_for_round(2)
+        assert not last.ended.is_set()
+        holds.clear()
+        goes_on.set()
+        job.wait(lambda: job.state.checkpoint is not None and job.state.checkpoint.cut == cut)
+        job.wait(last.ended.is_set)
+        assert job.called_off() == before
+        job.wait_for_end()
+
+
+def test_all_workers_are_lost_and_another_number_goes_on_from_the_shards(folder: Path) -> None:
+    with SharedJob(folder, records=4000, seconds=0.005) as job:
+        first = job.start_ranks(3)
+        job.wait_for_checkpoint(14)
+        for rank in first:
+            job.kill(rank)
+        job.start_ranks(2)
+        job.wait_for_end()
+    assert 0 < job.state.counters.rolled_back < job.records
+    assert job.checked[-1] == job.state.step
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 4))])
+def test_random_faults(folder: Path, seed: int) -> None:
+    random = Random(seed)
+    with SharedJob(folder, records=1600, seconds=0.002, workers=6) as job:
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_step(2)
+        while job.end is None and len(job.ranks) < 14:
+            living = [
+                rank for rank in job.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed
+            ]
+            fault = random.choice(("kill", "kill all", "leave", "join", "join", "master"))
+            if fault == "kill" and living:
+                job.kill(random.choice(living))
+            elif fault == "kill all":
+                for rank in living:
+                    job.kill(rank)
+                job.start_rank()
+            elif fault == "leave" and len(living) > 1:
+                job.tell_to_leave(random.choice(living))
+            elif fault == "master":
+                job.stop_master()
+                job.start_master()
+            if fault == "join" or not living:
+                job.start_rank()
+            reached = job.state.step + random.randint(0, 6)
+            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached or not any_living(job))
+        if not any_living(job):
+            job.start_rank()
+        job.wait_for_end()
