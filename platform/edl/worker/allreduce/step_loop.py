@@ -381,12 +381,12 @@ class StepLoop:
                         # Only now the rank knows its share.
                         message = replace(self._prepare(wait=False), copies_cut=cut)
                 outcome = self._reduce(communicator, message)
-                self._copies.copy_share(outcome.copies_cut)
                 self.step_seconds = time.monotonic() - began
                 self._is_paused = outcome.pauses
                 nobody_has_records = not self._has_step(outcome)
                 if outcome.shares:
                     self._digests.check_step(communicator, world.step)
+                self._copies.copy_share(outcome.copies_cut)
                 if outcome.leaves_round:
                     break
         except RoundBrokenError as error:
