@@ -25,8 +25,10 @@ TEXT_OF: Mapping[str, int] = {
 """Calls that make a reason, and which of their arguments is its text."""
 TABLES = {"_CONTAINER_PROBLEMS", "_REFUSAL_REMEDIES"}
 """Tables of a module whose rows begin with a reason: the values of a mapping, or rows of their own."""
-RETURNING = {"_check_object", "_unknown_capacity", "_exceeds_every_node", "ps_oom_reason"}
+RETURNING = {"_check_object", "_unknown_capacity", "_exceeds_every_node", "ps_oom_reason", "_describe_difference"}
 """Functions that return a reason, alone or first of a pair."""
+RAISING = {"worker/allreduce/state_digests.py"}
+"""Modules of workers in which the message of a ``BadInputError`` becomes the reason why the job failed."""
 GAP = "…"
 
 
@@ -60,7 +62,7 @@ def _reasons(scope: ast.AST, known: list[ast.Assign], source: str) -> Iterator[R
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield from _reasons(node, inner, source)
         else:
-            for said in _said(node, scope):
+            for said in [*_said(node, scope), *(_raised(node) if source in RAISING else ())]:
                 for text in _templates(said, inner):
                     yield ReasonTemplate(" ".join(re.sub(r"\{\d\}", GAP, text).split()), f"{source}:{node.lineno}")  # type: ignore[attr-defined]
 
@@ -95,6 +97,13 @@ def _said(node: ast.AST, scope: ast.AST) -> Iterator[ast.expr]:
             first = value.elts[0] if isinstance(value, ast.Tuple) else value
             if isinstance(first, ast.Constant | ast.JoinedStr) and first is not None:
                 yield first
+
+
+def _raised(node: ast.AST) -> Iterator[ast.expr]:
+    """The message of a ``BadInputError`` that a node makes."""
+    match node:
+        case ast.Call(func=ast.Name(id="BadInputError"), args=[message, *_]):
+            yield message
 
 
 def _templates(expression: ast.expr, known: list[ast.Assign]) -> Iterator[str]:

@@ -78,6 +78,28 @@ def test_the_glossary_names_what_stands_in_a_file() -> None:
     assert [(name, file) for name, file in named if not re.search(rf"\b{name}\b", (PACKAGE / file).read_text())] == []
 
 
+def test_the_walks_name_what_a_file_defines() -> None:
+    """A step of a walk is a file, the names in it, a colon and what happens there."""
+    text = (DOCS / "design" / "0009-walks-after.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\d+\.\s+(?:\?\s+)?`([\w/]+\.py)`((?:,?\s+`[\w.]+`)+):", text, re.MULTILINE)
+    assert len(steps) > 200
+    wrong = [
+        (file, name)
+        for file, names in steps
+        for name in re.findall(r"`([\w.]+)`", names)
+        if not all(_defines((PACKAGE / file).read_text(encoding="utf-8"), part) for part in name.split("."))
+    ]
+    assert wrong == []
+
+
+def _defines(source: str, name: str) -> bool:
+    return bool(
+        re.search(
+            rf"\b(?:def|class) {name}\b|^(?:from .* import )?[\w, ]*\b{name}\b[\w, ]*(?:[:=]|$)", source, re.MULTILINE
+        )
+    )
+
+
 def test_the_notes_name_files() -> None:
     """So that a change of the pages' form does not make the tests above empty."""
     assert len(set[str]().union(*(_paths(page.read_text(encoding="utf-8")) for page in PAGES))) > 60
