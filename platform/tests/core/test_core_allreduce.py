@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.all_reduce_master import AllReduceMaster
+from support.text_keys import missing_keys
 
 from edl.api.events import RecordsRequeued
 from edl.api.status import WorldStatus
@@ -25,8 +28,9 @@ def test_the_first_worker_trains_alone_and_the_next_ones_join() -> None:
 def test_below_the_minimum_no_round_starts_and_the_job_says_why() -> None:
     master = AllReduceMaster(workers_min=2)
     view = master.report("w0", RankPhase.OUTSIDE)
-    assert (view.is_member, view.reason) == (False, "1 of at least 2 workers are ready")
-    assert "1 of at least 2 workers" in master.lease("w0").reason
+    assert not view.is_member
+    for reason in (view.reason, master.lease("w0").reason):
+        assert not missing_keys(reason, "1 of at least 2 workers")
     assert master.report("w1", RankPhase.OUTSIDE).is_member
 
 
@@ -34,7 +38,9 @@ def test_users_see_the_world_with_its_ranks_and_what_it_waits_for() -> None:
     master = AllReduceMaster(workers_min=2)
     master.report("w0", RankPhase.OUTSIDE)
     world = describe_world(master.state)
-    assert world == WorldStatus(reason="1 of at least 2 workers are ready")
+    assert world is not None
+    assert not missing_keys(world.reason, "1 of at least 2 workers")
+    assert replace(world, reason="") == WorldStatus()
     master.start_round("w0", "w1")
     world = describe_world(master.state)
     assert world is not None

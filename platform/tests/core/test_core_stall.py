@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.text_keys import missing_keys
 from support.text_scenarios import ScenarioRunner
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -51,21 +52,32 @@ def test_a_ps_that_does_not_answer_and_one_whose_node_is_lost() -> None:
     assert find_missing_ps(runner.state, PS_SILENCE_SECONDS - 0.1) == ()
     runner.state.handle(PsHeartbeat("ps-1"), 12.0)
     see(runner, "ps-0", 13.0, unreachable_since=1_700_000_000.0)
-    assert find_missing_ps(runner.state, 20.0) == (MissingPs(0, "its node n1 is unreachable", 1_700_000_000.0),)
-    assert find_missing_ps(runner.state, 25.0)[1] == MissingPs(1, "it has not answered for 13 s")
+    (lost,) = find_missing_ps(runner.state, 20.0)
+    assert (lost.index, lost.since) == (0, 1_700_000_000.0)
+    assert not missing_keys(lost.reason, "node n1")
+    _, silent = find_missing_ps(runner.state, 25.0)
+    assert silent.index == 1
+    assert not missing_keys(silent.reason, "13 s")
+
+
+def check_missing_ps(runner: ScenarioRunner, now: float, *keys: str) -> None:
+    """PS 0 alone is missing, for a reason with these keys."""
+    (missing,) = find_missing_ps(runner.state, now)
+    assert missing.index == 0
+    assert not missing_keys(missing.reason, *keys)
 
 
 def test_a_ps_that_is_lost_until_its_successor_has_loaded_its_checkpoint() -> None:
     runner = trains()
     runner.state.handle(PsHeartbeat("ps-1"), 4.0)
     see(runner, "ps-0", 5.0, phase=PodPhase.FAILED, exit_code=137)
-    assert find_missing_ps(runner.state, 5.0) == (MissingPs(0, "a new one was requested"),)
+    check_missing_ps(runner, 5.0, "requested")
     see(runner, "ps-0-b", 6.0, phase=PodPhase.PENDING, node="", message="0/3 nodes are available")
-    assert find_missing_ps(runner.state, 6.0) == (MissingPs(0, "it is not scheduled yet: 0/3 nodes are available"),)
+    check_missing_ps(runner, 6.0, "not scheduled", "0/3 nodes are available")
     see(runner, "ps-0-b", 7.0)
     runner.play("7.1 registered ps-0-b")
     runner.play("7.2 attached ps-0-b empty")
-    assert find_missing_ps(runner.state, 7.3) == (MissingPs(0, "it is loading its checkpoint"),)
+    check_missing_ps(runner, 7.3, "checkpoint")
     runner.play("7.4 attached ps-0-b")
     assert find_missing_ps(runner.state, 7.5) == ()
 
@@ -96,11 +108,14 @@ def test_people_are_told_that_it_stands_and_that_it_goes_on() -> None:
     for now in range(3, 13):  # it is seen to stand from 10 s on
         runner.state.handle(PsHeartbeat("ps-1"), float(now))
         assert events_at_tick(runner, now) == []
-    assert events_at_tick(runner, 13.0) == [TrainingStalled((MissingPs(0, "it has not answered for 13 s"),))]
+    (stalled,) = events_at_tick(runner, 13.0)
+    assert [missing.index for missing in stalled.missing] == [0]
+    assert not missing_keys(stalled.missing[0].reason, "13 s")
     runner.state.handle(PsHeartbeat("ps-1"), 16.0)
     assert events_at_tick(runner, 16.0) == [], "one line for a change, not for a second"
     (end,) = events_of(runner, PsHeartbeat("ps-0"), 17.0)
-    assert end == StallEnded(seconds=7.0, reason="ps-0 serves again")
+    assert end.seconds == 7.0
+    assert not missing_keys(end.reason, "ps-0")
     assert events_at_tick(runner, 18.0) == []
 
 
@@ -168,5 +183,6 @@ def test_a_job_that_waits_for_room_is_stalled_with_the_reason_until_a_checkpoint
     for line in ("62.0 tick", "62.1 prepared ps-0 cut=4", "62.2 held ps-0 cut=4", "62.3 snapshot ps-0 cut=4"):
         runner.play(line)
     (end,) = events_of(runner, CheckpointSaveFinished(4), 62.5)
-    assert end == StallEnded(seconds=60.0, reason="a checkpoint was written again")
+    assert end.seconds == 60.0
+    assert not missing_keys(end.reason, "checkpoint")
     assert unsaved_checkpoint_reason(runner.state) == ""
