@@ -51,7 +51,7 @@ def test_what_a_stalled_job_waits_for(cli: CliHarness) -> None:
     assert f"mnist is stalled: {why}" in cli.out.splitlines()
     assert "alone   Stalled" in cli.out
     (alone,) = [line for line in cli.out.splitlines() if line.startswith("alone is stalled: ")]
-    assert not missing_keys(alone, "master", "65 s")
+    assert not missing_keys(alone, "master", "1:05")
 
 
 def test_for_programs(cli: CliHarness) -> None:
