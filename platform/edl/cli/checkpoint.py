@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.api.errors import BadInputError
-from edl.ops.checkpoint_lookup import choose_checkpoint, find_checkpoints, parse_created, storage_errors_as_bad_input
+from edl.ops.checkpoint_lookup import (
+    checkpoint_table,
+    choose_checkpoint,
+    find_checkpoints,
+    list_checkpoints,
+    newest_usable,
+    parse_created,
+    storage_errors_as_bad_input,
+)
 from edl.reporting.text_table import align_columns, wrap_labelled
 from edl.reporting.unit_formats import format_age, format_bytes
-from edl.storage.checkpoint_contents import CheckpointContents, StoredTable
+from edl.storage.checkpoint_contents import CheckpointContents, StoredTable, read_checkpoint_contents
 from edl.storage.checkpoint_manifest import CheckpointManifest
 
 if TYPE_CHECKING:
@@ -271,8 +279,6 @@ def ls(
 
     Exit codes: 0 done, 2 bad input, or no checkpoint can be used.
     """
-    from edl.ops.checkpoint_lookup import checkpoint_table, list_checkpoints, newest_usable
-
     location = find_checkpoints(run)
     with storage_errors_as_bad_input():
         checkpoints = list_checkpoints(location.directory, read_all_bytes=verify)
@@ -352,8 +358,6 @@ def export(
 
 def _open_checkpoint(run: str, number: int | None) -> tuple[CheckpointManifest, CheckpointContents]:
     """The selected intact checkpoint and its contents. Prints which newer ones cannot be used."""
-    from edl.storage.checkpoint_contents import read_checkpoint_contents
-
     skipped: list[SkippedCheckpoint] = []
     manifest = choose_checkpoint(find_checkpoints(run), number, skipped)
     for each in skipped:

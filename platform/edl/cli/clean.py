@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -38,8 +39,6 @@ def clean(
 
     Exit codes: 0 removed, or nothing to remove, 1 you declined, 2 no such run.
     """
-    import time
-
     surplus_runs = _select_runs(jobs or [], keep)
     if not surplus_runs:
         typer.echo(f"There is nothing to remove: {_explain_nothing_to_remove(jobs or [], keep)}.")

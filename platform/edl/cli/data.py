@@ -16,6 +16,7 @@ from rich.table import Table
 
 from edl.api.errors import BadInputError
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
+from edl.ops import file_transfer
 from edl.ops.file_transfer import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
 from edl.reporting.rich_console import make_console
 
@@ -133,8 +134,6 @@ def _entry_json(entry: VolumeEntry) -> dict[str, str | int | float]:
 def _plan_copy(
     files: VolumeFiles, source: str, target: str, upload_target: ClaimPath | None, download_source: ClaimPath | None
 ) -> CopyPlan:
-    from edl.ops import file_transfer
-
     if upload_target is not None:
         return file_transfer.plan_upload(Path(source), upload_target.path, files.stat_path(upload_target.path).kind)
     assert download_source is not None

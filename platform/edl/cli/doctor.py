@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
+from edl.reporting.text_table import StatusLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,7 +62,6 @@ def doctor(
 def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iterator[DoctorFinding]:
     from edl.ops.doctor_checks import DoctorFinding, FindingLevel, PriorityClassNames, check_image_pull, examine_cluster
     from edl.ops.file_transfer import IMAGE_VARIABLE, image_from_environment
-    from edl.reporting.text_table import StatusLine
 
     classes = PriorityClassNames(high, low)
     yield from examine_cluster(api, classes)

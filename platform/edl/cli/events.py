@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edl.cli.local_runs import LocalOption
+from edl.cli.local_runs import LocalOption, job_lookup
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.jobfile.event_json import line
 from edl.jobfile.section_type import to_json
+from edl.ops.job_view import list_job_events
 from edl.reporting.event_text import describe_event
 from edl.reporting.terminal_text import to_single_line
 
@@ -63,7 +64,6 @@ def events(
     For a run of this machine (JOB or JOB/RUN) all events are shown. If both exist, the job on the cluster is shown.
     --local selects runs of this machine; -n and --context a cluster.
     """
-    from edl.cli.local_runs import job_lookup
     from edl.ops.job_following import poll_repeatedly
 
     look, shown_keys = job_lookup(job, local=local, context=context, namespace=namespace), set[str]()
@@ -112,6 +112,4 @@ def _kubernetes_event_line(event: KubernetesEvent) -> EventLine:
 
 
 def _list_kubernetes_events(api: KubeClient, job: str) -> list[KubernetesEvent]:
-    from edl.ops.job_view import list_job_events
-
     return list_job_events(api, job)

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edl.api.errors import BadInputError
-from edl.cli.local_runs import LocalOption
+from edl.cli.local_runs import LocalOption, has_kubeconfig, list_local_runs
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
+from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
+from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 from edl.jobfile.section_type import to_json
+from edl.ops import job_view
 from edl.ops.followup_command import command_arguments
 from edl.reporting.terminal_text import to_single_line
 from edl.reporting.text_table import align_columns
@@ -39,8 +42,6 @@ def list_jobs(
     Runs of this machine are those below ./.edl. With -n, -A or --context only jobs of the cluster are listed; with
     --local, or without a kubeconfig, only runs of this machine.
     """
-    from edl.cli.local_runs import has_kubeconfig, list_local_runs
-
     of_cluster = everywhere or context is not None or namespace is not None
     if local and of_cluster:
         raise BadInputError("--local is about this machine, and -n, -A and --context are about a cluster")
@@ -48,8 +49,6 @@ def list_jobs(
     if local or (local_runs and not of_cluster and not has_kubeconfig()):
         _print_local_runs(local_runs, now, as_json=as_json)
         return
-    from edl.ops import job_view
-
     api = connect_api(context, namespace)
     cluster_jobs = job_view.list_jobs(api, all_namespaces=everywhere)
     if not cluster_jobs and not everywhere:
@@ -83,9 +82,6 @@ def _require_namespace(api: KubeClient) -> None:
     For a missing namespace the API server returns an empty list, like for one without jobs. The
     check needs the right to read namespaces; without it nothing is raised.
     """
-    from edl.cluster.kubernetes.api_errors import ForbiddenError, NotFoundError
-    from edl.cluster.kubernetes.resource_kinds import NAMESPACES
-
     try:
         api.get(NAMESPACES, api.namespace)
     except NotFoundError as error:

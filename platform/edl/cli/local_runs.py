@@ -23,6 +23,7 @@ import typer
 from edl.api.errors import BadInputError, EdlError
 from edl.api.events import JobEvent, RunStarted, WarningRaised
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
+from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.status_port import DesiredState
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError
@@ -30,6 +31,7 @@ from edl.jobfile.event_json import event_from_json
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.jobfile.scalar_types import to_finite_float
+from edl.ops import job_view
 from edl.ops.job_view import JobView, UnknownJobError
 from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.storage.run_directory import (
@@ -181,7 +183,6 @@ def job_lookup(job: str, *, local: bool, context: str | None, namespace: str | N
         run = local_run.run_dir
         return lambda: read_local_run(run)
     from edl.cli.options import connect_api
-    from edl.ops import job_view
 
     api = connect_api(context, namespace, job)
     return lambda: job_view.find_job(api, job)
@@ -195,7 +196,6 @@ def has_kubeconfig() -> bool:
 def _no_kubeconfig_reason() -> str:
     """A message that there is no kubeconfig, with the searched places; empty if there is one."""
     from edl.cluster.kubernetes import kubeconfig
-    from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 
     try:
         kubeconfig.make_client(None, None)
@@ -208,7 +208,6 @@ def _no_kubeconfig_reason() -> str:
 
 def _is_cluster_job(job: str) -> bool:
     from edl.cli.options import connect_api
-    from edl.ops import job_view
 
     try:
         job_view.find_job(connect_api(None, None), job)

@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, EdlError
-from edl.cli.local_runs import LocalOption
+from edl.api.pod_spec import RunAsSpec
+from edl.cli.local_runs import LocalOption, choose_local_run, read_run_logs
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
+from edl.ops import job_view
 from edl.ops.followup_command import command_arguments
+from edl.ops.job_view import pod_label
 
 if TYPE_CHECKING:
     from edl.cluster.kubernetes.api_client import KubeClient
@@ -50,15 +54,10 @@ def logs(
     (JOB or JOB/RUN) they are files. If both exist, the job on the cluster is shown; --local selects runs of this
     machine.
     """
-    from edl.api.cluster_port import Role
-    from edl.cli.local_runs import choose_local_run
-    from edl.ops import job_view
     from edl.ops.pod_logs import LogSelection, select_log_pods
 
     local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
     if local_run is not None:
-        from edl.cli.local_runs import read_run_logs
-
         for name, line in read_run_logs(local_run, role, index, follow=follow, tail=tail):
             _print_line(line, name)
         return
@@ -88,7 +87,6 @@ def _print_pods(api: KubeClient, pods: Sequence[Manifest], *, follow: bool, tail
 
 def _pod_lines(api: KubeClient, pod: Manifest, *, follow: bool, tail: int | None) -> Iterator[tuple[str, bytes]]:
     """A pod's lines; one that has not started, or is gone meanwhile, has one line that says so."""
-    from edl.ops.job_view import pod_label
     from edl.ops.pod_logs import read_log_lines
 
     name = pod_label(pod)
@@ -129,8 +127,6 @@ def _print_stored_logs(
     Raises:
         BadInputError: the run keeps no logs, or none of these pods.
     """
-    from edl.ops import job_view
-
     place = _find_log_location(api, current_job, selection, job_arguments)
     for job_arguments, lines in _read_from_volume(
         api, job_view.read_job_spec(api, current_job.name), place, selection, tail
@@ -164,7 +160,6 @@ def _read_from_volume(
 
 
 def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -> HelperPodSpec:
-    from edl.api.pod_spec import RunAsSpec
     from edl.core import worker_priority
     from edl.ops.file_transfer import IMAGE_VARIABLE
     from edl.ops.helper_pod import HelperPodSpec
@@ -186,7 +181,6 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
 
 
 def _find_log_location(api: KubeClient, current_job: JobView, selection: LogSelection, job_arguments: str) -> ClaimPath:
-    from edl.ops import job_view
     from edl.ops.pod_logs import find_log_directory
 
     if current_job.status is None:

@@ -14,7 +14,7 @@ import typer
 from edl.api.events import EvaluationEnded
 from edl.api.status import ParametersStatus, RoleStatus, Status, TableStatus, TimelinePoint
 from edl.cli.list import job_json
-from edl.cli.local_runs import JobLookup, LocalOption
+from edl.cli.local_runs import JobLookup, LocalOption, job_lookup
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption
 from edl.ops.followup_command import command_arguments
 from edl.ops.job_findings import format_short_list
@@ -29,6 +29,7 @@ from edl.reporting.event_text import (
     format_local_time,
     format_measurements,
     format_worker_count,
+    status_headline,
     summary_heading,
     summary_rows,
 )
@@ -294,8 +295,6 @@ def status(
 
     If both exist, the job on the cluster is shown. --local selects runs of this machine; -n and --context a cluster.
     """
-    from edl.cli.local_runs import job_lookup
-
     look = job_lookup(job, local=local, context=context, namespace=namespace)
     if watch:
         _watch_job(look, command_arguments(job, context, namespace), as_json=as_json)
@@ -337,7 +336,6 @@ def _watch_live(look: JobLookup, name: str) -> None:
 
 def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
     from edl.ops.job_following import poll_repeatedly
-    from edl.reporting.event_text import format_local_time, status_headline
 
     last_shown: object = None
     for seen in poll_repeatedly(look):

@@ -214,8 +214,6 @@ def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bo
     Raises:
         BadInputError: one of the callbacks cannot work; the error has the reason and a replacement.
     """
-    import keras
-
     refusals = _REFUSED_EVERYWHERE if trains_locally else {**_REFUSED_WITH_PS, **_REFUSED_EVERYWHERE}
     for callback in callbacks:
         for what, (reason, instead) in refusals.items():

@@ -24,9 +24,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import keras
+
 from edl.api.job_spec import TrainSpec
 from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
+from edl.keras import monitor_callbacks
 from edl.keras.model_contract import block_weight_methods
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks
 from edl.keras.user_code import source_file, user_code
@@ -68,8 +71,6 @@ def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
 
 def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:
     """Set the ``params`` of callbacks."""
-    import keras
-
     if not params:
         return
     for callback in callbacks:
@@ -216,10 +217,6 @@ class KerasCallbacks:
         check_monitors: MonitorCheck,
         params: CallbackParams = MappingProxyType({}),
     ) -> None:
-        import keras
-
-        from edl.keras import monitor_callbacks
-
         model.optimizer = optimizer
         # ``fit`` sets it as well: callbacks may read it before one sets it.
         if not hasattr(model, "stop_training"):
@@ -289,8 +286,6 @@ class KerasCallbacks:
 
     def begin_first_step(self) -> None:
         """Try the callbacks before the first update, except those that write log files."""
-        import keras
-
         # These truncate the files of an earlier run when training begins.
         log_writers = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
         tried = [each for each in self._callback_list.callbacks if not isinstance(each, log_writers)]
@@ -372,8 +367,6 @@ class KerasCallbacks:
 
     def _current_rate(self) -> float | None:
         """The optimizer's rate; None if a schedule determines it."""
-        import keras
-
         optimizer = self._model.optimizer
         rate_or_schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         has_schedule = isinstance(rate_or_schedule, keras.optimizers.schedules.LearningRateSchedule)
@@ -473,8 +466,6 @@ class _EpochRates:
     """
 
     def __init__(self, callbacks: list[Any], optimizer: Any) -> None:
-        import keras
-
         schedules = [each for each in callbacks if isinstance(each, keras.callbacks.LearningRateScheduler)]
         has_schedule = isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
         # Keras does not allow to assign the rate of an optimizer with a schedule. The callback
@@ -503,8 +494,6 @@ class _EpochRates:
 
 def _separate_output_files(callbacks: list[Any], worker_index: int) -> None:
     """Give each worker its own output files, because several writers would corrupt one file."""
-    import keras
-
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.CSVLogger):
             stem, dot, suffix = Path(callback.filename).name.rpartition(".")

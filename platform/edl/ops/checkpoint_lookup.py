@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, StorageError
+from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_files
 from edl.reporting.text_table import align_columns
 from edl.reporting.unit_formats import format_age, format_bytes
@@ -107,7 +108,6 @@ def _location_of_file(path: Path) -> CheckpointLocation:
     if path.suffix not in _JOB_FILES:
         raise BadInputError("is neither a run's folder nor a job file", where=str(path), hint=_LOCATION_HINT)
     from edl.jobfile.loader import load_job_file
-    from edl.jobfile.path_resolution import resolve_local_paths
     from edl.ops.local_run_start import local_job_directory
 
     folder = local_job_directory(resolve_local_paths(load_job_file(path), path.parent))

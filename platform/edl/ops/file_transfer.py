@@ -367,7 +367,6 @@ class VolumeSession:
             RetryableError: MAX_ATTEMPTS connections broke.
         """
         from edl.ops import helper_pod
-        from edl.ops.file_transfer import VolumeFiles
 
         for attempt in range(MAX_ATTEMPTS):
             try:

@@ -24,13 +24,18 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
+from edl.core import evaluation
 from edl.core.evaluation import merge_metric_states
 from edl.core.partition import initial_placement, owner_of_name
 from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
+from edl.numerics.array_types import RowBatch
+from edl.numerics.initializers import initial_rows
 from edl.worker import task_loop
+from edl.worker.record_stream import CorruptRecordSkipper
+from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
 
 if TYPE_CHECKING:
     from edl.data.reader import Reader
@@ -91,7 +96,6 @@ class _JobCheck:
         from edl.keras import model_contract
         from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
         from edl.worker.feed_pipeline import FeedFunction
-        from edl.worker.record_stream import CorruptRecordSkipper
 
         self._spec = spec
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
@@ -181,7 +185,6 @@ class _JobCheck:
     def _check_training(self, network: KerasNetwork, first: TaskMinibatch | None) -> Iterator[str]:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
-        from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite
 
         module = self.module
         check = partial(check_monitors, directions=network.metric_directions, spec=self._spec)
@@ -217,9 +220,6 @@ class _JobCheck:
         yield f"first minibatch, {_describe_records(task)}: loss {step.loss:.4g}"
 
     def _check_evaluation(self, network: KerasNetwork) -> Iterator[str]:
-        from edl.core import evaluation
-        from edl.worker.trainer import add_record_range
-
         first = self._find_first("evaluation") if self._spec.data.validation else None
         if first is None:
             return
@@ -241,17 +241,12 @@ class _JobCheck:
         )
 
     def _check_prediction(self, network: KerasNetwork, task: LeasedTask, minibatch: Minibatch) -> Iterator[str]:
-        from edl.worker.trainer import add_record_range
-
         with add_record_range(task, 0):
             network.predict(network.initial_values(), self._initial_rows(network, minibatch), minibatch.features)
         yield f"prediction of {_describe_records(task)}: ok"
 
     def _initial_rows(self, network: KerasNetwork, minibatch: Minibatch) -> Any:
         """The rows that a minibatch looks up, as parameter servers hold them at the start."""
-        from edl.numerics.array_types import RowBatch
-        from edl.numerics.initializers import initial_rows
-
         ids = network.unique_ids(minibatch.features)
         return {
             table.name: RowBatch(
@@ -277,7 +272,6 @@ class _JobCheck:
         from edl.keras import user_callbacks
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.local_strategy.local_model import LocalModel
-        from edl.worker.trainer import add_record_range, report_not_finite
 
         module = self.module
         model: LocalModel = LocalModel(module, seed=self._spec.train.seed, sample=sample)
@@ -314,7 +308,6 @@ class _JobCheck:
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.replica import ModelReplica
-        from edl.worker.trainer import add_record_range, report_not_finite
 
         replica = ModelReplica(self.module, seed=self._spec.train.seed, rank_seed=0, sample=sample)
         declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()

@@ -14,7 +14,7 @@ from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
-from edl.keras import user_callbacks
+from edl.keras import model_export, user_callbacks
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
@@ -252,8 +252,6 @@ def _export_model(
     runtime: WorkerRuntime, network: KerasNetwork, parameter_client: ParameterClient, task: LeasedTask
 ) -> None:
     """Export the pinned cut as files that Keras and TensorFlow load without EDL."""
-    from edl.keras import model_export
-
     payload = task.decode_payload() if task.payload else None
     if payload is None:
         flat_values = parameter_client.pull_pinned(task.pin)
@@ -273,8 +271,6 @@ def _export_model(
 
 def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: LeasedTask) -> None:
     """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
-    from edl.keras import model_export
-
     best = task.decode_payload()
     flat_values, rows = _load_checkpoint(runtime, network, best["cut"])
     values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}

@@ -25,6 +25,7 @@ from edl.storage.run_directory import JobLock, RunDirectory
 from edl.worker import task_loop
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
+from edl.worker.record_stream import CorruptRecordSkipper
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
@@ -89,7 +90,6 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.worker.feed_pipeline import FeedFunction, find_first_features
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
-    from edl.worker.record_stream import CorruptRecordSkipper
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)
