@@ -139,6 +139,21 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationSpec:
+    """How evaluations during training are distributed."""
+
+    max_workers: Annotated[
+        int | None,
+        Field(
+            "With AllReduce: number of workers that evaluate a copy of the variables while the others train. 0: "
+            "training pauses, and all workers share the evaluation. null: 1, or 0 if callbacks decide by evaluations "
+            "(EarlyStopping, ReduceLROnPlateau). A world of one worker pauses in any case.",
+            unit="workers",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSpec:
     """When checkpoints are written, and how many are kept."""
 
@@ -286,6 +301,9 @@ class JobSpec:
     data: Annotated[DataSpec, Field("The data sets.")] = field(default_factory=DataSpec)
     train: Annotated[TrainSpec, Field("How long to train, and in which portions.")] = field(default_factory=TrainSpec)
     strategy: Annotated[Strategy, Field("How the gradients of workers are combined.")] = field(default_factory=Strategy)
+    evaluation: Annotated[EvaluationSpec, Field("How evaluations during training are distributed.")] = field(
+        default_factory=EvaluationSpec
+    )
     checkpoint: Annotated[
         CheckpointSpec | None,
         Field(

@@ -289,12 +289,17 @@ class FinalCutPinned(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationBegun(JournalEntry):
-    """An evaluation of the pinned cut begins; its tasks are granted and completed as leases."""
+    """An evaluation of the pinned cut begins; its tasks are granted and completed as leases.
+
+    Attributes:
+        of_copy: whether workers of AllReduce evaluate copies while the others train; None: no.
+    """
 
     kind: ClassVar[str] = "evaluation"
     pin: int
     step: int
     final: bool
+    of_copy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,9 @@ class WorldStatus:
     reason: Annotated[str, Field("Why the world is about to change, or why no round runs; empty: neither.")] = ""
     difference: Annotated[str, Field("Why the workers may round differently; empty: all compute the same bits.")] = ""
     states_taken: StatesTaken = 0
+    evaluation: Annotated[
+        str, Field("Which workers evaluate while the others train, or why training pauses; empty: neither.")
+    ] = ""
 
 
 Pid = Annotated[int | None, Field("Process id; null if there is no process on this machine.", minimum=1)]

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edl.api.cluster_port import Role
-from edl.api.events import CallbackDecided, EvaluationStarted, RecordsRequeued, WarningRaised, WorldChanged
-from edl.api.journal_entries import EvaluationBegun, LeaseReturned, StoppedByCallback
+from edl.api.events import CallbackDecided, RecordsRequeued, WarningRaised, WorldChanged
+from edl.api.journal_entries import LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
-from edl.core import member_crashes, world_checkpoints, world_entries
+from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations
 from edl.core.checkpointing import steps_before_pause
-from edl.core.cuts import is_due
 from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
 from edl.core.job_pods import JobPod
@@ -59,9 +58,11 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
         _obey(state, rounds, _handle_report(state, rounds, event, pod), event.loss)
         if rounds.committed_step > before:
             state.last_step = now
+        state.evaluation_copies.record_report(rounds, event.worker, event.round, event.evaluation_copy)
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _stop_by_callback(state, rounds, event)
-            _begin_evaluation(state, rounds)
+            world_evaluations.begin_if_paused(state, rounds)
+        world_evaluations.advance_evaluation(state, now)
         world_checkpoints.commit_if_complete(state)
     # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
     _update_pause(state)
@@ -143,7 +144,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         leases={n: x.record_after_steps(x.done_steps) - x.record_range.start for n, x in leases.items()},
         last_lease=state.next_lease_number() - 1,
         must_pause=state.world_pauses,
-        evaluate_at=_next_evaluation(state),
+        evaluate_at=world_evaluations.pause_step(state),
         restore_cut=rounds.restore_cut,
         checkpoint=world_checkpoints.order_for(state, worker),
         learning_rate=state.callbacks.learning_rate,
@@ -151,6 +152,8 @@ def view_world(state: JobState, worker: str) -> WorldView:
         # A worker with suspect records gets no others, and one with others gets no suspect ones.
         may_be_short=has_batch and bool(state.crash_suspects.suspect_ranges),
         source=_find_source(rounds, state.pods.by_uid.get(worker)),
+        copy_at=state.evaluation_copies.at_step if worker in state.evaluation_copies.evaluators else 0,
+        evaluated_step=world_evaluations.evaluated_step(state),
     )
 
 
@@ -171,7 +174,7 @@ def restart_world(state: JobState) -> None:
         _obey(state, state.world, state.world.handle_restart())
 
 
-def advance_world(state: JobState) -> None:
+def advance_world(state: JobState, now: float) -> None:
     """Tell the rounds which workers are gone or leave, and how many there must be."""
     rounds = state.world
     if rounds is None:
@@ -186,13 +189,13 @@ def advance_world(state: JobState) -> None:
         rounds.members_min = state.workers_min
         _obey(state, rounds, rounds.announce_if_possible())
     _return_leases_after_limit(state)
+    world_evaluations.advance_evaluation(state, now)
     _update_pause(state)
 
 
 def _update_pause(state: JobState) -> None:
     pauses = (
-        is_evaluation_due(state)
-        or (state.evaluation is not None and not state.evaluation.final)
+        world_evaluations.pauses(state)
         or state.pending_stop is not None
         or steps_before_pause(state) == 0
         # A callback ended training at the evaluation for which all paused.
@@ -253,23 +256,6 @@ def _return_leases_after_limit(state: JobState) -> None:
         _notify(state)
 
 
-def is_evaluation_due(state: JobState) -> bool:
-    """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
-    training = state.training_ledger
-    if state.world is None or training is None or not state.validation or state.evaluation is not None:
-        return False
-    # The last step has the final evaluation. Leases may be open until they return.
-    if state.has_reached_limit(training) or state.is_training_over() or state.callback_stop_reason:
-        return False
-    return is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
-
-
-def _next_evaluation(state: JobState) -> int:
-    """The step after which all ranks pause: they stop there by themselves, so evaluations are not late."""
-    every = state.settings.evaluation_steps
-    return (state.last_evaluation // every + 1) * every if every and state.validation else 0
-
-
 def _stop_by_callback(state: JobState, rounds: WorldRounds, event: WorldReported) -> None:
     """Callbacks of the user's ended training. All ranks have heard of it, and every step is in the ledger."""
     if not event.is_stopped or rounds.phase is not RoundPhase.RUNNING or state.callback_stop_reason:
@@ -277,14 +263,6 @@ def _stop_by_callback(state: JobState, rounds: WorldRounds, event: WorldReported
     state.record_entry(StoppedByCallback(step=rounds.committed_step))
     decision = state.callback_stop_reason
     state.emit(CallbackDecided(step=rounds.committed_step, callback="callbacks()", decision=decision))
-
-
-def _begin_evaluation(state: JobState, rounds: WorldRounds) -> None:
-    """No rank trains any more, and all have the same variables."""
-    if rounds.phase is RoundPhase.RUNNING and is_evaluation_due(state):
-        step = rounds.committed_step
-        state.record_entry(EvaluationBegun(pin=max(1, step), step=step, final=False))
-        state.emit(EvaluationStarted(step=step))
 
 
 # ------------------------------------------------------------------------------------------------ effects
@@ -427,6 +405,7 @@ def describe_world(state: JobState) -> WorldStatus | None:
         reason=_name_workers(state, rounds.pending_change if is_running else rounds.waiting_reason),
         difference=rounds.difference,
         states_taken=rounds.states_taken,
+        evaluation=world_evaluations.describe_evaluation(state),
     )
 
 

@@ -71,6 +71,7 @@ class EvaluationRound:
         final: whether this is the evaluation at the end of training.
         ledger: the validation ranges; each is done exactly once.
         saved: whether the pinned version is also a checkpoint on disk.
+        of_copy: whether workers of AllReduce evaluate a copy of the variables while the others train.
     """
 
     pin: int
@@ -79,6 +80,7 @@ class EvaluationRound:
     ledger: Ledger
     states: MetricStates = field(default_factory=dict)
     saved: bool = False
+    of_copy: bool = False
 
     def to_snapshot(self) -> dict[str, Any]:
         """The round as JSON, for journal compaction."""
@@ -89,6 +91,7 @@ class EvaluationRound:
             "ledger": self.ledger.to_snapshot(),
             "states": self.states,
             "saved": self.saved,
+            **({"of_copy": True} if self.of_copy else {}),
         }
 
 

@@ -17,6 +17,7 @@ from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
 from edl.core.cuts import SavedCheckpoint, WrittenShard
 from edl.core.evaluation import CallbackSpec
+from edl.core.evaluation_copies import NO_COPY, CopyReport
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import BlockLayout, RecordRange
 from edl.core.world_rounds import MemberReport, RoundPhase
@@ -386,6 +387,7 @@ class WorldReported:
         copied: the copy of its state for a checkpoint; None: there is none.
         is_stopped: whether a callback of the user's ended training, as all ranks have heard.
         difference: in phase ``CONFIRMED``, why the ranks of the round may round differently; empty: they do not.
+        evaluation_copy: its copy of the variables for an evaluation.
     """
 
     worker: str
@@ -399,6 +401,7 @@ class WorldReported:
     copied: CopiedState | None = None
     is_stopped: bool = False
     difference: str = ""
+    evaluation_copy: CopyReport = NO_COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +479,7 @@ class LeaseReply:
         order: fingerprint of that order.
         one_by_one: whether each minibatch must be read and fed only after the previous one is applied
             (``crash_suspects.CrashSuspects``).
+        of_copy: whether the worker evaluates its copy of the variables of ``step``, and not the present ones.
     """
 
     lease: int
@@ -493,6 +497,7 @@ class LeaseReply:
     # fingerprints, and it refuses to train on other records than the ledger counts.
     order: str = ""
     one_by_one: bool = False
+    of_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,6 +580,8 @@ class WorldView:
         epoch_left: with ``strategy.global_batch``, the records of the epoch that are not done at ``committed_step``.
         may_be_short: whether a step may have fewer records: a worker holds records that crashed another one.
         source: for a worker outside, the member that lets it follow the running round; empty: there is none.
+        copy_at: the step after which the worker copies its variables for an evaluation; 0: it does not.
+        evaluated_step: the step whose copies are being evaluated: the worker keeps one that it has. 0: there is none.
     """
 
     version: int
@@ -597,6 +604,8 @@ class WorldView:
     epoch_left: int = 0
     may_be_short: bool = False
     source: str = ""
+    copy_at: int = 0
+    evaluated_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from edl.api.journal_entries import (
     LeaseProgressed,
     LeaseReturned,
 )
-from edl.core import evaluation_callbacks, revocation
+from edl.core import evaluation_callbacks, revocation, world_evaluations
 from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
 from edl.core.events import (
     Acknowledged,
@@ -130,6 +130,8 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
             continue
         if kind == TRAINING and state.world is not None and not state.world.trains(worker):
             continue
+        if kind in (EVALUATION, METRICS) and not world_evaluations.may_evaluate(state, worker, kind):
+            continue
         if state.world is not None and kind == TRAINING and lease.done_steps:
             # The worker gave it up when the previous master took it out of the world. One that it has named to this
             # master it still trains: this request is an older one that waited here, and nobody waits for its answer.
@@ -172,7 +174,9 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
     # Other workers do not have the variables.
-    if kind in (EVALUATION, EXPORT) and state.world is not None and not state.world.trains(worker):
+    if kind == EXPORT and state.world is not None and not state.world.trains(worker):
+        return None
+    if kind in (EVALUATION, METRICS) and not world_evaluations.may_evaluate(state, worker, kind):
         return None
     return ledger.next_range()
 
@@ -180,6 +184,8 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
 def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
     """The next training range of a member under AllReduce."""
     held = len(ledger.worker_leases(worker))
+    if world_evaluations.evaluates_copy(state, worker):
+        return None
     if state.settings.global_batch is not None:
         work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
     else:
@@ -205,8 +211,8 @@ def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch
         return suspect
     leases = ledger.worker_leases(worker)
     held = sum(lease.step_count - lease.done_steps for lease in leases)
-    world = len(state.world.members) if state.world is not None else 1
-    most = limit_lease(left, held, MAX_TRAINING_LEASES - len(leases), global_batch, world)
+    trains = [w for w in state.world.members if not world_evaluations.evaluates_copy(state, w)] if state.world else []
+    most = limit_lease(left, held, MAX_TRAINING_LEASES - len(leases), global_batch, max(1, len(trains)))
     return work.split(min(work.end, work.start + most))[0] if most else None
 
 
@@ -251,9 +257,10 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
 
 def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
     """What the worker needs to know about its lease."""
-    pin, step, payload = 0, state.step, None
+    pin, step, payload, of_copy = 0, state.step, None, False
     if kind in (EVALUATION, METRICS) and state.evaluation is not None:
         pin, step = state.evaluation.pin, state.evaluation.step
+        of_copy = world_evaluations.evaluates_copy(state, lease.worker)
         payload = state.evaluation.states if kind == METRICS else None
     elif kind == EXPORT:
         pin = state.final_pin
@@ -273,6 +280,7 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
         one_by_one=lease.number in state.crash_suspects.one_by_one_leases,
         window=shuffled.window if shuffled is not None else 0,
         order=shuffled.fingerprint if shuffled is not None else "",
+        of_copy=of_copy,
     )
 
 

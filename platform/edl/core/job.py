@@ -49,7 +49,7 @@ def advance_job(state: JobState, now: float) -> None:
         return
     parameter_servers.replace_unreachable_ps(state, now)
     scaling.reconcile_pods(state, now)
-    allreduce.advance_world(state)
+    allreduce.advance_world(state, now)
     _check_pins(state)
     world_checkpoints.advance_checkpoint(state, now)
     if state.pending_stop is None:

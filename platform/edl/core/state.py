@@ -62,6 +62,7 @@ from edl.core.cuts import (
     WorldCheckpoint,
 )
 from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
+from edl.core.evaluation_copies import EvaluationCopies
 from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
 from edl.core.job_pods import JobPods
 from edl.core.lease_settlement import LeaseRevocation
@@ -128,6 +129,8 @@ class JobSettings:
         all_reduce: whether the workers hold the parameters and reduce gradients in rounds, without PS.
         global_batch: the records of each step of all workers together; None: each has a minibatch. With it, a step
             of the training ledger is a single record, because a worker's share of a step has any number of them.
+        evaluation_workers: with ``all_reduce``, the most workers that evaluate a copy while the others train; 0: all
+            pause.
     """
 
     minibatch: int
@@ -155,6 +158,7 @@ class JobSettings:
     durable: bool = True
     all_reduce: bool = False
     global_batch: int | None = None
+    evaluation_workers: int = 1
 
     @property
     def step_records(self) -> int:
@@ -282,6 +286,7 @@ class JobState:
         world_version: rises whenever a worker of the world may have to act.
         world_pods_version: ``pods.version`` when the rounds were last told which workers are gone or leave.
         world_checkpoint: the checkpoint of the world in progress, if any.
+        evaluation_copies: who copies the variables of the world for an evaluation, and who has a copy.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
 
@@ -331,6 +336,7 @@ class JobState:
     world_version: int = 1
     world_pods_version: int = -1
     world_checkpoint: WorldCheckpoint | None = None
+    evaluation_copies: EvaluationCopies = field(default_factory=EvaluationCopies)
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
@@ -620,7 +626,7 @@ def _apply_saved(state: JobState, entry: CheckpointWritten | CheckpointReplaced 
 def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
     plan = ShardPlan(state.validation, state.settings.task_records)
     ledger = Ledger(plan, 1, state.settings.minibatch)
-    state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger)
+    state.evaluation = EvaluationRound(entry.pin, entry.step, entry.final, ledger, of_copy=bool(entry.of_copy))
     is_cut_saved = state.world is None and state.checkpoint is not None and state.checkpoint.cut == entry.pin
     state.evaluation.saved = is_cut_saved
     # ``data.max_corrupt_records`` counts for each pass over the validation data.

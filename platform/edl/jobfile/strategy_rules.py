@@ -38,14 +38,17 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
         case "ParameterServer":
             yield from (_check_sync_mode if spec.strategy.mode == "sync" else _check_async_mode)(spec)
             yield from _refuse_step_size(spec)
+            yield from _refuse_evaluators(spec)
         case "Local":  # one process pushes: every push is a round, and none is stale
             yield from _check_row_limits(spec)
             yield from _refuse_step_size(spec)
+            yield from _refuse_evaluators(spec)
         case "AllReduce":
             yield from _check_push_fields(spec)
             yield from _check_row_limits(spec)
             yield from _check_scaling(spec)
             yield from _check_global_batch(spec)
+            yield from _check_evaluators(spec)
             yield from find_limits(spec)
 
 
@@ -131,6 +134,31 @@ def _check_global_batch(spec: JobSpec) -> Iterator[RuleViolation]:
             "leave out learning_rate_scaling and reference_world, or global_batch (--set strategy.global_batch=null)",
             conflicting_field="strategy.global_batch",
         )
+
+
+def _check_evaluators(spec: JobSpec) -> Iterator[RuleViolation]:
+    """At least one worker trains while others evaluate."""
+    found, most = spec.evaluation.max_workers, spec.workers.max
+    if found and spec.train.evaluation_steps is None:
+        message = f"found {found}, but train.evaluation_steps is missing: all workers share the evaluation at the end"
+        yield RuleViolation(
+            "evaluation.max_workers", message, "give train.evaluation_steps, or leave evaluation.max_workers out"
+        )
+    elif found and found >= most:
+        message = f"found {found}, but workers.max is {most}: nobody would train during an evaluation"
+        hint = f"make it at most {most - 1}, or raise workers.max; 0 lets all workers pause and share the evaluation"
+        yield RuleViolation("evaluation.max_workers", message, hint, conflicting_field="workers.max")
+
+
+def _refuse_evaluators(spec: JobSpec) -> Iterator[RuleViolation]:
+    reasons = {
+        "ParameterServer": "any worker evaluates a version that parameter servers keep, and training goes on",
+        "Local": "a single process trains and evaluates in turn",
+    }
+    found = spec.evaluation.max_workers
+    if found is not None:
+        message = f"found {found}, but under strategy {spec.strategy.name} {reasons[spec.strategy.name]}"
+        yield RuleViolation("evaluation.max_workers", message, "leave it out, or set strategy.name: AllReduce")
 
 
 _ONLY_ALL_REDUCE = {

@@ -3,7 +3,8 @@
 All ranks must apply the same change before the same step:
 
 - ``EarlyStopping`` and ``ReduceLROnPlateau`` decide by evaluations. The master decides instead of them
-  (``edl.core.evaluation``), while all ranks pause for the evaluation.
+  (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the others train on during an
+  evaluation (``evaluation.max_workers``).
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
   code, and sends it with the step.
 - All others run on every rank, as ``edl.keras.rank_callbacks`` describes.
@@ -95,6 +96,12 @@ def declare_training_callbacks(
     optimizer = model.optimizer
     declared = monitor_callbacks.declare_callbacks(monitors, getattr(optimizer, "inner_optimizer", optimizer))
     monitor_callbacks.refuse_conflicting_rates(others, declared)
+    if declared and spec.evaluation.max_workers:
+        raise BadInputError(
+            f"evaluation.max_workers is {spec.evaluation.max_workers}, but {type(monitors[0]).__name__} decides by "
+            "evaluations: training pauses for them, so that the decision holds from the next step on",
+            hint="leave evaluation.max_workers out, or remove the callback",
+        )
     schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
     owners = [kind.__name__ for kind in (ReduceLROnPlateau,) if any(isinstance(each, kind) for each in declared)]
     owners += ["LearningRateScheduler"] if schedulers else []

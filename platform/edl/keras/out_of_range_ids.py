@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -63,13 +64,22 @@ def explain_dense_id_errors(model: Any) -> Iterator[None]:
         raise translated from error
 
 
+_TRACE_LOCK = threading.Lock()
+
+
 @contextmanager
 def assert_dense_ids_in_range() -> Iterator[None]:
     """Add an assertion to Keras' dense Embeddings, in steps that are traced in this context.
 
-    :func:`explain_dense_id_errors` converts the assertion's error to one that names the Embedding. Not reentrant: only
-    one step may be traced at a time, because the context replaces a method of Keras' class.
+    :func:`explain_dense_id_errors` converts the assertion's error to one that names the Embedding. Not reentrant, and
+    another thread waits: the context replaces a method of Keras' class.
     """
+    with _TRACE_LOCK, _asserting_call():
+        yield
+
+
+@contextmanager
+def _asserting_call() -> Iterator[None]:
     call = keras.layers.Embedding.call
 
     @functools.wraps(call)

@@ -46,6 +46,7 @@ from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.api.errors import BadInputError
 from edl.keras.custom_train_step import CustomTrainStep, has_custom_train_step
+from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state, seed_worker_randomness
 from edl.keras.model_contract import ModelModule, refuse_stateful_layers
@@ -269,6 +270,18 @@ class ModelReplica(TrainableModel):
         self._old_seed_states = ()
 
     # ------------------------------------------------------------------ state
+
+    def copy_final_values(self) -> CopiedValues:
+        """The values of the model's variables as ``fit`` would leave them now: the averages with ``use_ema``."""
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if not optimizer.use_ema:
+            return copy_values(self.model)
+        state = self.pack_state()
+        try:
+            self.finalize()
+            return copy_values(self.model)
+        finally:
+            self.unpack_state(state)
 
     def state_sizes(self) -> dict[str, int]:
         """The bytes of each array that :meth:`state_arrays` returns."""

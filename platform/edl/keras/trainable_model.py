@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from edl.keras.evaluated_copy import CopyEvaluator
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
 from edl.keras.model_building import ModelVariables, build_model
 from edl.keras.model_contract import ModelModule
@@ -50,6 +51,10 @@ class TrainableModel:
         """
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
         return bool(self.optimizer.use_ema)
+
+    def make_copy_evaluator(self) -> CopyEvaluator:
+        """Evaluates copies of this model; its results are in :meth:`metric_states`."""
+        return CopyEvaluator(self.module, self.model, self._metrics, self._objective)
 
     @property
     def metric_directions(self) -> dict[str, str | None]:

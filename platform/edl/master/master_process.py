@@ -119,6 +119,7 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         # The last worker that has the newest state writes it before it ends.
         grace=POD_GRACE_SECONDS if all_reduce else LEASE_RETURN_SECONDS,
         global_batch=spec.strategy.global_batch if all_reduce else None,
+        evaluation_workers=1 if spec.evaluation.max_workers is None else spec.evaluation.max_workers,
     )
 
 

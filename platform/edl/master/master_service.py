@@ -15,6 +15,7 @@ from edl.api.errors import BadInputError, RetryableError
 from edl.api.round_id import RoundId
 from edl.core.cuts import WrittenShard
 from edl.core.evaluation import CallbackSpec, callbacks_from_json
+from edl.core.evaluation_copies import CopyReport
 from edl.core.events import (
     Acknowledged,
     CopiedState,
@@ -164,7 +165,14 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         copied,
         request.stopped,
         request.difference[:_MAX_DIFFERENCE],
+        _parse_evaluation_copy(request.evaluation_copy),
     )
+
+
+def _parse_evaluation_copy(message: pb.EvaluationCopy) -> CopyReport:
+    if message.step < 0 or message.changes < 0:
+        raise PeerRefusedError("a copy for an evaluation of a negative step", kind="bad")
+    return CopyReport(message.step, message.changes)
 
 
 def _parse_copied_state(message: pb.CopiedState) -> CopiedState:
@@ -213,6 +221,8 @@ def view_to_reply(
         restore_cut=view.restore_cut,
         epoch_left=view.epoch_left,
         may_be_short=view.may_be_short,
+        copy_at=view.copy_at,
+        evaluated_step=view.evaluated_step,
         checkpoint=pb.CheckpointOrder(
             cut=view.checkpoint.cut, at_step=view.checkpoint.at_step, when_paused=view.checkpoint.when_paused
         )
@@ -269,6 +279,7 @@ def lease_to_task(granted: LeaseReply) -> pb.Task:
         window=granted.window,
         order=granted.order,
         one_by_one=granted.one_by_one,
+        of_copy=granted.of_copy,
         payload=b"" if granted.payload is None else json.dumps(granted.payload).encode(),
     )
 

@@ -227,9 +227,8 @@ def describe_world(world: WorldStatus) -> str:
     more = f" and {world.size - len(ranks)} more" if world.size > len(ranks) else ""
     members = f"round {world.round}: {', '.join(ranks)}{more}" if world.round else "no round yet"
     if world.running:
-        why = f"; {world.reason}" if world.reason else ""
-        taken = f"; took one worker's variables {world.states_taken:,} times" if world.difference else ""
-        return f"{members}{why}{taken}"
+        taken = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
+        return "; ".join(filter(None, (members, world.evaluation, world.reason, taken)))
     return f"{members}; nobody trains: {world.reason}"
 
 

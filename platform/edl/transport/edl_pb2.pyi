@@ -164,7 +164,7 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order", "one_by_one")
+    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order", "of_copy", "one_by_one")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,7 @@ class Task(_message.Message):
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
+    OF_COPY_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     lease: int
     kind: str
@@ -192,8 +193,9 @@ class Task(_message.Message):
     payload: bytes
     window: int
     order: str
+    of_copy: bool
     one_by_one: bool
-    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., of_copy: _Optional[bool] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("member", "leases")
@@ -286,7 +288,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorldRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference")
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference", "evaluation_copy")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +309,7 @@ class WorldRequest(_message.Message):
     MEMBERS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_COPY_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     address: str
@@ -327,7 +330,8 @@ class WorldRequest(_message.Message):
     members_known: Round
     stopped: bool
     difference: str
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ...) -> None: ...
+    evaluation_copy: EvaluationCopy
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ..., evaluation_copy: _Optional[_Union[EvaluationCopy, _Mapping]] = ...) -> None: ...
 
 class CopiedState(_message.Message):
     __slots__ = ("cut", "step", "pause_seconds", "shard", "done", "writers")
@@ -344,6 +348,14 @@ class CopiedState(_message.Message):
     done: _containers.RepeatedCompositeFieldContainer[LeaseRecords]
     writers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, cut: _Optional[int] = ..., step: _Optional[int] = ..., pause_seconds: _Optional[float] = ..., shard: _Optional[_Union[WrittenShard, _Mapping]] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., writers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EvaluationCopy(_message.Message):
+    __slots__ = ("step", "changes")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    changes: int
+    def __init__(self, step: _Optional[int] = ..., changes: _Optional[int] = ...) -> None: ...
 
 class WrittenShard(_message.Message):
     __slots__ = ("file", "size", "crc32", "error")
@@ -384,7 +396,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short", "source")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short", "source", "copy_at", "evaluated_step")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +418,8 @@ class WorldReply(_message.Message):
     EPOCH_LEFT_FIELD_NUMBER: _ClassVar[int]
     MAY_BE_SHORT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    COPY_AT_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_STEP_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     version: int
     round: Round
@@ -427,7 +441,9 @@ class WorldReply(_message.Message):
     epoch_left: int
     may_be_short: bool
     source: WorldMember
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ...) -> None: ...
+    copy_at: int
+    evaluated_step: int
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ..., copy_at: _Optional[int] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")

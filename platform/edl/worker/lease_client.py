@@ -40,7 +40,7 @@ class LeasedTask:
     With a ``shuffle_window``, they are positions ``[start, end)`` of the shuffled order with the fingerprint
     ``order_fingerprint``; ``position_describer`` names the records at given positions. With
     ``one_by_one``, a minibatch is read and fed only after the previous one is applied, so that a crash
-    identifies its minibatch.
+    identifies its minibatch. With ``of_copy``, this worker's copy of the variables of ``step`` is evaluated.
     """
 
     lease_id: int
@@ -57,6 +57,7 @@ class LeasedTask:
     shuffle_window: int = 0
     order_fingerprint: str = ""
     one_by_one: bool = False
+    of_copy: bool = False
     position_describer: PositionDescriber | None = field(default=None, compare=False)
 
     @classmethod
@@ -78,6 +79,7 @@ class LeasedTask:
             shuffle_window=task.window,
             order_fingerprint=task.order,
             one_by_one=task.one_by_one,
+            of_copy=task.of_copy,
             position_describer=position_describer if task.window else None,
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jobs.plain_keras import QUIET, assign, checkpoint_arrays
 from support.job_folder import JobFolder, write_module
+from support.journal_bytes import read_entries
 from support.text_keys import missing_keys
 
 from edl.storage.checkpoint_manifest import list_cuts
@@ -313,6 +314,59 @@ def test_a_compiled_model_trains_as_its_functions_do(tmp_path: Path) -> None:
         np.testing.assert_allclose(compiled, functions, rtol=1e-5, atol=1e-6)
     assert metrics[1] == pytest.approx({name: metrics[0][name] for name in metrics[1]}, rel=1e-5)
     assert len(metrics[1]) == 3
+
+
+def test_one_of_two_workers_evaluates_exact_steps_while_the_other_trains(tmp_path: Path) -> None:
+    """A minibatch is the whole data set, so the variables of a step are those of plain Keras whoever made it."""
+    strategy = {"name": "AllReduce"}
+    job = job_folder(
+        tmp_path, MODULE, train={"epochs": 1500, "evaluation_steps": 100}, workers=2, strategy=strategy, export={}
+    )
+    many = tmp_path / "many.csv"
+    many.write_text((tmp_path / "data.csv").read_text() * 60)
+    job.spec["data"]["validation"] = str(many)
+    job.file.write_text(json.dumps(job.spec))
+    with job.run() as run:
+        summary, run_dir = run.summary(timeout=240.0), run.run_dir
+    assert summary["phase"] == "Done"
+    entries = read_entries(run_dir / "journal")
+    evaluated = [entry for entry in entries if entry["kind"] == "evaluated" and not entry["final"]]
+    begun = {entry["step"]: entry for entry in entries if entry["kind"] == "evaluation"}
+    copied = [entry["step"] for entry in evaluated if begun[entry["step"]].get("of_copy")]
+    assert copied
+    steps_meanwhile = 0
+    for step in copied:
+        first = next(at for at, e in enumerate(entries) if e["kind"] == "evaluation" and e["step"] == step)
+        last = next(at for at, e in enumerate(entries) if e["kind"] == "evaluated" and e["step"] == step)
+        steps_meanwhile += sum(entry["kind"] == "steps" for entry in entries[first:last])
+    assert steps_meanwhile > 0
+    model = fit_steps(max(copied))
+    for step, loss in model.items():
+        found = [entry["metrics"]["loss"] for entry in evaluated if entry["step"] == step]
+        assert found == [] or found == [pytest.approx(loss, rel=2e-3)], step
+
+
+def fit_steps(last: int) -> dict[int, float]:
+    """The validation loss of plain Keras after every hundred steps."""
+    import keras
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(MODULE, scope)
+    model = scope["custom_model"]()
+    model.compile(scope["optimizer"], loss=scope["loss"], loss_weights=scope["loss_weights"])
+    data = rows()
+    labels = {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}
+    weights = {"number": data[:, 5], "kind": data[:, 5]}
+    losses = {}
+    for step in range(1, last + 1):
+        model.train_on_batch(data[:, :3], labels, sample_weight=weights)
+        if step % 100 == 0:
+            losses[step] = model.evaluate(
+                data[:, :3], labels, sample_weight=weights, batch_size=RECORDS, verbose=0, return_dict=True
+            )["loss"]
+    return losses
 
 
 OWN = """

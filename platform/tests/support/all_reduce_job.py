@@ -28,6 +28,7 @@ from edl.core.events import (
     CoreEvent,
     DatasetDescribed,
     DeletePod,
+    EmitEvent,
     EndJob,
     LeaseReply,
     LeaseRequested,
@@ -59,6 +60,7 @@ from edl.master.master_service import (
 )
 from edl.transport import edl_pb2 as pb
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
@@ -252,6 +254,7 @@ class Rank:
     listener: CollectiveListener = field(init=False)
     connection: RoundConnection = field(init=False)
     leases: LeaseClient = field(init=False)
+    evaluation: CopyEvaluation[np.ndarray[Any, Any]] = field(init=False)
     made_steps: list[tuple[float, int, StepShares]] = field(default_factory=list)
     """When each step was applied, its number and its shares."""
     losses: dict[int, float | None] = field(default_factory=dict)
@@ -312,6 +315,8 @@ class AllReduceJob:
         )
         self.changed = threading.Condition()
         self.journal: list[JournalEntry] = []
+        self.events: list[Any] = []
+        """What users are told."""
         self.ranks: list[Rank] = []
         self.end: EndJob | None = None
         self.deleted: set[str] = set()
@@ -381,6 +386,8 @@ class AllReduceJob:
             is_changed = is_changed or not isinstance(command, RequestAnswer)
             if isinstance(command, RecordEntry):
                 self.journal.append(command.entry)
+            elif isinstance(command, EmitEvent):
+                self.events.append(command.event)
             elif isinstance(command, EndJob):
                 self.end = command
             elif isinstance(command, DeletePod):
@@ -503,6 +510,11 @@ class AllReduceJob:
         )
         progress = ProgressReporter(session, rank.leases.mark_lost)  # type: ignore[arg-type]
         checkpoints = CheckpointWriter(self.checkpoints.directory)
+        rank.evaluation = CopyEvaluation(
+            self.settings.evaluation_steps or 1,
+            lambda: rank.replica.counts.copy(),
+            lambda task: self._run_copy_task(rank, task, progress),
+        )
         rank.world = WorldClient(
             session,
             rank.uid,
@@ -510,6 +522,7 @@ class AllReduceJob:
             is_leaving=lambda: rank.gate.closed,
             on_closed=rank.connection.abort,
             copied_state=lambda: checkpoints.progress,
+            evaluation_copy=lambda: rank.evaluation.report,
         )
         rank.loop = StepLoop(
             rank.replica,
@@ -528,6 +541,7 @@ class AllReduceJob:
             on_left=lambda: None,
             global_batch=self.settings.global_batch,
             shard_bytes=self.shard_bytes,
+            evaluation=rank.evaluation,
         )
         record_steps(rank)
         prepare(rank)
@@ -566,16 +580,29 @@ class AllReduceJob:
         self._check_alive(rank)
         if rank.gate.closed:
             raise LeavingError
+        assert not task.of_copy
         time.sleep(self.evaluation_seconds)
-        total = float(rank.replica.counts.sum())
+        self._report_evaluation(rank, task, float(rank.replica.counts.sum()))
+        progress.drop_lease(task.lease_id)
+        rank.leases.release_slot(task)
+
+    def _run_copy_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
+        """Evaluation of the copy that the rank has, and nothing without one; called on the thread of the evaluation."""
+        until = time.monotonic() + self.evaluation_seconds
+        while (copy := rank.evaluation.find_copy(task.step)) is not None and time.monotonic() < until:
+            time.sleep(0.001)
+        if copy is not None and not rank.is_killed:
+            self._report_evaluation(rank, task, float(copy.sum()))
+        progress.drop_lease(task.lease_id)
+        rank.leases.release_slot(task)
+
+    def _report_evaluation(self, rank: Rank, task: LeasedTask, total: float) -> None:
         result: Any = {"total": total}
         if task.kind == "evaluation":
             self.evaluated.append((rank.uid, task.step, total))
             result = {"total": {"additive": True, "states": [[total]]}}
         with suppress(RetryableError):
             self.handle(TaskReported(rank.uid, task.lease_id, None, result))
-        progress.drop_lease(task.lease_id)
-        rank.leases.release_slot(task)
 
     def _quietly(self, rank: Rank, target: Callable[[], Any]) -> None:
         with suppress(KilledError):

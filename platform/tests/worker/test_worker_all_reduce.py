@@ -120,7 +120,8 @@ def test_max_steps_counts_the_updates_of_all_workers(folder):
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_ranks_pause_for_an_evaluation_and_have_the_same_variables(folder, workers):
-    with AllReduceJob(folder, records=400, seconds=0.001, validation=64, evaluation_steps=10) as job:
+    settings = {"validation": 64, "evaluation_steps": 10, "evaluation_workers": 0}
+    with AllReduceJob(folder, records=400, seconds=0.001, **settings) as job:
         for _ in range(workers):
             job.start_rank()
         job.wait_for_end()
@@ -143,7 +144,8 @@ def test_the_step_of_max_steps_is_evaluated_once(folder):
 
 
 def test_an_evaluating_worker_is_killed(folder):
-    with AllReduceJob(folder, records=600, seconds=0.001, validation=640, evaluation_steps=10) as job:
+    settings = {"validation": 640, "evaluation_steps": 10, "evaluation_workers": 0}
+    with AllReduceJob(folder, records=600, seconds=0.001, **settings) as job:
         ranks = [job.start_rank() for _ in range(3)]
         job.wait(lambda: any(uid == "w1" for uid, _, _ in job.evaluated))
         job.kill(ranks[1])
@@ -155,7 +157,7 @@ def test_an_evaluating_worker_is_killed(folder):
 
 
 def test_a_worker_that_is_told_to_leave_during_an_evaluation_leaves_at_a_boundary(folder):
-    with AllReduceJob(folder, records=400, validation=320, evaluation_steps=20) as job:
+    with AllReduceJob(folder, records=400, validation=320, evaluation_steps=20, evaluation_workers=0) as job:
         job.evaluation_seconds = 0.05
         ranks = [job.start_rank() for _ in range(3)]
         job.wait(lambda: {uid for uid, _, _ in job.evaluated} == {"w0", "w1", "w2"})

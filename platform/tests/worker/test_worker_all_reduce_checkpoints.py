@@ -231,7 +231,13 @@ def test_a_stop_writes_a_checkpoint_with_every_step(folder):
 
 def test_a_stop_during_an_evaluation_writes_a_checkpoint_with_every_step(folder):
     with CheckedJob(
-        folder, records=4000, seconds=0.002, checkpoint_steps=1000, validation=64, evaluation_steps=5
+        folder,
+        records=4000,
+        seconds=0.002,
+        checkpoint_steps=1000,
+        validation=64,
+        evaluation_steps=5,
+        evaluation_workers=0,
     ) as job:
         for _ in range(2):
             job.start_rank()

@@ -136,7 +136,14 @@ def test_all_workers_are_lost_and_training_starts_again(folder: Path) -> None:
 
 def test_max_steps_and_evaluations_come_after_full_steps(folder: Path) -> None:
     with AllReduceJob(
-        folder, 400, workers_min=3, global_batch=10, max_steps=25, validation=20, evaluation_steps=8
+        folder,
+        400,
+        workers_min=3,
+        global_batch=10,
+        max_steps=25,
+        validation=20,
+        evaluation_steps=8,
+        evaluation_workers=0,
     ) as job:
         ranks = [job.start_rank() for _ in range(3)]
         job.wait(lambda: job.end is not None)

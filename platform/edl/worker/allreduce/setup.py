@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from edl.api.cluster_port import POD_GRACE_SECONDS
@@ -15,6 +16,7 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import declare_training_callbacks
+from edl.keras.evaluated_copy import CopiedValues
 from edl.keras.model_contract import ModelModule
 from edl.keras.optimizer_state import describe_keras_state
 from edl.keras.rank_callbacks import NoRankCallbacks, RankCallbacks
@@ -25,6 +27,7 @@ from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.rank_facts import read_rank_facts
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
@@ -83,6 +86,7 @@ def prepare_all_reduce(
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = evaluator.export
+    evaluation = _make_copy_evaluation(runtime, replica, evaluator)
     feed = StepFeed(replica.fingerprint())
     listener = CollectiveListener(
         ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame
@@ -105,6 +109,7 @@ def prepare_all_reduce(
         is_leaving=lambda: runtime.gate.closed,
         on_closed=connection.abort,
         copied_state=lambda: checkpoints.progress,
+        evaluation_copy=lambda: evaluation.report,
     )
     loop = StepLoop(
         replica,
@@ -123,6 +128,7 @@ def prepare_all_reduce(
         callbacks=callbacks.own,
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
+        evaluation=evaluation,
     )
     runtime.world_exit.set_result(lambda: wait_until_left(left, checkpoints, loop.step_seconds))
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
@@ -138,6 +144,21 @@ def prepare_all_reduce(
             listener.stop()
 
     return train
+
+
+def _make_copy_evaluation(
+    runtime: WorkerRuntime, replica: ModelReplica, evaluator: ReplicaEvaluator
+) -> CopyEvaluation[CopiedValues]:
+    """Evaluates copies on a thread; failures of its tasks are reported to the master like those of other tasks."""
+    handlers: TaskHandlers = {
+        "evaluation": lambda task: evaluator.run_on_copy(task, evaluation.find_copy),
+        "metrics": evaluator.compute_metrics,
+    }
+    tasks = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
+    # Without the field no view asks for a copy.
+    every = runtime.spec.train.evaluation_steps or 1
+    evaluation = CopyEvaluation(every, replica.copy_final_values, tasks.run_task)
+    return evaluation
 
 
 def _make_share_source(runtime: WorkerRuntime) -> ShareSource:
@@ -210,7 +231,7 @@ def trace_model(
 
 
 class ReplicaEvaluator:
-    """Runs evaluation, metrics and export tasks with this worker's variables, which do not change any more."""
+    """Runs evaluation, metrics and export tasks with this worker's variables, or evaluates a copy of them."""
 
     def __init__(
         self, runtime: WorkerRuntime, replica: ModelReplica, callbacks: RankCallbacks | NoRankCallbacks
@@ -218,28 +239,54 @@ class ReplicaEvaluator:
         self._runtime = runtime
         self._replica = replica
         self._callbacks = callbacks
+        self._copies = replica.make_copy_evaluator()
+        # The metrics are those of one evaluation. One of a copy may be given up while it is in a minibatch.
+        self._metrics_lock = threading.Lock()
 
     def run(self, task: LeasedTask) -> None:
+        """Evaluate every record of the range with the present variables, which do not change meanwhile."""
+        self._callbacks.begin_test()
+        with self._metrics_lock, self._final_weights():
+            self._evaluate_range(task, self._replica.evaluate, lambda: True)
+        self._callbacks.end_test()
+
+    def run_on_copy(self, task: LeasedTask, find_copy: Callable[[int], CopiedValues | None]) -> None:
+        """Evaluate every record of the range with the copy of the task's step.
+
+        Args:
+            find_copy: returns the copy of a step; None: this worker has it no more.
+        """
+        values = find_copy(task.step)
+        if values is None:
+            self._drop(task)
+            return
+        with self._metrics_lock:
+            self._evaluate_range(task, partial(self._copies.evaluate, values), lambda: find_copy(task.step) is values)
+
+    def _evaluate_range(self, task: LeasedTask, evaluate: Callable[..., None], is_wanted: Callable[[], bool]) -> None:
         """Evaluate every record of the range and report the metric states."""
         runtime, replica = self._runtime, self._replica
-        self._callbacks.begin_test()
         replica.reset_metrics()
-        with self._final_weights():
-            for loaded in runtime.streams["evaluation"].load_steps(task):
-                if runtime.gate.closed or not runtime.leases.is_held(task.lease_id):
-                    runtime.progress.drop_lease(task.lease_id)
-                    return
-                if loaded.minibatch is not None:
-                    minibatch = loaded.minibatch
-                    with add_record_range(task, loaded.step):
-                        replica.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
-                runtime.progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
-        self._callbacks.end_test()
+        for loaded in runtime.streams["evaluation"].load_steps(task):
+            if runtime.gate.closed or not runtime.leases.is_held(task.lease_id) or not is_wanted():
+                self._drop(task)
+                return
+            if loaded.minibatch is not None:
+                minibatch = loaded.minibatch
+                with add_record_range(task, loaded.step):
+                    evaluate(minibatch.features, minibatch.labels, minibatch.weights)
+            runtime.progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
         runtime.progress.finish_task(task.lease_id, json.dumps(replica.metric_states()).encode())
+
+    def _drop(self, task: LeasedTask) -> None:
+        """Give a lease up: its records are not read on, and the master hears of it no more."""
+        self._runtime.leases.mark_lost([task.lease_id])
+        self._runtime.progress.drop_lease(task.lease_id)
 
     def compute_metrics(self, task: LeasedTask) -> None:
         """Compute metric values from the states that the master merged."""
-        values: Mapping[str, float] = self._replica.metric_values(task.decode_payload())
+        with self._metrics_lock:
+            values: Mapping[str, float] = self._replica.metric_values(task.decode_payload())
         self._runtime.progress.finish_task(task.lease_id, json.dumps(values).encode())
 
     def export(self, task: LeasedTask) -> None:

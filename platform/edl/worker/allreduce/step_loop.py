@@ -20,6 +20,7 @@ from edl.api.errors import BadInputError, StorageError
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
+from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.rank_state import PendingShares, RankPhase
 from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
@@ -27,6 +28,7 @@ from edl.core.world_rounds import RoundPhase, StepShares
 from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
+from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.state_digests import StateDigests
@@ -116,6 +118,7 @@ class StepLoop:
         global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
             ``BatchShareSource``.
         shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
+        evaluation: evaluates copies of the variables while this rank takes part in the steps.
     """
 
     def __init__(
@@ -138,6 +141,7 @@ class StepLoop:
         on_left: Callable[[], None],
         global_batch: int | None = None,
         shard_bytes: int = SHARD_BYTES,
+        evaluation: CopyEvaluation[Any],
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
@@ -159,6 +163,7 @@ class StepLoop:
         self._stopped_after: int | None = None
         """The step after which a callback ended training, as all ranks have heard."""
         self._on_left = on_left
+        self._evaluation = evaluation
         self._batch: BatchPlan | None = None
         if global_batch is not None:
             assert isinstance(shares, BatchShareSource)
@@ -212,10 +217,13 @@ class StepLoop:
         """
         self._shares.take_tasks()
         while self._shares.other_tasks and not self._gate.closed:
-            if (code := self._run_task(self._shares.other_tasks.popleft())) is not None:
+            task = self._shares.other_tasks.popleft()
+            if task.of_copy:
+                self._evaluation.submit(task)
+            elif (code := self._run_task(task)) is not None:
                 return code
             self._shares.take_tasks()
-        return None
+        return self._evaluation.check()
 
     def _leave_if_told(self, view: View) -> None:
         if self._gate.closed and not view.is_member and not self._owes_shard(view):
@@ -255,6 +263,7 @@ class StepLoop:
         if not world.is_outside or view.round > world.round:
             self._close_communicator()
             self._shares.drop_all()
+            self._evaluation.drop()
             world.leave_world(view.round, may_follow=may_follow)
             if not self._gate.closed:
                 world.request_report()
@@ -274,6 +283,9 @@ class StepLoop:
     def _enter(self, view: View) -> None:
         """Connect the ring of a new round, get its first state, and confirm it."""
         self._close_communicator()
+        if not view.holders:
+            # The steps are made anew.
+            self._evaluation.drop()
         self._world.enter_round(view)
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
@@ -360,6 +372,7 @@ class StepLoop:
                     return
                 self._shares.forget_committed(world.view.committed_step)
                 self._copies.copy_alone(world.view, is_paused=self._is_paused)
+                self._copy_for_evaluation(world.view)
                 self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
@@ -416,6 +429,10 @@ class StepLoop:
         """Copy the state for workers that follow this round. All ranks wait for the copy."""
         return json.dumps(self._world.pending_shares()).encode(), self._replica.pack_state()
 
+    def _copy_for_evaluation(self, view: View) -> None:
+        if self._evaluation.follow(view.copy_at, view.evaluated_step, self._world.step):
+            self._world.request_report()
+
     def _prepare(self, *, wait: bool) -> StepMessage:
         """Compute this rank's addend; waits a moment for records if no rank had any."""
         view = self._world.view
@@ -424,10 +441,10 @@ class StepLoop:
             self._shares.take_tasks(IDLE_SECONDS if wait and self._batch.is_idle and not changes else 0.0)
             return self._prepare_share(self._batch, view, changes=changes)
         self._shares.take_tasks()
-        lease = self._current_lease(view)
+        lease = self._current_lease(view, nobody_has_records=wait)
         if lease is None and wait and not changes:
             self._shares.take_tasks(IDLE_SECONDS)
-            lease = self._current_lease(view)
+            lease = self._current_lease(view, nobody_has_records=wait)
         if lease is None or changes:
             # What is computed after this boundary would be computed in vain.
             pauses = view.pauses_at(self._world.step) or self._is_stopped
@@ -446,7 +463,7 @@ class StepLoop:
             leaves_round=changes,
             pauses=view.pauses_at(next_step) or self._is_stopped,
             stops=self._is_stopped,
-            available=batch.shares.available(batch.records),
+            available=self._available_records(batch),
             epoch_left=batch.epoch_left(view.committed_step, view.epoch_left),
             may_be_short=view.may_be_short,
         )
@@ -465,6 +482,13 @@ class StepLoop:
             epoch=epoch,
             learning_rate=self._learning_rate(view, epoch),
         )
+
+    def _available_records(self, batch: BatchPlan) -> RankRecords:
+        """The records for the next step. A rank that evaluates offers them if the others have too few."""
+        available = batch.shares.available(batch.records)
+        if self._evaluation.has_copy and not batch.is_idle and not available.is_indivisible:
+            return NO_RECORDS
+        return available
 
     def _learning_rate(self, view: View, epoch: int) -> float | None:
         if self._epoch_rate is not None:
@@ -498,13 +522,17 @@ class StepLoop:
             weighted_loss += result.weight * result.loss
         return StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
 
-    def _current_lease(self, view: View) -> OpenLease | None:
-        """The lease whose records come next; None if there are none now, or if nobody may train."""
+    def _current_lease(self, view: View, *, nobody_has_records: bool) -> OpenLease | None:
+        """The lease whose records come next; None if there are none now, or if this rank may not train."""
         is_at_limit = self._max_steps is not None and self._world.step >= self._max_steps
         # A rank whose view is older learns of the pause from the others' messages.
         if is_at_limit or view.pauses_at(self._world.step) or self._is_paused or self._is_stopped:
             return None
-        return self._shares.current()
+        lease = self._shares.current()
+        if lease is None or lease.task.one_by_one or nobody_has_records:
+            return lease
+        # The others would wait for a gradient that is computed beside the evaluation.
+        return None if self._evaluation.has_copy else lease
 
     def _reduce(self, communicator: Communicator, message: StepMessage) -> StepOutcome:
         """Reduce one step and apply it."""
@@ -562,6 +590,7 @@ class StepLoop:
         """Leave the round, if any; the others see a broken connection."""
         self._close_communicator()
         self._feed.close()
+        self._evaluation.stop()
 
     def _close_communicator(self) -> None:
         self._feed.end_round()

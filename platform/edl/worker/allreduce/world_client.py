@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from edl.api.round_id import RoundId
+from edl.core.evaluation_copies import NO_COPY, CopyReport
 from edl.core.events import CheckpointOrder
 from edl.core.rank_state import PendingShares, RankPhase, RankState
 from edl.core.world_rounds import NO_ROUND, RoundAnnounced, RoundPhase, StepShares
@@ -43,6 +44,8 @@ class View:
         epoch_left: with a global batch, the records of the epoch that are not done at ``committed_step``.
         may_be_short: whether a step may have fewer records than the global batch.
         source_address: for a worker outside, where the member listens that lets it follow the running round.
+        copy_at: the step after which this worker copies its variables for an evaluation; 0: it does not.
+        evaluated_step: the step whose copies are being evaluated; 0: there is none.
     """
 
     version: int = 0
@@ -66,6 +69,8 @@ class View:
     epoch_left: int = 0
     may_be_short: bool = False
     source_address: str = ""
+    copy_at: int = 0
+    evaluated_step: int = 0
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
@@ -103,6 +108,8 @@ class View:
             reply.epoch_left,
             reply.may_be_short,
             reply.source.address,
+            reply.copy_at,
+            reply.evaluated_step,
         )
 
     def pauses_at(self, step: int) -> bool:
@@ -132,6 +139,7 @@ class WorldClient:
         on_closed: called with a round and the reason when that round of this worker, or an earlier one, is over;
             must not block.
         copied_state: returns the newest copy of this worker's state for a checkpoint; None: there is none.
+        evaluation_copy: returns what this worker says about its copy for an evaluation.
     """
 
     def __init__(
@@ -143,12 +151,14 @@ class WorldClient:
         is_leaving: Callable[[], bool],
         on_closed: Callable[[RoundId, str], None],
         copied_state: Callable[[], pb.CopiedState | None] = lambda: None,
+        evaluation_copy: Callable[[], CopyReport] = lambda: NO_COPY,
     ) -> None:
         self._session = session
         self._address = address
         self._is_leaving = is_leaving
         self._on_closed = on_closed
         self._copied_state = copied_state
+        self._evaluation_copy = evaluation_copy
         self._unreadable: pb.UnreadableCheckpoint | None = None
         self._changed = threading.Condition()
         # It asks to join when it knows whether there is a round to follow.
@@ -418,6 +428,10 @@ class WorldClient:
                 unreadable=self._unreadable,
                 members_known=_round_message(self._view.round if self._view.has_all_addresses else NO_ROUND),
             )
+            evaluation_copy = self._evaluation_copy()
+            if evaluation_copy.changes:
+                request.evaluation_copy.step = evaluation_copy.step
+                request.evaluation_copy.changes = evaluation_copy.changes
             is_running = rank.phase is RankPhase.RUNNING
             # Rank 0 reports for all. The others keep their shares, for the case that it is lost.
             if is_running and rank.rank != 0:

@@ -1,0 +1,176 @@
+"""Evaluations under strategy AllReduce: of a copy while the others train, or of the variables while all pause.
+
+All pause if there is no second worker that could train, if ``evaluation.max_workers`` is 0, or if callbacks decide by
+the evaluation: what they decide then holds from the next step on, as with ``keras.fit``. docs/design/0010-allreduce.md
+describes both.
+"""
+
+from __future__ import annotations
+
+from edl.api.events import EvaluationStarted, WarningRaised
+from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
+from edl.core import revocation
+from edl.core.cuts import is_due
+from edl.core.events import NotifyWorkers
+from edl.core.ledger import EVALUATION, METRICS
+from edl.core.state import JobState
+from edl.core.world_rounds import RoundPhase, WorldRounds
+
+
+def uses_copies(state: JobState) -> bool:
+    """Whether the next evaluation is one of a copy, as far as the present world goes."""
+    rounds, settings = state.world, state.settings
+    if rounds is None or not settings.evaluation_steps or not state.validation or not settings.evaluation_workers:
+        return False
+    staying = [each for each in rounds.members if each not in rounds.leaving and each not in rounds.lost]
+    # All workers declare the same callbacks before the first round.
+    return len(staying) > 1 and not state.callbacks.specs
+
+
+def is_pause_due(state: JobState) -> bool:
+    """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
+    return (
+        not uses_copies(state)
+        and _may_begin(state)
+        and is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
+    )
+
+
+def pauses(state: JobState) -> bool:
+    """Whether nobody trains because an evaluation is due or in progress."""
+    running = state.evaluation
+    return is_pause_due(state) or (running is not None and not running.final and not running.of_copy)
+
+
+def _may_begin(state: JobState) -> bool:
+    training = state.training_ledger
+    if state.world is None or training is None or not state.validation or state.evaluation is not None:
+        return False
+    # The last step has the final evaluation. Leases may be open until they return.
+    is_over = state.has_reached_limit(training) or state.is_training_over() or bool(state.callback_stop_reason)
+    return not is_over
+
+
+def pause_step(state: JobState) -> int:
+    """The step after which all ranks pause: they stop there by themselves, so evaluations are not late."""
+    every = state.settings.evaluation_steps
+    if not every or not state.validation or uses_copies(state):
+        return 0
+    return (state.last_evaluation // every + 1) * every
+
+
+def begin_if_paused(state: JobState, rounds: WorldRounds) -> None:
+    """No rank trains any more, and all have the same variables: begin the evaluation that is due."""
+    if rounds.phase is RoundPhase.RUNNING and is_pause_due(state):
+        _begin(state, rounds.committed_step, of_copy=False)
+
+
+def advance_evaluation(state: JobState, now: float) -> None:
+    """Choose the workers that copy, begin the evaluation of a copy, and give it up if all copies are lost."""
+    rounds = state.world
+    if rounds is None:
+        return
+    copies, every = state.evaluation_copies, state.settings.evaluation_steps
+    running = state.evaluation
+    if running is not None and running.of_copy:
+        _return_leases(state, rounds, now)
+        # The metric values follow from the states that the master has.
+        if copies.are_lost(rounds, running.step) and not running.ledger.is_finished:
+            reason = "no worker is left that has a copy of its variables"
+            state.record_entry(EvaluationAbandoned(reason=reason))
+            state.emit(WarningRaised(f"the evaluation of step {running.step} was given up: {reason}"))
+            _notify(state)
+    if state.pending_stop is None and uses_copies(state) and _may_begin(state):
+        step = copies.copied_step(rounds, state.last_evaluation)
+        if step:
+            _begin(state, step, of_copy=True)
+            _notify(state)
+        elif rounds.phase is RoundPhase.RUNNING:
+            assert every is not None
+            next_step = (max(state.last_evaluation, rounds.committed_step) // every + 1) * every
+            if copies.plan(rounds, next_step, state.settings.evaluation_workers):
+                _notify(state)
+            return
+        else:
+            # The members of the next round are not known yet, and an evaluator may have copied.
+            return
+    if copies.clear_plan():
+        _notify(state)
+
+
+def _begin(state: JobState, step: int, *, of_copy: bool) -> None:
+    state.record_entry(EvaluationBegun(pin=max(1, step), step=step, final=False, of_copy=of_copy or None))
+    state.emit(EvaluationStarted(step=step))
+
+
+def _return_leases(state: JobState, rounds: WorldRounds, now: float) -> None:
+    """Lease the records of workers that have no copy any more to the others."""
+    running = state.evaluation
+    assert running is not None
+    for worker in {lease.worker for lease in running.ledger.leases.values()}:
+        if state.evaluation_copies.lacks_copy(rounds, worker, running.step):
+            leases = [lease.number for lease in running.ledger.worker_leases(worker)]
+            revocation.revoke_leases(state, worker, "it has no copy of the variables", now, only_leases=leases)
+
+
+def may_evaluate(state: JobState, worker: str, kind: str) -> bool:
+    """Whether a worker may get a task of an evaluation now."""
+    rounds, running = state.world, state.evaluation
+    if rounds is None or running is None or not running.of_copy:
+        # Other workers do not have the variables.
+        return kind != EVALUATION or rounds is None or rounds.trains(worker)
+    holders = state.evaluation_copies.holders(rounds, running.step)
+    # They have the time to compute the metric values; without them anybody can.
+    return worker in holders or (kind == METRICS and not holders)
+
+
+def evaluates_copy(state: JobState, worker: str) -> bool:
+    """Whether a worker is busy with the evaluation of its copy: it gets no training records meanwhile."""
+    rounds, running = state.world, state.evaluation
+    return (
+        rounds is not None
+        and running is not None
+        and running.of_copy
+        and state.evaluation_copies.has_copy(rounds, worker, running.step)
+    )
+
+
+def evaluated_step(state: JobState) -> int:
+    """The step whose copies are being evaluated; 0: there is none."""
+    running = state.evaluation
+    return running.step if running is not None and running.of_copy else 0
+
+
+def describe_evaluation(state: JobState) -> str:
+    """What the world does about an evaluation, for users; empty if it does nothing."""
+    rounds, running = state.world, state.evaluation
+    if rounds is None:
+        return ""
+    if running is not None and running.of_copy:
+        holders = state.evaluation_copies.holders(rounds, running.step)
+        if not holders:
+            return f"the evaluation of step {running.step:,} waits for a worker that has its variables"
+        names = ", ".join(f"worker-{state.pods.index_of(worker)}" for worker in holders)
+        return (
+            f"{names} {'evaluates' if len(holders) == 1 else 'evaluate'} step {running.step:,} while the others train"
+        )
+    if running is not None and not running.final:
+        return f"training pauses for the evaluation of step {running.step:,}: {_pause_reason(state, rounds)}"
+    if is_pause_due(state):
+        return f"training pauses for an evaluation: {_pause_reason(state, rounds)}"
+    return ""
+
+
+def _pause_reason(state: JobState, rounds: WorldRounds) -> str:
+    if state.callbacks.specs:
+        return "callbacks decide by it"
+    if not state.settings.evaluation_workers:
+        return "evaluation.max_workers is 0"
+    if len(rounds.members) == 1:
+        return "there is a single worker"
+    return "it began when a single worker stayed"
+
+
+def _notify(state: JobState) -> None:
+    state.world_version += 1
+    state.add_commands(NotifyWorkers())
