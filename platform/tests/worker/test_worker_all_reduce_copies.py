@@ -139,7 +139,7 @@ def test_an_evaluator_that_was_stopped_comes_back_without_its_copy(folder):
                 if point == "apply" and rank.evaluation.has_copy and not is_stopped.is_set():
                     is_stopped.set()
                     job.silent.add(rank.uid)
-                    rank.loop.abort_round(rank.world.round, "its neighbours hear nothing from it")
+                    rank.connection.abort(rank.world.round, "its neighbours hear nothing from it")
                     resume.wait(20)
                     job.silent.discard(rank.uid)
 
