@@ -254,6 +254,8 @@ class ModelModule:
         make_model: creates a Keras model. Raises UserCodeError if the user's code raises an exception, BadInputError
             if it does not return a Keras model or the model has its own training logic.
         loss: ``loss(labels, predictions)``, or an argument of ``compile(loss=...)``; see ``edl.keras.model_loss``.
+        loss_of_each_output: whether a function ``loss`` gets one output after the other, with its mask, as after
+            ``compile()``, and not all of them.
         optimizer: creates the Keras optimizer.
         eval_metrics_fn: creates the metrics.
         feed: ``feed(dataset, mode, metadata)`` returns a dataset of single (features, labels) or (features, labels,
@@ -275,6 +277,7 @@ class ModelModule:
     loss_weights: Any = None
     class_weight: Any = None
     weighted_metrics_fn: Callable[[], Any] | None = None
+    loss_of_each_output: bool = False
 
 
 def load_model_module(
@@ -356,6 +359,7 @@ def _compiled_module(
         loss_weights=compiled.loss_weights,
         class_weight=_value_or_function(zoo, module, "class_weight"),
         weighted_metrics_fn=compiled.weighted_metrics_function,
+        loss_of_each_output=True,
         **functions,
     )
 

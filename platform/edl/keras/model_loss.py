@@ -33,6 +33,9 @@ from edl.keras.user_code import source_file, user_code
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
 
+_MASKED_REDUCTIONS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+"""Reductions with which Keras divides a loss by its mask's sum."""
+
 
 class LossReduction(Enum):
     """How the loss of a minibatch follows from the losses of its records.
@@ -61,7 +64,9 @@ class ModelLoss:
         self._outputs = tuple(outputs)
         self._feed_file = source_file(module.feed)
         loss = module.loss
-        self._is_function = callable(loss) and not isinstance(loss, keras.losses.Loss | type)
+        is_function = callable(loss) and not isinstance(loss, keras.losses.Loss | type)
+        self._is_function = is_function and not module.loss_of_each_output
+        self._ignored_mask_warned = False
         self._takes_sample_weights = self._is_function and _has_weight_argument(loss)
         self._resolved_losses = None if self._is_function else _resolve_losses(loss, module)
         self._class_weight_table = _class_weight_table(module)
@@ -147,7 +152,9 @@ class ModelLoss:
     def _loss_value(self, labels: Any, predictions: Any, weights: Any) -> float:
         return float(self(labels, predictions, weights, training=True))
 
-    def minibatch_weight(self, reduction: LossReduction, records: Any, labels: Any, weights: Any = None) -> Any:
+    def minibatch_weight(
+        self, reduction: LossReduction, records: Any, labels: Any, weights: Any = None, predictions: Any = None
+    ) -> Any:
         """The number by which a minibatch's loss is multiplied, so that the sum belongs to the union of minibatches.
 
         Args:
@@ -155,10 +162,12 @@ class ModelLoss:
             records: the number of records, a tensor.
             labels: the labels that ``feed`` yielded.
             weights: the sample weights that ``feed`` yielded, if any.
+            predictions: the model's outputs, whose masks count; None if they are not known.
 
         Returns:
             a float64 scalar: the number of records for a mean, whatever the sample weights, because Keras divides by
-            the number of records; the sum of the sample weights if the loss divides by it; 1 for a sum.
+            the number of records, and with a mask the number of unmasked values; the sum of the sample weights if the
+            loss divides by it, with a mask those of unmasked values; 1 for a sum.
 
         Raises:
             BadInputError: the loss divides by the sum of the sample weights, and each output has its own.
@@ -167,8 +176,9 @@ class ModelLoss:
             return tf.constant(1, tf.float64)
         if self._class_weight_table is not None:
             weights = self._class_sample_weights(labels, weights)
+        mask = None if predictions is None else self._loss_mask(predictions)
         if reduction is LossReduction.MEAN or weights is None:
-            return tf.cast(records, tf.float64)
+            return tf.cast(records, tf.float64) if mask is None else tf.reduce_sum(mask)
         each = tf.nest.flatten(weights)
         if len(each) > 1:
             raise self._input_error(
@@ -176,12 +186,39 @@ class ModelLoss:
                 "(mean_with_sample_weight): EDL cannot combine the losses of several workers",
                 "use the reduction sum_over_batch_size",
             )
+        if mask is not None:
+            return tf.reduce_sum(mask * expand_weights(each[0], mask, "the mask", self._feed_file))
         return tf.reduce_sum(tf.cast(each[0], tf.float64))
+
+    def _loss_mask(self, predictions: Any) -> Any:
+        """The mask by whose sum Keras divides the losses, as float64; None if there is none.
+
+        Keras applies the mask of a prediction in its class ``Loss``, not in a function of all outputs.
+        """
+        if self._is_function:
+            return None
+        by_output = self._tensors_by_output(predictions, "the model")
+        losses = self._losses_by_output(by_output)
+        masks = [getattr(by_output[name], "_keras_mask", None) for name in losses]
+        if all(mask is None for mask in masks):
+            return None
+        # A loss of the user's own without reduction gives a value per record, of which EDL takes the mean over all.
+        if any(getattr(loss, "reduction", "mean") not in _MASKED_REDUCTIONS for loss in losses.values()):
+            return None
+        if any(mask is not masks[0] for mask in masks):
+            _LOG.warning(
+                "the losses of %s divide by different masks: each worker computes them for its own minibatch, and the "
+                "results are averaged by records",
+                ", ".join(losses),
+            )
+            return None
+        return tf.cast(masks[0], tf.float64)
 
     # ------------------------------------------------------------------ one function of all outputs
 
     def _compute_function_loss(self, labels: Any, predictions: Any, weights: Any) -> Any:
         function = self._module.loss
+        self._warn_of_ignored_mask(predictions)
         if weights is not None and self._takes_sample_weights:
             function_loss = function(labels, predictions, weights)
             refuse_broadcast("loss()", function, labels, predictions, function_loss, weights)
@@ -200,6 +237,15 @@ class ModelLoss:
                 for name, value in function_loss.items()
             }
         )
+
+    def _warn_of_ignored_mask(self, predictions: Any) -> None:
+        masked = any(getattr(each, "_keras_mask", None) is not None for each in tf.nest.flatten(predictions))
+        if masked and not self._ignored_mask_warned:
+            self._ignored_mask_warned = True
+            _LOG.warning(
+                "the model's predictions have a mask, which a function loss() does not apply by itself: leave padding "
+                "out in it, or use a keras.losses.Loss, such as loss = keras.losses.MeanSquaredError()"
+            )
 
     # ------------------------------------------------------------------ one loss per output
 

@@ -24,8 +24,9 @@ elements in each record and without a mask; otherwise the batch means are weight
 variance of its own minibatch in any case.
 
 **Weights.** See :meth:`edl.keras.model_loss.ModelLoss.minibatch_weight`. The result is that of one process on the union
-of the minibatches, except for BatchNormalization, random layers, losses that compare records with each other, and masks
-on predictions: there Keras divides by the number of unmasked values, and EDL weighs by records.
+of the minibatches, except for BatchNormalization, random layers, losses that compare records with each other, and
+several outputs with different masks, which a warning names: Keras divides each one's loss by its own number of unmasked
+values, and EDL weighs their sum by records.
 """
 
 from __future__ import annotations
@@ -448,17 +449,20 @@ class ModelReplica(TrainableModel):
         seeds = [tf.identity(variable.value) for variable in self._seed_states]
         before = [tf.identity(variable.value) for variable in self._statistics]
         if self._custom_step is None:
-            loss, gradients, count = self._differentiate(reduction, features, labels, weights)
+            loss, gradients, predictions = self._differentiate(reduction, features, labels, weights)
+            count = count_records(predictions)
         else:
             step = self._custom_step.compute(features, labels, weights)
             self._refuse_new_variables()
-            loss, gradients, count = step.loss, step.gradients, step.records
+            loss, gradients, count, predictions = step.loss, step.gradients, step.records, None
         records = tf.cast(count, tf.float64)
         changes = [tf.identity(v.value) - old for v, old in zip(self._statistics, before, strict=True)]
         # Until the step is applied, the model is as before: another rank may fail.
         for variable, old in zip(self._statistics, before, strict=True):
             variable.value.assign(old)
-        weight = self._objective.minibatch_weight(reduction or LossReduction.MEAN, records, labels, weights)
+        weight = self._objective.minibatch_weight(
+            reduction or LossReduction.MEAN, records, labels, weights, predictions
+        )
         has_gradient = [gradient is not None for gradient in gradients]
         # A missing one becomes a 0, which fills its place in the buffer.
         found = [
@@ -475,13 +479,13 @@ class ModelReplica(TrainableModel):
     def _differentiate(
         self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any
     ) -> tuple[Any, list[Any], Any]:
-        """Loss, gradients and the number of records."""
+        """Loss, gradients and predictions."""
         with tf.GradientTape() as tape:
             predictions = self._forward_graph(features)
             loss, differentiated = self._compute_losses(reduction, labels, predictions, weights)
             scaled = self.optimizer.scale_loss(differentiated)  # the optimizer divides the gradients again
         gradients = tape.gradient(scaled, [variable.value for variable in self._trained])
-        return loss, gradients, count_records(predictions)
+        return loss, gradients, predictions
 
     def _compute_losses(
         self, reduction: LossReduction | None, labels: Any, predictions: Any, weights: Any

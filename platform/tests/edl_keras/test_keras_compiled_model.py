@@ -176,3 +176,57 @@ def test_the_optimizer_may_have_a_schedule_of_its_own(tmp_path: Path) -> None:
     first, second = module.optimizer(), module.optimizer()
     assert first is not second
     assert isinstance(second._learning_rate, keras.optimizers.schedules.ExponentialDecay)
+
+
+MASKED = """
+import keras, tensorflow as tf
+
+def squared(labels, predictions):
+    return tf.square(labels - predictions)
+
+def custom_model():
+    ids = keras.Input((4,), dtype="int32")
+    vectors = keras.layers.Embedding(9, 3, mask_zero=True)(ids)
+    model = keras.Model(ids, [keras.layers.Dense(1)(vectors), keras.layers.Dense(1)(vectors)])
+    model.compile(keras.optimizers.SGD(0.1), squared)
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+@pytest.mark.parametrize("kind", [LocalModel, ModelReplica])
+def test_a_function_gets_each_output_with_its_mask_as_in_keras(kind: Any, tmp_path: Path) -> None:
+    module = load(tmp_path, MASKED)
+    more = {"rank_seed": 0} if kind is ModelReplica else {}
+    mine = kind(module, seed=1, sample=None, **more)
+    generator = np.random.default_rng(2)
+    ids = generator.integers(1, 9, (6, 4)).astype(np.int32) * (np.arange(4) < np.arange(6)[:, None])
+    labels = generator.normal(size=(6, 4, 1)).astype(np.float32)
+    namespace: dict[str, Any] = {}
+    exec(compile(MASKED, "masked", "exec"), namespace)
+    plain = namespace["custom_model"]()
+    plain.set_weights(mine.model.get_weights())
+    for _ in range(5):
+        plain.train_on_batch(ids, [labels, 2 * labels])
+        if kind is LocalModel:
+            mine.train(ids, (labels, 2 * labels), None, keep_if_not_finite=False)
+        else:
+            mine.apply(mine.compute(ids, (labels, 2 * labels)).weight)
+    for one, other in zip(mine.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_function_of_all_outputs_that_ignores_a_mask_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = MASKED.replace("    model.compile(keras.optimizers.SGD(0.1), squared)\n", "")
+    source += "\nloss = lambda labels, found: squared(labels[0], found[0]) + squared(labels[1], found[1])\n"
+    source += "optimizer = 'sgd'\neval_metrics_fn = dict\n"
+    model = LocalModel(load(tmp_path, source), seed=1, sample=None)
+    zeros = np.zeros((2, 4, 1), np.float32)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            model.train(np.ones((2, 4), np.int32), (zeros, zeros), None, keep_if_not_finite=False)
+    assert sum("have a mask" in message for message in caplog.messages) == 1

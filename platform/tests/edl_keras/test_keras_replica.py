@@ -320,6 +320,53 @@ def test_sample_weights_count_as_in_one_process(loss: Any, by_sum_of_weights: bo
     assert_close(replicas[0], one, 1e-5)
 
 
+def tagger(outputs: int = 1) -> Any:
+    """One value for each step of a sequence; id 0 is padding, and predictions for it are masked."""
+    ids = keras.Input((6,), dtype="int32")
+    vectors = keras.layers.Embedding(9, 3, mask_zero=True)(ids)
+    if outputs == 1:
+        return keras.Model(ids, keras.layers.Dense(1)(vectors))
+    other = keras.layers.Embedding(9, 3)(ids)
+    return keras.Model(ids, [keras.layers.Dense(1)(vectors), keras.layers.Dense(1)(other)])
+
+
+def sequences(count: int) -> list[Minibatch]:
+    """Sequences of unequal lengths, sorted, so that parts of a minibatch have unequal numbers of unmasked values."""
+    generator = np.random.default_rng(5)
+    found: list[Minibatch] = []
+    for _ in range(count):
+        lengths = np.sort(generator.integers(0, 7, 12))
+        ids = generator.integers(1, 9, (12, 6)) * (np.arange(6) < lengths[:, None])
+        labels = generator.normal(size=(12, 6, 1)).astype(np.float32)
+        weights = generator.integers(0, 4, (12, 6)).astype(np.float32)  # Keras masks weights of each value only
+        found.append((ids.astype(np.int32), labels, weights))
+    return found
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight", "sum"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, weighted: bool) -> None:
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
+    rate = 0.002 if reduction == "sum" else 0.05
+    replicas = build(module(tagger, loss, lambda: keras.optimizers.SGD(rate)), 3)
+    one = PlainKeras(replicas[0], loss)
+    for minibatch in sequences(20):
+        whole = minibatch if weighted else minibatch[:2]
+        step(replicas, split(whole, [7, 0, 5]))
+        one.step(*whole)
+    assert_equal_states(replicas)
+    assert_close(replicas[0], one, 1e-5)
+
+
+def test_outputs_with_different_masks_are_averaged_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    (replica,) = build(module(lambda: tagger(2), ["mse", "mse"]), 1)
+    ((ids, labels, _),) = sequences(1)
+    with caplog.at_level(logging.WARNING):
+        (result,) = step([replica], [(ids, (labels, labels))])
+    assert result.weight == 12
+    assert any("different masks" in message for message in caplog.messages)
+
+
 def test_weights_that_are_all_zero_change_nothing() -> None:
     replicas = build(module(linear, keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")), 2)
     before = replicas[0].model.get_weights()
