@@ -75,3 +75,57 @@ def test_an_optimizer_that_servers_do_not_have_is_named(tmp_path: Path) -> None:
     assert "use_ema" in refused.stderr
     with job.run("--resume", *ALL_REDUCE) as run:
         stop_at(run, 100)
+
+
+LARGE = """
+import keras
+from model_zoo.iris.iris_dnn import *
+
+
+def custom_model():
+    layers = keras.layers
+    return keras.Sequential([keras.Input([4], name="lengths"), layers.Dense(1500), layers.Dense(8000), layers.Dense(3)])
+
+
+def optimizer():
+    return keras.optimizers.Adam(1e-5)
+"""
+"""A state of 144 MB: 12 million weights with two slots each."""
+
+
+@pytest.mark.thorough
+def test_two_workers_write_a_large_checkpoint_and_all_commands_read_it(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo/large.py").write_text(LARGE)
+    job.spec["model"] = {"zoo": str(tmp_path / "zoo"), "definition": "large.custom_model"}
+    job.spec["checkpoint"] = {"every_steps": 20, "keep": 2}
+    job.spec["workers"] = {"min": 2, "max": 2}
+    job.file.write_text(json.dumps(job.spec))
+    with job.run(*ALL_REDUCE) as run:
+        run.wait_event("checkpoint_saved", after=1)
+        stop_at(run, 30)
+        cut = newest_cut(run.run_dir)
+    assert sorted(path.name for path in cut.iterdir()) == ["manifest.json", "ps-0.safetensors", "ps-1.safetensors"]
+    sizes = [(cut / f"ps-{index}.safetensors").stat().st_size for index in range(2)]
+    assert max(sizes) < 2.1 * min(sizes)
+    for command in (
+        ("inspect", str(cut), "--json"),
+        ("ls", str(run.run_dir), "--verify"),
+        ("export", str(cut), "all.npz", "--slots"),
+    ):
+        done = edl("checkpoint", *command, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+    with job.predict(tmp_path / "out", "--from", "r1", "--set", f"data.prediction={tmp_path / 'test.csv'}") as run:
+        run.summary()
+    with job.run("--resume", *ALL_REDUCE) as run:
+        before = stop_at(run, 60)
+        inspected = checkpoint_arrays(newest_cut(run.run_dir))
+    assert before["step"] >= 60
+    with job.run("--resume", "--set", "workers.min=1") as run:
+        # Parameter servers count the minibatches of both workers.
+        assert run.wait_status(lambda status: status["records_done"] > before["records_done"])["step"] > before["step"]
+        stop_at(run, before["step"])
+        after = checkpoint_arrays(newest_cut(run.run_dir))
+    for name in (name for name in inspected if name.startswith("dense/")):
+        np.testing.assert_allclose(after[name], inspected[name], rtol=0, atol=2e-3, err_msg=name)
