@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
@@ -209,6 +209,9 @@ class LocalRunPlan:
             yield f"from {_checkpoint_text(found)}" if found else "from the start: it has no checkpoint"
         yield from (f"changed: {format_change(change)}" for change in self.field_changes)
         status = read_status(self.run_dir)
+        if status and self.checkpoint_restart is not None:
+            # Where it continues, as its strategy counts steps.
+            status = replace(status, step=self.checkpoint_restart.step)
         if status and (end := describe_nothing_to_do(status, self.spec)):
             yield f"warning: {end}"
 

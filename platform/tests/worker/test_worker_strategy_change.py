@@ -231,7 +231,12 @@ def assert_close(found: Arrays, expected: Arrays, initial: Arrays) -> None:
 THRESHOLDS = {"variable": 1 << 30, "table": 1}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+RARE = ("Nesterov", "AMSGrad", "Adadelta", "Adamax", "Lion", "Ftrl", "RMSprop", "AdamW")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.repetition if name in RARE else ()) for name in OPTIMIZERS]
+)
 def test_a_run_continues_under_all_reduce_and_back(name: str, tmp_path: Path) -> None:
     module = make_module(OPTIMIZERS[name])
     kind = "variable" if name == "Lamb" else "table"  # of a shared table, no server has the norm

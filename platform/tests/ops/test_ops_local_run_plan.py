@@ -1,0 +1,46 @@
+"""What the plan of a resumed run warns of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
+from edl.api.status import Status
+from edl.api.strategy import Strategy
+from edl.jobfile.section_type import to_json
+from edl.ops.local_run_plan import LocalRunPlan, RecordCounts, RunArguments
+from edl.storage.checkpoint_manifest import CheckpointManifest
+from edl.storage.journal_truncation import CheckpointRestart
+from edl.storage.run_directory import RunDirectory, make_run_directory, write_json
+
+
+@pytest.mark.parametrize(("max_steps", "warns"), [(39, True), (40, True), (41, False)])
+def test_a_limit_of_steps_is_compared_with_the_step_as_the_new_strategy_counts_it(
+    tmp_path: Path, max_steps: int, warns: bool
+) -> None:
+    """Four workers of AllReduce made ten steps of four minibatches each."""
+    run = RunDirectory(tmp_path / "r1")
+    make_run_directory(run)
+    write_json(
+        run.status, to_json(Status(job="j", run="r1", run_dir=str(run.path), phase="Interrupted", updated=1, step=10))
+    )
+    ledger = {"done_records": 640, "done_steps": 40, "world_step": 10}
+    restart = CheckpointRestart(
+        run, CheckpointManifest(3, 10, "now", (), ledger), 0, old_strategy="AllReduce", new_strategy="ParameterServer"
+    )
+    spec = JobSpec(
+        name="j",
+        model=ModelSpec("m.custom_model", "/zoo"),
+        data=DataSpec(training=("/data/train",)),
+        train=TrainSpec(max_steps=max_steps),
+        strategy=Strategy(name="ParameterServer"),
+    )
+    plan = LocalRunPlan(
+        spec, RunArguments(Path("job.yaml")), RecordCounts(), run, is_resumed=True, checkpoint_restart=restart
+    )
+    text = "\n".join(plan.plan_lines())
+    assert "ParameterServer" in text
+    assert "step 40" in text
+    assert ("train.max_steps" in text) == warns
