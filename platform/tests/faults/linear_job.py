@@ -27,9 +27,13 @@ WIDTH = 6
 ROWS, DIM, IDS = 64, 4, 3
 LEARNING_RATE = 0.5
 SOURCES = 2
+HURRY = "hurry"
 
 ZOO = '''
 """A linear model under a linear loss: the test that wrote it says why."""
+
+import os
+import time
 
 import keras
 import tensorflow as tf
@@ -56,6 +60,30 @@ def optimizer():
 def eval_metrics_fn():
     return {"error": keras.metrics.MeanAbsoluteError()}
 '''
+
+
+PACED_FEED = """
+
+example_feed = feed
+
+
+def pause():
+    if not os.path.exists(HURRY):
+        time.sleep(SECONDS)
+    return 0.0
+
+
+def feed(dataset, mode, metadata):
+    def paced(features, label):
+        with tf.control_dependencies([tf.numpy_function(pause, [], tf.float64)]):
+            return features, tf.identity(label)
+
+    return example_feed(dataset, mode, metadata).map(paced)
+"""
+"""The input takes its time until the file HURRY is there: a job that waits for its test leaves the processor to others.
+
+It lasts as long on a busy machine as on an idle one, with few records.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,11 +113,29 @@ class LinearJob:
         epochs: int = 1,
         every_steps: int = 400,
         embedding: bool = False,
+        record_seconds: float = 0.0,
         **fields: Any,
     ) -> LinearJob:
-        """Write model, data and job file to ``folder``; ``records`` an epoch."""
-        constants = {"WIDTH": WIDTH, "ROWS": ROWS, "DIM": DIM, "IDS": IDS, "LEARNING_RATE": LEARNING_RATE}
-        zoo = write_module(folder, "linear", ZOO + EXAMPLE_FEED, constants)
+        """Write model, data and job file to ``folder``.
+
+        Args:
+            folder: of everything.
+            records: of an epoch.
+            record_seconds: how long the input of a record takes until ``hurry``.
+            fields: further ones of the job file.
+        """
+        constants: dict[str, Any] = {
+            "WIDTH": WIDTH,
+            "ROWS": ROWS,
+            "DIM": DIM,
+            "IDS": IDS,
+            "LEARNING_RATE": LEARNING_RATE,
+        }
+        text = ZOO + EXAMPLE_FEED
+        if record_seconds:
+            constants |= {"SECONDS": record_seconds, "HURRY": str(folder / HURRY)}
+            text += PACED_FEED
+        zoo = write_module(folder, "linear", text, constants)
         random = np.random.default_rng(7)
         written = {}
         for number in range(SOURCES):
@@ -139,6 +185,10 @@ class LinearJob:
 
     def start(self, *options: str) -> JobProcess:
         return self.job_folder.run(*options)
+
+    def hurry(self) -> None:
+        """The test has what it waited for: train the rest as fast as it goes."""
+        (self.job_folder.folder / HURRY).touch()
 
     # ------------------------------------------------------------------ what must be
 

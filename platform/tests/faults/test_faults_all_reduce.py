@@ -32,7 +32,8 @@ def all_reduce(linear: Make) -> Make:
     """Makes such a job."""
 
     def make(workers: int = 3, strategy: dict[str, object] | None = None, **fields: object) -> LinearJob:
-        default: dict[str, object] = {"records": 120_000, "checkpoint": None}
+        # A step takes 40 ms. Three workers train for 40 s unless the test hurries them.
+        default: dict[str, object] = {"records": 24_000, "record_seconds": 0.005, "checkpoint": None}
         named = {"name": "AllReduce", **(strategy or {})}
         job = linear(workers=workers, strategy=named, export={}, **default | fields)
         del job.spec["ps"]
@@ -42,9 +43,9 @@ def all_reduce(linear: Make) -> Make:
     return make
 
 
-def world_of(run: JobProcess, workers: int) -> Line:
-    """Wait for a round with so many workers."""
-    return run.wait_event("world_changed", workers=workers)
+def world_of(run: JobProcess, workers: int, after: int = 0) -> Line:
+    """Wait for a round with so many workers, from line ``after`` on."""
+    return run.wait_event("world_changed", after=after, workers=workers)
 
 
 def check_end(
@@ -60,7 +61,8 @@ def check_end(
         told: of the lost ones, those that were told to go: they leave at a boundary and repeat nothing.
         rolled_back: whether no worker was left that had the newest state.
     """
-    summary = run.summary(240)
+    job.hurry()
+    summary = run.summary(120)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == job.total
     assert summary["workers_lost"] == lost
@@ -106,13 +108,14 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
 
 
 def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) -> None:
-    job = all_reduce(strategy={"global_batch": 46}, records=180_000)
+    job = all_reduce(strategy={"global_batch": 46})
     with job.start() as run:
         world_of(run, 3)
         run.wait_step(50)
+        known = len(run.lines)
         run.send("worker", 1, SIGKILL)
         run.wait_event("role_started", role="worker", index=3)
-        world_of(run, 3)
+        world_of(run, 3, after=known)
         run.send("worker", 0, SIGTERM)
         summary = check_end(job, run, lost=2, told=1)
         entries = read_entries(run.run_dir / "journal")
@@ -147,13 +150,16 @@ def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
 
 @pytest.mark.repetition
 def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
-    job = all_reduce(records=240_000)
+    job = all_reduce()
     with job.start() as run:
         world_of(run, 3)
         run.wait_step(50)
+        known = len(run.lines)
         run.send("worker", 1, SIGSTOP)
-        world_of(run, 2)
+        world_of(run, 2, after=known)
+        known = len(run.lines)
         run.send("worker", 1, SIGCONT)
+        world_of(run, 3, after=known)
         check_end(job, run, silent=1)
 
 
