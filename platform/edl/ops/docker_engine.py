@@ -39,7 +39,7 @@ class BuildFailedError(EngineError):
     """A step of the Dockerfile failed."""
 
 
-class PushRefusedError(EngineError):
+class ImagePushRefusedError(EngineError):
     """A registry refused the image."""
 
 

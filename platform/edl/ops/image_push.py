@@ -10,7 +10,7 @@ from typing import Any
 
 from docker.errors import APIError
 
-from edl.ops.docker_engine import DockerEngine, PushRefusedError, translate_docker_errors
+from edl.ops.docker_engine import DockerEngine, ImagePushRefusedError, translate_docker_errors
 
 _NO_ACCESS = re.compile(r"denied|unauthorized|no basic auth|authentication required|forbidden", re.IGNORECASE)
 _NO_IMAGE = re.compile(r"does not exist locally|no such image", re.IGNORECASE)
@@ -71,7 +71,7 @@ def push_image(engine: DockerEngine, image: str) -> Iterator[PushProgress]:
     """Push an image to the registry that its name says, with the credentials of ``docker login``.
 
     Raises:
-        PushRefusedError: the engine has no such image, or the registry refuses it.
+        ImagePushRefusedError: the engine has no such image, or the registry refuses it.
         EngineError: the connection to the engine broke.
     """
     with translate_docker_errors(engine.address):
@@ -86,7 +86,7 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
     """The states of a push, from the engine's messages.
 
     Raises:
-        PushRefusedError: a message reports an error.
+        ImagePushRefusedError: a message reports an error.
     """
     state, error = PushProgress(), ""
     for message in messages:  # read to the end even after an error: this frees the connection
@@ -97,15 +97,15 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
         raise push_error(error, image)
 
 
-def push_error(reason: str, image: str) -> PushRefusedError:
+def push_error(reason: str, image: str) -> ImagePushRefusedError:
     """The error of a push, from the engine's message."""
     if _NO_IMAGE.search(reason):
         hint = "`edl zoo build PATH --image NAME` makes it; `docker images` lists what there is"
-        return PushRefusedError("there is no such image in the Docker engine", where=image, hint=hint)
+        return ImagePushRefusedError("there is no such image in the Docker engine", where=image, hint=hint)
     hint = "is the registry's name right, and is it up?"
     if _NO_ACCESS.search(reason):
         hint = f"log in with `docker login{_registry_argument(image)}` as somebody who may write there"
-    return PushRefusedError(f"the registry refuses the image: {reason.strip()}", where=image, hint=hint)
+    return ImagePushRefusedError(f"the registry refuses the image: {reason.strip()}", where=image, hint=hint)
 
 
 def _registry_argument(image: str) -> str:
