@@ -25,7 +25,7 @@ from edl.ops.checkpoint_lookup import (
     storage_errors_as_bad_input,
 )
 from edl.reporting.text_table import align_columns, wrap_labelled
-from edl.reporting.unit_formats import format_age, format_bytes
+from edl.reporting.unit_formats import format_age, format_bytes, pluralize
 from edl.storage.checkpoint_contents import CheckpointContents, StoredTable, read_checkpoint_contents
 from edl.storage.checkpoint_manifest import CheckpointManifest
 
@@ -132,11 +132,6 @@ def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> 
     if inspection.contents.other_arrays:
         many = len(inspection.contents.other_arrays)
         yield f"\nand {many} arrays: variables of the Keras optimizer (slot/…) and of random generators (state/…)."
-
-
-def pluralize(count: int, noun: str) -> str:
-    """``1 row``, ``2 rows``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:

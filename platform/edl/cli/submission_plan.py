@@ -23,6 +23,7 @@ from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
 from edl.reporting.text_table import align_columns, wrap_labelled, wrap_text
+from edl.reporting.unit_formats import join_words
 
 if TYPE_CHECKING:
     from edl.ops.job_view import JobView
@@ -214,7 +215,7 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
             by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
-        yield f"{_join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
+        yield f"{join_words([who for who, _ in waiting])} {'waits' if alone else 'wait'} {reason}"
 
 
 def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
@@ -223,7 +224,7 @@ def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
         if fit.never_fits_reason:
             by_reason.setdefault(fit.never_fits_reason, []).append(fit)
     for reason, fits in by_reason.items():
-        who = _join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
+        who = join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
         yield f"{who} can never start on today's nodes: {reason}"
 
 
@@ -281,10 +282,6 @@ def _pods_text(role: Role, late: int, count: int) -> str:
     if late == count:
         return f"the {word}" if count == 1 else f"all {count} {word}s"
     return f"{late} of {count} {word}s"
-
-
-def _join_words(words: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 # --------------------------------------------------------------------------------------------------

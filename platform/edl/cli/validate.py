@@ -15,6 +15,7 @@ from edl.jobfile.path_resolution import find_relative_paths, resolve_local_paths
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
+from edl.reporting.unit_formats import pluralize
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -82,7 +83,7 @@ def spec_outline(spec: JobSpec) -> list[str]:
         lines.append(f"trains on {_path_list(spec.data.training)}: {_training_text(spec)}")
     if spec.data.validation:
         steps = spec.train.evaluation_steps
-        often = f"every {_pluralize(steps, 'step')} and at the end" if steps else "at the end"
+        often = f"every {pluralize(steps, 'step')} and at the end" if steps else "at the end"
         lines.append(f"evaluates on {_path_list(spec.data.validation)}, {often}")
     if spec.data.prediction:
         lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
@@ -91,27 +92,27 @@ def spec_outline(spec: JobSpec) -> list[str]:
 
 def _training_text(spec: JobSpec) -> str:
     train = spec.train
-    end = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
+    end = f", at most {pluralize(train.max_steps, 'step')}" if train.max_steps else ""
     if (records := spec.strategy.global_batch) is not None:
-        return f"{_pluralize(train.epochs, 'epoch')} in steps of {_pluralize(records, 'record')}{end}"
-    return f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
+        return f"{pluralize(train.epochs, 'epoch')} in steps of {pluralize(records, 'record')}{end}"
+    return f"{pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}{end}"
 
 
 def _roles_text(spec: JobSpec) -> str:
     if spec.strategy.name == "Local":
         return "strategy Local: one process"
     workers, ps = spec.workers, spec.ps
-    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else _pluralize(workers.max, "worker")
+    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else pluralize(workers.max, "worker")
     if uses_all_reduce(spec):
         return f"strategy AllReduce: {many}"
-    return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {_pluralize(ps.count, 'parameter server')}"
+    return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {pluralize(ps.count, 'parameter server')}"
 
 
 def _output_lines(spec: JobSpec) -> list[str]:
     lines = []
     if spec.checkpoint:
-        kept = f"keeps {_pluralize(spec.checkpoint.keep, 'checkpoint')}"
-        lines.append(f"{kept}, one every {_pluralize(spec.checkpoint.every_steps, 'step')}")
+        kept = f"keeps {pluralize(spec.checkpoint.keep, 'checkpoint')}"
+        lines.append(f"{kept}, one every {pluralize(spec.checkpoint.every_steps, 'step')}")
     if spec.export:
         lines.append(f"exports to {spec.export.path or 'export/ in the run directory'}")
     return lines
@@ -119,7 +120,3 @@ def _output_lines(spec: JobSpec) -> list[str]:
 
 def _path_list(paths: tuple[str, ...]) -> str:
     return ", ".join(paths)
-
-
-def _pluralize(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import hint_for_encoding, read_error
+from edl.data.data_files import find_source, hint_for_encoding, read_error
 from edl.data.reader import NOT_UTF8, BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 
@@ -235,7 +235,7 @@ class CsvReader:
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[list[str]]:
         """Rows ``[start, end)`` of one file; see ``Reader.read``. A row with too few or too many cells is corrupt."""
-        file = self._source_file(source)
+        file = find_source(self._files, source)
         if not 0 <= start <= end <= file.index.row_count:
             raise BadInputError(
                 f"rows {start} to {end} were requested, the file has {file.index.row_count}", where=source
@@ -253,13 +253,7 @@ class CsvReader:
 
     def blocks(self, source: str) -> BlockSizes:
         """Blocks of 256 rows of one file."""
-        return self._source_file(source).blocks()
-
-    def _source_file(self, source: str) -> CsvFile:
-        file = self._files.get(source)
-        if file is None:
-            raise BadInputError("no such source in this data set", where=source)
-        return file
+        return find_source(self._files, source).blocks()
 
     def _cell_count_error(self, cells: Sequence[str]) -> str | None:
         expected = len(self._common_header)

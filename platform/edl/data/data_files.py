@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 
@@ -93,6 +93,7 @@ def _format_program_hint(what: str, program: str) -> str:
     return f"convert it to RecordIO ({what}), with Python:\n{lines}\n{_DOCS_HINT}"
 
 
+FileT = TypeVar("FileT")
 PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
 INDEX_SUFFIX = ".idx"
@@ -105,6 +106,18 @@ def read_error(file: Path, error: OSError) -> EdlError:
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return BadInputError(f"cannot be read: {error.strerror}", where=str(file), hint="check path and permissions")
     return RetryableError(f"cannot be read: {error.strerror}", where=str(file), hint="is the volume reachable?")
+
+
+def find_source(files: Mapping[str, FileT], source: str) -> FileT:
+    """The file of a source.
+
+    Raises:
+        BadInputError: the data set has no such source.
+    """
+    file = files.get(source)
+    if file is None:
+        raise BadInputError("no such source in this data set", where=source)
+    return file
 
 
 def temporary_path(path: Path) -> Path:

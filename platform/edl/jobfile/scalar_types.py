@@ -6,6 +6,7 @@ problems of the file. edl.jobfile.section_type has the type of mappings with nam
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -168,6 +169,11 @@ class ChoiceType(ScalarType):
 
     def schema(self) -> dict[str, JsonValue]:
         return {"enum": list(self.names)}
+
+
+def format_value(value: object) -> str:
+    """A value in the syntax of a job file."""
+    return str(value) if isinstance(value, str) else json.dumps(value)
 
 
 def describe_value(node: DocumentNode) -> str:

@@ -8,6 +8,7 @@ from edl.api.job_spec import JobSpec, ParameterServerSpec, WorkerSpec
 from edl.api.strategy import PushStrategy, Strategy
 from edl.jobfile.all_reduce_limits import find_limits
 from edl.jobfile.document_tree import RuleViolation
+from edl.jobfile.scalar_types import format_value
 from edl.jobfile.section_type import field_defaults
 
 _USE_PARAMETER_SERVERS = "set strategy.name: ParameterServer"
@@ -93,8 +94,8 @@ def _check_push_fields(spec: JobSpec) -> Iterator[RuleViolation]:
     for name, reason in _MEANINGLESS_UNDER_ALL_REDUCE.items():
         value = getattr(spec.strategy, name)
         if value != defaults[name]:
-            message = f"found {_format_value(value)}, but under strategy AllReduce {reason}"
-            hint = f"leave it out (--set strategy.{name}={_format_value(defaults[name])}), or {_USE_PARAMETER_SERVERS}"
+            message = f"found {format_value(value)}, but under strategy AllReduce {reason}"
+            hint = f"leave it out (--set strategy.{name}={format_value(defaults[name])}), or {_USE_PARAMETER_SERVERS}"
             yield RuleViolation(f"strategy.{name}", message, hint)
 
 
@@ -201,8 +202,3 @@ def _check_async_mode(spec: JobSpec) -> Iterator[RuleViolation]:
         if value != meaningless:
             message = f"found {value}, but under mode: async every push is applied at once"
             yield RuleViolation(f"strategy.{name}", message, "leave it out, or set strategy.mode: sync")
-
-
-def _format_value(value: object) -> str:
-    """A value in the syntax of a job file."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -16,6 +16,7 @@ from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
 from edl.ops.weights_lookup import TrainedWeights
 from edl.reporting.run_progress import RunOutcome
+from edl.reporting.unit_formats import pluralize
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
@@ -168,12 +169,12 @@ class LocalRunPlan:
         train, counts = self.spec.train, self.record_counts
         lines = [f"trains on {_records_text(counts.training, self.spec.data.training)}"]
         steps = total_steps(self.spec, counts.training)
-        often = f"{_pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
+        often = f"{pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
         if uses_all_reduce(self.spec):
-            most = f", at most {_pluralize(train.max_steps, 'step')}" if train.max_steps else ""
+            most = f", at most {pluralize(train.max_steps, 'step')}" if train.max_steps else ""
             lines.append(f"{describe_batches(self.spec)}{most}")
         else:
-            lines.append(f"{often}: {_pluralize(steps, 'step')}" if steps else often)
+            lines.append(f"{often}: {pluralize(steps, 'step')}" if steps else often)
         if self.spec.data.validation:
             often = f"every {train.evaluation_steps:,} steps and " if train.evaluation_steps else ""
             lines.append(
@@ -188,10 +189,10 @@ class LocalRunPlan:
     def _roles_text(self) -> str:
         if self.spec.strategy.name == "Local":
             return "one process (strategy Local)"
-        workers = _pluralize(self.spec.workers.max, "worker")
+        workers = pluralize(self.spec.workers.max, "worker")
         if uses_all_reduce(self.spec):
             return f"{workers} (strategy AllReduce)"
-        return workers if self.output else f"{workers}, {_pluralize(self.spec.ps.count, 'parameter server')}"
+        return workers if self.output else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:
         return f"{'resumes' if self.is_resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"
@@ -236,9 +237,9 @@ def _as_sentences(*parts: str) -> list[str]:
 
 def describe_batches(spec: JobSpec) -> str:
     """The epochs of a job under AllReduce, and what is in a step."""
-    epochs, minibatch = _pluralize(spec.train.epochs, "epoch"), spec.train.minibatch_size
+    epochs, minibatch = pluralize(spec.train.epochs, "epoch"), spec.train.minibatch_size
     if (global_batch := spec.strategy.global_batch) is not None:
-        return f"{epochs} in steps of {_pluralize(global_batch, 'record')}, at most {minibatch:,} at a time on a worker"
+        return f"{epochs} in steps of {pluralize(global_batch, 'record')}, at most {minibatch:,} at a time on a worker"
     return f"{epochs} in minibatches of {minibatch}, one of each worker in a step"
 
 
@@ -255,8 +256,4 @@ def _records_text(counts: Sequence[int] | None, paths: Sequence[str]) -> str:
     if counts is None:
         return f"{places} (the model module's reader counts the records)"
     sources = f" of {len(counts):,} sources" if len(counts) > 1 else ""
-    return f"{_pluralize(sum(counts), 'record')}{sources} in {places}"
-
-
-def _pluralize(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{pluralize(sum(counts), 'record')}{sources} in {places}"

@@ -33,6 +33,7 @@ from edl.ops.job_forecast import GroupPlacement, NamespaceQuotas, PodGroup, Quot
 from edl.ops.job_view import JobView, find_existing_job, format_submit_time
 from edl.ops.resource_quantities import format_amount
 from edl.ops.submission_request import SubmissionRequest
+from edl.reporting.unit_formats import join_words
 
 # --------------------------------------------------------------------------------------------------
 # Why a cluster would refuse a job, in terms of the job file: the problem, and who can fix it.
@@ -60,12 +61,8 @@ class PreflightFinding:
     affected_roles: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        who = f"{_join_words(self.affected_roles)} pods: " if self.affected_roles else ""
+        who = f"{join_words(self.affected_roles)} pods: " if self.affected_roles else ""
         return f"  {who}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
-
-
-def _join_words(words: Sequence[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFinding]:

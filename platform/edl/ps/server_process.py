@@ -31,7 +31,7 @@ from edl.transport.control_methods import MasterMethods
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.listener import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.peer_errors import PeerRefusedError
-from edl.transport.process_identity import ProcessIdentity
+from edl.transport.process_identity import ProcessIdentity, count_available_cores
 from edl.transport.retry import draw_jitter
 
 # --------------------------------------------------------------------------------------------------
@@ -230,11 +230,6 @@ def listen_addresses(identity: ProcessIdentity) -> tuple[str, str]:
     # A successor may start before this process has ended, so the uid is part of the name.
     base = identity.runtime_dir / f"ps-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}"
     return f"unix:{base}.ctl", f"unix:{base}.blk"
-
-
-def count_available_cores() -> int:
-    """Cores that this process may use; a cpuset or ``taskset`` can restrict it to fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def table_thread_count(ps_spec: ParameterServerSpec, available_cores: int, *, in_pod: bool) -> int:

@@ -1,10 +1,11 @@
-"""Formats bytes, shares and times for people. Everything that prints sizes or times uses it.
+"""Formats counts, bytes, shares, times and lists for people. Everything that prints them uses it.
 
 It is not for values of job files and manifests: ``edl.jobfile.quantities`` writes those in Kubernetes' notation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from fractions import Fraction
 
@@ -16,6 +17,16 @@ def format_number(number: float | Fraction) -> str:
     """A number with at most two decimals, and none from 100 on: ``1.5``, ``2``, ``1,234``."""
     value = float(number)
     return f"{value:.2f}".rstrip("0").rstrip(".") if abs(value) < 100 else f"{value:,.0f}"
+
+
+def pluralize(count: int, noun: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def format_bytes(count: float | Fraction) -> str:

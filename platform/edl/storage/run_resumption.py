@@ -5,7 +5,6 @@ Loads specs and, for an ended run, the journal; no arrays.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
@@ -15,6 +14,7 @@ from edl.api.fields import JsonValue
 from edl.api.job_spec import JobSpec
 from edl.api.status import Status
 from edl.jobfile.loader import diff_job_specs, load_job_file
+from edl.jobfile.scalar_types import format_value
 from edl.jobfile.section_type import from_json
 from edl.storage.durable_files import translate_os_errors
 from edl.storage.run_directory import RunDirectory, read_json
@@ -81,7 +81,7 @@ def _is_allowed(change: FieldChange) -> bool:
 def format_change(change: FieldChange) -> str:
     """A change as text for people."""
     path, old, new = change
-    return f"{path} was {_format_value(old)}, is {_format_value(new)}"
+    return f"{path} was {format_value(old)}, is {format_value(new)}"
 
 
 def describe_nothing_to_do(status: Status, spec: JobSpec) -> str | None:
@@ -154,8 +154,3 @@ def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> Non
         # last: after a crash before this, resuming can be repeated
         for name in ("failure.txt", "failure.json", "summary.json"):
             (run.path / name).unlink(missing_ok=True)
-
-
-def _format_value(value: JsonValue) -> str:
-    """A value in the syntax of a job file."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""The identity of a role process, read once from the environment that its supervisor or its pod has set."""
+"""The identity of a role process, from the environment that its supervisor or its pod has set, and its cores."""
 
 from __future__ import annotations
 
@@ -104,3 +104,8 @@ def _parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise BadInputError(f"EDL_INDEX is {text!r}, not a number from 0")
     return int(text)
+
+
+def count_available_cores() -> int:
+    """Cores that this process may use; a cpuset or ``taskset`` can restrict it to fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.transport.process_identity import ProcessIdentity
+from edl.transport.process_identity import ProcessIdentity, count_available_cores
 from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError
 
 if TYPE_CHECKING:
@@ -98,7 +98,9 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     runtime_future = _run_in_thread(partial(_start_runtime, identity, shutdown))
     # A worker in a pod has cores of its own, so it needs no turn.
     import_slot = (
-        acquire_import_slot(identity.runtime_dir, _available_cores()) if identity.pod_host is None else ImportSlot(None)
+        acquire_import_slot(identity.runtime_dir, count_available_cores())
+        if identity.pod_host is None
+        else ImportSlot(None)
     )
     import_tensorflow()
     runtime = runtime_future.result()
@@ -151,16 +153,11 @@ def set_thread_counts(*, workers: int, cores: int | None = None) -> None:
     """
     import tensorflow as tf
 
-    cores = cores or _available_cores()
+    cores = cores or count_available_cores()
     if "TF_NUM_INTRAOP_THREADS" not in os.environ:
         tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // max(1, workers)))
     if "TF_NUM_INTEROP_THREADS" not in os.environ:
         tf.config.threading.set_inter_op_parallelism_threads(_INTER_OP_THREADS)
-
-
-def _available_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:

@@ -70,7 +70,7 @@ def test_validate_says_what_would_run(job: Path, capsys: pytest.CaptureFixture[s
     assert not missing_keys(training, "/data/train", "5 epochs", "minibatches of 64")
     assert not missing_keys(evaluation, "/data/test", "every 200 steps", "end")
     assert not missing_keys(strategy, "ParameterServer", "async", "1 to 4 workers", "2 parameter servers")
-    assert not missing_keys(checkpoints, "3 checkpoints", "1000 steps")
+    assert not missing_keys(checkpoints, "3 checkpoints", "1,000 steps")
     assert not missing_keys(export, "export/")
     assert not missing_keys(unchecked, "not checked", "--model")
 

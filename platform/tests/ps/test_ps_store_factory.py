@@ -17,8 +17,9 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import NumpyParameterStore
 from edl.ps import model_state
 from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, ModelState, NativeExtension, StoreFactory, choose_store
-from edl.ps.server_process import count_available_cores, table_thread_count
+from edl.ps.server_process import table_thread_count
 from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.process_identity import count_available_cores
 
 BUILT = NativeExtension(("sgd", "adam"))
 ABSENT = NativeExtension(problem="the native extension cannot be imported (no such file)")

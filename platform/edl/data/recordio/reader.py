@@ -16,7 +16,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.core.strict_json import decode_json_file
-from edl.data.data_files import INDEX_SUFFIX, read_error, temporary_path
+from edl.data.data_files import INDEX_SUFFIX, find_source, read_error, temporary_path
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.recordio.chunk import (
@@ -309,19 +309,13 @@ class RecordIOReader:
 
     def blocks(self, source: str) -> BlockSizes:
         """The chunks of one file are its blocks."""
-        return self._source_file(source).blocks()
+        return find_source(self._files, source).blocks()
 
     def _select_file(self, source: str, start: int, end: int) -> RecordFile:
-        file = self._source_file(source)
+        file = find_source(self._files, source)
         newest, self._last_read_file = self._last_read_file, file
         if newest is not None and newest is not file:
             newest.drop_cached_chunk()
         if not 0 <= start <= end <= file.records:
             raise BadInputError(f"records {start} to {end} were requested, the file has {file.records}", where=source)
-        return file
-
-    def _source_file(self, source: str) -> RecordFile:
-        file = self._files.get(source)
-        if file is None:
-            raise BadInputError("no such source in this data set", where=source)
         return file

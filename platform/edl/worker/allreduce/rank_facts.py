@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.core.state_agreement import RankFacts
+from edl.transport.process_identity import count_available_cores
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _VECTOR_PREFIXES = ("avx", "fma", "f16c", "amx", "sse4", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")
@@ -27,8 +27,8 @@ def read_rank_facts(worker: str) -> RankFacts:
         versions={"keras": keras.__version__, "numpy": np.__version__, "tensorflow": tf.__version__},
         instructions=(platform.machine(), *find_vector_instructions(lines)),
         threads={
-            "intra-op": threading.get_intra_op_parallelism_threads() or _available_cores(),
-            "inter-op": threading.get_inter_op_parallelism_threads() or _available_cores(),
+            "intra-op": threading.get_intra_op_parallelism_threads() or count_available_cores(),
+            "inter-op": threading.get_inter_op_parallelism_threads() or count_available_cores(),
         },
     )
 
@@ -40,8 +40,3 @@ def find_vector_instructions(cpu_info: Iterable[str]) -> list[str]:
         if key.strip() in ("flags", "Features"):
             return sorted(name for name in value.split() if name.startswith(_VECTOR_PREFIXES))
     return []
-
-
-def _available_cores() -> int:
-    """The threads that TensorFlow starts if their number is not set."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
