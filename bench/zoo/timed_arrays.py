@@ -41,6 +41,7 @@ class ArrayReplica:
     def __init__(self, module, *, seed, rank_seed, sample):
         self.state = np.zeros(PARAMETERS, np.float32)
         self.buffers = (allocate_aligned(PARAMETERS, dtype=np.float32),)
+        self.gradient_counts, self.skips_infinite_gradients = (PARAMETERS,), False
         self.clear()
 
     def compute(self, features, labels, weights=None, *, adds=False):

@@ -92,3 +92,11 @@ class Strategy(PushStrategy):
             minimum=1,
         ),
     ] = None
+    gradient_compression: Annotated[
+        str,
+        Field(
+            "With AllReduce: the type of float32 gradients between workers. bfloat16 and float16 halve the bytes; the "
+            "rounding errors of a worker's gradients are added to its next ones. none: they travel as float32.",
+            choices=("none", "bfloat16", "float16"),
+        ),
+    ] = "none"

@@ -212,9 +212,10 @@ class ReductionStep:
         self._thread = thread
         self._pending: list[Future[list[bytes]]] = []
 
-    def reduce_bucket(self, bucket: npt.NDArray[Any]) -> None:
-        """Reduce a buffer in place. The caller must not use it until ``finish`` returns."""
-        self._pending.append(self._thread.submit(self._communicator.all_reduce, bucket))
+    def reduce_bucket(self, bucket: npt.NDArray[Any], element_type: str | None = None) -> None:
+        """Reduce a buffer in place, as ``all_reduce`` does. The caller must not use it until ``finish`` returns."""
+        reduce = self._communicator.all_reduce
+        self._pending.append(self._thread.submit(reduce, bucket, element_type=element_type))
 
     def finish(self, control: bytes, last_bucket: npt.NDArray[Any] | None = None) -> list[bytes]:
         """Wait for all buckets. The last bucket carries the control message; it may be omitted.

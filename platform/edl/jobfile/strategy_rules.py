@@ -166,6 +166,7 @@ _ONLY_ALL_REDUCE = {
     "learning_rate_scaling": "does not scale the learning rate",
     "reference_world": "does not scale the learning rate",
     "global_batch": "has no steps of several workers",
+    "gradient_compression": "sums no gradients between workers",
 }
 """Fields about the steps of AllReduce, and why they mean nothing elsewhere."""
 

@@ -153,6 +153,9 @@ class ModelReplica(TrainableModel):
             for section in self._sections
         )
         """What is summed over all ranks: one-dimensional, one for each float type of variables."""
+        self.gradient_counts = tuple(section.tail.start for section in self._sections)
+        """Of each buffer, the elements at its beginning that are gradients."""
+        self.skips_infinite_gradients = uses_dynamic_loss_scaling(self.optimizer)
         self.clear()
         by_position = {
             at: buffer[slot]

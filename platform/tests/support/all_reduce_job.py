@@ -109,7 +109,9 @@ class CountingReplica:
         self.rate_of_update: dict[int, float] = {}
         """Of the updates that this rank applied."""
         self.seconds = seconds
-        self.buffers = (np.zeros(records, np.float64),)
+        self.buffers: tuple[np.ndarray[Any, Any], ...] = (np.zeros(records, np.float64),)
+        self.gradient_counts: tuple[int, ...] = (records,)
+        self.skips_infinite_gradients = False
         self.most_records = 0
         """Of a minibatch."""
         self.fail_at: Callable[[str], None] = lambda point: None
@@ -303,6 +305,7 @@ class AllReduceJob:
         self.callbacks, self.epoch_rate, self.shard_bytes = callbacks, epoch_rate, shard_bytes
         self.make_stream: Callable[[], Any] = CountingStream
         self.make_replica: Callable[[int], Any] = lambda index: CountingReplica(records, seconds=seconds)
+        self.gradient_compression = "none"
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
@@ -542,6 +545,7 @@ class AllReduceJob:
             global_batch=self.settings.global_batch,
             shard_bytes=self.shard_bytes,
             evaluation=rank.evaluation,
+            gradient_compression=self.gradient_compression,
         )
         record_steps(rank)
         prepare(rank)

@@ -129,6 +129,7 @@ def prepare_all_reduce(
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
         evaluation=evaluation,
+        gradient_compression=spec.strategy.gradient_compression,
     )
     runtime.world_exit.set_result(lambda: wait_until_left(left, checkpoints, loop.step_seconds))
     for name, target in (("world", world.run), ("world reports", world.send_reports)):

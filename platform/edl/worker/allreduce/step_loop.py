@@ -29,6 +29,7 @@ from edl.worker.allreduce.batch_plan import BatchPlan
 from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
+from edl.worker.allreduce.gradient_sums import GradientSums
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.state_digests import StateDigests
@@ -68,6 +69,10 @@ class ReplicaLike(Protocol):
 
     @property
     def buffers(self) -> Sequence[np.ndarray[Any, Any]]: ...
+    @property
+    def gradient_counts(self) -> Sequence[int]: ...
+    @property
+    def skips_infinite_gradients(self) -> bool: ...
     def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> ReplicaStepLike: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
@@ -119,6 +124,7 @@ class StepLoop:
             ``BatchShareSource``.
         shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
         evaluation: evaluates copies of the variables while this rank takes part in the steps.
+        gradient_compression: ``strategy.gradient_compression``.
     """
 
     def __init__(
@@ -142,6 +148,7 @@ class StepLoop:
         global_batch: int | None = None,
         shard_bytes: int = SHARD_BYTES,
         evaluation: CopyEvaluation[Any],
+        gradient_compression: str = "none",
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
@@ -155,6 +162,7 @@ class StepLoop:
         self._gate = gate
         self._run_task = run_task
         self._digests = StateDigests(replica, facts)
+        self._sums = GradientSums(replica, gradient_compression)
         self._max_steps = max_steps
         self._skip_nan = skip_nan
         self._scale_rate = scale_rate
@@ -538,15 +546,14 @@ class StepLoop:
         """Reduce one step and apply it."""
         if not message.has_gradient:
             self._replica.clear()
-        step = communicator.begin_step()
-        *first, last = self._replica.buffers
-        for buffer in first:
-            step.reduce_bucket(buffer)
-        messages = step.finish(message.encode(), last)
+        messages = self._sums.reduce(
+            communicator, message.encode(), self._world.step, has_gradient=message.has_gradient
+        )
         outcome = StepOutcome.from_messages(messages)
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
         self._apply_sums(outcome, communicator.size)
         self._world.apply_step(outcome.shares, outcome.loss)
+        self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
         self._note_stop(outcome)
         if self._batch is not None:
             self._batch.add_step(self._world.step, outcome.shares)
