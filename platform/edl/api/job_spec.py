@@ -293,7 +293,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One job."""
+    """A job file, with all defaults."""
 
     name: Annotated[str, Field("Name of the job, its runs and its pods.", text=_JOB_NAME)]
     model: Annotated[ModelSpec, Field("The user's model code.")]

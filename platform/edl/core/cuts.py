@@ -93,7 +93,6 @@ class PendingCut:
 
     @property
     def may_pause_updates(self) -> bool:
-        """Whether updates may be paused for this cut."""
         return self.stage in (CutStage.HOLDING, CutStage.SNAPSHOT)
 
     def is_overdue(self, now: float) -> bool:

@@ -72,7 +72,6 @@ class PendingPodRequests:
         return name[1] in self._pending[name[0]]
 
     def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
-        """All pending requests."""
         return (((role, index), asked) for role, of in self._pending.items() for index, asked in of.items())
 
     def count_pending(self, role: Role) -> int:
@@ -109,7 +108,6 @@ class PendingPodRequests:
         return True
 
     def drop_request(self, name: PodKey) -> PodRequest:
-        """Drop a pending request."""
         asked = self._remove_request(name)
         assert asked is not None
         # It was refused before and then requested again. The next request takes its index first.

@@ -363,7 +363,7 @@ STEPWISE_KINDS = (TRAINING, PREDICTION)
 
 
 def single_task_ledger(kind: str) -> Ledger:
-    """A ledger with a single task."""
+    """The ledger of work that one worker does as a whole."""
     return Ledger(ShardPlan((RecordSource(kind, 1),), 1), 1, 1)
 
 

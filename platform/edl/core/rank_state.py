@@ -65,7 +65,6 @@ class PendingShares:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PendingShares:
-        """The shares that ``to_json`` returned."""
         done = {int(lease): (int(records), int(step)) for lease, records, step in data["done"]}
         newest = tuple(Share(*map(int, share)) for share in data["newest"])
         return cls(int(data["after"]), int(data["step"]), done, newest)

@@ -380,7 +380,7 @@ class EpochOrder:
 
     @classmethod
     def from_order(cls, order: ShuffleOrder, epoch: int) -> EpochOrder:
-        """The ``epoch``-th epoch of an order."""
+        """The same blocks in an order that depends on the seed and the epoch only."""
         key = splitmix64(splitmix64(splitmix64(order.seed & _MASK) ^ _SALT) + epoch)
         found = list(order.iter_blocks())
         blocks = [found[permute_index(at, len(found), key)] for at in range(len(found))]

@@ -47,7 +47,6 @@ class RankFacts:
     threads: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The facts as JSON."""
         return {
             "worker": self.worker,
             "model": self.model,

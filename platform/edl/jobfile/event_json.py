@@ -34,7 +34,7 @@ def event_from_json(value: object, where: str = "event") -> JobEvent:
 
 
 def build_event_schema() -> dict[str, JsonValue]:
-    """JSON Schema of one event."""
+    """JSON Schema that accepts an event of any type."""
     return {"oneOf": [_event_type_schema(event) for event in EVENTS.values()]}
 
 

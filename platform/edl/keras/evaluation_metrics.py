@@ -292,7 +292,6 @@ class EvaluationMetrics:
             self._update_entry(entry, labels, predictions, weights)
 
     def reset(self) -> None:
-        """Reset all metrics."""
         for entry in self._all_entries():
             entry.metric.reset_state()
 

@@ -154,7 +154,6 @@ class ModelVariables:
 
     @property
     def trained_positions(self) -> tuple[int, ...]:
-        """The positions of the trained variables."""
         return tuple(index for index, spec in enumerate(self.specs) if not spec.statistic)
 
     @property

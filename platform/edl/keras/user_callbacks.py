@@ -70,7 +70,7 @@ def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
 
 
 def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:
-    """Set the ``params`` of callbacks."""
+    """Give callbacks the ``params`` that ``keras.Model.fit`` gives them; without any, they keep their own."""
     if not params:
         return
     for callback in callbacks:

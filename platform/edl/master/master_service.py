@@ -328,7 +328,6 @@ class PlacementTable:
         return (self._incarnation << _VERSION_COUNTER_BITS) + self._version_counter
 
     def current_placement(self) -> pb.Placement:
-        """The current placement."""
         version, links, count = self.current_version(), self._servers.connections(), self._state.settings.ps
         found = [links[uid] for uid in self._placed_ps if uid in links]
         addresses = [pb.PsAddress(index=x.index, uid=x.uid, bulk_address=x.bulk_address) for x in found]

@@ -164,7 +164,7 @@ class RunPublisher:
 
 
 def timeline_point(status: Status) -> TimelinePoint:
-    """A status as one point of the timeline."""
+    """What the timeline keeps of a status."""
     pending = sum(worker.state in _PENDING_STATES for worker in status.workers)
     return TimelinePoint(
         time=status.updated,
@@ -222,7 +222,6 @@ class PeriodicReports:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start reporting."""
         self._start_loop("status", status_reporter.PERIOD_SECONDS, self._reporter.write_status)
         self._start_loop("progress", status_reporter.LOG_PERIOD_SECONDS, ProgressLogger().log_status)
         self._start_loop(

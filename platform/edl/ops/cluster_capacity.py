@@ -151,7 +151,6 @@ class ClusterCapacity:
 
     @property
     def nodes_total(self) -> int:
-        """All nodes."""
         return len(self._all_nodes)
 
     @property

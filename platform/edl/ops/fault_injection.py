@@ -178,7 +178,6 @@ class SignalInjector:
         self._observed_run = watched
 
     def send_due_signals(self) -> None:
-        """Send the signals that are due."""
         status = self._observed_run.read_status()
         if status is None:
             return

@@ -242,7 +242,6 @@ class CopyPlan:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of all files."""
         return sum(item.size for item in self.pending_items)
 
 

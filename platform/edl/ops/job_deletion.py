@@ -59,7 +59,6 @@ class JobObjects:
         return bool(self.objects)
 
     def select_kind(self, kind: ResourceKind) -> list[Manifest]:
-        """The objects of one kind."""
         return [found for found in self.objects if found["kind"] == kind.name]
 
 

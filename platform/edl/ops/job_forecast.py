@@ -194,7 +194,6 @@ class JobForecast:
         return {name: amount for name, amount in sum_resources(parts).items() if name != PODS_RESOURCE}
 
     def placements_for_role(self, role: Role) -> list[GroupPlacement]:
-        """The placements of one role."""
         return [fit for fit in self.placements if fit.group.role is role]
 
 

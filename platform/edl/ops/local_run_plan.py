@@ -52,7 +52,6 @@ class RunArguments:
         )
 
     def resume_command(self, run_id: str) -> str:
-        """The command that resumes a run."""
         return self.followup_command("run", "--resume", run_id)
 
     def resume_from_checkpoint_command(self, run_id: str) -> str:

@@ -40,7 +40,7 @@ def parse_resources(amounts: Mapping[str, Any] | None) -> dict[str, Fraction]:
 
 
 def sum_resources(parts: Iterable[ResourceAmounts]) -> dict[str, Fraction]:
-    """The sum of each resource."""
+    """Amounts added by resource; a part that lacks a resource adds nothing to it."""
     found: dict[str, Fraction] = {}
     for part in parts:
         for name, amount in part.items():

@@ -58,7 +58,6 @@ class PushCounter:
         self._max_staleness = max(self._max_staleness, *staleness, 0)
 
     def count_stale_push(self) -> None:
-        """Count a stale push."""
         self._stale_pushes += 1
 
     @property

@@ -245,7 +245,6 @@ class FollowerRounds:
         self._waiting[follower.push_id] = follower
 
     def remove_push(self, push_id: PushId) -> None:
-        """Remove a push."""
         self._waiting.pop(push_id, None)
 
     def close_round(self, may_come: Callable[[PushId], bool]) -> tuple[PushId, ...]:

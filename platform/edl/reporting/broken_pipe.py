@@ -36,7 +36,6 @@ class PipeSafeRenderer:
         self._call_renderer(lambda: self._renderer.show_plan(run_info))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """Show an event."""
         self._call_renderer(lambda: self._renderer.show_event(event, progress))
 
     def refresh(self, progress: RunProgress, now: float) -> None:

@@ -20,7 +20,7 @@ class RunRenderer(Protocol):
         """Restore the terminal."""
 
     def show_plan(self, run_info: RunInfo) -> None:
-        """Show the plan of the run."""
+        """Show what the run is about to do; called once, before any event."""
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
         """Show an event; ``progress`` includes it."""

@@ -48,7 +48,6 @@ class LeasedRange:
 
     @property
     def step_count(self) -> int:
-        """Steps in the range."""
         return -(-(self.record_range[3] - self.record_range[2]) // self.minibatch)
 
     def first_steps(self, through: int) -> list[CountedStep]:

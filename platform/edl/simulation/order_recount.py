@@ -77,7 +77,6 @@ class RecordedOrder:
         return sum(size for _, _, size in self.blocks)
 
     def epoch(self, number: int) -> RecordedEpoch:
-        """One epoch of the order."""
         return RecordedEpoch(self, mix_bits(mix_bits(mix_bits(self.seed % _WORD) ^ _EPOCHS) + number))
 
 

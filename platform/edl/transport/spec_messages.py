@@ -13,12 +13,12 @@ from edl.transport.peer_errors import PeerRefusedError
 
 
 def variable_to_message(spec: VariableSpec) -> pb.Variable:
-    """The spec as a message."""
+    """For a PS, which reads it with ``variable_from_message``."""
     return pb.Variable(name=spec.name, shape=spec.shape, statistic=spec.statistic)
 
 
 def variable_from_message(message: pb.Variable) -> VariableSpec:
-    """The spec in a message."""
+    """The inverse of ``variable_to_message``."""
     return VariableSpec(message.name, tuple(message.shape), message.statistic)
 
 

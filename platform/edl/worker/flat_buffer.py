@@ -139,7 +139,7 @@ class DoubleBuffer:
         return self._current.lend()
 
     def next_values(self) -> Floats:
-        """The buffer for the next values."""
+        """A buffer that no step reads, to receive values into."""
         # The latest values are not lent: overwrite them rather than the older ones that a step reads.
         if self._current is not self._lent_buffer:
             # Until all of the next values have arrived, the buffer is a mixture.

@@ -279,7 +279,6 @@ class ProgressBuffer:
     awaits_ledger: bool = False
 
     def to_message(self, lease: int) -> pb.LeaseProgress:
-        """The progress as a message."""
         return pb.LeaseProgress(
             lease=lease,
             through=self.applied_steps,

@@ -209,7 +209,6 @@ class PsBulkConnections:
             connected[1].close()
 
     def close(self) -> None:
-        """Close all connections."""
         for part in list(self._clients):
             self._disconnect(part)
 

@@ -155,7 +155,6 @@ def _merged_kubeconfig() -> Mapping[str, Any]:
 
 
 def _contexts_by_name(kubeconfig: Mapping[str, Any]) -> dict[str, Any]:
-    """The contexts of a kubeconfig by name."""
     return {str(entry.value["name"]): entry.value["context"] for entry in kubeconfig["contexts"]}
 
 

@@ -98,7 +98,7 @@ def pod_security_context(run_as: RunAsSpec) -> Manifest:
 
 
 def container_security_context() -> Manifest:
-    """Security context of a container."""
+    """What the Pod Security Standard ``restricted`` asks of every container."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

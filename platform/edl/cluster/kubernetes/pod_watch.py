@@ -50,7 +50,6 @@ class PodRecord:
 
     @property
     def uid(self) -> str:
-        """Uid of the pod."""
         return self.status.uid
 
 

@@ -35,7 +35,6 @@ class TokenBucket:
 
     @classmethod
     def create_full(cls, rate: float, burst: float, now: float) -> TokenBucket:
-        """A full bucket."""
         return cls(rate, burst, burst, now)
 
     def take_token(self, now: float) -> tuple[TokenBucket, float]:

@@ -111,7 +111,7 @@ def read_release_view(api: KubeClient, identity: SubmitterIdentity) -> ReleaseVi
 
 
 def parse_submitter_job(job: Manifest) -> SubmitterJob:
-    """A submitter Job."""
+    """What a submitter Job's labels, annotations and owners say."""
     meta = job["metadata"]
     notes = meta.get("annotations") or {}
     revision = str(notes.get(REVISION_ANNOTATION, ""))
