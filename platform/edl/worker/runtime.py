@@ -160,6 +160,26 @@ class WorkerRuntime:
             self.open_reader(DATA_SET_BY_MODE[mode]), self._open_feed(mode), self._corrupt_records, size=size
         )
 
+    def check_validation_data(self) -> None:
+        """Compare the first validation records with the training records, if the job evaluates.
+
+        Raises:
+            EdlError: they cannot be read, or differ; names the data set and the file.
+        """
+        if not self.spec.data.validation:
+            return
+        from edl.worker.validation_check import check_validation_data
+
+        first = self.first_minibatch()
+        check_validation_data(
+            self.open_reader("validation"),
+            self._open_feed("evaluation"),
+            self.open_reader("training"),
+            None if first is None else first[1],
+            max_corrupt_records=self.spec.data.max_corrupt_records,
+            size=self.spec.train.minibatch_size,
+        )
+
     def _open_feed(self, mode: str) -> FeedFunction:
         """``feed`` for one mode; traced by the first caller's thread."""
         from edl.worker.feed_pipeline import FeedFunction

@@ -194,6 +194,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
 def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNetwork, ParameterClient]:
     placement = runtime.wait_for_placement()
     spec = runtime.spec
+    runtime.check_validation_data()
     network = KerasNetwork.build(
         module,
         seed=spec.train.seed,

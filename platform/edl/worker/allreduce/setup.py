@@ -70,6 +70,7 @@ def prepare_all_reduce(
         EdlError: the model cannot be trained so.
     """
     spec, index = runtime.spec, runtime.identity.index
+    runtime.check_validation_data()
     replica = ModelReplica(
         module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
     )

@@ -87,9 +87,10 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.keras.monitor_callbacks import check_monitors
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
-    from edl.worker.feed_pipeline import FeedFunction, find_first_features
+    from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
+    from edl.worker.validation_check import check_validation_data
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)
@@ -104,7 +105,19 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         return FeedFunction(module.feed, kind, reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo)
 
     corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
-    sample = find_first_features(reader("training"), feeder("training"), corrupt, size=spec.train.minibatch_size)
+    size = spec.train.minibatch_size
+    first = find_first_minibatch(reader("training"), feeder("training"), corrupt, size=size)
+    minibatch = None if first is None else first[1]
+    if spec.data.validation:
+        check_validation_data(
+            reader("validation"),
+            feeder("evaluation"),
+            reader("training"),
+            minibatch,
+            max_corrupt_records=spec.data.max_corrupt_records,
+            size=size,
+        )
+    sample = None if minibatch is None else minibatch.features
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
     watcher = user_callbacks.make_callbacks(
         module.callbacks,
