@@ -68,7 +68,7 @@ def _monitored_metric(callback: Any, callback_text: str, directions: MetricDirec
     if metric == monitor:
         raise BadInputError(
             f"{callback_text} monitors '{monitor}', a value of training, but it decides by values of evaluations",
-            hint=f"monitor one of {known_metrics}",
+            hint=f"did you mean val_{metric}?" if metric in directions else f"monitor one of {known_metrics}",
         )
     if metric not in directions and not any(metric.startswith(f"{name}_") for name in directions):
         raise BadInputError(f"{callback_text} monitors '{monitor}', but the evaluation has only {known_metrics}")

@@ -190,6 +190,7 @@ def test_the_mode_follows_from_the_metric(monitor: str, mode: str | None) -> Non
         (K.EarlyStopping(), job(validation=False), "data.validation"),
         (K.ReduceLROnPlateau(), job(evaluation_steps=None), "train.evaluation_steps"),
         (K.EarlyStopping(monitor="loss"), job(), "'loss', a value of training"),
+        (K.EarlyStopping(monitor="auc"), job(), "did you mean val_auc?"),
         (K.EarlyStopping(monitor="val_accuracy"), job(), "val_loss, val_auc, val_mae, val_mine"),
         (K.EarlyStopping(monitor="val_mine"), job(), "mode='max'"),
     ],
