@@ -126,6 +126,11 @@ def measure_contestants(arguments: argparse.Namespace) -> ScriptResult:
             make_edl(stack, folder, 4, local=True),
             make_bare(stack),
         ]
+        # The same processes reduce the same buffers with half of the bytes.
+        contestants += [
+            Contestant(f"{each.name} as bfloat16", each.rank_scripts, piece_options={"wire_type": "bfloat16"})
+            for each in contestants[:2]
+        ]
         if not skipped:
             for size in (2, 4):
                 gloo = make_gloo(stack, folder, size)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from peer import serve_questions
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
+from edl.worker.allreduce.gradient_sums import GradientSums
 
 TOKEN = "benchmark"
 
@@ -36,8 +38,17 @@ def median_seconds(do: Callable[[], object], warm: int, count: int) -> float:
     return statistics.median(took)
 
 
+@dataclass(frozen=True)
+class GradientBuffer:
+    """A replica whose buffer is all gradients."""
+
+    buffers: tuple[Any, ...]
+    gradient_counts: tuple[int, ...]
+    skips_infinite_gradients: bool = False
+
+
 def serve_edl(rank: int, address: str, native: bool) -> None:
-    """Questions: ``members`` once, then ``bytes``, ``warm`` and ``count``."""
+    """Questions: ``members`` once, then ``bytes``, ``warm``, ``count``, and ``wire_type`` for compressed gradients."""
     buffers: dict[int, Any] = {}
     with CollectiveListener(address, TOKEN, shared_memory=native) as listener:
         communicators: list[Communicator] = []
@@ -57,6 +68,14 @@ def serve_edl(rank: int, address: str, native: bool) -> None:
                 buffers[size] = np.zeros(size // 4, np.float32) + 0.0
             buffer = buffers[size]
             reduce = communicators[0].all_reduce
+            if "wire_type" in question:
+                sums = GradientSums(GradientBuffer((buffer,), (buffer.size,)), question["wire_type"])
+
+                def reduce_compressed() -> None:
+                    sums.reduce(communicators[0], b"", 0, has_gradient=True)
+                    sums.end_step(0, is_applied=True)
+
+                return {"seconds": median_seconds(reduce_compressed, question["warm"], question["count"])}
             return {"seconds": median_seconds(lambda: reduce(buffer), question["warm"], question["count"])}
 
         serve_questions(answer_question, address=listener.address)

@@ -1,4 +1,4 @@
-"""Reduces float32 buffers as float16 or bfloat16, with error feedback.
+"""Rounds float32 values to float16 or bfloat16 for the wire, with error feedback.
 
 The rounding error of each value is kept and added to the value of the next step (Seide et al.,
 2014): small gradients arrive late instead of never. The sums between ranks are rounded as well,
@@ -12,50 +12,11 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from edl.api.errors import BadInputError
-from edl.collective.communicator import Communicator
 from edl.collective.element_types import named_element_type, round_to_bfloat16, widen_bfloat16
 
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
 WireType = Literal["float16", "bfloat16"]
-_WIRE_TYPES = ("float16", "bfloat16")
-
-
-class CompressedReducer:
-    """Reduces one buffer in every step. It holds the rounding errors of this rank.
-
-    Args:
-        count: number of elements of the buffer.
-        wire_type: type of the elements on the wire. bfloat16 has the range of float32; float16 has
-            three more bits of precision.
-
-    Attributes:
-        residual: the rounding errors that were not sent yet, ``[count]``.
-    """
-
-    def __init__(self, count: int, wire_type: WireType) -> None:
-        if wire_type not in _WIRE_TYPES:
-            raise BadInputError(f"Nothing travels as {wire_type!r}", hint=f"use one of {', '.join(_WIRE_TYPES)}")
-        self.wire_type = wire_type
-        self.residual: Floats = np.zeros(count, np.float32)
-        self._halves: Halves = np.empty(count, np.uint16)
-
-    def all_reduce(self, communicator: Communicator, buffer: Floats, control: bytes = b"") -> list[bytes]:
-        """Sum a buffer over all ranks, in place, with half of the bytes on the wire.
-
-        See ``Communicator.all_reduce``. An error leaves buffer and residual unchanged, so that the
-        gradients can be reduced again in the next round.
-        """
-        before = self.residual.copy()
-        compress(buffer, self.residual, self._halves, self.wire_type)
-        try:
-            controls = communicator.all_reduce(self._halves, control, element_type=self.wire_type)
-        except BaseException:
-            self.residual = before
-            raise
-        expand(self._halves, buffer, self.wire_type)
-        return controls
 
 
 def compress(values: Floats, residual: Floats, halves: Halves, wire_type: WireType) -> None:
