@@ -114,6 +114,17 @@ def describe_event(event: JobEvent) -> str:
     return to_single_line(_describe_event(event))
 
 
+def describe_leased_again(events: Sequence[RequeuedRecordsLeased]) -> str:
+    """Ranges that were leased again one after the other, in one line; `edl events` lists each."""
+    if len(events) == 1:
+        return describe_event(events[0])
+    records = sum(event.end - event.start for event in events)
+    workers = ", ".join(dict.fromkeys(_worker_or_nobody(event.worker) for event in events))
+    files = list(dict.fromkeys(PurePosixPath(event.source).name for event in events))
+    where = files[0] if len(files) == 1 else f"{len(files):,} files"
+    return to_single_line(f"{records:,} records of {where} leased again in {len(events):,} ranges by {workers}")
+
+
 def _describe_event(event: JobEvent) -> str:
     match event:
         case RunStarted():

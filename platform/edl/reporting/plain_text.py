@@ -5,15 +5,23 @@ from __future__ import annotations
 import sys
 from typing import Self, TextIO
 
-from edl.api.events import JobEvent
+from edl.api.events import JobEvent, RequeuedRecordsLeased
 from edl.api.status import Status
-from edl.reporting.event_text import describe_event, describe_served_tables, format_local_time, status_headline
+from edl.reporting.event_text import (
+    describe_event,
+    describe_leased_again,
+    describe_served_tables,
+    format_local_time,
+    status_headline,
+)
 from edl.reporting.run_progress import RunInfo, RunOutcome, RunProgress
 from edl.reporting.run_summary import failure_text, summary_lines
 from edl.reporting.terminal_text import to_single_line
 
 STATUS_SECONDS = 5.0
 """Time between two status lines, unless much was done."""
+_QUIET_SECONDS = 1.0
+"""Time after which ranges that are leased again are no part of the same line."""
 PROGRESS_SHARE = 0.1
 """Share of all records after which a line is printed in any case."""
 
@@ -25,12 +33,13 @@ class PlainTextRenderer:
         self._out, self._errors = out or sys.stdout, errors or sys.stderr
         self._last_status: Status | None = None
         self._served_text = ""
+        self._leased_again: list[RequeuedRecordsLeased] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self._print_leased_again()
 
     def show_plan(self, run_info: RunInfo) -> None:
         """Print the plan."""
@@ -38,14 +47,21 @@ class PlainTextRenderer:
             self._print_line(to_single_line(line))
 
     def show_event(self, event: JobEvent, progress: RunProgress) -> None:
-        """Print the event with its time."""
+        """Print the event with its time; ranges that are leased again one after the other make one line."""
+        if isinstance(event, RequeuedRecordsLeased):
+            self._leased_again.append(event)
+            return
+        self._print_leased_again()
         self._print_line(f"{format_local_time(event.time)}  {describe_event(event)}")
 
     def refresh(self, progress: RunProgress, now: float) -> None:
         """Print the status if it has changed enough."""
         status = progress.status
+        if self._leased_again and (status is None or status.updated - self._leased_again[-1].time >= _QUIET_SECONDS):
+            self._print_leased_again()
         if status is not None and is_status_due(self._last_status, status):
             self._last_status = status
+            self._print_leased_again()
             self._print_line(f"{format_local_time(status.updated)}  {status_headline(status)}")
             if not self._served_text and (tables_text := describe_served_tables(status.parameters)):
                 self._served_text = tables_text
@@ -53,13 +69,20 @@ class PlainTextRenderer:
 
     def show_notice(self, text: str) -> None:
         """Print a line."""
+        self._print_leased_again()
         self._print_line(text)
 
     def show_outcome(self, run_info: RunInfo, outcome: RunOutcome) -> None:
         """Print the failure, then the summary."""
+        self._print_leased_again()
         if outcome.phase == "Failed":
             print(failure_text(outcome), file=self._errors, flush=True)
         self._print_line("\n".join(summary_lines(run_info, outcome)))
+
+    def _print_leased_again(self) -> None:
+        events, self._leased_again = self._leased_again, []
+        if events:
+            self._print_line(f"{format_local_time(events[-1].time)}  {describe_leased_again(events)}")
 
     def _print_line(self, text: str) -> None:
         print(text, file=self._out, flush=True)

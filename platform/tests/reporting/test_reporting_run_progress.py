@@ -7,6 +7,7 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.text_keys import missing_keys
 
 from edl.api.errors import INTERRUPTED_EXIT, SIGTERM_EXIT
 from edl.api.events import (
@@ -24,6 +25,7 @@ from edl.api.events import (
     RoleStarted,
     RollbackDone,
     RunStarted,
+    StallBegan,
     WarningRaised,
     WorkerCountChanged,
 )
@@ -256,3 +258,22 @@ def test_an_export_that_no_code_loads_is_not_told_to_be_loaded_with_a_comment() 
     told = describe_event(ModelExported("/somewhere", "# load_model cannot make Mine again", time=0.0))
     assert told.endswith("; load_model cannot make Mine again")
     assert describe_event(ModelExported("/somewhere", "import mine; load()", time=0.0)).endswith(" import mine; load()")
+
+
+def test_ranges_that_are_leased_again_one_after_the_other_make_one_line() -> None:
+    out = io.StringIO()
+    face = plain_text.PlainTextRenderer(out, io.StringIO())
+    progress = RunProgress(0.0)
+    for start in range(0, 300, 10):
+        leased = RequeuedRecordsLeased(start=start, end=start + 10, source="/d/a.csv", worker=start // 10 % 2, time=5.0)
+        face.show_event(leased, progress)
+    assert out.getvalue() == ""
+    face.show_event(StallBegan(reason="x", time=6.0), progress)
+    line, stalled = out.getvalue().splitlines()
+    assert not missing_keys(line, "300 records of a.csv", "30 ranges", "worker 0, worker 1")
+    assert "stalled" in stalled
+    face.show_event(RequeuedRecordsLeased(start=0, end=10, source="/d/a.csv", worker=2, time=7.0), progress)
+    face.show_notice("Stopping")
+    *_, one, notice = out.getvalue().splitlines()
+    assert not missing_keys(one, "records 0 to 10 of a.csv", "worker 2")
+    assert notice == "Stopping"
