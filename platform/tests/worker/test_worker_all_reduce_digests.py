@@ -192,7 +192,7 @@ def test_variables_of_every_type_are_compared(folder):
 
 
 def test_vector_instructions_are_those_of_the_first_processor():
-    lines = ["processor\t: 0", "flags\t\t: fpu avx2 sse4_2 fma rdrand avx512f", "flags\t\t: fpu"]
+    lines = ["processor\t: 0", "flags\t\t: fpu avx2 sse4_2 fma rdrand smep avx512f", "flags\t\t: fpu"]
     assert find_vector_instructions(lines) == ["avx2", "avx512f", "fma", "sse4_2"]
-    assert find_vector_instructions(["Features\t: fp asimd sve"]) == ["asimd", "sve"]
+    assert find_vector_instructions(["Features\t: fp asimd sve sme"]) == ["asimd", "sme", "sve"]
     assert find_vector_instructions(["processor: 0"]) == []

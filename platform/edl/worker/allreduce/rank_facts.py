@@ -16,6 +16,8 @@ from edl.transport.process_identity import count_available_cores
 _CPU_INFO = Path("/proc/cpuinfo")
 _VECTOR_PREFIXES = ("avx", "fma", "f16c", "amx", "sse4", "asimd", "sve", "sme", "bf16", "i8mm", "fphp")
 """Processor features that compilers and libraries choose kernels by."""
+_NO_VECTORS = {"smep"}
+"""Features with such a beginning that compute nothing."""
 
 
 def read_rank_facts(worker: str) -> RankFacts:
@@ -38,5 +40,7 @@ def find_vector_instructions(cpu_info: Iterable[str]) -> list[str]:
     for line in cpu_info:
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
-            return sorted(name for name in value.split() if name.startswith(_VECTOR_PREFIXES))
+            return sorted(
+                name for name in value.split() if name.startswith(_VECTOR_PREFIXES) and name not in _NO_VECTORS
+            )
     return []
