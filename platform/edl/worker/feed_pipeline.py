@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,9 @@ _MAX_FEED_GROWTH = 64
 """Maximum number of elements per record that are counted, for the error about too many elements."""
 _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDataset", "PaddedBatchDataset",
                        "PaddedBatchDatasetV2", "MapAndBatchDataset"})  # fmt: skip
+_CONTROL_FLOW_OPS = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For", "Switch",
+                               "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit",
+                               "NextIteration", "RefNextIteration", "LoopCond"})  # fmt: skip
 _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
 
 
@@ -213,7 +216,9 @@ class FeedFunction:
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
-        return dataset.batch(longest).get_single_element()
+        minibatch = dataset.batch(longest).get_single_element()
+        _run_maps_on_one_thread()
+        return minibatch
 
     def _check_dataset(self, dataset: Any) -> None:
         expected = "features" if self.mode == "prediction" else "(features, labels)"
@@ -237,6 +242,42 @@ class FeedFunction:
                 f"feed yields batches: {_describe_spec(spec)}",
                 hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
             )
+
+
+def _run_maps_on_one_thread() -> None:
+    """Let the functions of ``map`` in the graph that is being traced run on the thread of ``feed``.
+
+    Otherwise TensorFlow hands every record to its thread pool, where the step waits for a thread as well: several
+    times the processor time for a small function. Its executor of one thread refuses control flow, so functions with
+    control flow stay in the pool.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    maps = [operation for operation in graph.get_operations() if operation.type == "MapDataset"]
+    functions = (
+        {function.signature.name: function for function in graph.as_graph_def().library.function} if maps else {}
+    )
+    for operation in maps:
+        if not _has_control_flow(operation.get_attr("f").name, functions, set()):
+            # ``Dataset.map`` has no argument for it.
+            operation._set_attr("use_inter_op_parallelism", tf.compat.v1.AttrValue(b=False))
+
+
+def _has_control_flow(name: str, functions: Mapping[str, Any], visited: set[str]) -> bool:
+    """Whether a function, or one that it calls, has control flow."""
+    if name in visited:
+        return False
+    visited.add(name)
+    if name not in functions:
+        return True  # unknown
+    for node in functions[name].node_def:
+        if node.op in _CONTROL_FLOW_OPS:
+            return True
+        called = [each for attribute in node.attr.values() for each in (attribute.func, *attribute.list.func)]
+        called_names = [node.op] if node.op in functions else []
+        called_names += [each.name for each in called if each.name]
+        if any(_has_control_flow(each, functions, visited) for each in called_names):
+            return True
+    return False
 
 
 def _repeats_forever(repeat: Any) -> bool:

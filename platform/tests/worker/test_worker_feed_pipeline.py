@@ -65,6 +65,54 @@ def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
         np.testing.assert_array_equal(minibatch.features[:, 0], minibatch.labels)
 
 
+def map_threads(operations: list[Any]) -> list[bool]:
+    """Whether each ``map`` among these operations uses TensorFlow's thread pool."""
+    return [each.get_attr("use_inter_op_parallelism") for each in operations if each.type == "MapDataset"]
+
+
+def test_functions_of_map_run_on_the_thread_of_feed() -> None:
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], [10, 11], tf.int64, tf.int64), -1)
+
+    def parse(record: Any) -> Any:
+        x, y = pair(record)
+        nested = tf.data.Dataset.range(y).map(lambda n: n + 1).reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
+        doubled = tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [y], tf.int64), [])
+        noise = tf.random.uniform([], maxval=1, dtype=tf.int64)
+        return x, tf.stack([nested, doubled, table.lookup(y), noise])
+
+    feed = FeedFunction(lambda dataset, mode, metadata: dataset.map(parse), "training", None)
+    minibatch = feed.make_minibatch(0, window(0, 8))
+    assert minibatch is not None
+    np.testing.assert_array_equal(
+        minibatch.labels, [[y * (y + 1) // 2, 2 * y, 10 + y if y < 2 else -1, 0] for y in range(8)]
+    )
+    assert feed._traced_feed is not None
+    assert map_threads(feed._traced_feed.graph.get_operations()) == [False]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: tf.cond(y < 2, lambda: y, lambda: -y),
+        lambda y: tf.while_loop(lambda n: n < 5, lambda n: [n + 1], [y])[0],
+        lambda y: tf.map_fn(lambda n: n + 1, y[None])[0],
+        tf.function(lambda y: tf.switch_case(tf.cast(y % 2, tf.int32), [lambda: y, lambda: 2 * y])),
+        tf.function(lambda y: tf.cond(y < 2, lambda: y, lambda: -y)),
+    ],
+)
+def test_functions_of_map_may_have_control_flow(change: Any) -> None:
+    def parse(record: Any) -> Any:
+        x, y = pair(record)
+        return x, change(y)
+
+    feed = FeedFunction(lambda dataset, mode, metadata: dataset.map(parse), "training", None)
+    minibatch = feed.make_minibatch(0, window(0, 8))
+    assert minibatch is not None
+    np.testing.assert_array_equal(minibatch.labels, [change(tf.constant(y, tf.int64)) for y in range(8)])
+    assert feed._traced_feed is not None
+    assert map_threads(feed._traced_feed.graph.get_operations()) == [True]  # type: ignore[attr-defined]
+
+
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
     module = load_model_module(SimpleNamespace(zoo=ZOO, definition="iris.iris_dnn.custom_model", params={}))
     rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
