@@ -320,7 +320,7 @@ def test_one_of_two_workers_evaluates_exact_steps_while_the_other_trains(tmp_pat
     """A minibatch is the whole data set, so the variables of a step are those of plain Keras whoever made it."""
     strategy = {"name": "AllReduce"}
     job = job_folder(
-        tmp_path, MODULE, train={"epochs": 1500, "evaluation_steps": 100}, workers=2, strategy=strategy, export={}
+        tmp_path, MODULE, train={"epochs": 800, "evaluation_steps": 100}, workers=2, strategy=strategy, export={}
     )
     many = tmp_path / "many.csv"
     many.write_text((tmp_path / "data.csv").read_text() * 60)
