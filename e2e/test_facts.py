@@ -416,20 +416,22 @@ def test_a_connection_to_a_vanished_pod_hangs(bare_namespace: Namespace) -> None
 # ---------------------------------------------------------------------- volumes
 
 
-def test_fs_group_does_not_change_who_owns_a_shared_volume(shared: Namespace) -> None:
+def test_fs_group_does_not_change_who_owns_a_shared_volume(shared_namespace: Namespace) -> None:
     """It does on an emptyDir: the pod that may write to one may still be unable to write to the other."""
     volumes = [
         {"name": "shared", "persistentVolumeClaim": {"claimName": CLAIM}},
         {"name": "own", "emptyDir": {}},
     ]
     mounts = [{"name": "shared", "mountPath": MOUNT}, {"name": "own", "mountPath": "/own"}]
-    before = in_container(shared, READER, "stat", "-c", "%g", MOUNT).split()
-    grouped = pod("grouped", shared.images.submitter, "sleep", "1000", volumes=volumes, mounts=mounts)
+    before = in_container(shared_namespace, READER, "stat", "-c", "%g", MOUNT).split()
+    grouped = pod("grouped", shared_namespace.images.submitter, "sleep", "1000", volumes=volumes, mounts=mounts)
     grouped["spec"]["securityContext"]["fsGroup"] = 2345
-    apply(grouped, "-n", shared.name)
-    shared.observer.wait_for("it runs", lambda: phase(shared.observer.pod("grouped")) == "Running" or None)
+    apply(grouped, "-n", shared_namespace.name)
+    shared_namespace.observer.wait_for(
+        "it runs", lambda: phase(shared_namespace.observer.pod("grouped")) == "Running" or None
+    )
     assert before != ["2345"]
-    assert in_container(shared, "grouped", "stat", "-c", "%g", MOUNT, "/own").split() == [*before, "2345"]
+    assert in_container(shared_namespace, "grouped", "stat", "-c", "%g", MOUNT, "/own").split() == [*before, "2345"]
 
 
 # ---------------------------------------------------------------------- admission
