@@ -181,7 +181,10 @@ WORLDS = [3, *(pytest.param(ranks, marks=pytest.mark.repetition) for ranks in (1
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 1e-9), pytest.param("float32", 1e-4, marks=pytest.mark.repetition)]
 )
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    ["Momentum", "Adam", *(pytest.param(name, marks=pytest.mark.repetition) for name in ("SGD", "AdamW"))],
+)
 def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: float, ranks: int) -> None:
     replicas = build(module(lambda: perceptron(dtype), optimizer=OPTIMIZERS[optimizer]), ranks)
     (buffer,) = replicas[0].buffers
@@ -535,7 +538,9 @@ def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, rank
     assert distance(mine.moving_variance, other.moving_variance) <= tolerance
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float64", 1e-12), pytest.param("float32", 1e-5, marks=pytest.mark.repetition)]
+)
 def test_micro_batches_of_a_rank_are_as_minibatches_of_several_ranks(dtype: str, tolerance: float) -> None:
     """Also their moving values: each micro-batch begins with the same ones."""
     user = module(lambda: normalized(dtype), optimizer=OPTIMIZERS["Momentum"])

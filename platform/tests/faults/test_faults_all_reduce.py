@@ -202,6 +202,7 @@ def test_all_workers_are_killed_and_new_ones_go_on_from_the_checkpoint(all_reduc
     assert summary["records_rolled_back"] == back["records"] < job.total / 2
 
 
+@pytest.mark.repetition
 def test_a_stopped_run_is_resumed_with_another_number_of_workers(all_reduce: Make) -> None:
     job = all_reduce(checkpoint={"every_steps": 1000})
     with job.start() as run:
