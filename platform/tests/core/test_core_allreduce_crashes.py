@@ -316,7 +316,7 @@ def test_workers_that_end_before_their_first_lease_count_against_the_role() -> N
 
 
 def test_a_worker_that_ends_while_it_evaluates_accuses_no_training_records() -> None:
-    world = World(2, validation=64, evaluation_steps=1)
+    world = World(2, validation=64, evaluation_steps=1, evaluation_workers=0)
     master = world.master
     world.take_step()
     rank0 = master.rounds.members[0]

@@ -77,7 +77,7 @@ def test_functions_of_map_run_on_the_thread_of_feed() -> None:
         x, y = pair(record)
         nested = tf.data.Dataset.range(y).map(lambda n: n + 1).reduce(tf.constant(0, tf.int64), lambda a, b: a + b)
         doubled = tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [y], tf.int64), [])
-        noise = tf.random.uniform([], maxval=1, dtype=tf.int64)
+        noise = tf.random.uniform([], maxval=1, dtype=tf.int64, seed=7)
         return x, tf.stack([nested, doubled, table.lookup(y), noise])
 
     feed = FeedFunction(lambda dataset, mode, metadata: dataset.map(parse), "training", None)
