@@ -107,7 +107,8 @@ def _held_work(state: JobState, pod: JobPod) -> list[tuple[str, Lease]]:
         return held
     # A round that lost it may have started already, and its leases have returned.
     held = held or [(TRAINING, lease) for lease in state.returned_work.get(pod.uid, ())]
-    # All other work is done while nobody trains; the training leases stay.
+    # All other work is done while nobody trains, or while this worker adds nothing to the steps: its training leases
+    # stay.
     return sorted(held, key=lambda item: item[0] == TRAINING)
 
 

@@ -249,6 +249,17 @@ def test_the_records_of_a_worker_without_its_copy_are_leased_again() -> None:
     assert master.lease("w1").kind == "training"
 
 
+def test_a_worker_that_ends_while_it_evaluates_a_copy_accuses_no_training_records() -> None:
+    master = EvaluatingMaster("w0", "w1", "w2")
+    training = master.lease("w1")
+    master.begin()
+    assert training.kind == "training"
+    assert master.lease("w1", training.lease).kind == "evaluation"
+    master.kill("w1", exit_code=1)
+    assert master.state.range_crashes
+    assert not master.state.crash_suspects.suspect_ranges
+
+
 def test_an_evaluation_of_a_copy_survives_the_compaction_of_the_journal() -> None:
     master = EvaluatingMaster("w0", "w1")
     master.begin()

@@ -1,0 +1,80 @@
+"""A copy of a model's variables is evaluated as the model was at that step, and training is not disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: keras.optimizers.SGD(0.05),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "averages": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.5),
+    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)),
+}
+
+
+def make_model() -> Any:
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(5, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.01)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def train(replica: ModelReplica, x: Any, y: Any) -> None:
+    for features, labels in zip(x, y, strict=True):
+        replica.apply(replica.compute(features, labels).weight)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_copy_has_the_metrics_of_its_step_while_the_model_trains_on(optimizer: str) -> None:
+    user = ModelModule(
+        zoo=Path(__file__).parent,
+        make_model=make_model,
+        loss=lambda labels, predictions: tf.square(labels - predictions),
+        optimizer=OPTIMIZERS[optimizer],
+        eval_metrics_fn=lambda: {"error": keras.metrics.MeanAbsoluteError()},
+        feed=make_model,
+    )
+    replica = ModelReplica(user, seed=3, rank_seed=0, sample=None)
+    generator = np.random.default_rng(7)
+    x = generator.normal(size=(12, 8, 3)).astype("float32")
+    y = x.sum(axis=2, keepdims=True)
+    train(replica, x[:5], y[:5])
+    values, state = replica.copy_final_values(), replica.pack_state()
+    replica.finalize()
+    replica.reset_metrics()
+    replica.evaluate(x[0], y[0])
+    expected = replica.metric_states()
+    replica.unpack_state(state)
+    train(replica, x[5:], y[5:])
+    trained, evaluator = replica.pack_state(), replica.make_copy_evaluator()
+    replica.reset_metrics()
+    thread = Thread(target=evaluator.evaluate, args=(values, x[0], y[0]))
+    thread.start()
+    thread.join(60)
+    assert replica.metric_states() == expected
+    np.testing.assert_array_equal(replica.pack_state(), trained)
+    replica.reset_metrics()
+    replica.evaluate(x[0], y[0])
+    assert replica.metric_states() != expected
