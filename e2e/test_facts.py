@@ -164,7 +164,7 @@ def test_a_job_replaces_deleted_pods_after_10_seconds_and_then_after_20(bare_nam
         delete_pod(bare_namespace, name)
         after = pod_of(bare_namespace, "deleted", other_than=uid)["metadata"]["uid"]
         gone = bare_namespace.observer.wait_change(
-            "it goes", lambda change, uid=uid: change.uid == uid and change.leaving
+            "it goes", lambda change, uid=uid: change.uid == uid and change.being_deleted
         )
         made = bare_namespace.observer.wait_change("it is replaced", lambda change, uid=after: change.uid == uid)
         waits.append(made.happened_at - gone.happened_at)

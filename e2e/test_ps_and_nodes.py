@@ -85,7 +85,7 @@ def test_a_node_is_drained(namespace: Namespace, undisturbed: Undisturbed) -> No
         kubectl("drain", node, "--delete-emptydir-data", "--timeout=60s", selector)
         for index in there:
             change = job.first_change(
-                lambda change, index=index: change.name == job.pod_name(Role.WORKER, index) and change.leaving
+                lambda change, index=index: change.name == job.pod_name(Role.WORKER, index) and change.being_deleted
             )
             assert change is not None, f"worker {index} was told to go"
         job.wait_for("another PS elsewhere", lambda: job.ps_uids().get(name, uid) != uid or None, 60)
@@ -212,7 +212,7 @@ def test_nodes_lost_and_cut_off(make_namespace: MakeNamespace, undisturbed: Undi
         _is_on(cut, headless, Role.MASTER)
         _is_on(cut, crippled, Role.WORKER, 2)
     for job in (bereft, doomed, crippled):
-        job.wait_for("its replacement trains", lambda job=job: job.training() == [1, 2] or None)
+        job.wait_for("its replacement trains", lambda job=job: job.training_workers() == [1, 2] or None)
     pods, before = (headless.worker_uids(), headless.ps_uids()), headless.status()["incarnation"]
 
     with lose_node(namespace.site.faults, dead):
