@@ -284,9 +284,12 @@ def follower(folder):
 
     def send_all(sock):
         source = BulkConnection(sock, "a follower", FrameLimits(0, 0), 5.0)
-        for kind, meta, body in sent:
-            source.send(kind, meta, (body,))
-        source.close()
+        try:
+            for kind, meta, body in sent:
+                source.send(kind, meta, (body,))
+        finally:
+            # The follower may have gone in the middle of a frame.
+            source.close()
 
     def answer(frame):
         return HandOver(OutgoingFrame(FrameKind.FOLLOWED_ROUND), send_all)
