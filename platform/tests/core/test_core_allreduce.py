@@ -76,6 +76,21 @@ def test_a_worker_that_was_ready_too_late_changes_the_world_only_when_it_has_fol
     assert master.report("w2", RankPhase.CAUGHT_UP, step=0).must_change
 
 
+def test_a_change_does_not_wait_for_a_worker_that_was_ready_too_late_for_the_round_before() -> None:
+    master = AllReduceMaster()
+    master.start_round("w0", "w1")
+    master.kill("w1")
+    master.report("w2", RankPhase.CAUGHT_UP, step=0)
+    master.report("w0", RankPhase.ENDED, step=0)
+    master.report("w0", RankPhase.CONFIRMED)
+    # It says nothing any more, and another one joins.
+    other = master.start_worker()
+    master.report(other, RankPhase.CAUGHT_UP, step=0)
+    master.report("w0", RankPhase.ENDED, step=0)
+    master.report(other, RankPhase.OUTSIDE, step=0)
+    assert master.rounds.members == ("w0", other)
+
+
 def test_a_member_that_says_nothing_while_the_others_wait_is_lost() -> None:
     master = AllReduceMaster()
     master.start_round("w0", "w1", "w2")
