@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edl.api.fields import Field
+from edl.api.fields import Field, Quantity
+
+MAX_DENSE_GRADIENT = 256 << 20
+"""The default of ``strategy.max_dense_gradient``, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +103,12 @@ class Strategy(PushStrategy):
             choices=("none", "bfloat16", "float16"),
         ),
     ] = "none"
+    max_dense_gradient: Annotated[
+        int,
+        Field(
+            "With AllReduce: the most bytes that the gradients of looked-up rows (Embedding layers) may have. They are "
+            "as large as their tables, and travel with every step. A model above it is refused.",
+            unit="bytes",
+            quantity=Quantity.SIZE,
+        ),
+    ] = MAX_DENSE_GRADIENT

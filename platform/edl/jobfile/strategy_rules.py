@@ -167,6 +167,7 @@ _ONLY_ALL_REDUCE = {
     "reference_world": "does not scale the learning rate",
     "global_batch": "has no steps of several workers",
     "gradient_compression": "sums no gradients between workers",
+    "max_dense_gradient": "sums no gradients between workers",
 }
 """Fields about the steps of AllReduce, and why they mean nothing elsewhere."""
 

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.api.errors import BadInputError
+from edl.api.strategy import MAX_DENSE_GRADIENT
 from edl.keras.custom_train_step import CustomTrainStep, has_custom_train_step
 from edl.keras.evaluated_copy import CopiedValues, copy_values
 from edl.keras.evaluation_metrics import count_records
@@ -58,6 +59,7 @@ from edl.keras.trainable_model import TrainableModel
 from edl.keras.user_code import user_code
 from edl.numerics.aligned_memory import ALIGNMENT, allocate_aligned
 from edl.numerics.checksum import crc32
+from edl.reporting.unit_formats import format_bytes
 
 Array = NDArray[Any]
 
@@ -124,14 +126,24 @@ class ModelReplica(TrainableModel):
         rank_seed: a number of this rank. With ``f = splitmix64``, the state of random layer number *n* starts from
             ``f(f(f(seed) ^ rank_seed) ^ n)``, so Dropout differs between the ranks.
         sample: the features of a minibatch.
+        max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
 
     Raises:
         BadInputError: several ranks cannot train the model; the error names the layer or variable.
         UserCodeError: the user's code raised an exception.
     """
 
-    def __init__(self, module: ModelModule, *, seed: int, rank_seed: int, sample: Any) -> None:
+    def __init__(
+        self,
+        module: ModelModule,
+        *,
+        seed: int,
+        rank_seed: int,
+        sample: Any,
+        max_dense_gradient: int = MAX_DENSE_GRADIENT,
+    ) -> None:
         super().__init__(module, seed=seed, sample=sample, float32_only=False)
+        self._max_dense_gradient = max_dense_gradient
         refuse_stateful_layers(self.model)
         _refuse_synchronized_layers(self.model)
         self._trained = tuple(self.model.trainable_variables)
@@ -466,6 +478,7 @@ class ModelReplica(TrainableModel):
         weight = self._objective.minibatch_weight(
             reduction or LossReduction.MEAN, records, labels, weights, predictions
         )
+        self._refuse_large_tables(gradients)
         has_gradient = [gradient is not None for gradient in gradients]
         # A missing one becomes a 0, which fills its place in the buffer.
         found = [
@@ -478,6 +491,22 @@ class ModelReplica(TrainableModel):
         if not uses_dynamic_loss_scaling(self.optimizer):
             finite += [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in (*found, *tails)]
         return loss, weight, tf.reduce_all(finite), found, tails, seeds
+
+    def _refuse_large_tables(self, gradients: Sequence[Any]) -> None:
+        """Refuse gradients of looked-up rows that are too large once they are dense."""
+        tables = [v for v, g in zip(self._trained, gradients, strict=True) if isinstance(g, tf.IndexedSlices)]
+        size = sum(map(_byte_size, tables))
+        if size > self._max_dense_gradient:
+            largest = max(tables, key=_byte_size)
+            raise BadInputError(
+                f"the gradients of looked-up rows have {format_bytes(size)} in each step, "
+                f"{format_bytes(_byte_size(largest))} of them for the variable '{largest.path}' "
+                f"{tuple(largest.shape)}, and strategy.max_dense_gradient is "
+                f"{format_bytes(self._max_dense_gradient)}",
+                where=MODEL_LOCATION,
+                hint="under AllReduce they are as large as their tables; train with strategy: {name: ParameterServer}, "
+                "which sends the rows of a minibatch, or raise strategy.max_dense_gradient",
+            )
 
     def _differentiate(
         self, reduction: LossReduction | None, features: Any, labels: Any, weights: Any

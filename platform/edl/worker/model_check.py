@@ -309,7 +309,13 @@ class _JobCheck:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.replica import ModelReplica
 
-        replica = ModelReplica(self.module, seed=self._spec.train.seed, rank_seed=0, sample=sample)
+        replica = ModelReplica(
+            self.module,
+            seed=self._spec.train.seed,
+            rank_seed=0,
+            sample=sample,
+            max_dense_gradient=self._spec.strategy.max_dense_gradient,
+        )
         declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
         yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
         if first is None:

@@ -416,6 +416,27 @@ def test_embeddings_are_trained_by_their_dense_sum(optimizer: str) -> None:
     assert_close(replicas[0], one, 1e-4)
 
 
+def test_tables_above_the_limit_are_refused_before_a_step() -> None:
+    """Two tables of 72 and 48 bytes: the limit holds for their sum, and the larger one is named."""
+
+    def embeddings() -> Any:
+        ids = keras.Input((4,), dtype="int32")
+        tables = [keras.layers.Embedding(rows, 2, name=name) for rows, name in ((9, "items"), (6, "users"))]
+        vectors = keras.layers.Concatenate()([keras.layers.Flatten()(table(ids)) for table in tables])
+        return keras.Model(ids, keras.layers.Dense(50)(vectors))
+
+    def compute_with_limit(limit: int) -> ReplicaStep:
+        user = module(embeddings)
+        replica = ModelReplica(user, seed=3, rank_seed=0, sample=None, max_dense_gradient=limit)
+        return replica.compute(np.zeros((2, 4), np.int32), np.zeros((2, 1), np.float32))
+
+    with pytest.raises(BadInputError) as refused:
+        compute_with_limit(119)
+    assert "120 bytes in each step, 72 bytes of them for the variable 'items/embeddings' (9, 2)" in str(refused.value)
+    assert "ParameterServer" in (refused.value.hint or "")
+    assert compute_with_limit(120).finite, "the kernel of the dense layer is larger, but its gradient is dense anyway"
+
+
 class CustomOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Counts steps of each variable, in an integer variable."""
 

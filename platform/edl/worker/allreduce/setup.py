@@ -72,7 +72,11 @@ def prepare_all_reduce(
     spec, index = runtime.spec, runtime.identity.index
     runtime.check_validation_data()
     replica = ModelReplica(
-        module, seed=spec.train.seed, rank_seed=spec.train.seed + index, sample=runtime.first_features()
+        module,
+        seed=spec.train.seed,
+        rank_seed=spec.train.seed + index,
+        sample=runtime.first_features(),
+        max_dense_gradient=spec.strategy.max_dense_gradient,
     )
     callbacks = declare_training_callbacks(
         module,
