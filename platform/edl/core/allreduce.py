@@ -64,6 +64,8 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
             world_evaluations.begin_if_paused(state, rounds)
         world_evaluations.advance_evaluation(state, now)
         world_checkpoints.commit_if_complete(state)
+        # Before the view: rank 0 would copy its state for a checkpoint that the change of the world calls off.
+        world_checkpoints.advance_checkpoint(state, now)
     # Before the view: it names the next evaluation already, so without the pause the ranks would train on.
     _update_pause(state)
     state.add_commands(view_world(state, event.worker))

@@ -12,6 +12,7 @@ from support.text_keys import missing_keys
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS
 from edl.core.cuts import WORLD_STEP_KEY, SavedCheckpoint, WrittenShard
 from edl.core.events import (
+    CheckpointOrder,
     CheckpointRefused,
     CheckpointSaveFinished,
     CopiedState,
@@ -169,6 +170,24 @@ def test_a_lost_writer_is_replaced_under_another_number() -> None:
         WorldReported("w0", RankPhase.OUTSIDE, master.rounds.round, MemberReport(step=0), copied=master.copy(cut, 0))
     )
     assert not any(isinstance(command, SaveCheckpoint) for command in master.commands)
+
+
+def test_the_answer_that_starts_a_round_names_the_checkpoint_that_counts() -> None:
+    """Otherwise rank 0 copies its state for a checkpoint that was called off, and the one that counts is late."""
+    master = SavingMaster()
+    master.save(0, 0)
+    cut, _ = master.order()
+    master.run(1)
+    master.report("w1", RankPhase.OUTSIDE)
+    master.report("w0", RankPhase.ENDED, step=1)
+    master.report("w1", RankPhase.OUTSIDE)
+    master.report("w1", RankPhase.CONFIRMED)
+    view = master.report("w0", RankPhase.CONFIRMED)
+    assert view.phase is RoundPhase.RUNNING
+    # Its step may have been announced to ranks of the round before.
+    assert view.checkpoint == CheckpointOrder(cut + 1, at_step=2, when_paused=False)
+    master.run(3, master.copy(cut + 1, 2))
+    assert master.saving().step == 2
 
 
 def test_after_a_failure_training_goes_on_for_one_interval_and_then_pauses_until_one_is_written() -> None:

@@ -74,13 +74,16 @@ def test_after_everything_was_killed_the_job_goes_on_from_the_newest_checkpoint(
     with in_process_job(train={"minibatch_size": 2, "minibatches_per_task": 4, "epochs": 2}) as job:
         job.at_step[18] = lambda worker: job.stopping.set()
         assert job.run_master() == 143
+        least, most = job.summary()["records_done"], 2 * job.steps
+        newest = job.entries("saved")[-1]
         job.kill_all()
         assert job.run_master() == 0
-        back = job.events("rolled_back")
-        assert len(back) == 1
+        (back,) = job.events("rolled_back")
         summary = job.summary()
-        assert summary["records_rolled_back"] == back[0]["records"]
-        assert 0 <= back[0]["records"] <= (5 + 2 * 4) * 2  # an interval, and what was on its way beside it
+        assert summary["records_rolled_back"] == back["records"]
+        # What was done since the checkpoint. Workers do not wait for one, so a slow disk means more steps.
+        assert back["to_cut"] == newest["cut"]
+        assert least <= newest["ledger"]["done_records"] + back["records"] <= most
         assert (summary["records_done"], summary["records_lost"]) == (2 * RECORDS, 0)
 
 

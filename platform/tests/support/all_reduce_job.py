@@ -42,6 +42,7 @@ from edl.core.events import (
     StopWork,
     TaskReported,
     Tick,
+    WorldReported,
     WorldView,
     WorldViewed,
 )
@@ -329,6 +330,10 @@ class AllReduceJob:
         self.silent: set[str] = set()
         """Workers whose messages do not arrive: they are stopped."""
         self.evaluation_seconds = 0.0
+        self.before_report: Callable[[WorldReported], None] = lambda event: None
+        """Called under ``changed`` before the master handles a report; a RetryableError loses the message."""
+        self.before_answer: Callable[[str, WorldView], None] = lambda worker, view: None
+        """Called under ``changed`` before a worker gets its view; a RetryableError loses the answer."""
         self._stopped = False
         self.incarnation = 0
         self.start_master()
@@ -439,6 +444,7 @@ class AllReduceJob:
             self._replace_checkpoint(rank.uid, request.unreadable)
         version = self.incarnation << 32
         with self.changed:
+            self.before_report(event)
             view = self.handle(event)
             assert isinstance(view, WorldView)
             until = time.monotonic() + wait_seconds
@@ -447,6 +453,7 @@ class AllReduceJob:
                 self._check_alive(rank)
                 view = self.handle(WorldViewed(rank.uid))
                 assert isinstance(view, WorldView)
+            self.before_answer(rank.uid, view)
             for each in self.ranks:
                 self.directory.keep_address(each.uid, each.listener.address, self.state.pods.is_live)
             known = RoundId(request.members_known.incarnation, request.members_known.number)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import errno
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from support.all_reduce_job import AllReduceJob, KilledError, Rank
+from support.all_reduce_job import BOUND, AllReduceJob, KilledError, Rank
 
-from edl.api.errors import StorageError
-from edl.core.events import StopRequested
+from edl.api.errors import RetryableError, StorageError
+from edl.core.events import StopRequested, WorldReported, WorldView
 from edl.core.ledger import TRAINING, Ledger
+from edl.core.rank_state import RankPhase
+from edl.core.world_rounds import RoundPhase
 from edl.storage.checkpoint_manifest import (
     CheckpointManifest,
     SkippedCheckpoint,
@@ -39,9 +44,13 @@ class CheckedJob(AllReduceJob):
         """By step."""
         self.mistakes: list[str] = []
         self.damaged: set[int] = set()
+        self.hold_manifest: Callable[[], bool] = lambda: False
+        """Whether the master's thread that writes manifests has to wait."""
         super().__init__(folder, records, **({"durable": True, "checkpoint_steps": 7} | settings))
 
     def check_saved(self, cut: int) -> None:
+        while self.hold_manifest():
+            time.sleep(0.001)
         self.checked.append(self._read_step(cut))
 
     def _read_step(self, cut: int) -> int:
@@ -88,11 +97,32 @@ def pending_ranges(ledger: Ledger, snapshot) -> list[tuple[int, int]]:
     return found
 
 
+def must_copy_at(rank: Rank, step: int) -> bool:
+    """Whether a rank has heard of the checkpoint of this step."""
+    order = rank.world.view.checkpoint
+    return order is not None and order.at_step == step
+
+
+def await_orders(job: AllReduceJob, rank: Rank) -> None:
+    """Let a rank wait before each step at which a checkpoint is due, until rank 0 has heard of it.
+
+    On a busy machine the checkpoint before may not be on disk yet. Then the next one is late.
+    """
+    every = job.settings.checkpoint_steps
+
+    def wait(point: str) -> None:
+        step = rank.world.step + 1
+        if point == "compute" and rank.world.rank == 0 and step % every == 0:
+            job.wait(lambda: rank.is_killed or must_copy_at(rank, step))
+
+    rank.replica.fail_at = wait
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, workers):
     with CheckedJob(folder, records=400 * workers, seconds=0.01, checkpoint_steps=40) as job:
         for _ in range(workers):
-            job.start_rank()
+            job.start_rank(partial(await_orders, job))
         job.wait_for_end()
         last = job.state.step
     # The first one is asked for when the round has begun.
@@ -100,6 +130,59 @@ def test_checkpoints_are_taken_at_their_steps_while_training_goes_on(folder, wor
     assert first < 40
     assert periodic == list(range(40, last, 40))
     assert final == last
+
+
+def test_a_checkpoint_of_which_rank_0_hears_late_is_taken_at_once_and_the_next_one_at_its_step(folder):
+    with CheckedJob(folder, records=800, seconds=0.002, checkpoint_steps=40) as job:
+        job.hold_manifest = lambda: job.ranks[0].world.step < 45 and not job.ranks[0].is_killed
+        rank = job.start_rank()
+        job.wait_for_checkpoint(0)
+        await_orders(job, rank)
+        job.wait_for_end()
+    first, late, *periodic, _ = job.checked
+    assert (first < 40, late >= 45) == (True, True)
+    assert periodic == list(range((late // 40 + 1) * 40, job.state.step, 40))
+
+
+@pytest.mark.parametrize("before", [1, 0])
+def test_a_worker_that_joins_when_a_checkpoint_is_due_does_not_delay_it(folder, before):
+    """Rank 0 confirms last, and after the answer hears nothing until it has made the step that is due.
+
+    If the answer named the order of the round before, it would copy in vain, and again a step later.
+
+    Args:
+        before: steps from the boundary to the step of the checkpoint.
+    """
+    every, joined_at, answers = 10, [], []
+    with CheckedJob(folder, records=2000, seconds=0.002, checkpoint_steps=every) as job:
+
+        def await_joiner(first: Rank, point: str) -> None:
+            step, others = first.world.step + 1, job.ranks[1:]
+            is_followed = bool(others) and others[0].world.phase is RankPhase.CAUGHT_UP
+            if point == "compute" and not joined_at and is_followed and (step + before) % every == 0:
+                job.wait(lambda: first.is_killed or must_copy_at(first, step + before))
+                joined_at.append(step)
+                job.wait(lambda: first.is_killed or first.world.view.must_change)
+
+        def delay_report(event: WorldReported) -> None:
+            first, rounds = job.ranks[0], job.state.world
+            if event.phase is RankPhase.CAUGHT_UP and not joined_at:
+                raise RetryableError("the joiner's message is late")
+            if event.worker == first.uid and event.phase is RankPhase.CONFIRMED and event.round.number == 2:
+                job.changed.wait_for(lambda: first.is_killed or len(rounds.confirmed) >= 1, BOUND)
+
+        def delay_answer(worker: str, view: WorldView) -> None:
+            first, is_running = job.ranks[0], view.phase is RoundPhase.RUNNING and view.round.number == 2
+            if worker == first.uid and is_running and answers and first.world.step <= joined_at[0] + before:
+                raise RetryableError("an answer to rank 0 is late")
+            if worker == first.uid and is_running:
+                answers.append(view)
+
+        job.before_report, job.before_answer = delay_report, delay_answer
+        job.start_rank(lambda rank: setattr(rank.replica, "fail_at", partial(await_joiner, rank)))
+        job.start_rank()
+        job.wait_for_end()
+    assert joined_at[0] + before in job.checked
 
 
 def test_checkpoints_with_a_global_batch_have_the_records_of_their_ledger(folder):
