@@ -8,9 +8,11 @@ docs/design/0010-allreduce.md has the reasons.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+MAX_SHARE_LEASES = 1000
+"""The most leases of which a rank takes records in one step: its message names them, and has at most 64 KiB."""
 SHARES_AHEAD = 8
 """Shares of a step that a worker holds, if there are so many, however short its leases are.
 
@@ -32,6 +34,28 @@ class RankRecords:
 
 
 NO_RECORDS = RankRecords()
+
+
+def lease_count_error(global_batch: int, lease_records: int, sources: Iterable[int]) -> str | None:
+    """Why a step may need more leases than a single worker can name; None if it never does.
+
+    A world may shrink to one worker. It would wait for records that it has and cannot use, without an end.
+
+    Args:
+        lease_records: records per lease. A lease has records of one source.
+        sources: records of each source; with shuffling, of all together.
+    """
+    counts = list(sources)
+    # The leases of a step come in any order: in the worst one, the smallest come first.
+    smallest = sorted(rest for count in counts if (rest := count % lease_records))[:MAX_SHARE_LEASES]
+    most = sum(smallest) + (MAX_SHARE_LEASES - len(smallest)) * lease_records
+    if min(global_batch, sum(counts)) <= most:
+        return None
+    return (
+        f"strategy.global_batch is {global_batch:,}, but a worker may have only {most:,} records of it, in "
+        f"{MAX_SHARE_LEASES:,} leases of up to {lease_records:,} records of one file; lower strategy.global_batch, "
+        "raise train.minibatches_per_task, or name fewer and larger files"
+    )
 
 
 def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool = False) -> tuple[int, ...]:

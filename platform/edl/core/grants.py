@@ -29,7 +29,7 @@ from edl.core.events import (
     TaskReported,
     WaitForWork,
 )
-from edl.core.global_batch import limit_lease
+from edl.core.global_batch import lease_count_error, limit_lease
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import (
     BEST_MODEL,
@@ -450,6 +450,10 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
             window = choose_window(s.shuffle, records, s.task_records, blocks) if rows else 0
         except BadInputError as error:
             state.end_job("Failed", str(error), kind="input")
+            return
+        counts = [records] if window else [int(row[1]) for row in rows]
+        if s.global_batch is not None and (why := lease_count_error(s.global_batch, s.task_records, counts)):
+            state.end_job("Failed", why, kind="input")
             return
         if window and blocks is not None:
             order = ShuffleOrder.from_rows(rows, blocks.runs, window, s.seed or 0).to_json()

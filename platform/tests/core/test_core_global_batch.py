@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.global_batch import EpochProgress, RankRecords, divide_step, limit_lease
+from edl.core.global_batch import (
+    MAX_SHARE_LEASES,
+    EpochProgress,
+    RankRecords,
+    divide_step,
+    lease_count_error,
+    limit_lease,
+)
 
 ranks = st.lists(st.integers(0, 40).map(RankRecords), min_size=1, max_size=9)
 
@@ -124,3 +131,16 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
         pending.append(shares)
         left -= sum(shares)
     assert max(without) <= 2
+
+
+def test_the_records_of_a_step_are_in_few_enough_leases_also_for_a_single_worker() -> None:
+    assert lease_count_error(MAX_SHARE_LEASES * 16, 16, [100_000]) is None
+    why = lease_count_error(MAX_SHARE_LEASES * 16 + 1, 16, [100_000])
+    assert why is not None
+    assert why.startswith("strategy.global_batch is 16,001, but a worker may have only 16,000 records of it")
+    # The step of a whole epoch is not larger than the epoch.
+    assert lease_count_error(1 << 40, 16, [1000]) is None
+    # Files with few records: a lease has those of one file.
+    assert lease_count_error(1000, 512, [1] * 5000) is None
+    assert lease_count_error(1001, 512, [1] * 5000) is not None
+    assert lease_count_error(4000, 512, [1] * 900 + [10_000]) is None

@@ -131,6 +131,16 @@ def test_a_job_whose_epoch_does_not_fill_a_step_of_all_workers_ends_before_it_be
     assert training_size_error(64, 32, 1, 32) is None
 
 
+def test_a_job_whose_steps_would_wait_for_more_leases_than_a_worker_can_name_ends_before_it_begins() -> None:
+    masters = CoreHarness()
+    masters.settings = replace(masters.settings, all_reduce=True, ps=0, global_batch=1200, minibatch=1, task_records=1)
+    masters.restart()
+    (end,) = [x for x in masters.see(DatasetDescribed(training=(("a", 2500),))) if isinstance(x, EndJob)]
+    assert (end.phase, end.failure_kind) == ("Failed", "input")
+    assert end.reason.startswith("strategy.global_batch is 1,200, but a worker may have only 1,000 records of it")
+    assert not [entry for entry in masters.journal if entry["kind"] == "dataset"]
+
+
 def test_a_job_whose_epochs_count_beyond_64_bits_ends_before_it_begins() -> None:
     masters = CoreHarness()
     masters.settings = replace(masters.settings, epochs=2**62)

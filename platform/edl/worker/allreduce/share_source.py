@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from edl.core.global_batch import RankRecords
+from edl.core.global_batch import MAX_SHARE_LEASES, RankRecords
 from edl.core.world_rounds import Share, StepShares
 from edl.worker.lease_client import TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.record_stream import LoadedStep, RecordStream
-
-MAX_SHARE_LEASES = 1000
-"""The most leases of which a rank takes records in one step: its message names them, and has at most 64 KiB."""
 
 
 @dataclass(slots=True)
