@@ -202,6 +202,8 @@ def _update_pause(state: JobState) -> None:
         or steps_before_pause(state) == 0
         # A callback ended training at the evaluation for which all paused.
         or bool(state.callback_stop_reason)
+        # No best model is skipped, as with ``keras.fit``; all would wait for the worker that writes it in any case.
+        or state.callbacks.best_to_write is not None
     )
     if pauses != state.world_pauses:
         state.world_pauses = pauses

@@ -11,7 +11,7 @@ from typing import Any
 
 from edl.api.events import CallbackDecided, WarningRaised
 from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutAnnounced
-from edl.core.cuts import CutStage
+from edl.core.cuts import WORLD_STEP_KEY, CutStage
 from edl.core.evaluation import (
     BestCheckpoint,
     CallbackSpec,
@@ -57,9 +57,7 @@ def decide_after_evaluation(
     before = state.callbacks
     if not before.specs:
         return None
-    after = before.apply_evaluation(
-        EvaluationResult(evaluation.step, evaluation.pin if evaluation.saved else 0, metrics)
-    )
+    after = before.apply_evaluation(EvaluationResult(evaluation.step, evaluated_checkpoint(state, evaluation), metrics))
     _emit_callback_events(state, evaluation, before, after)
     return after.evaluated_state()
 
@@ -77,7 +75,7 @@ def _emit_callback_events(
     for callback, now, was in zip(after.specs, after.progress, before.progress, strict=True):
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
             tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
-    if after.keeps_best_checkpoint and not evaluation.saved:
+    if after.keeps_best_checkpoint and not evaluated_checkpoint(state, evaluation):
         state.emit(
             WarningRaised(
                 f"the weights evaluated at step {evaluation.step} are in no checkpoint: they cannot be kept as the best"
@@ -85,18 +83,37 @@ def _emit_callback_events(
         )
 
 
+def evaluated_checkpoint(state: JobState, evaluation: EvaluationRound) -> int:
+    """The checkpoint of the evaluated parameters; 0: it is not on disk."""
+    if state.world is None:
+        return evaluation.pin if evaluation.saved else 0
+    # Nobody trains until the callbacks have decided, so no later checkpoint can be the newest one.
+    saved = state.checkpoint
+    return saved.cut if saved is not None and saved.step == evaluation.step else 0
+
+
 def can_finish_evaluation(state: JobState, evaluation: EvaluationRound) -> bool:
     """Whether an evaluation can be completed."""
     # If the best weights are kept, the decision depends on whether this evaluation's checkpoint is on
     # disk. Wait until it is written or has failed.
-    saving = state.cut is not None and state.cut.number == evaluation.pin and state.cut.stage is CutStage.SAVING
-    return not (state.callbacks.keeps_best_checkpoint and saving)
+    if not state.callbacks.keeps_best_checkpoint:
+        return True
+    if state.world is None:
+        cut = state.cut
+        return cut is None or cut.number != evaluation.pin or cut.stage is not CutStage.SAVING
+    if evaluated_checkpoint(state, evaluation):
+        return True
+    # After a failure, the next attempt begins half a minute later.
+    return state.checkpoint_failure is not None and state.world_checkpoint is None
 
 
 def request_best_write(state: JobState) -> None:
     """Request that a worker writes the file of a best checkpoint that has no file yet."""
     if state.callbacks.best_to_write is not None:
         state.ledgers.setdefault(BEST_MODEL, single_task_ledger(BEST_MODEL))
+    elif (ledger := state.ledgers.get(BEST_MODEL)) is not None and not ledger.leases:
+        # Training went back to a step before this evaluation.
+        del state.ledgers[BEST_MODEL]
 
 
 def best_write_payload(state: JobState) -> dict[str, Any] | None:
@@ -122,23 +139,40 @@ def restore_best_weights(state: JobState) -> bool:
     resumed run use.
     """
     best = state.callbacks.best_to_restore
-    if best is None or best.best_cut in (state.final_pin, state.best_restored):
+    if best is None or best.best_cut in (_final_checkpoint(state), state.best_restored):
         return True
     # Wait for a copy or a cut in progress: the copy takes the next cut number.
-    if state.copy_cut or state.cut is not None or state.training_ledger is None:
+    in_progress = state.copy_cut or state.cut is not None or state.world_checkpoint is not None
+    if in_progress or state.training_ledger is None:
         return False
     state.copy_cut = state.cut_number + 1
     state.record_entry(CutAnnounced(cut=state.copy_cut, step=state.step))
-    version = state.checkpoint.version if state.checkpoint is not None else 0
-    state.add_commands(CopyCheckpoint(best.best_cut, state.copy_cut, version, _final_ledger(state)))
+    state.add_commands(CopyCheckpoint(best.best_cut, state.copy_cut, _final_version(state), _final_ledger(state)))
     return False
+
+
+def _final_checkpoint(state: JobState) -> int:
+    """The checkpoint of the parameters at the end of training; 0: there is none."""
+    if state.world is None:
+        return state.final_pin
+    saved = state.checkpoint
+    return saved.cut if saved is not None and saved.step == state.step else 0
+
+
+def _final_version(state: JobState) -> int:
+    """The version of a checkpoint at the end of training."""
+    if state.world is not None:
+        return state.step
+    return state.checkpoint.version if state.checkpoint is not None else 0
 
 
 def _final_ledger(state: JobState) -> dict[str, Any]:
     """The ledger at the end of training, with the metadata of the newest checkpoint."""
     assert state.training_ledger is not None
     known = state.checkpoint.ledger if state.checkpoint is not None else {}
-    return {**known, **state.training_ledger.to_snapshot()}
+    # Without the last checkpoint, which failed, the newest one is of an older step.
+    world_step = {WORLD_STEP_KEY: state.step} if state.world is not None else {}
+    return {**known, **state.training_ledger.to_snapshot(), **world_step}
 
 
 def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now: float) -> None:
@@ -157,7 +191,7 @@ def handle_checkpoint_copied(state: JobState, event: CheckpointCopyFinished, now
             cut=event.cut,
             of=event.source,
             step=state.step,
-            version=state.checkpoint.version if state.checkpoint is not None else 0,
+            version=_final_version(state),
             ledger=_final_ledger(state),
             metrics=dict(best.best_metrics),
         )

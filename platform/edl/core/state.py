@@ -735,11 +735,21 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
     state.counters.corrupt.clear()
     state.last_evaluation = state.last_checkpoint = entry.step
     state.callbacks = state.callbacks.roll_back_to(entry.step)
+    if _lacks_evaluation(state, entry.step):
+        state.last_evaluation = entry.step - 1
     if state.stopped_after is not None and state.stopped_after > entry.step:
         # The steps are made again, and the callbacks see them again.
         state.stopped_after = None
     _give_up_evaluation(state)
     _apply_final(state, FinalCutPinned(cut=0))
+
+
+def _lacks_evaluation(state: JobState, step: int) -> bool:
+    """Whether the evaluation after this step, whose parameters are kept if they are the best, is not complete."""
+    every = state.settings.evaluation_steps
+    if not state.callbacks.keeps_best_checkpoint or not every or not step or step % every:
+        return False
+    return all(evaluated != step for evaluated, _ in state.callbacks.history)
 
 
 def _apply_world_started(state: JobState, entry: WorldStarted) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from edl.api.events import CheckpointSaved, RollbackDone, WarningRaised
 from edl.api.journal_entries import CheckpointReplaced, CheckpointWritten, CutAnnounced, CutCalledOff
+from edl.core import world_evaluations
 from edl.core.checkpoint_shares import MOST_WRITERS
 from edl.core.checkpointing import RETRY_SAVING_SECONDS, RETRY_SECONDS, clear_save_failure, record_save_failure
 from edl.core.cuts import WORLD_STEP_KEY, WorldCheckpoint
@@ -36,7 +37,8 @@ def advance_checkpoint(state: JobState, now: float) -> None:
         return
     if pending is not None and (reason := _find_obstacle(state, rounds, pending)):
         call_off(state, reason, now + RETRY_SECONDS if pending.step is not None else now)
-    if state.world_checkpoint is not None or now < state.cuts_blocked_until:
+    # The copy of the best checkpoint must stay the newest one.
+    if state.world_checkpoint is not None or state.copy_cut or now < state.cuts_blocked_until:
         return
     last = rounds.last_holder()
     if last is not None:
@@ -73,8 +75,20 @@ def _due_step(state: JobState, rounds: WorldRounds) -> int | None:
         # A last checkpoint that fails is tried again only if the job waits for it.
         gives_up = state.pending_stop is None and state.checkpoint_failure is not None
         return rounds.committed_step if saved.step < rounds.committed_step and not gives_up else None
-    every = state.settings.checkpoint_steps
-    return (state.last_checkpoint // every + 1) * every if every else None
+    every, steps = state.settings.checkpoint_steps, []
+    if every:
+        steps.append((state.last_checkpoint // every + 1) * every)
+    if state.callbacks.keeps_best_checkpoint and (evaluated := _evaluated_step(state, saved.step)):
+        steps.append(evaluated)
+    return min(steps, default=None)
+
+
+def _evaluated_step(state: JobState, saved_step: int) -> int:
+    """The step of the evaluation in progress, if it is in no checkpoint, or of the next one; 0: there is none."""
+    running = state.evaluation
+    if running is not None and saved_step < running.step:
+        return running.step
+    return world_evaluations.pause_step(state)
 
 
 def _find_obstacle(state: JobState, rounds: WorldRounds, pending: WorldCheckpoint) -> str:

@@ -158,6 +158,8 @@ def describe_evaluation(state: JobState) -> str:
         return f"training pauses for the evaluation of step {running.step:,}: {_pause_reason(state, rounds)}"
     if is_pause_due(state):
         return f"training pauses for an evaluation: {_pause_reason(state, rounds)}"
+    if state.callbacks.best_to_write is not None:
+        return "training pauses until a worker has written the file of the best model"
     return ""
 
 

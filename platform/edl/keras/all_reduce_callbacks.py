@@ -2,9 +2,9 @@
 
 All ranks must apply the same change before the same step:
 
-- ``EarlyStopping`` and ``ReduceLROnPlateau`` decide by evaluations. The master decides instead of them
-  (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the others train on during an
-  evaluation (``evaluation.max_workers``).
+- ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` decide by evaluations. The
+  master decides instead of them (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the
+  others train on during an evaluation (``evaluation.max_workers``).
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
   code, and sends it with the step.
 - All others run on every rank, as ``edl.keras.rank_callbacks`` describes.
@@ -90,8 +90,6 @@ def declare_training_callbacks(
     # Both strategies train the worker's own model, so the same callbacks can never work.
     monitor_callbacks.refuse_unsupported_callbacks(others, trains_locally=True)
     _refuse_writers(others)
-    for callback in monitors:
-        _refuse_best_weights(callback)
     monitor_callbacks.check_monitors(monitors, model.metric_directions, spec)
     optimizer = model.optimizer
     declared = monitor_callbacks.declare_callbacks(monitors, getattr(optimizer, "inner_optimizer", optimizer))
@@ -135,26 +133,6 @@ def _refuse_writers(callbacks: Sequence[Any]) -> None:
                     where="" if is_keras_class(kind) else source_file(kind),
                     hint=f"{instead}. {_SUPPORTED} work",
                 )
-
-
-def _refuse_best_weights(callback: Any) -> None:
-    """Refuse callbacks that keep the weights of an evaluation.
-
-    Raises:
-        BadInputError: it is one.
-    """
-    kind = type(callback).__name__
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        raise BadInputError(
-            f"the callback {kind} with save_best_only=True is not supported under strategy AllReduce",
-            hint="use checkpoint.every_steps, or strategy ParameterServer or Local",
-        )
-    if getattr(callback, "restore_best_weights", False):
-        raise BadInputError(
-            f"restore_best_weights=True of the callback {kind} is not supported under strategy AllReduce",
-            hint="leave it out: the job then exports the weights of its last step; or use strategy ParameterServer or "
-            "Local",
-        )
 
 
 class _ScheduledRates:

@@ -485,8 +485,8 @@ class MasterProcess:
             used = set(state.callbacks.best_cuts)
             if state.checkpoint is not None:
                 used.add(state.checkpoint.cut)
-            # This checkpoint may turn out to be the best.
-            if state.evaluation is not None:
+            # This checkpoint may turn out to be the best. Under AllReduce it is the newest one, and a pin is a step.
+            if state.evaluation is not None and state.world is None:
                 used.add(state.evaluation.pin)
             return used
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
@@ -25,6 +25,7 @@ from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport.bulk_client import BulkClient
+from edl.transport.process_identity import ProcessIdentity
 from edl.worker.flat_buffer import FlatLayout
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
@@ -274,6 +275,22 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
     """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
     best = task.decode_payload()
     flat_values, rows = _load_checkpoint(runtime, network, best["cut"])
+    path = best_model_path(best, runtime.identity)
+    model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
+    result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
+    runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
+
+
+def best_model_path(best: Mapping[str, Any], identity: ProcessIdentity) -> Path:
+    """The path of the file of a best model.
+
+    Args:
+        best: the payload of the task.
+        identity: this worker's.
+
+    Raises:
+        BadInputError: the callback's path names values that the evaluation does not have.
+    """
     values = {f"val_{name}": math.nan if value is None else value for name, value in best["metrics"].items()}
     try:
         name = best["filepath"].format(epoch=best["epoch"], **values)
@@ -284,11 +301,7 @@ def _write_best_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, task: 
         ) from error
     path = Path(name)
     # A relative path would be in the pod's own file system, which is lost with the pod.
-    if runtime.identity.pod_host is not None and not path.is_absolute():
-        path = runtime.identity.run_dir / path
-    model_export.export_keras_file(network, flat_values, rows, path, weights_only=best["weights_only"])
-    result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
-    runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
+    return identity.run_dir / path if identity.pod_host is not None and not path.is_absolute() else path
 
 
 def _load_checkpoint(runtime: WorkerRuntime, network: KerasNetwork, cut: int) -> tuple[Floats, Mapping[str, RowChunks]]:

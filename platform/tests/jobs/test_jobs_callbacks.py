@@ -282,6 +282,58 @@ def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
+KEEPS_BEST = """
+def callbacks():
+    return [
+        keras.callbacks.EarlyStopping(
+            monitor="val_number_mae", mode="min", patience=3, min_delta=0.02, start_from_epoch=4,
+            restore_best_weights=True,
+        ),
+        keras.callbacks.ModelCheckpoint(
+            "FOLDER/best-{epoch:02d}.keras", monitor="val_kind_accuracy", mode="max", save_best_only=True
+        ),
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.05, min_lr=0.01),
+    ]
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_reduce_keeps_the_best_weights_as_keras_fit_does(workers: int, tmp_path: Path) -> None:
+    """Of two workers the one that writes checkpoints is killed; each has the whole data set in each step."""
+    job = job_folder(
+        tmp_path / "job",
+        MODULE + KEEPS_BEST.replace("FOLDER", str(tmp_path / "job")),
+        train={"epochs": 100_000, "evaluation_steps": STEPS},
+        workers=workers,
+        checkpoint={"every_steps": 1000, "keep": 1},
+        export={},
+        strategy={"name": "AllReduce"},
+    )
+    with job.run() as run:
+        if workers == 2:
+            run.wait_event("callback_decided", callback="ModelCheckpoint", timeout=240.0)
+            run.send("worker", 0, signal.SIGKILL)
+        summary, run_dir = run.summary(timeout=240.0), run.run_dir
+    (tmp_path / "fit").mkdir()
+    model, history = fit_until_stopped(KEEPS_BEST.replace("FOLDER", str(tmp_path / "fit")))
+    assert summary["phase"] == "Done"
+    assert summary["reason"].startswith("EarlyStopping: number_mae has not improved for 3 evaluations")
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in events if line["event"] == "evaluation_ended"]
+    assert max(steps) == STEPS * len(history["val_loss"]), "the evaluation after which fit stops"
+    names = sorted(path.name for path in (tmp_path / "fit").glob("*.keras"))
+    assert sorted(path.name for path in (tmp_path / "job").glob("*.keras")) == names
+    import keras
+
+    pairs = [(keras.models.load_model(run_dir / "export" / "model.keras"), model)]
+    pairs += [tuple(keras.models.load_model(tmp_path / each / name) for each in ("job", "fit")) for name in names]
+    for mine, theirs in pairs:
+        for ours, expected in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
+    restored = evaluate(run_dir / "export" / "model.keras")
+    assert summary["metrics"]["number_mae"] == pytest.approx(restored["number_mae"], rel=1e-4)
+
+
 COMPILED = """
 make = custom_model
 

@@ -25,6 +25,7 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.evaluation import CallbackSpec
 from edl.core.events import (
+    CopyCheckpoint,
     CoreEvent,
     DatasetDescribed,
     DeletePod,
@@ -47,7 +48,7 @@ from edl.core.events import (
     WorldViewed,
 )
 from edl.core.job import JobStateMachine
-from edl.core.ledger import TRAINING
+from edl.core.ledger import BEST_MODEL, EXPORT, TRAINING
 from edl.core.state import JobSettings
 from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import StepShares
@@ -258,6 +259,7 @@ class Rank:
     connection: RoundConnection = field(init=False)
     leases: LeaseClient = field(init=False)
     evaluation: CopyEvaluation[np.ndarray[Any, Any]] = field(init=False)
+    checkpoints: CheckpointWriter = field(init=False)
     made_steps: list[tuple[float, int, StepShares]] = field(default_factory=list)
     """When each step was applied, its number and its shares."""
     losses: dict[int, float | None] = field(default_factory=dict)
@@ -327,6 +329,10 @@ class AllReduceJob:
         self.is_down = False
         self.evaluated: list[tuple[str, int, float]] = []
         """Of each evaluated range: worker, step, and the sum of the worker's variable."""
+        self.metric: Callable[[int, float], float] = lambda step, total: total
+        """The value of an evaluation: of its step, and of the sum that the ranks have reported."""
+        self.exported: list[tuple[str, int, int]] = []
+        """Of each export and each best model: its kind, the checkpoint that was read (0: none) and its updates."""
         self.silent: set[str] = set()
         """Workers whose messages do not arrive: they are stopped."""
         self.evaluation_seconds = 0.0
@@ -376,9 +382,9 @@ class AllReduceJob:
             self.changed.notify_all()
 
     def cuts_in_use(self) -> set[int]:
-        """The checkpoint to which training would go back."""
+        """The checkpoint to which training would go back, and the best ones."""
         saved = self.state.checkpoint
-        return {saved.cut} if saved is not None else set()
+        return set(self.state.callbacks.best_cuts) | ({saved.cut} if saved is not None else set())
 
     def handle(self, event: CoreEvent) -> RequestAnswer | None:
         """Let the master handle an event; returns its answer."""
@@ -402,6 +408,8 @@ class AllReduceJob:
                 self.deleted.add(command.uid)
             elif isinstance(command, SaveCheckpoint):
                 threading.Thread(target=self._save, args=(command, self.incarnation), daemon=True).start()
+            elif isinstance(command, CopyCheckpoint):
+                threading.Thread(target=self._copy, args=(command, self.incarnation), daemon=True).start()
             elif isinstance(command, RequestAnswer):
                 answer = command
         if is_changed:
@@ -413,6 +421,13 @@ class AllReduceJob:
         event = self.checkpoints.save(command, {}, 0, incarnation)
         if not event.error:
             self.check_saved(command.cut)
+        with suppress(RetryableError), self.changed:
+            if incarnation == self.incarnation:
+                self.handle(event)
+
+    def _copy(self, command: CopyCheckpoint, incarnation: int) -> None:
+        """The master's thread that makes the best checkpoint the newest one."""
+        event = self.checkpoints.copy(command)
         with suppress(RetryableError), self.changed:
             if incarnation == self.incarnation:
                 self.handle(event)
@@ -519,7 +534,7 @@ class AllReduceJob:
             leases_ahead=ALL_REDUCE_LEASES_AHEAD,
         )
         progress = ProgressReporter(session, rank.leases.mark_lost)  # type: ignore[arg-type]
-        checkpoints = CheckpointWriter(self.checkpoints.directory)
+        checkpoints = rank.checkpoints = CheckpointWriter(self.checkpoints.directory)
         rank.evaluation = CopyEvaluation(
             self.settings.evaluation_steps or 1,
             lambda: rank.replica.counts.copy(),
@@ -592,10 +607,25 @@ class AllReduceJob:
         if rank.gate.closed:
             raise LeavingError
         assert not task.of_copy
-        time.sleep(self.evaluation_seconds)
-        self._report_evaluation(rank, task, float(rank.replica.counts.sum()))
+        if task.kind in (EXPORT, BEST_MODEL):
+            self._export(rank, task)
+        else:
+            time.sleep(self.evaluation_seconds)
+            self._report_evaluation(rank, task, float(rank.replica.counts.sum()))
         progress.drop_lease(task.lease_id)
         rank.leases.release_slot(task)
+
+    def _export(self, rank: Rank, task: LeasedTask) -> None:
+        """Read the checkpoint that the task names, or this rank's state."""
+        payload = task.decode_payload() if task.payload else {}
+        cut = payload.get("checkpoint", payload.get("cut", 0))
+        rank.replica.fail_at(task.kind)
+        arrays = rank.checkpoints.read(cut) if cut else rank.replica.state_arrays()
+        self.exported.append((task.kind, cut, int(arrays["updates"][0])))
+        is_best = task.kind == BEST_MODEL
+        result: Any = {"place": payload["place"], "cut": cut, "path": "best"} if is_best else ["export"]
+        with suppress(RetryableError):
+            self.handle(TaskReported(rank.uid, task.lease_id, None, result))
 
     def _run_copy_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
         """Evaluation of the copy that the rank has, and nothing without one; called on the thread of the evaluation."""
@@ -608,7 +638,7 @@ class AllReduceJob:
         rank.leases.release_slot(task)
 
     def _report_evaluation(self, rank: Rank, task: LeasedTask, total: float) -> None:
-        result: Any = {"total": total}
+        result: Any = {"total": self.metric(task.step, total)}
         if task.kind == "evaluation":
             self.evaluated.append((rank.uid, task.step, total))
             result = {"total": {"additive": True, "states": [[total]]}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.round_id import RoundId
+from edl.core.evaluation import CallbackSpec
 from edl.core.events import (
     DatasetDescribed,
     EmitEvent,
@@ -46,11 +47,20 @@ class AllReduceMaster:
         started: workers that run from the beginning.
         records: of one epoch.
         validation: records that are evaluated.
+        callbacks: what each worker declares; None: it says nothing of callbacks.
         settings: changes of the job's settings.
     """
 
-    def __init__(self, *, started: int = 3, records: int = 96, validation: int = 0, **settings: Any) -> None:
-        self.records = records
+    def __init__(
+        self,
+        *,
+        started: int = 3,
+        records: int = 96,
+        validation: int = 0,
+        callbacks: tuple[CallbackSpec, ...] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.records, self.callbacks = records, callbacks
         self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
@@ -84,7 +94,7 @@ class AllReduceMaster:
         for index, uid in enumerate(self.workers):
             if uid not in self.gone:
                 self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
-                self.handle(ModelDeclared(uid))
+                self.handle(ModelDeclared(uid, self.callbacks))
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
             self.handle(DatasetDescribed(training=(("a", self.records),), validation=self.validation))
@@ -154,7 +164,7 @@ class AllReduceMaster:
         uid, index = f"w{len(self.workers)}", len(self.workers)
         self.workers.append(uid)
         self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
-        self.handle(ModelDeclared(uid))
+        self.handle(ModelDeclared(uid, self.callbacks))
         return uid
 
     def kill(self, worker: str, exit_code: int = 137) -> None:

@@ -14,6 +14,7 @@ from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
+from edl.core.ledger import BEST_MODEL
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
@@ -26,7 +27,7 @@ from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import BULK_PORT, TcpAddress
 from edl.transport.process_identity import ProcessIdentity
-from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
+from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.rank_facts import read_rank_facts
 from edl.worker.allreduce.round_connection import RoundConnection
@@ -39,7 +40,7 @@ from edl.worker.lease_client import LeasedTask
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.task_loop import TaskLoop
 from edl.worker.trainer import add_record_range
-from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
+from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, best_model_path, export_directory
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,10 +88,17 @@ def prepare_all_reduce(
     )
     scale_rate = make_rate_scaling(spec.strategy)
     trace_model(runtime, replica, scale_rate)
-    evaluator = ReplicaEvaluator(runtime, replica, callbacks.own)
+    keras_state = describe_keras_state(replica)
+    checkpoints = CheckpointWriter(
+        RunDirectory(runtime.identity.run_dir).checkpoints,
+        {KERAS_STATE_KEY: keras_state.to_json()},
+        ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
+    )
+    evaluator = ReplicaEvaluator(runtime, replica, callbacks.own, checkpoints.read)
     handlers["evaluation"] = evaluator.run
     handlers["metrics"] = evaluator.compute_metrics
     handlers["export"] = evaluator.export
+    handlers[BEST_MODEL] = evaluator.write_best_model
     evaluation = _make_copy_evaluation(runtime, replica, evaluator)
     feed = StepFeed(replica.fingerprint())
     listener = CollectiveListener(
@@ -100,12 +108,6 @@ def prepare_all_reduce(
     declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
     runtime.session.register(ready=True, callbacks=declared)
     left = threading.Event()
-    keras_state = describe_keras_state(replica)
-    checkpoints = CheckpointWriter(
-        RunDirectory(runtime.identity.run_dir).checkpoints,
-        {KERAS_STATE_KEY: keras_state.to_json()},
-        ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
-    )
     connection = RoundConnection(listener)
     world = WorldClient(
         runtime.session,
@@ -237,14 +239,26 @@ def trace_model(
 
 
 class ReplicaEvaluator:
-    """Runs evaluation, metrics and export tasks with this worker's variables, or evaluates a copy of them."""
+    """Runs evaluation, metrics and export tasks with this worker's variables, or evaluates a copy of them.
+
+    Args:
+        runtime: the worker's.
+        replica: the model.
+        callbacks: the user's own callbacks.
+        read_checkpoint: returns the arrays of a checkpoint of this run.
+    """
 
     def __init__(
-        self, runtime: WorkerRuntime, replica: ModelReplica, callbacks: RankCallbacks | NoRankCallbacks
+        self,
+        runtime: WorkerRuntime,
+        replica: ModelReplica,
+        callbacks: RankCallbacks | NoRankCallbacks,
+        read_checkpoint: Callable[[int], Arrays],
     ) -> None:
         self._runtime = runtime
         self._replica = replica
         self._callbacks = callbacks
+        self._read_checkpoint = read_checkpoint
         self._copies = replica.make_copy_evaluator()
         # The metrics are those of one evaluation. One of a copy may be given up while it is in a minibatch.
         self._metrics_lock = threading.Lock()
@@ -301,7 +315,9 @@ class ReplicaEvaluator:
         directory = export_directory(
             runtime.spec.export.path if runtime.spec.export else None, runtime.identity.run_dir
         )
-        with self._final_weights():
+        # restore_best_weights: this worker has the weights of the last step, the checkpoint the best ones.
+        checkpoint = task.decode_payload()["checkpoint"] if task.payload else None
+        with self._final_weights(checkpoint):
             written = model_export.export_model(
                 replica.exportable(),
                 replica.variables.read_values(),
@@ -312,14 +328,30 @@ class ReplicaEvaluator:
         result = {"paths": [str(directory)], "loading": written["loading"]}
         runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
 
+    def write_best_model(self, task: LeasedTask) -> None:
+        """Write a best checkpoint to the file that ``ModelCheckpoint(save_best_only=True)`` names."""
+        runtime, replica = self._runtime, self._replica
+        best = task.decode_payload()
+        path = best_model_path(best, runtime.identity)
+        with self._final_weights(best["cut"]):
+            values = replica.variables.read_values()
+            model_export.export_keras_file(replica.exportable(), values, {}, path, weights_only=best["weights_only"])
+        result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
+        runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
+
     @contextmanager
-    def _final_weights(self) -> Iterator[None]:
+    def _final_weights(self, checkpoint: int | None = None) -> Iterator[None]:
         """The weights as ``fit`` leaves them: the averages with ``use_ema``.
 
         Afterwards the variables are what they were: a worker that joins gets the same ones from every member.
+
+        Args:
+            checkpoint: take those of this checkpoint; None: the present ones.
         """
         state = self._replica.pack_state()
         try:
+            if checkpoint is not None:
+                self._replica.load_state(self._read_checkpoint(checkpoint))
             self._replica.finalize()
             yield
         finally:
