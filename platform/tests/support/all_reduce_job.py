@@ -638,10 +638,11 @@ class AllReduceJob:
         rank.leases.release_slot(task)
 
     def _report_evaluation(self, rank: Rank, task: LeasedTask, total: float) -> None:
-        result: Any = {"total": self.metric(task.step, total)}
         if task.kind == "evaluation":
             self.evaluated.append((rank.uid, task.step, total))
-            result = {"total": {"additive": True, "states": [[total]]}}
+            result: Any = {"total": {"additive": True, "states": [[total]]}}
+        else:
+            result = {"total": self.metric(task.step, total)}
         with suppress(RetryableError):
             self.handle(TaskReported(rank.uid, task.lease_id, None, result))
 

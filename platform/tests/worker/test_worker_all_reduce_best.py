@@ -137,12 +137,23 @@ def test_a_master_is_killed_in_the_evaluation_that_is_the_best(folder: Path) -> 
 def test_all_ranks_are_killed_in_the_best_evaluation_after_its_checkpoint(folder: Path) -> None:
     """Training goes back to the checkpoint of that step, whose evaluation is not complete: it is made again."""
     with best_job(folder, STOP) as job:
-        job.evaluation_seconds = 0.03
-        ranks = [job.start_rank() for _ in range(2)]
-        job.wait(lambda: job.state.checkpoint is not None and job.state.checkpoint.step == BEST)
-        assert job.state.evaluation is not None
-        for rank in ranks:
-            job.kill(rank)
+        killed: list[Rank] = []
+
+        def kill_all(step: int, total: float) -> float:
+            # The values of an evaluation are computed when its checkpoint is on disk.
+            if step == BEST and not killed:
+                killed.extend(job.living_ranks())
+                for rank in job.living_ranks():
+                    job.kill(rank)
+                raise KilledError
+            return value_of(step, total)
+
+        job.metric = kill_all
+        for _ in range(2):
+            job.start_rank()
+        job.wait(lambda: len(killed) == 2)
+        assert job.state.checkpoint is not None
+        assert job.state.checkpoint.step == BEST
         for _ in range(2):
             job.start_rank()
         check_best(job)
