@@ -30,11 +30,13 @@ class StepGradients:
         loss: the loss that ``compute_loss`` returned, or the value ``loss`` of the step.
         gradients: for each trained variable; None: it has none.
         records: number of records of the minibatch.
+        predictions: those of the loss that ``compute_loss`` returned; None: the step did not call it.
     """
 
     loss: Any
     gradients: list[Any]
     records: Any
+    predictions: Any = None
 
 
 def has_custom_train_step(model: Any) -> bool:
@@ -69,10 +71,18 @@ class CustomTrainStep:
         """
         captured = _CapturingOptimizer(self._optimizer)
         losses: list[Any] = []
+        predictions: list[Any] = []
         compute_loss = self._model.compute_loss
 
-        def record_loss(*arguments: Any, **named: Any) -> Any:
-            losses.append(compute_loss(*arguments, **named))
+        def record_loss(x: Any = None, y: Any = None, y_pred: Any = None, *arguments: Any, **named: Any) -> Any:
+            if not self._model.compiled:
+                raise self._error(
+                    "calls compute_loss(), but the model is not compiled, so Keras knows no loss",
+                    "compile the model with loss, optimizer and metrics, and leave loss(), optimizer() and "
+                    "eval_metrics_fn() out of the module",
+                )
+            losses.append(compute_loss(x, y, y_pred, *arguments, **named))
+            predictions.append(y_pred)
             return losses[-1]
 
         self._model.optimizer = captured
@@ -90,7 +100,15 @@ class CustomTrainStep:
                 "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
             )
         records = tf.shape(tf.nest.flatten(features)[0])[0]
-        return StepGradients(tf.reduce_mean(tf.cast(loss, tf.float32)), gradients, records)
+        loss = tf.reduce_mean(tf.cast(loss, tf.float32))
+        return StepGradients(loss, gradients, records, predictions[-1] if predictions else None)
+
+    def refuse_summed_loss(self) -> None:
+        """Raise the error of a step that uses a summed loss: its gradients would count by records."""
+        raise self._error(
+            "uses a loss that is a sum over records",
+            "return one value per record from the loss of compile(), or give it reduction='sum_over_batch_size'",
+        )
 
     def _sort_gradients(self, updates: list[list[tuple[Any, Any]]]) -> list[Any]:
         if len(updates) != 1:

@@ -19,6 +19,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 from typing import Any
 
 import keras
@@ -32,6 +33,9 @@ from edl.keras.user_code import source_file, user_code
 
 _SHAPE_DEPENDENT_LOSSES = ("crossentropy", "ce")
 """Names that Keras' compile resolves by the shapes of labels and predictions."""
+
+_COMPARING = ("circle", "dice", "tversky")
+"""Keras' functions whose value depends on all records of a minibatch together."""
 
 _MASKED_REDUCTIONS = ("mean", "sum_over_batch_size", "mean_with_sample_weight")
 """Reductions with which Keras divides a loss by its mask's sum."""
@@ -86,8 +90,8 @@ class ModelLoss:
         Raises:
             BadInputError: labels, weights or outputs do not match.
         """
-        if training and self._class_weight_table is not None:
-            weights = self._class_sample_weights(labels, weights)
+        if training:
+            weights = self.training_weights(labels, weights)
         if self._is_function:
             loss = self._compute_function_loss(labels, predictions, weights)
         else:
@@ -126,6 +130,8 @@ class ModelLoss:
         Returns:
             None if this minibatch cannot tell: its loss is 0 or not finite, for other predictions, too.
         """
+        # Parts and repetitions of predictions have no mask, so neither has the whole.
+        predictions = tf.nest.map_structure(tf.identity, predictions)
         once = self._loss_value(labels, predictions, weights)
         if not once or not np.isfinite(once):
             # A layer that starts with zeros predicts 0 for all records, and a sum of products is 0 then.
@@ -143,11 +149,42 @@ class ModelLoss:
                 "large): each worker computes it for its own minibatch, and the results are averaged",
                 ratio,
             )
-        if weights is None:
-            return LossReduction.MEAN
-        heavier = tf.nest.map_structure(lambda weight: 2 * tf.convert_to_tensor(weight), weights)
-        ratio = self._loss_value(labels, predictions, heavier) / once
-        return LossReduction.WEIGHTED_MEAN if abs(ratio - 1) < _RATIO_TOLERANCE else LossReduction.MEAN
+        if weights is not None:
+            heavier = tf.nest.map_structure(lambda weight: 2 * tf.convert_to_tensor(weight), weights)
+            ratio = self._loss_value(labels, predictions, heavier) / once
+            if abs(ratio - 1) < _RATIO_TOLERANCE:
+                return LossReduction.WEIGHTED_MEAN
+        self._warn_if_not_additive(labels, predictions, weights)
+        return LossReduction.MEAN
+
+    def warn_of_compared_records(self) -> None:
+        """Warn if Keras computes one of the losses for a whole minibatch, although its reduction is called a mean."""
+        for name, loss in _declared_losses(self._resolved_losses):
+            if _compares_records(loss):
+                _LOG.warning(
+                    "%s is %s, which compares the records of a minibatch: each worker computes it for its own "
+                    "minibatch, and the results are averaged",
+                    name,
+                    getattr(loss, "called", type(loss).__name__),
+                )
+
+    def _warn_if_not_additive(self, labels: Any, predictions: Any, weights: Any) -> None:
+        """Warn if a mean loss of a minibatch is not the mean of the losses of its two parts."""
+        everything = (labels, predictions, weights)
+        records = int(tf.nest.flatten(predictions)[0].shape[0])
+        first = records // 3 or 1
+        if records < 2 or any(not _can_slice(leaf) for leaf in tf.nest.flatten(everything)):
+            return
+        total = 0.0
+        for part in (slice(0, first), slice(first, records)):
+            cut = [None if each is None else tf.nest.map_structure(itemgetter(part), each) for each in everything]
+            total += self._loss_value(*cut) * (part.stop - part.start)
+        whole = self._loss_value(*everything)
+        if np.isfinite(total) and abs(total / records - whole) > _RATIO_TOLERANCE * abs(whole):
+            _LOG.warning(
+                "the loss of a minibatch is not the mean of the losses of its records: it compares records, or divides "
+                "by a number of its own. Each worker computes it for its own minibatch, and the results are averaged"
+            )
 
     def _loss_value(self, labels: Any, predictions: Any, weights: Any) -> float:
         return float(self(labels, predictions, weights, training=True))
@@ -174,8 +211,7 @@ class ModelLoss:
         """
         if reduction is LossReduction.SUM:
             return tf.constant(1, tf.float64)
-        if self._class_weight_table is not None:
-            weights = self._class_sample_weights(labels, weights)
+        weights = self.training_weights(labels, weights)
         mask = None if predictions is None else self._loss_mask(predictions)
         if reduction is LossReduction.MEAN or weights is None:
             return tf.cast(records, tf.float64) if mask is None else tf.reduce_sum(mask)
@@ -213,6 +249,14 @@ class ModelLoss:
             )
             return None
         return tf.cast(masks[0], tf.float64)
+
+    def training_weights(self, labels: Any, weights: Any) -> Any:
+        """The sample weights of training records: those of ``class_weight``, else those that ``feed`` yielded.
+
+        Raises:
+            BadInputError: there are both, or labels without a class.
+        """
+        return weights if self._class_weight_table is None else self._class_sample_weights(labels, weights)
 
     # ------------------------------------------------------------------ one function of all outputs
 
@@ -433,6 +477,17 @@ def _repeat_records(structure: Any) -> Any:
         return tf.concat([leaf, leaf], 0)
 
     return tf.nest.map_structure(repeat, structure)
+
+
+def _compares_records(loss: Any) -> bool:
+    if isinstance(loss, keras.losses.Circle) or (_is_keras_loss(loss) and getattr(loss, "called", "") in _COMPARING):
+        return True
+    # Without axis, they sum over all records.
+    return isinstance(loss, keras.losses.Dice | keras.losses.Tversky) and loss.axis is None
+
+
+def _can_slice(leaf: Any) -> bool:
+    return leaf is None or (not isinstance(leaf, tf.SparseTensor) and tf.convert_to_tensor(leaf).shape.rank != 0)
 
 
 def _is_user_loss(loss: Any) -> bool:

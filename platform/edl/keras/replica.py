@@ -176,8 +176,9 @@ class ModelReplica(TrainableModel):
         }
         self._gradient_views = [by_position[at] for at in range(len(self._trained))]
         self._tail_views = [buffer[s.tail] for s, buffer in zip(self._sections, self.buffers, strict=True)]
-        # A step of the user's gives the gradients of a mean.
-        self._reduction = self._objective.declared_reduction if self._custom_step is None else LossReduction.MEAN
+        self._reduction = self._objective.declared_reduction
+        self._objective.warn_of_compared_records()
+        self._step_uses_loss = False
         self._compute_by_reduction: dict[LossReduction | None, TracedFunction] = {}
         self._apply_by_case: dict[tuple[tuple[bool, ...], bool, bool], Callable[..., Any]] = {}
         self._old_seed_states: Sequence[Any] = ()
@@ -209,7 +210,7 @@ class ModelReplica(TrainableModel):
             user_code(self.module.zoo, "the model or its loss", function=self.module.loss),
             explain_dense_id_errors(self.model),
         ):
-            if self._reduction is None:
+            if self._reduction is None and self._custom_step is None:
                 self._reduction = self._objective.try_reduction(labels, self._predict_graph(features), weights)
             traced = self._compute_by_reduction.get(self._reduction)
             if traced is None:
@@ -217,6 +218,8 @@ class ModelReplica(TrainableModel):
                 self._compute_by_reduction[self._reduction] = traced
             optional = () if weights is None else (weights,)
             loss, weight, finite, gradients, tails, seed_states = traced(features, labels, *optional)
+            if self._step_uses_loss:
+                self._refuse_summed_loss(features, labels, weights)
         if not adds:
             self._old_seed_states = seed_states
         result = ReplicaStep(float(loss), float(weight), bool(finite), "")
@@ -419,6 +422,16 @@ class ModelReplica(TrainableModel):
 
     # ------------------------------------------------------------------ traced functions
 
+    def _refuse_summed_loss(self, features: Any, labels: Any, weights: Any) -> None:
+        """Refuse a ``train_step`` whose ``compute_loss`` gives a sum; until a minibatch can tell, it is a mean."""
+        assert self._custom_step is not None
+        reduction = self._reduction
+        if reduction is None:
+            reduction = self._objective.try_reduction(labels, self._predict_graph(features), weights)
+        if reduction is LossReduction.SUM:
+            self._custom_step.refuse_summed_loss()
+        self._step_uses_loss = reduction is None
+
     def _find_changed_variables(self, sample: Any) -> list[Any]:
         """The model's variables that a forward pass in training changes.
 
@@ -467,9 +480,12 @@ class ModelReplica(TrainableModel):
             loss, gradients, predictions = self._differentiate(reduction, features, labels, weights)
             count = count_records(predictions)
         else:
-            step = self._custom_step.compute(features, labels, weights)
+            step = self._custom_step.compute(features, labels, self._objective.training_weights(labels, weights))
             self._refuse_new_variables()
-            loss, gradients, count, predictions = step.loss, step.gradients, step.records, None
+            loss, gradients, count, predictions = step.loss, step.gradients, step.records, step.predictions
+            # A step with a loss of its own gives the gradients of a mean.
+            self._step_uses_loss = predictions is not None
+            reduction = (self._step_uses_loss and reduction) or LossReduction.MEAN
         records = tf.cast(count, tf.float64)
         changes = [tf.identity(v.value) - old for v, old in zip(self._statistics, before, strict=True)]
         # Until the step is applied, the model is as before: another rank may fail.

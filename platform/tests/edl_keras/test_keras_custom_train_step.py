@@ -206,3 +206,94 @@ def test_the_optimizer_may_scale_the_loss(tmp_path: Path) -> None:
         results.append(rank.model.get_weights())
     for mine, theirs in zip(*results, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------
+# What fit() and compile() give a train_step beside the records.
+
+WITH_WEIGHTS = """
+x, y, *weights = data
+with tf.GradientTape() as tape:
+    predictions = self(x, training=True)
+    loss = self.compute_loss(x, y, predictions, *weights)
+self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+return {"loss": loss}
+"""
+
+
+def make_changed_ranks(folder: Path, count: int, *changes: tuple[str, str]) -> list[ModelReplica]:
+    """Ranks without BatchNormalization, whose module is changed by replacing texts."""
+    source = SOURCE.replace("BatchNormalization(momentum=0.5)", "LayerNormalization()").replace(
+        ", training=training))", "))"
+    )
+    for old, new in changes:
+        assert old in source
+        source = source.replace(old, new)
+    body = "".join(f"        {line}\n" for line in WITH_WEIGHTS.strip().splitlines())
+    folder.mkdir(exist_ok=True)
+    (folder / "own.py").write_text(source.replace("STEP\n", body))
+    module = load_model_module(
+        SimpleNamespace(zoo=folder, definition="own.custom_model", params={}), may_have_train_step=True
+    )
+    return [ModelReplica(module, seed=4, rank_seed=rank, sample=np.zeros((1, 3), np.float32)) for rank in range(count)]
+
+
+def assert_trains_like(ranks: list[ModelReplica], folder: Path, x: Any, y: Any, weights: Any, given: bool) -> None:
+    """Three steps of the ranks equal Keras' with these sample weights; ``given``: ``feed`` yields them."""
+    scope: dict[str, Any] = {}
+    exec((folder / "own.py").read_text(), scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(ranks[0].model.get_weights())
+    cuts = np.split(np.arange(len(x)), [len(x) // 3])
+    for _ in range(3):
+        steps = [
+            rank.compute(x[cut], y[cut], weights[cut] if given else None) for rank, cut in zip(ranks, cuts, strict=True)
+        ]
+        for buffers in zip(*(rank.buffers for rank in ranks), strict=True):
+            total = np.sum(buffers, axis=0)
+            for buffer in buffers:
+                buffer[:] = total
+        for rank in ranks:
+            rank.apply(sum(step.weight for step in steps))
+        plain.train_on_batch(x, y, sample_weight=weights)
+    for mine, theirs in zip(ranks[0].model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
+
+
+def test_class_weight_reaches_the_step_as_sample_weights(tmp_path: Path) -> None:
+    ranks = make_changed_ranks(tmp_path, 2, ("def feed", "class_weight = {1: 6.0}\n\ndef feed"))
+    x, _ = make_data(24)
+    y = (x[:, :1] > 0).astype(np.float32)
+    assert_trains_like(ranks, tmp_path, x, y, 1 + 5 * y[:, 0], given=False)
+
+
+def test_the_step_of_a_loss_that_divides_by_the_weights_counts_by_them(tmp_path: Path) -> None:
+    loss = 'keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")'
+    ranks = make_changed_ranks(tmp_path, 2, ('"mse"', loss))
+    x, y = make_data(24)
+    weights = np.random.default_rng(0).uniform(0.1, 5, 24).astype(np.float32)
+    assert_trains_like(ranks, tmp_path, x, y, weights, given=True)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ['keras.losses.MeanSquaredError(reduction="sum")', "lambda y, p: tf.reduce_sum(tf.square(y - p))"],
+    ids=["Keras", "function"],
+)
+def test_a_step_with_a_summed_loss_is_refused(tmp_path: Path, loss: str) -> None:
+    (rank,) = make_changed_ranks(tmp_path, 1, ('"mse"', loss))
+    with pytest.raises(BadInputError, match="sum over records"):
+        rank.compute(*make_data(8))
+
+
+def test_a_step_that_needs_the_loss_of_compile_is_refused_without_compile(tmp_path: Path) -> None:
+    """Keras would compute the regularizers alone."""
+    (rank,) = make_changed_ranks(
+        tmp_path,
+        1,
+        ('model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])', "pass"),
+        ('Dense(4, activation="tanh")', 'Dense(4, kernel_regularizer="l2")'),
+        ("def feed", 'loss = "mse"\noptimizer = "sgd"\neval_metrics_fn = dict\n\ndef feed'),
+    )
+    with pytest.raises(BadInputError, match=r"compute_loss\(\), but the model is not compiled"):
+        rank.compute(*make_data(8))

@@ -305,7 +305,9 @@ def normalized_error(labels: Any, predictions: Any, sample_weights: Any) -> Any:
     ],
     ids=["function", "Keras", "mean_with_sample_weight", "function that divides by the weights"],
 )
-def test_sample_weights_count_as_in_one_process(loss: Any, by_sum_of_weights: bool) -> None:
+def test_sample_weights_count_as_in_one_process(
+    caplog: pytest.LogCaptureFixture, loss: Any, by_sum_of_weights: bool
+) -> None:
     def union_loss(labels: Any, predictions: Any, weights: Any) -> Any:
         weighted = tf.reshape(weights, [-1, 1]) * tf.square(labels - predictions)
         return tf.reduce_sum(weighted) / tf.reduce_sum(weights) if by_sum_of_weights else tf.reduce_mean(weighted)
@@ -319,6 +321,7 @@ def test_sample_weights_count_as_in_one_process(loss: Any, by_sum_of_weights: bo
         expected = [float(minibatch[2][:7].sum()), float(minibatch[2][7:].sum())] if by_sum_of_weights else [7, 5]
         assert [result.weight for result in results] == expected
         one.step(*minibatch)
+    assert not caplog.text
     assert_equal_states(replicas)
     assert_close(replicas[0], one, 1e-5)
 
@@ -1013,6 +1016,49 @@ def test_a_loss_that_compares_records_is_averaged_with_a_warning(caplog: pytest.
     assert [result.weight for result in results] == [4, 8]
     assert "neither" in caplog.text
     assert_equal_states(replicas)
+
+
+def own_dice(labels: Any, predictions: Any) -> Any:
+    return 1 - 2 * tf.reduce_sum(labels * predictions) / (tf.reduce_sum(labels) + tf.reduce_sum(predictions))
+
+
+class OwnDice(keras.losses.Loss):  # type: ignore[misc]
+    def call(self, labels: Any, predictions: Any) -> Any:
+        return own_dice(labels, predictions)
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (own_dice, "not the mean of the losses of its records"),
+        (OwnDice(), "not the mean of the losses of its records"),
+        (keras.losses.Dice(), "loss is Dice"),
+        ({"out": keras.losses.Tversky()}, r"loss['out'] is Tversky"),
+        ("dice", "loss is"),
+        (squared_error, ""),
+        (keras.losses.Dice(axis=(1,)), ""),
+    ],
+    ids=["function", "class", "Dice", "Tversky", "name", "mean", "Dice by record"],
+)
+def test_a_loss_of_the_whole_minibatch_is_named(caplog: pytest.LogCaptureFixture, loss: Any, named: str) -> None:
+    def make() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid", name="out")])
+
+    ((x, y),) = minibatches(1)
+    with caplog.at_level(logging.WARNING):
+        step(build(module(make, loss), 1), [(x, np.abs(y))])
+    assert named in caplog.text if named else not caplog.text
+
+
+def test_the_mask_of_predictions_does_not_decide_what_a_function_of_compile_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (replica,) = build(module(tagger, squared_error, loss_of_each_output=True), 1)
+    ((ids, labels, _),) = sequences(1)
+    with caplog.at_level(logging.WARNING):
+        (result,) = step([replica], [(ids, np.where(ids[:, :, None] > 0, labels + 5, 0).astype(np.float32))])
+    assert result.weight == np.count_nonzero(ids)
+    assert not caplog.text
 
 
 def test_a_step_without_records_is_no_step() -> None:
