@@ -349,3 +349,24 @@ def test_what_is_no_state_and_no_step_changes_nothing(follower, frame):
     follow(frame)
     assert replica.pack_state().tobytes() == before
     assert (world.step, world.phase) == (0, RankPhase.OUTSIDE)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        pytest.param([], id="of no rank"),
+        pytest.param([StepMessage((Share(1, 0, 1),), weight=float("nan")).encode()], id="weight NaN"),
+        pytest.param([StepMessage((Share(1, 2, 1),)).encode()], id="records backwards"),
+        pytest.param([StepMessage((Share(-1, 0, 1),)).encode()], id="lease negative"),
+        pytest.param([StepMessage((Share(1, 0, 2**62),)).encode()], id="too many records"),
+        pytest.param([StepMessage((Share(1, 0, 1),), epoch=-1).encode()], id="epoch negative"),
+        pytest.param([StepMessage((Share(1, 0, 1),), learning_rate=float("inf")).encode()], id="rate infinite"),
+        pytest.param([StepMessage((Share(1, 0, 1),), copies_cut=-1).encode()], id="checkpoint negative"),
+    ],
+)
+def test_a_step_with_impossible_messages_is_not_followed(follower, messages):
+    follow, replica, world = follower
+    state = pb.RoundState(step=3, shares=SHARES).SerializeToString()
+    step = pb.RoundStep(messages=messages).SerializeToString()
+    follow((FrameKind.ROUND_STATE, state, replica.pack_state().tobytes()), (FrameKind.ROUND_STEP, step, b""))
+    assert (world.step, world.phase) == (3, RankPhase.OUTSIDE)

@@ -12,6 +12,7 @@ from edl.core.world_rounds import Share, StepShares
 
 _FORMAT = struct.Struct("<ddqdqqqB")
 _SHARE = struct.Struct("<qqq")
+_MAX_RECORD = 2**62 - 1
 _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -72,14 +73,20 @@ class StepMessage:
         """Read a message.
 
         Raises:
-            ValueError: it has an impossible length.
+            ValueError: its length or one of its numbers is impossible.
         """
         size = _FORMAT.size
         if len(data) < size or (len(data) - size) % _SHARE.size:
             raise ValueError(f"a rank's message has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
         weight, loss, epoch, rate, available, epoch_left, copies_cut, flags = _FORMAT.unpack(data[:size])
+        shares = tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:]))
+        for share in shares:
+            if share.lease < 0 or not 0 <= share.start < share.end <= _MAX_RECORD:
+                raise ValueError(f"a rank's message has an impossible share: {share}")
+        if min(epoch, available, epoch_left, copies_cut) < 0 or not math.isfinite(weight) or math.isinf(rate):
+            raise ValueError("a rank's message has an impossible number")
         return cls(
-            tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:])),
+            shares,
             bool(flags & _HAS_GRADIENT),
             weight,
             loss,
@@ -144,7 +151,13 @@ class StepOutcome:
 
     @classmethod
     def from_messages(cls, messages: Sequence[bytes]) -> StepOutcome:
-        """Combine the messages of all ranks, by rank."""
+        """Combine the messages of all ranks, by rank.
+
+        Raises:
+            ValueError: one of them is impossible, or there are none.
+        """
+        if not messages:
+            raise ValueError("a step has no message of any rank")
         parts = [StepMessage.decode(data) for data in messages]
         weight = sum(part.weight for part in parts)
         epoch = max((part.epoch for part in parts if part.shares), default=0)
