@@ -215,6 +215,14 @@ class Summary:
     updates_rolled_back: Annotated[int, Field("Updates that were lost with a parameter server.")] = 0
     steps_not_applied: StepsNotApplied = 0
     states_taken: StatesTaken = 0
+    steps_added: Annotated[
+        int,
+        Field(
+            "With strategy.global_batch, steps beyond those of full batches since the last start of the master. "
+            "Records that may have crashed a worker are tried alone.",
+            unit="steps",
+        ),
+    ] = 0
     updates_rolled_back_of: Annotated[
         Mapping[str, int], Field("updates_rolled_back by variable: lost updates of each.")
     ] = field(default_factory=dict)

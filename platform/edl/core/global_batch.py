@@ -36,6 +36,18 @@ class RankRecords:
 NO_RECORDS = RankRecords()
 
 
+def count_full_steps(start: int, end: int, epoch_records: int, global_batch: int) -> int:
+    """The steps in which the records from number ``start`` up to ``end`` are trained, if none is short without need.
+
+    Records are counted over all epochs. The last step of an epoch may have fewer, and so may the last one of all.
+    """
+    first, last = start // epoch_records, end // epoch_records
+    if first == last:
+        return -(-(end - start) // global_batch)
+    parts = ((first + 1) * epoch_records - start, *[epoch_records] * (last - first - 1), end % epoch_records)
+    return sum(-(-part // global_batch) for part in parts)
+
+
 def lease_count_error(global_batch: int, lease_records: int, sources: Iterable[int]) -> str | None:
     """Why a step may need more leases than a single worker can name; None if it never does.
 

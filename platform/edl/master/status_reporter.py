@@ -21,6 +21,7 @@ from edl.api.events import EvaluationEnded, JobEvent, StallBegan
 from edl.api.status import STALLED, ParametersStatus, RoleStatus, Status, Summary
 from edl.core.allreduce import describe_world
 from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
+from edl.core.global_batch import count_full_steps
 from edl.core.job import JobStateMachine
 from edl.core.job_pods import JobPod
 from edl.core.ledger import Ledger
@@ -160,6 +161,8 @@ class StatusReporter:
         self._start_time = find_run_start(run)
         self._throughput = restore_throughput(run, self._start_time)
         self._worker_throughput: dict[str, ThroughputMeter] = {}
+        self._first_step: tuple[int, int] | None = None
+        """The step and the records done when this master counted them first."""
         self._writing = threading.Lock()
         self._thread = guarded_threads.start_guarded_thread("events", self._write_lines, on_failure)
 
@@ -210,6 +213,7 @@ class StatusReporter:
         state, main = self._state, self._state.main_ledger
         done, total = (main.done_records, count_total_records(state)) if main else (0, 0)
         self._throughput.observe(time.monotonic(), done)
+        self._count_added_steps()
         rate = self._throughput.recent_rate
         self._worker_throughput = {uid: pace for uid, pace in self._worker_throughput.items() if uid in state.holders}
         waits = describe_stall(find_missing_ps(state, self._now()), unsaved_checkpoint_reason(state))
@@ -281,6 +285,7 @@ class StatusReporter:
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
             states_taken=state.world.states_taken if state.world is not None else 0,
+            steps_added=self._count_added_steps(),
             updates_rolled_back_of=self._updates_by_variable(),
             samples_per_second=self._throughput.overall_rate,
             seconds=max(0.0, time.time() - self._start_time),
@@ -291,6 +296,18 @@ class StatusReporter:
             logs=str(self._run.logs),
             parameters=self._parameters_status(),
         )
+
+    def _count_added_steps(self) -> int:
+        """Steps beyond those of full batches since this master began; a fixed batch is the same at any world."""
+        state, main = self._state, self._state.main_ledger
+        batch = state.settings.global_batch
+        if batch is None or main is None or state.settings.predict or not main.plan.records:
+            return 0
+        done = main.done_records + sum(work.records for work in main.quarantined_ranges)
+        if self._first_step is None or done < self._first_step[1]:
+            self._first_step = (state.step, done)
+        step, before = self._first_step
+        return max(0, state.step - step - count_full_steps(before, done, main.plan.records, batch))
 
     def _updates_by_variable(self) -> dict[str, int]:
         """Rolled-back updates by variable.

@@ -57,6 +57,11 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
         lines.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
     if summary.steps_not_applied:
         lines.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
+    if summary.steps_added:
+        count = f"{summary.steps_added:,} {'step' if summary.steps_added == 1 else 'steps'}"
+        lines.append(
+            ("steps", f"{count} more than with full batches: records were tried alone after a worker was lost")
+        )
     if summary.workers_lost:
         lines.append(("workers", f"{summary.workers_lost} lost"))
     if summary.parameters:

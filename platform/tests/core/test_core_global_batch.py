@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from edl.core.global_batch import (
     MAX_SHARE_LEASES,
     EpochProgress,
     RankRecords,
+    count_full_steps,
     divide_step,
     lease_count_error,
     limit_lease,
@@ -144,3 +146,11 @@ def test_the_records_of_a_step_are_in_few_enough_leases_also_for_a_single_worker
     assert lease_count_error(1000, 512, [1] * 5000) is None
     assert lease_count_error(1001, 512, [1] * 5000) is not None
     assert lease_count_error(4000, 512, [1] * 900 + [10_000]) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "steps"),
+    [(0, 0, 0), (0, 4, 1), (0, 5, 2), (0, 10, 3), (0, 20, 6), (4, 10, 2), (5, 20, 5), (3, 34, 9), (10, 20, 3)],
+)
+def test_an_epoch_of_ten_records_has_three_steps_of_four(start: int, end: int, steps: int) -> None:
+    assert count_full_steps(start, end, 10, 4) == steps

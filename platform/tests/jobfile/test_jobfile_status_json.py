@@ -80,6 +80,7 @@ def test_the_summary_has_the_documented_keys() -> None:
         "steps_not_applied",
         "export_loading",
         "states_taken",
+        "steps_added",
     }
     assert set(to_json(Summary(records_total=1, records_done=1))) == documented | added
 

@@ -247,6 +247,21 @@ def test_a_run_that_max_steps_ends_has_done_all_of_its_records(harness: Reporter
     assert harness.reporter.build_status().records_total == harness.reporter.build_summary().records_total == 4
 
 
+def test_the_summary_counts_the_steps_that_a_fixed_batch_would_not_need(harness: ReporterHarness) -> None:
+    """Eight records in batches of four: a worker was lost, and two of them were tried alone."""
+    lease = harness.train()
+    state = harness.shell.state
+    assert state.main_ledger is not None
+    harness.reporter.build_status()
+    harness.shell.handle(ProgressReported("worker-0", (LeaseProgress(lease.lease, 1, 3.0, 2),)))
+    state.main_ledger.done_records = 4
+    assert harness.reporter.build_summary().steps_added == 0, "no fixed batch"
+    state.settings = replace(state.settings, global_batch=4)
+    assert harness.reporter.build_summary().steps_added == 0
+    state.main_ledger.done_records, state.main_ledger.done_steps = 8, state.main_ledger.done_steps + 3
+    assert harness.reporter.build_summary().steps_added == 2
+
+
 def seen(harness: ReporterHarness, index: int, phase: PodPhase, **more: Any) -> None:
     harness.shell.handle(PodChanged(PodStatus(f"worker-{index}", Role.WORKER, index, phase, **more)))
 

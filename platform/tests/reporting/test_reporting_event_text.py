@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.text_keys import missing_keys
 
-from edl.api.status import Status, WorldStatus
+from edl.api.status import Status, Summary, WorldStatus
 from edl.jobfile.section_type import from_json, to_json
-from edl.reporting.event_text import describe_world
+from edl.reporting.event_text import describe_world, summary_rows
 
 RUNNING = WorldStatus(round=4, running=True, size=2, ranks=(0, 2), step=30, changed="worker-1 was lost")
 
@@ -36,3 +36,10 @@ def test_the_world_is_a_part_of_the_status() -> None:
     status = Status(job="a", run="r1", run_dir="x", phase="Training", updated=1.0, world=RUNNING)
     assert from_json(Status, to_json(status), "status.json") == status
     assert to_json(replace(status, world=None))["world"] is None
+
+
+@pytest.mark.parametrize(("added", "text"), [(1, "1 step more than with full batches"), (2, "2 steps more")])
+def test_the_summary_names_steps_with_fewer_records(added: int, text: str) -> None:
+    rows = dict(summary_rows(Summary(records_total=4, records_done=4, steps_added=added)))
+    assert rows["steps"].startswith(text)
+    assert "steps" not in dict(summary_rows(Summary(records_total=4, records_done=4)))
