@@ -160,6 +160,10 @@ class Communicator:
         chosen = algorithm or choose_algorithm(len(data), self.size)
         return self._ring.all_reduce(data, element, chosen, control)
 
+    def exchange(self, message: bytes) -> list[bytes]:
+        """Return all ranks' messages, by rank; at most 64 KiB each. Raises as ``all_reduce`` does."""
+        return self.all_reduce(_NOTHING, message)
+
     def begin_step(self) -> ReductionStep:
         """Reduce a step's buckets in the background while the backward pass computes the next ones."""
         # One thread: all ranks must reduce the buckets in the same order.

@@ -16,7 +16,7 @@ from edl.api.journal_entries import LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations
 from edl.core.checkpointing import steps_before_pause
-from edl.core.events import NotifyWorkers, WorldReported, WorldView, WorldViewed
+from edl.core.events import WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
@@ -207,7 +207,7 @@ def _update_pause(state: JobState) -> None:
     )
     if pauses != state.world_pauses:
         state.world_pauses = pauses
-        _notify(state)
+        state.notify_workers()
 
 
 def _check_worker(state: JobState, rounds: WorldRounds, worker: str) -> list[RoundCommand]:
@@ -257,7 +257,7 @@ def _return_leases_after_limit(state: JobState) -> None:
     if rounds.phase is RoundPhase.RUNNING:
         for number, lease in sorted(training.leases.items(), reverse=True):
             state.record_entry(LeaseReturned(lease=number, through=lease.done_steps, partial=0, repeated=0))
-        _notify(state)
+        state.notify_workers()
 
 
 def _stop_by_callback(state: JobState, rounds: WorldRounds, event: WorldReported) -> None:
@@ -276,10 +276,10 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
     """Carry out what the rounds decided: entries first."""
     for command in commands:
         if isinstance(command, CloseRound | ChangeAtBoundary):
-            _notify(state)
+            state.notify_workers()
         elif isinstance(command, RoundAnnounced):
             _announce(state, rounds, command)
-            _notify(state)
+            state.notify_workers()
         elif isinstance(command, RoundStarted):
             _credit_workers(state, command.done)
             returned = [lease for lease in member_crashes.open_leases(state) if not rounds.keeps_leases(lease.worker)]
@@ -294,7 +294,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             if command.difference and command.difference != known_difference:
                 state.emit(WarningRaised(_describe_difference(command.difference)))
             _credit(state)
-            _notify(state)
+            state.notify_workers()
             _obey(state, rounds, rounds.request_pending_leaves())
         elif isinstance(command, StepsCommitted):
             _credit_workers(state, command.done)
@@ -336,11 +336,6 @@ def _announce(state: JobState, rounds: WorldRounds, announced: RoundAnnounced) -
     # The ledger goes back: nobody knows how far the lost workers were.
     if entry.ledger is not None:
         member_crashes.judge_returned_leases(state, lost, is_progress_known=False)
-
-
-def _notify(state: JobState) -> None:
-    state.world_version += 1
-    state.add_commands(NotifyWorkers())
 
 
 def _credit(state: JobState) -> None:

@@ -61,6 +61,26 @@ class EvaluationCopies:
         if known is None or report.changes >= known.changes:
             self.reports[worker] = report
 
+    def advance(self, rounds: WorldRounds, last_evaluation: int, *, every: int, most: int) -> tuple[int, bool]:
+        """No evaluation runs, and the next one is of a copy: begin it, or choose who copies.
+
+        Args:
+            last_evaluation: the step of the newest evaluation.
+            every: ``train.evaluation_steps``.
+            most: ``evaluation.max_workers``.
+
+        Returns:
+            the step whose evaluation begins now, or 0; whether workers have to do something else than before.
+        """
+        step = self.copied_step(rounds, last_evaluation)
+        if step:
+            return step, self.clear_plan()
+        if rounds.phase is RoundPhase.RUNNING:
+            next_step = (max(last_evaluation, rounds.committed_step) // every + 1) * every
+            return 0, self.plan(rounds, next_step, most)
+        # The members of the next round are not known yet, and an evaluator may have copied.
+        return 0, False
+
     def plan(self, rounds: WorldRounds, next_step: int, most: int) -> bool:
         """Choose the members that copy after ``next_step``; returns whether anything changed.
 

@@ -63,7 +63,15 @@ from edl.core.cuts import (
 )
 from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
 from edl.core.evaluation_copies import EvaluationCopies
-from edl.core.events import CoreCommand, EmitEvent, EndJob, PhaseEntered, RecordEntry, TrainingStalled
+from edl.core.events import (
+    CoreCommand,
+    EmitEvent,
+    EndJob,
+    NotifyWorkers,
+    PhaseEntered,
+    RecordEntry,
+    TrainingStalled,
+)
 from edl.core.job_pods import JobPods
 from edl.core.lease_settlement import LeaseRevocation
 from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
@@ -456,6 +464,11 @@ class JobState:
     def add_commands(self, *commands: CoreCommand) -> None:
         """Append commands to the current decision."""
         self.pending_commands.extend(commands)
+
+    def notify_workers(self) -> None:
+        """What the world's workers should do has changed: each gets a new view of it."""
+        self.world_version += 1
+        self.add_commands(NotifyWorkers())
 
     def emit(self, event: JobEvent | TrainingStalled | PhaseEntered) -> None:
         """Emit an event for users."""

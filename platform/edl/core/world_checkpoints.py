@@ -20,7 +20,6 @@ from edl.core.events import (
     CheckpointRefused,
     CheckpointSaveFinished,
     CopiedState,
-    NotifyWorkers,
     SaveCheckpoint,
 )
 from edl.core.state import JobState, dataset_entry
@@ -52,7 +51,7 @@ def advance_checkpoint(state: JobState, now: float) -> None:
     state.world_checkpoint = WorldCheckpoint(number, writer, at_step, round=rounds.round, is_last=last is not None)
     if state.pending_stop is not None:
         state.pending_stop.cut_number = number
-    _notify(state)
+    state.notify_workers()
 
 
 def is_last_due(state: JobState) -> bool:
@@ -146,7 +145,7 @@ def call_off(state: JobState, reason: str, blocked_until: float) -> None:
 def _clear(state: JobState, blocked_until: float) -> None:
     state.world_checkpoint = None
     state.cuts_blocked_until = max(state.cuts_blocked_until, blocked_until)
-    _notify(state)
+    state.notify_workers()
 
 
 def order_for(state: JobState, worker: str) -> CheckpointOrder | None:
@@ -182,7 +181,7 @@ def handle_copied(state: JobState, worker: str, copied: CopiedState, now: float)
             _capture_ledger(state, pending)
         if len(pending.writers) > 1:
             # The others report their shares when their views name the checkpoint.
-            _notify(state)
+            state.notify_workers()
     if worker not in pending.writers:
         return
     if copied.step != pending.step:
@@ -300,8 +299,3 @@ def emit_rollback(state: JobState, records: int, updates: int, cut: int, reason:
     """Report that training goes back to a checkpoint, or to the start of the job."""
     if records or updates:
         state.emit(RollbackDone(records=records, updates=updates, to_cut=cut or None, reason=reason))
-
-
-def _notify(state: JobState) -> None:
-    state.world_version += 1
-    state.add_commands(NotifyWorkers())

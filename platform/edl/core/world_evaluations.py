@@ -11,7 +11,6 @@ from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
 from edl.core import revocation
 from edl.core.cuts import is_due
-from edl.core.events import NotifyWorkers
 from edl.core.ledger import EVALUATION, METRICS
 from edl.core.state import JobState
 from edl.core.world_rounds import RoundPhase, WorldRounds
@@ -79,23 +78,20 @@ def advance_evaluation(state: JobState, now: float) -> None:
             reason = "no worker is left that has a copy of its variables"
             state.record_entry(EvaluationAbandoned(reason=reason))
             state.emit(WarningRaised(f"the evaluation of step {running.step} was given up: {reason}"))
-            _notify(state)
+            state.notify_workers()
     if state.pending_stop is None and uses_copies(state) and _may_begin(state):
-        step = copies.copied_step(rounds, state.last_evaluation)
+        assert every is not None
+        step, has_changed = copies.advance(
+            rounds, state.last_evaluation, every=every, most=state.settings.evaluation_workers
+        )
         if step:
+            # Workers also have to know which step is evaluated.
             _begin(state, step, of_copy=True)
-            _notify(state)
-        elif rounds.phase is RoundPhase.RUNNING:
-            assert every is not None
-            next_step = (max(state.last_evaluation, rounds.committed_step) // every + 1) * every
-            if copies.plan(rounds, next_step, state.settings.evaluation_workers):
-                _notify(state)
-            return
-        else:
-            # The members of the next round are not known yet, and an evaluator may have copied.
-            return
-    if copies.clear_plan():
-        _notify(state)
+            has_changed = True
+    else:
+        has_changed = copies.clear_plan()
+    if has_changed:
+        state.notify_workers()
 
 
 def _begin(state: JobState, step: int, *, of_copy: bool) -> None:
@@ -171,8 +167,3 @@ def _pause_reason(state: JobState, rounds: WorldRounds) -> str:
     if len(rounds.members) == 1:
         return "there is a single worker"
     return "it began when a single worker stayed"
-
-
-def _notify(state: JobState) -> None:
-    state.world_version += 1
-    state.add_commands(NotifyWorkers())

@@ -13,7 +13,7 @@ from core.world_simulator import SimulatedRank, WorldSimulator
 from edl.api.round_id import RoundId
 from edl.core.evaluation_copies import CopyAction, CopyReport, EvaluationCopies, OwnCopy
 from edl.core.rank_state import RankPhase
-from edl.core.world_rounds import RoundAnnounced, RoundPhase, RoundStarted, StepsCommitted, StepShares
+from edl.core.world_rounds import RoundAnnounced, RoundStarted, StepsCommitted, StepShares
 
 EVERY = 3
 TASKS = 4
@@ -69,18 +69,14 @@ class CopiesSimulator(WorldSimulator):
         self.send(self.worker_hears_order, uid, self.view_version, at_step, self.evaluated_step)
 
     def advance_evaluation(self) -> None:
-        """As ``world_evaluations.advance_evaluation`` does it."""
         copies, rounds = self.copies, self.rounds
         if self.evaluated_step:
             if copies.are_lost(rounds, self.evaluated_step):
                 self.evaluated_step, self.given_up = 0, self.given_up + 1
-        elif step := copies.copied_step(rounds, self.last_evaluation):
-            self.evaluated_step = self.last_evaluation = step
-            self.tasks_left = TASKS
-            copies.clear_plan()
-        elif rounds.phase is RoundPhase.RUNNING:
-            next_step = (max(self.last_evaluation, rounds.committed_step) // EVERY + 1) * EVERY
-            copies.plan(rounds, next_step, self.most)
+            return
+        self.evaluated_step, _ = copies.advance(rounds, self.last_evaluation, every=EVERY, most=self.most)
+        if self.evaluated_step:
+            self.last_evaluation, self.tasks_left = self.evaluated_step, TASKS
 
     def evaluate(self, worker: SimulatedRank) -> None:
         """A worker that has said that it has a copy gets a task; one that has it no more does nothing."""

@@ -79,6 +79,26 @@ def test_training_that_goes_back_moves_the_step_that_is_copied() -> None:
     assert copies.at_step == 10
 
 
+def test_the_next_multiple_is_copied_and_its_evaluation_begins_with_the_ledger() -> None:
+    copies, rounds = EvaluationCopies(), running("a", "b")
+    rounds.committed_step = 11
+    assert copies.advance(rounds, 0, every=10, most=1) == (0, True)
+    assert (copies.at_step, copies.evaluators) == (20, ("b",))
+    assert copies.advance(rounds, 0, every=10, most=1) == (0, False)
+    copies.record_report(rounds, "b", rounds.round, CopyReport(20, 1))
+    rounds.committed_step = 20
+    assert copies.advance(rounds, 0, every=10, most=1) == (20, True)
+    assert (copies.at_step, copies.evaluators) == (0, ())
+
+
+def test_between_two_rounds_a_plan_stays_as_it_is() -> None:
+    copies, rounds = EvaluationCopies(), running("a", "b")
+    copies.plan(rounds, 20, 1)
+    rounds.is_closing = True
+    assert copies.advance(rounds, 0, every=10, most=1) == (0, False)
+    assert copies.evaluators == ("b",)
+
+
 def test_a_late_message_does_not_take_a_copy_away() -> None:
     copies, rounds = EvaluationCopies(), running("a", "b")
     copies.record_report(rounds, "b", rounds.round, CopyReport(10, 1))

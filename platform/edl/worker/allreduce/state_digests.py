@@ -40,6 +40,7 @@ class Reducer(Protocol):
     @property
     def size(self) -> int: ...
     def all_reduce(self, buffer: Array, control: bytes = b"") -> list[bytes]: ...
+    def exchange(self, message: bytes) -> list[bytes]: ...
 
 
 class ComparedReplica(Protocol):
@@ -82,7 +83,7 @@ class StateDigests:
             RoundBrokenError: a rank was lost.
         """
         own = self._own_facts.to_json() | {"drifted": self._has_drifted}
-        answers = [decode_json(data) for data in communicator.all_reduce(_nothing(), json.dumps(own).encode())]
+        answers = [decode_json(data) for data in communicator.exchange(json.dumps(own).encode())]
         self._facts = facts = [RankFacts.from_json(answer) for answer in answers]
         # Before the models: another version may be why these differ.
         if conflict := describe_version_conflict(facts):
@@ -111,7 +112,7 @@ class StateDigests:
         """
         digest = self._replica.digest()
         own = digest.to_bytes(_DIGEST_BYTES, "big")
-        if any(other != own for other in communicator.all_reduce(_nothing(), own)):
+        if any(other != own for other in communicator.exchange(own)):
             self._raise_divergence(communicator, step)
         # From now on all have the same bits, and equal processors keep them equal.
         self._has_drifted = bool(self.difference)
@@ -153,7 +154,7 @@ class StateDigests:
             self._replica.unpack_state(state.view(np.uint8))
             worst = _find_drift(before, self._replica.state_arrays())
         own = json.dumps([worst.variable, worst.relative] if worst is not None else None).encode()
-        answers = communicator.all_reduce(_nothing(), own)
+        answers = communicator.exchange(own)
         for rank, answer in enumerate(answers):
             found = json.loads(answer)
             if found is not None:
@@ -210,7 +211,3 @@ def _epsilon(dtype: Any) -> float | None:
         # NumPy does not know it.
         return 2.0**-7
     return float(np.finfo(dtype).eps) if dtype.kind == "f" else None
-
-
-def _nothing() -> Array:
-    return np.zeros(0, np.float32)

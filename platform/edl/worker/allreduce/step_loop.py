@@ -319,7 +319,7 @@ class StepLoop:
         own_shares = b""
         if is_source and view.holders:
             own_shares = json.dumps(self._world.pending_shares()).encode()
-        answers = communicator.all_reduce(_nothing(), json.dumps({"share_bytes": len(own_shares)}).encode())
+        answers = communicator.exchange(json.dumps({"share_bytes": len(own_shares)}).encode())
         # As data: after a time without a master they are longer than a control message may be.
         shares = np.zeros(int(decode_json(answers[source])["share_bytes"]), np.uint8)
         if is_source:
@@ -386,7 +386,7 @@ class StepLoop:
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
-                    probe = StepOutcome.from_messages(communicator.all_reduce(_nothing(), message.encode()))
+                    probe = StepOutcome.from_messages(communicator.exchange(message.encode()))
                     if probe.leaves_round:
                         self._replica.restore_statistics()
                         break
@@ -602,7 +602,3 @@ class StepLoop:
     def _close_communicator(self) -> None:
         self._feed.end_round()
         self._connection.close()
-
-
-def _nothing() -> np.ndarray[Any, Any]:
-    return np.zeros(0, np.float32)
