@@ -16,7 +16,7 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import model_export
-from edl.keras.all_reduce_callbacks import declare_training_callbacks
+from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
 from edl.keras.model_contract import ModelModule
 from edl.keras.optimizer_state import describe_keras_state
@@ -70,43 +70,26 @@ def prepare_all_reduce(
     Raises:
         EdlError: the model cannot be trained so.
     """
-    spec, index = runtime.spec, runtime.identity.index
+    spec = runtime.spec
     runtime.check_validation_data()
-    replica = ModelReplica(
-        module,
-        seed=spec.train.seed,
-        rank_seed=spec.train.seed + index,
-        sample=runtime.first_features(),
-        max_dense_gradient=spec.strategy.max_dense_gradient,
-    )
-    callbacks = declare_training_callbacks(
-        module,
-        replica,
-        spec,
-        worker_index=index,
-        make_params=lambda: build_callback_params(spec.train, runtime.open_reader("training")),
-    )
+    replica, callbacks = _build_model(runtime, module)
     scale_rate = make_rate_scaling(spec.strategy)
     trace_model(runtime, replica, scale_rate)
-    keras_state = describe_keras_state(replica)
-    checkpoints = CheckpointWriter(
-        RunDirectory(runtime.identity.run_dir).checkpoints,
-        {KERAS_STATE_KEY: keras_state.to_json()},
-        ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
-    )
+    checkpoints = _make_checkpoint_writer(runtime, replica)
     evaluator = ReplicaEvaluator(runtime, replica, callbacks.own, checkpoints.read)
-    handlers["evaluation"] = evaluator.run
-    handlers["metrics"] = evaluator.compute_metrics
-    handlers["export"] = evaluator.export
-    handlers[BEST_MODEL] = evaluator.write_best_model
+    handlers |= {
+        "evaluation": evaluator.run,
+        "metrics": evaluator.compute_metrics,
+        "export": evaluator.export,
+        BEST_MODEL: evaluator.write_best_model,
+    }
     evaluation = _make_copy_evaluation(runtime, replica, evaluator)
     feed = StepFeed(replica.fingerprint())
     listener = CollectiveListener(
         ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame
     )
     listener.start()
-    declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
-    runtime.session.register(ready=True, callbacks=declared)
+    _register(runtime, callbacks)
     left = threading.Event()
     connection = RoundConnection(listener)
     world = WorldClient(
@@ -127,7 +110,7 @@ def prepare_all_reduce(
         checkpoints,
         runtime.gate,
         tasks.run_task,
-        read_rank_facts(f"worker-{index}"),
+        read_rank_facts(f"worker-{runtime.identity.index}"),
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
         scale_rate=scale_rate,
@@ -152,6 +135,40 @@ def prepare_all_reduce(
             listener.stop()
 
     return train
+
+
+def _build_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[ModelReplica, SharedCallbacks]:
+    spec, index = runtime.spec, runtime.identity.index
+    replica = ModelReplica(
+        module,
+        seed=spec.train.seed,
+        rank_seed=spec.train.seed + index,
+        sample=runtime.first_features(),
+        max_dense_gradient=spec.strategy.max_dense_gradient,
+    )
+    callbacks = declare_training_callbacks(
+        module,
+        replica,
+        spec,
+        worker_index=index,
+        make_params=lambda: build_callback_params(spec.train, runtime.open_reader("training")),
+    )
+    return replica, callbacks
+
+
+def _register(runtime: WorkerRuntime, callbacks: SharedCallbacks) -> None:
+    """From now on the master counts on this worker. All workers declare the same callbacks."""
+    declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
+    runtime.session.register(ready=True, callbacks=declared)
+
+
+def _make_checkpoint_writer(runtime: WorkerRuntime, replica: ModelReplica) -> CheckpointWriter:
+    keras_state = describe_keras_state(replica)
+    return CheckpointWriter(
+        RunDirectory(runtime.identity.run_dir).checkpoints,
+        {KERAS_STATE_KEY: keras_state.to_json()},
+        ServerCheckpointConverter(keras_state, replica.state_arrays()).convert,
+    )
 
 
 def _make_copy_evaluation(
