@@ -81,6 +81,40 @@ class CheckedJob(AllReduceJob):
         """Wait until a checkpoint of a step from ``step`` on is on disk."""
         self.wait(lambda: self.state.checkpoint is not None and self.state.checkpoint.step >= step)
 
+    def run_with_faults(self, seed: int) -> None:
+        """Run to the end while ranks are killed, one or all, leave and come, and the master is replaced."""
+        random = Random(seed)
+        for _ in range(3):
+            self.start_rank()
+        self.wait_for_step(2)
+        while self.end is None and len(self.ranks) < 14:
+            living = self.training_ranks()
+            fault = random.choice(("kill", "kill all", "leave", "join", "join", "master"))
+            if fault == "kill" and living:
+                self.kill(random.choice(living))
+            elif fault == "kill all":
+                for rank in living:
+                    self.kill(rank)
+                self.start_rank()
+            elif fault == "leave" and len(living) > 1:
+                self.tell_to_leave(random.choice(living))
+            elif fault == "master":
+                self.stop_master()
+                self.start_master()
+            if fault == "join" or not living:
+                self.start_rank()
+            reached = self.state.step + random.randint(0, 6)
+            self.wait(
+                lambda reached=reached: self.end is not None or self.state.step >= reached or not self.training_ranks()
+            )
+        if not self.training_ranks():
+            self.start_rank()
+        self.wait_for_end()
+
+    def training_ranks(self) -> list[Rank]:
+        """The ranks that train, or will."""
+        return [rank for rank in self.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed]
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         assert not self.mistakes, self.mistakes
@@ -363,35 +397,5 @@ def test_a_worker_that_leaves_passes_its_state_on_to_the_one_that_comes(folder):
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 4))])
 def test_random_faults(folder, seed):
-    random = Random(seed)
     with CheckedJob(folder, records=1600, seconds=0.002, workers=6) as job:
-        for _ in range(3):
-            job.start_rank()
-        job.wait_for_step(2)
-        while job.end is None and len(job.ranks) < 14:
-            living = [
-                rank for rank in job.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed
-            ]
-            fault = random.choice(("kill", "kill all", "leave", "join", "join", "master"))
-            if fault == "kill" and living:
-                job.kill(random.choice(living))
-            elif fault == "kill all":
-                for rank in living:
-                    job.kill(rank)
-                job.start_rank()
-            elif fault == "leave" and len(living) > 1:
-                job.tell_to_leave(random.choice(living))
-            elif fault == "master":
-                job.stop_master()
-                job.start_master()
-            if fault == "join" or not living:
-                job.start_rank()
-            reached = job.state.step + random.randint(0, 6)
-            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached or not any_living(job))
-        if not any_living(job):
-            job.start_rank()
-        job.wait_for_end()
-
-
-def any_living(job: AllReduceJob) -> bool:
-    return any(not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed for rank in job.ranks)
+        job.run_with_faults(seed)

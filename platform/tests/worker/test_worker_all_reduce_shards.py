@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from support.all_reduce_job import Rank
-from worker.test_worker_all_reduce_checkpoints import CheckedJob, any_living
+from worker.test_worker_all_reduce_checkpoints import CheckedJob
 from worker.test_worker_all_reduce_checkpoints import folder as folder
 
 from edl.api.errors import StorageError
@@ -138,31 +137,5 @@ def test_all_workers_are_lost_and_another_number_goes_on_from_the_shards(folder:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 4))])
 def test_random_faults(folder: Path, seed: int) -> None:
-    random = Random(seed)
     with SharedJob(folder, records=1600, seconds=0.002, workers=6) as job:
-        for _ in range(3):
-            job.start_rank()
-        job.wait_for_step(2)
-        while job.end is None and len(job.ranks) < 14:
-            living = [
-                rank for rank in job.ranks if not rank.is_killed and not rank.ended.is_set() and not rank.gate.closed
-            ]
-            fault = random.choice(("kill", "kill all", "leave", "join", "join", "master"))
-            if fault == "kill" and living:
-                job.kill(random.choice(living))
-            elif fault == "kill all":
-                for rank in living:
-                    job.kill(rank)
-                job.start_rank()
-            elif fault == "leave" and len(living) > 1:
-                job.tell_to_leave(random.choice(living))
-            elif fault == "master":
-                job.stop_master()
-                job.start_master()
-            if fault == "join" or not living:
-                job.start_rank()
-            reached = job.state.step + random.randint(0, 6)
-            job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached or not any_living(job))
-        if not any_living(job):
-            job.start_rank()
-        job.wait_for_end()
+        job.run_with_faults(seed)
