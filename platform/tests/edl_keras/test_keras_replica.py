@@ -886,6 +886,20 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
     assert replicas[0].digest() == before
 
 
+def test_one_infinite_value_at_the_end_of_a_large_gradient_is_noticed() -> None:
+    def wide() -> Any:
+        return keras.Sequential([keras.Input((3,)), keras.layers.Dense(70_000, use_bias=False)])
+
+    (replica,) = build(module(wide), 1)
+    ((x, _),) = minibatches(1)
+    y = np.zeros((12, 70_000), np.float32)
+    assert replica.compute(x, y).finite
+    y[:, -1] = np.inf
+    result = replica.compute(x, y)
+    assert not result.finite
+    assert result.nonfinite == replica.model.trainable_variables[0].path
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_a_variable_without_a_gradient_keeps_its_value_on_all_ranks() -> None:
     def unused() -> Any:
