@@ -164,7 +164,7 @@ _FIELD_OF_FIT_ARGUMENT = {
 
 _COMPILE_SETTINGS = {
     "auto_scale_loss": "return a keras.optimizers.LossScaleOptimizer from optimizer()",
-    "jit_compile": "EDL traces its own steps and does not compile them with XLA; a layer's call() may use "
+    "jit_compile": "EDL traces its own steps and compiles no model with XLA; a layer's call() may use "
     "tf.function(jit_compile=True)",
     "run_eagerly": "EDL traces its steps; print with tf.print(), or use breakpoint() in eager code",
     "steps_per_execution": "EDL runs one step at a time, with the same result",

@@ -20,8 +20,10 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
+from edl.keras import replica as replica_module  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.replica import ModelReplica, ReplicaStep  # noqa: E402
+from edl.keras.user_code import UserCodeError  # noqa: E402
 from edl.storage.checkpoint_shards import cut_directory, shard_path, write_shard  # noqa: E402
 from edl.storage.safetensors_writer import read_array_file  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
@@ -1091,3 +1093,88 @@ def test_an_optimizer_that_makes_a_variable_late_is_refused_by_name() -> None:
     replicas = build(module(optimizer=lambda: Tardy(0.1)), 1)
     with pytest.raises(BadInputError, match="tardy"):
         step(replicas, minibatches(1))
+
+
+# --------------------------------------------------------------------------------------------------
+# The update of a large model is compiled.
+
+
+def compiled_updates(replica: ModelReplica) -> list[bool]:
+    return [update.is_compiled for update in replica._apply_by_case.values()]
+
+
+def small_model() -> Any:
+    # Without a bias before the normalization: its gradient would be what rounding leaves of zero.
+    first = keras.layers.Dense(5, use_bias=False, kernel_regularizer="l2")
+    return keras.Sequential([keras.Input((3,)), first, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "scaled loss"])
+def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(OPTIMIZERS["Adam"](), initial_scale=16.0)
+
+    user = module(small_model, optimizer=OPTIMIZERS.get(optimizer, scaled))
+    (plain,) = build(user, 1)
+    monkeypatch.setattr(replica_module, "COMPILED_UPDATE_ELEMENTS", 1)
+    replicas = build(user, 2)
+    for minibatch in minibatches(5):
+        parts = split(minibatch, [5, 7])
+        step(replicas, parts)
+        # The addends of the same parts, so that only the update differs.
+        for buffer in plain.buffers:
+            buffer.fill(0)
+        plain.compute(*parts[0], None)
+        plain.compute(*parts[1], None, adds=True)
+        plain.apply(12.0)
+    assert compiled_updates(plain) == [False]
+    assert [compiled_updates(replica) for replica in replicas] == [[True], [True]]
+    assert_equal_states(replicas)
+    found, expected = replicas[0].state_arrays(), plain.state_arrays()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_copy_of_variables_does_not_change_with_a_compiled_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "COMPILED_UPDATE_ELEMENTS", 1)
+    (replica,) = build(module(optimizer=OPTIMIZERS["Momentum"]), 1)
+    first, second, third = minibatches(3)
+    step([replica], [first])
+    copied = replica.copy_final_values()
+    values = [np.array(value) for value in copied]
+    step([replica], [second])
+    step([replica], [third])
+    assert compiled_updates(replica) == [True]
+    for tensor, value, variable in zip(copied, values, replica.model.variables, strict=True):
+        np.testing.assert_array_equal(tensor, value)
+        assert not np.array_equal(tensor, variable)
+
+
+def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Python(keras.optimizers.SGD):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            halved = tf.numpy_function(lambda value: value / np.float32(2), [gradient], tf.float32)
+            super().update_step(tf.ensure_shape(halved, variable.shape), variable, learning_rate)
+
+    (half,) = build(module(linear, optimizer=lambda: keras.optimizers.SGD(0.05)), 1)
+    monkeypatch.setattr(replica_module, "COMPILED_UPDATE_ELEMENTS", 1)
+    (replica,) = build(module(linear, optimizer=lambda: Python(0.1)), 1)
+    for minibatch in minibatches(2):
+        step([half], [minibatch])
+        step([replica], [minibatch])
+    assert compiled_updates(replica) == [False]
+    for found, expected in zip(replica.model.weights, half.model.weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_an_error_of_the_optimizer_is_not_taken_for_one_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Strict(keras.optimizers.SGD):  # type: ignore[misc]
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            tf.debugging.assert_less(tf.reduce_max(tf.abs(gradient)), 0.0, "the user's own check")
+            super().update_step(gradient, variable, learning_rate)
+
+    monkeypatch.setattr(replica_module, "COMPILED_UPDATE_ELEMENTS", 1)
+    (replica,) = build(module(optimizer=lambda: Strict(0.1)), 1)
+    result = replica.compute(*minibatches(1)[0])
+    with pytest.raises(UserCodeError, match="the user's own check"):
+        replica.apply(result.weight)
