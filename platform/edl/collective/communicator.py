@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -166,10 +166,13 @@ class Communicator:
 
     def begin_step(self) -> ReductionStep:
         """Reduce a step's buckets in the background while the backward pass computes the next ones."""
+        return ReductionStep(self, self._start_thread)
+
+    def _start_thread(self) -> ThreadPoolExecutor:
         # One thread: all ranks must reduce the buckets in the same order.
         if self._step_thread is None:
             self._step_thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-        return ReductionStep(self, self._step_thread)
+        return self._step_thread
 
     def abort(self, reason: str) -> None:
         """End the round on all ranks, from any thread. A pending call raises RoundBrokenError."""
@@ -211,15 +214,15 @@ class ReductionStep:
     bucket: only then does a rank know whether its gradients are finite.
     """
 
-    def __init__(self, communicator: Communicator, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, communicator: Communicator, start_thread: Callable[[], ThreadPoolExecutor]) -> None:
         self._communicator = communicator
-        self._thread = thread
+        self._start_thread = start_thread
         self._pending: list[Future[list[bytes]]] = []
 
     def reduce_bucket(self, bucket: npt.NDArray[Any], element_type: str | None = None) -> None:
         """Reduce a buffer in place, as ``all_reduce`` does. The caller must not use it until ``finish`` returns."""
         reduce = self._communicator.all_reduce
-        self._pending.append(self._thread.submit(reduce, bucket, element_type=element_type))
+        self._pending.append(self._start_thread().submit(reduce, bucket, element_type=element_type))
 
     def finish(self, control: bytes, last_bucket: npt.NDArray[Any] | None = None) -> list[bytes]:
         """Wait for all buckets. The last bucket carries the control message; it may be omitted.
@@ -233,7 +236,10 @@ class ReductionStep:
         """
         # Without a last bucket an empty one is reduced, because the message needs a frame.
         bucket = _NOTHING[:0] if last_bucket is None else last_bucket
-        self._pending.append(self._thread.submit(self._communicator.all_reduce, bucket, control))
+        if not self._pending:
+            # Nothing to overlap with: the hand-over to the other thread and back would only cost time.
+            return self._communicator.all_reduce(bucket, control)
+        self._pending.append(self._start_thread().submit(self._communicator.all_reduce, bucket, control))
         # Wait for all of them before raising: until then the thread may write to a bucket.
         results = [future.exception() for future in self._pending]
         for error in results:

@@ -145,6 +145,15 @@ class ReductionContract:
                     np.testing.assert_array_equal(theirs[index], ours[index])
             assert ranks.each(lambda each: each.begin_step().finish(b"x"), round_) == [[b"x", b"x"]] * 2
 
+    def test_a_step_of_one_bucket_is_reduced_on_the_callers_thread(self, ranks: RankThreads) -> None:
+        with ranks.round(2) as round_:
+            for communicator in round_:
+                communicator._start_thread = None  # type: ignore[method-assign, assignment]  # to start one fails
+            found = ranks.each(lambda each: (buffer := np.ones(8), each.begin_step().finish(b"x", buffer)), round_)
+        for buffer, messages in found:
+            np.testing.assert_array_equal(buffer, 2.0)
+            assert messages == [b"x", b"x"]
+
     @pytest.mark.parametrize(
         "buffer",
         [
