@@ -75,7 +75,8 @@ def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool =
 
     The shares differ by one at most; ranks with more records have the larger ones, so that none runs out before the
     others. If a rank has fewer records, the others take more. If all together have too few, nobody takes any, and the
-    step waits for more records.
+    step waits for more records. It does not wait if a rank has indivisible ones: this rank gets no others before they
+    are done.
 
     Args:
         size: the records of the step.
@@ -83,7 +84,8 @@ def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool =
         may_be_short: whether a step with fewer records is made instead of waiting.
     """
     left = min(size, sum(rank.count for rank in ranks))
-    if left < size and not may_be_short:
+    waits = not may_be_short and not any(rank.is_indivisible and rank.count for rank in ranks)
+    if left < size and waits:
         return (0,) * len(ranks)
     shares = [0] * len(ranks)
     for at, rank in enumerate(ranks):

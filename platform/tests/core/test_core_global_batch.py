@@ -57,6 +57,13 @@ def test_indivisible_records_are_in_one_step_or_in_none(
         assert sum(shares) > 0
 
 
+def test_a_step_with_indivisible_records_waits_for_no_others() -> None:
+    """Their rank gets none before they are done, so it may be that nobody has more."""
+    assert divide_step(6, [RankRecords(4, is_indivisible=True), RankRecords()]) == (4, 0)
+    assert divide_step(6, [RankRecords(4, is_indivisible=True), RankRecords(9)]) == (4, 2)
+    assert divide_step(6, [RankRecords(0, is_indivisible=True), RankRecords(5)]) == (0, 0)
+
+
 def test_the_remainder_and_a_rank_with_few_records() -> None:
     assert divide_step(10, [RankRecords(50)] * 4) == (3, 3, 2, 2)
     assert divide_step(10, [RankRecords(50), RankRecords(51), RankRecords(50), RankRecords(52)]) == (2, 3, 2, 3)

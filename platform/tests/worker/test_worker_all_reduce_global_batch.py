@@ -181,7 +181,22 @@ def test_records_that_crash_every_worker_are_found_and_all_others_are_trained(fo
         (quarantined,) = training.quarantined_ranges
         assert quarantined.start <= 77 < quarantined.end
         assert quarantined.records <= job.settings.minibatch
-        counts = next(rank for rank in job.ranks if not rank.is_killed and rank.replica.updates).replica.counts
+        # A worker that follows the last round may be a step behind.
+        counts = next(rank for rank in job.ranks if rank.uid in job.state.world.members).replica.counts
         skipped = set(range(quarantined.start, quarantined.end))
         assert [at for at in range(200) if counts[at] != 1] == sorted(skipped)
         assert all(counts[at] == 0 for at in skipped)
+
+
+def test_a_new_master_leases_more_to_a_rank_with_records_that_are_tried_alone(folder: Path) -> None:
+    with AllReduceJob(folder, 400, workers_min=2, global_batch=6, task_records=16, seconds=0.01) as job:
+        for _ in range(3):
+            job.start_rank()
+        job.wait_for_round(3)
+        job.wait_for_step(3)
+        job.kill(job.living_ranks()[1])
+        leases = [rank.loop._shares._open for rank in job.living_ranks()]
+        job.wait(lambda: any(each.task.one_by_one and each.has_steps for open_leases in leases for each in open_leases))
+        job.stop_master()
+        job.start_master()
+        job.wait_for_end()

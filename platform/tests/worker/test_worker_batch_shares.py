@@ -149,3 +149,18 @@ def test_a_lost_lease_is_not_read_and_the_slots_are_free_for_other_tasks() -> No
     assert harness.shares.available(0) == RankRecords(8)
     assert harness.load(6) == ((Share(2, 4, 10),), [[24, 25, 26, 27], [28, 29]])
     assert harness.leases.free_slots == 4
+
+
+def test_records_that_may_be_tried_alone_only_are_offered_alone() -> None:
+    """A new master does not know what the one before has granted so, and leases more."""
+    harness = Harness(4)
+    harness.leases.grant(1, 0, 6)
+    harness.leases.grant(2, 10, 14, one_by_one=True)
+    harness.leases.grant(3, 20, 40)
+    harness.shares.take_tasks()
+    assert harness.shares.available(0) == RankRecords(6)
+    assert harness.shares.available(6) == RankRecords(4, is_indivisible=True)
+    assert harness.shares.available(10) == RankRecords(20)
+    harness.apply(harness.load(6)[0])
+    assert harness.shares.available(0) == RankRecords(4, is_indivisible=True)
+    assert harness.load(4) == ((Share(2, 0, 4),), [[10, 11, 12, 13]])

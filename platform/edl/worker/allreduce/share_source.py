@@ -170,10 +170,20 @@ class BatchShareSource(ShareSource):
         return next((lease.task.epoch for lease in self._open if lease.has_steps), 0)
 
     def available(self, after: int) -> RankRecords:
-        """The records of this rank behind the next ``after`` ones."""
-        leases = [lease for lease in self._open if lease.has_steps][:MAX_SHARE_LEASES]
-        count = sum(lease.task.step_count - lease.next_step for lease in leases) - after
-        return RankRecords(max(0, count), any(lease.task.one_by_one for lease in leases))
+        """The records of this rank behind the next ``after`` ones.
+
+        Those of a lease that is tried alone are offered alone. Others may be behind them: a new master does not know
+        what the one before has granted so.
+        """
+        count = 0
+        for lease in islice((lease for lease in self._open if lease.has_steps), MAX_SHARE_LEASES):
+            left = lease.task.step_count - lease.next_step
+            used = min(after, left)
+            after, left = after - used, left - used
+            if left and lease.task.one_by_one:
+                return RankRecords(count) if count else RankRecords(left, is_indivisible=True)
+            count += left
+        return RankRecords(count)
 
     def load_share(self, records: int) -> tuple[StepShares, Iterator[tuple[LeasedTask, LoadedStep]]]:
         """The next ``records`` records as shares of leases, and their micro-batches with the range of each share."""
