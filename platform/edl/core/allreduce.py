@@ -362,6 +362,8 @@ def _credit_workers(state: JobState, done: Mapping[int, int]) -> None:
         if applied == lease.step_count:
             state.crash_suspects.close_lease(lease, applied)
         holder = state.holders.get(lease.worker)
+        if steps > 0:
+            state.crash_suspects.fruitless_losses = 0
         if holder is not None and steps > 0:
             holder.step_count += steps
         minibatches = -(-steps * lease.minibatch // state.settings.minibatch)

@@ -11,7 +11,9 @@ its successors, and a guilty one costs three workers. The counts are not journal
 starts counting again.
 
 Under AllReduce a suspect minibatch is a lease of its own, for a worker that holds nothing else. So the ledger
-names it, also when nobody is left who knows which steps were applied. docs/design/0010-allreduce.md has the
+names it, also when nobody is left who knows which steps were applied. A minibatch in which such a worker ended is
+compared with others, the *controls*, that are leased in the same way: it is guilty when kills from outside, at the
+rate at which workers with controls end, would hardly have hit it each time. docs/design/0010-allreduce.md has the
 reasons.
 """
 
@@ -36,6 +38,14 @@ prepared.
 """
 
 
+CONTROL_MINIBATCHES = 24
+"""Under AllReduce, minibatches that are leased like a suspect one, and done, before that one is tried again."""
+MOST_CHANCE = 1e-4
+"""Under AllReduce a minibatch is guilty if kills from outside would hit all its leases with at most this chance."""
+MOST_CERTAIN_CRASHES = 16
+"""Under AllReduce, ends of workers that held only one minibatch after which it is guilty also without controls."""
+
+
 @dataclass(slots=True)
 class CrashSuspects:
     """The crashes of workers so far and the records they implicate.
@@ -48,6 +58,11 @@ class CrashSuspects:
         certain_crashes: by minibatch, crashes of workers that held nothing else.
         guilty_ranges: by minibatch that is to be quarantined, its number of crashes. Only under AllReduce, where a
             ledger that went back leases it again.
+        done_alone: minibatches that were done by workers that held nothing else.
+        outlived_ends: the ends of workers that held nothing but one of these minibatches.
+        since: by minibatch, ``done_alone`` and ``outlived_ends`` when it became suspect.
+        controls_due: minibatches that are to be done alone before a suspect one is tried again.
+        fruitless_losses: how often in succession all members ended before one of them had finished a minibatch.
     """
 
     suspect_ranges: list[RecordRange] = field(default_factory=list)
@@ -55,6 +70,11 @@ class CrashSuspects:
     possible_crashes: dict[RecordRange, int] = field(default_factory=dict)
     certain_crashes: dict[RecordRange, int] = field(default_factory=dict)
     guilty_ranges: dict[RecordRange, int] = field(default_factory=dict)
+    done_alone: int = 0
+    outlived_ends: int = 0
+    since: dict[RecordRange, tuple[int, int]] = field(default_factory=dict)
+    controls_due: int = 0
+    fruitless_losses: int = 0
 
     def is_suspect(self, work: RecordRange) -> bool:
         """Whether a crashed worker held this range, or a part of it."""
@@ -62,7 +82,11 @@ class CrashSuspects:
 
     def close_lease(self, lease: Lease, done_steps: int) -> None:
         """Clear the records of a closed lease that its ``done_steps`` cover."""
-        self.one_by_one_leases.discard(lease.number)
+        if lease.number in self.one_by_one_leases:
+            self.one_by_one_leases.remove(lease.number)
+            if done_steps >= lease.step_count:
+                self.done_alone, self.controls_due = self.done_alone + 1, max(0, self.controls_due - 1)
+                self.outlived_ends += self.certain_crashes.get(lease.record_range, 0)
         self.clear_range(lease.record_range.split(lease.record_after_steps(done_steps))[0])
 
     def clear_range(self, work: RecordRange) -> None:
@@ -120,7 +144,44 @@ class CrashSuspects:
         for each in near:
             counts[each] = counts.get(each, 0) + 1
             self._suspect_range(each)
-        return self._find_guilt(near[0])
+            self.since.setdefault(each, (self.done_alone, self.outlived_ends))
+        if is_alone:
+            self.controls_due = CONTROL_MINIBATCHES
+        certain = self.certain_crashes.get(near[0], 0)
+        if certain < MOST_CERTAIN_CRASHES and (not certain or self._chance_of_kills(near[0]) > MOST_CHANCE):
+            return None
+        return near[0], certain + self.possible_crashes.get(near[0], 0)
+
+    def _chance_of_kills(self, suspect: RecordRange) -> float:
+        """The chance that kills from outside hit each lease in which only this minibatch was held.
+
+        Each was as long as those of the controls, and of other suspect minibatches that were done in the end. If kills
+        hit all of these leases alike, any order of ends and completions is equally likely (Fisher's exact test).
+        Minibatches that are not done tell nothing: they may be bad as well.
+        """
+        done, ends = self.since[suspect]
+        done, ends = self.done_alone - done, self.outlived_ends - ends
+        chance = 1.0
+        for index in range(self.certain_crashes[suspect]):
+            chance *= (ends + 1 + index) / (ends + done + 1 + index)
+        return chance
+
+    def is_postponed(self, work: RecordRange) -> bool:
+        """Whether other records are to be leased before this range, whose first minibatch has ended a worker alone."""
+        return self.controls_due > 0 and self.is_hard_suspect(work)
+
+    def is_hard_suspect(self, work: RecordRange) -> bool:
+        """Whether the first minibatch of a range has ended a worker that held nothing else, and is not guilty."""
+        first = next(
+            (each for each in self.suspect_ranges if _ranges_overlap(each, work.split(work.start + 1)[0])), None
+        )
+        return first in self.certain_crashes and first not in self.guilty_ranges
+
+    def add_control(self, work: RecordRange, minibatch: int) -> RecordRange:
+        """The first minibatch of a range, which is leased like a suspect one from now on."""
+        first = work.split(min(work.end, work.start + minibatch))[0]
+        self._suspect_range(first)
+        return first
 
     def isolate_suspects(self, work: RecordRange, minibatch: int) -> RecordRange:
         """The beginning of a range that may be one lease: a single suspect minibatch, or what precedes the first."""

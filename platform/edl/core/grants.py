@@ -189,12 +189,29 @@ def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRa
     if state.settings.global_batch is not None:
         work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
     else:
-        work = ledger.next_range(remaining_step_budget(state), worker) if held < MAX_TRAINING_LEASES else None
+        work = _next_untried_range(state, ledger, worker) if held < MAX_TRAINING_LEASES else None
     if work is None:
         return None
-    work = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
+    work = _isolate_suspects(state, work)
     # The worker's next crash must identify the minibatch, even if nobody is left to say which steps were applied.
     return None if held and state.crash_suspects.is_suspect(work) else work
+
+
+def _next_untried_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
+    """The next training range under AllReduce; one that ended a worker comes after others of its epoch."""
+    suspects, budget = state.crash_suspects, remaining_step_budget(state)
+    work = ledger.next_range(budget, worker)
+    if work is None or not suspects.is_postponed(work):
+        return work
+    other = ledger.next_range(budget, worker, skips=suspects.is_hard_suspect)
+    return other if other is not None and other.epoch == work.epoch else work
+
+
+def _isolate_suspects(state: JobState, work: RecordRange) -> RecordRange:
+    """The beginning of a range that may be one lease: a single minibatch if it is suspect, or a control."""
+    suspects, minibatch = state.crash_suspects, state.settings.suspect_records
+    work = suspects.isolate_suspects(work, minibatch)
+    return suspects.add_control(work, minibatch) if suspects.controls_due and not suspects.is_suspect(work) else work
 
 
 def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch: int) -> RecordRange | None:
@@ -202,11 +219,11 @@ def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch
 
     An epoch begins when all records of the previous one are in the ledger, because no step has records of both.
     """
-    work = ledger.next_range(remaining_step_budget(state), worker)
+    work = _next_untried_range(state, ledger, worker)
     epoch, left = ledger.open_epoch()
     if work is None or work.epoch > epoch:
         return None
-    suspect = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
+    suspect = _isolate_suspects(state, work)
     if state.crash_suspects.is_suspect(suspect):
         return suspect
     leases = ledger.worker_leases(worker)
@@ -219,7 +236,7 @@ def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch
 def _quarantine_guilty(state: JobState, worker: str) -> None:
     """Quarantine the guilty minibatches that would be leased next: nobody gets them."""
     ledger = state.ledgers[TRAINING]
-    while (work := ledger.next_range(remaining_step_budget(state), worker)) is not None:
+    while (work := _next_untried_range(state, ledger, worker)) is not None:
         work = state.crash_suspects.isolate_suspects(work, state.settings.suspect_records)
         count = state.crash_suspects.guilty_ranges.get(work)
         if count is None:

@@ -17,7 +17,7 @@ Only ``JobState.apply_entry`` calls the methods that change a ledger, live and i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,13 +123,16 @@ class Ledger:
         """The leases of one worker, oldest first."""
         return self._leases_by_worker.get(worker, _NO_LEASES).values()
 
-    def next_range(self, max_steps: int | None = None, worker: str = "") -> RecordRange | None:
+    def next_range(
+        self, max_steps: int | None = None, worker: str = "", *, skips: Callable[[RecordRange], bool] | None = None
+    ) -> RecordRange | None:
         """The range to lease next, at most ``max_steps`` steps of it; None if there is none.
 
         Args:
             max_steps: maximum number of steps that may still be handed out.
             worker: the requesting worker. It continues the shard that it has begun, whose blocks it holds
                 in memory.
+            skips: returned ranges that are left for later.
         """
         if max_steps is not None and max_steps <= 0:
             return None
@@ -137,7 +140,7 @@ class Ledger:
         # begins; rests of this epoch come last, because other workers would have to read their blocks
         # again.
         work = (
-            self._returned_range()
+            self._returned_range(skips)
             or self._continued_rest(worker)
             or self._first_rest(self.epoch)
             or self._planned_range()
@@ -148,9 +151,10 @@ class Ledger:
         most = [work.records] if max_steps is None else [work.records, max_steps * self.minibatch]
         return work.split(work.start + min([*most, self.lease_records] if self.lease_records else most))[0]
 
-    def _returned_range(self) -> RecordRange | None:
+    def _returned_range(self, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
         """The first returned range. Ranges beyond the last epoch stay in the queue."""
-        return next((work for work in self.returned_ranges if work.epoch < self.epochs), None)
+        found = (work for work in self.returned_ranges if work.epoch < self.epochs)
+        return next((work for work in found if skips is None or not skips(work)), None)
 
     def _continued_rest(self, worker: str) -> RecordRange | None:
         """The rest of the shard of which this worker holds a lease."""
@@ -188,7 +192,7 @@ class Ledger:
             whole = self.shard_rests.pop((work.epoch, work.source, work.start), None)
             if whole is None:
                 whole = self._current_shard()
-                if self._returned_range() or not _starts_with(whole, work):
+                if not _starts_with(whole, work):
                     raise ValueError(f"{work} is not next: {self.next_range()}")
                 self._advance_plan()
             self._keep_rest(whole.split(work.end)[1])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from edl.core import revocation
 from edl.core.ledger import Lease
+from edl.core.pod_lifecycle import MAX_CRASHES
 from edl.core.state import JobState
 
 
@@ -32,6 +33,22 @@ def handle_member_ended(state: JobState, worker: str, *, crashed: bool) -> None:
         state.crashed_members.add(worker)
     else:
         _settle_leases(state, list(training.worker_leases(worker)), crashed=True, is_progress_known=False)
+        _count_loss_of_all(state)
+
+
+def _count_loss_of_all(state: JobState) -> None:
+    """All members have ended. If that goes on before a minibatch is done, no single one is the cause."""
+    suspects = state.crash_suspects
+    suspects.fruitless_losses += 1
+    if suspects.fruitless_losses >= MAX_CRASHES and not state.has_ended:
+        message, detail = state.last_failure or ("see the workers' logs", "")
+        state.end_job(
+            "Failed",
+            f"all workers ended {suspects.fruitless_losses} times in succession before one of them had finished a "
+            f"minibatch, whichever it was: {message}",
+            detail,
+            "crash",
+        )
 
 
 def judge_returned_leases(state: JobState, leases: Sequence[Lease], *, is_progress_known: bool) -> None:
