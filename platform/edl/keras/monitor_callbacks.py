@@ -121,6 +121,11 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
             start_from_epoch=int(callback.start_from_epoch),
         )
     if kind is keras.callbacks.ReduceLROnPlateau:
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            raise BadInputError(
+                "the callback ReduceLROnPlateau cannot be used: a MultiOptimizer has no learning rate of its own",
+                hint="use one optimizer for all variables, or schedules in its optimizers",
+            )
         if isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             raise BadInputError(
                 "the callback ReduceLROnPlateau cannot be used: a schedule determines the learning rate",

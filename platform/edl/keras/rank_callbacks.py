@@ -24,6 +24,7 @@ import keras
 
 from edl.api.errors import BadInputError
 from edl.keras.replica import ModelReplica
+from edl.keras.trainable_model import updating_optimizers
 from edl.keras.user_callbacks import CallbackParams, KerasCallbacks
 
 _LOG = logging.getLogger(__name__)
@@ -143,7 +144,7 @@ class RankCallbacks:
     def _keeping_rate(self) -> Iterator[None]:
         """Callbacks see and set the rate of the next step; the variable, a part of the state, stays as it is."""
         if self._has_schedule:
-            # Keras refuses to assign a rate.
+            # Keras refuses to assign a rate, and to read one of several optimizers.
             yield
             return
         actual = self._read_rate()
@@ -201,6 +202,6 @@ MakeParams = Callable[[], CallbackParams]
 
 
 def _has_schedule(optimizer: Any) -> bool:
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
-    return isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    updating = updating_optimizers(optimizer)
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    return len(updating) > 1 or isinstance(updating[0]._learning_rate, schedule)

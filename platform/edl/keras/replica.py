@@ -56,7 +56,7 @@ from edl.keras.model_contract import ModelModule, refuse_stateful_layers
 from edl.keras.model_loss import LossReduction, uses_dynamic_loss_scaling
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.traced_function import TracedFunction, as_array, as_tensor
-from edl.keras.trainable_model import TrainableModel
+from edl.keras.trainable_model import TrainableModel, updating_optimizers
 from edl.keras.update_function import UpdateFunction
 from edl.keras.user_code import user_code
 from edl.numerics.aligned_memory import ALIGNMENT, allocate_aligned
@@ -218,7 +218,9 @@ class ModelReplica(TrainableModel):
             explain_dense_id_errors(self.model),
         ):
             if self._reduction is None and self._custom_step is None:
-                self._reduction = self._objective.try_reduction(labels, self._predict_graph(features), weights)
+                predictions = self._predict_graph(features)
+                self._refuse_loss_writes(labels, predictions, weights)
+                self._reduction = self._objective.try_reduction(labels, predictions, weights)
             traced = self._compute_by_reduction.get(self._reduction)
             if traced is None:
                 traced = TracedFunction(partial(self._compute_graph, self._reduction))
@@ -300,8 +302,7 @@ class ModelReplica(TrainableModel):
 
     def copy_final_values(self) -> CopiedValues:
         """The values of the model's variables as ``fit`` would leave them now: the averages with ``use_ema``."""
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if not optimizer.use_ema:
+        if not any(optimizer.use_ema for optimizer in updating_optimizers(self.optimizer)):
             return copy_values(self.model)
         state = self.pack_state()
         try:
@@ -440,6 +441,15 @@ class ModelReplica(TrainableModel):
             self._custom_step.refuse_summed_loss()
         self._step_uses_loss = reduction is None
 
+    def _refuse_loss_writes(self, labels: Any, predictions: Any, weights: Any) -> None:
+        """Refuse a loss that counts its calls, say: each rank would have another number."""
+
+        def compute_loss(labels: Any, predictions: Any, weights: Any) -> Any:
+            return self._objective(labels, predictions, weights, (), training=True)
+
+        traced = tf.function(compute_loss, autograph=False).get_concrete_function(labels, predictions, weights)
+        _refuse_foreign_writes(traced.graph, (), "the loss")
+
     def _find_changed_variables(self, sample: Any) -> list[Any]:
         """The model's variables that a forward pass in training changes.
 
@@ -449,6 +459,7 @@ class ModelReplica(TrainableModel):
         with user_code(self.module.zoo, "the model"):
             forward = tf.function(self._forward_graph, autograph=False)
             graph = forward.get_concrete_function(derive_feature_spec(self.model, sample)).graph
+        _refuse_foreign_writes(graph, self.model.variables, "the model")
         outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
         written = {
             outer_by_inner.get(id(handle))
@@ -644,19 +655,45 @@ class ModelReplica(TrainableModel):
 @contextmanager
 def _scaled_learning_rate(optimizer: Any, factor: Any) -> Iterator[None]:
     """An update that is traced inside uses the optimizer's rate times ``factor``; its variable and schedule stay."""
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
-    current = optimizer._get_current_learning_rate
+    updaters = updating_optimizers(optimizer)
 
-    def scaled() -> Any:
+    def scale(current: Callable[[], Any]) -> Any:
         rate = tf.convert_to_tensor(current())
         return rate * tf.cast(factor, rate.dtype)
 
-    optimizer._get_current_learning_rate = scaled
+    for each in updaters:
+        each._get_current_learning_rate = partial(scale, each._get_current_learning_rate)
     try:
         yield
     finally:
-        del optimizer._get_current_learning_rate
+        for each in updaters:
+            del each._get_current_learning_rate
+
+
+def _refuse_foreign_writes(graph: Any, variables: Iterable[Any], writer: str) -> None:
+    """Refuse an assignment to a variable that is none of these; states of random generators may differ.
+
+    Raises:
+        BadInputError: names the variable.
+    """
+    known = {id(variable.value.handle) for variable in variables}
+    names = {id(variable.handle): variable.name for variable in graph.variables}
+    outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
+    for operation in graph.get_operations():
+        if not operation.type.startswith(("Assign", "ResourceScatter", "Stateful", "Partitioned", "If", "While")):
+            continue
+        for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]:
+            written = outer_by_inner.get(id(handle))
+            name = "" if written is None else names.get(written, "")
+            if not name or written in known or "seed_generator_state" in name:
+                continue
+            raise BadInputError(
+                f"{writer} writes the variable '{name.partition(':')[0]}', which the model does not have: every worker "
+                "would have another value, and a checkpoint none",
+                where=MODEL_LOCATION,
+                hint="make it a float weight of a layer (add_weight), or let a callback set it from "
+                "model.optimizer.iterations or the epoch",
+            )
 
 
 def _regularized(variables: Iterable[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from edl.keras.evaluated_copy import CopyEvaluator
@@ -50,7 +51,7 @@ class TrainableModel:
         With ``use_ema``, the averages become the weights.
         """
         self.optimizer.finalize_variable_values(self.model.trainable_variables)
-        return bool(self.optimizer.use_ema)
+        return any(optimizer.use_ema for optimizer in updating_optimizers(self.optimizer))
 
     def make_copy_evaluator(self) -> CopyEvaluator:
         """Evaluates copies of this model; its results are in :meth:`metric_states`."""
@@ -114,3 +115,10 @@ class TrainableModel:
             offsets=self.variables.offsets,
             tables=(),
         )
+
+
+def updating_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: without a ``LossScaleOptimizer``, and each of a ``MultiOptimizer``."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return list(optimizer.optimizers) if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]

@@ -366,8 +366,10 @@ class KerasCallbacks:
         return decisions
 
     def _current_rate(self) -> float | None:
-        """The optimizer's rate; None if a schedule determines it."""
+        """The optimizer's rate; None if a schedule determines it, or there are several optimizers."""
         optimizer = self._model.optimizer
+        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+            return None
         rate_or_schedule = getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
         has_schedule = isinstance(rate_or_schedule, keras.optimizers.schedules.LearningRateSchedule)
         return None if has_schedule else float(self._model.optimizer.learning_rate)

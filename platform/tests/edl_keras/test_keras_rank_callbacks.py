@@ -216,3 +216,23 @@ def test_what_the_end_of_training_changes_too_late_is_said(caplog: pytest.LogCap
     quiet.begin_step(0, 0)
     quiet.end_training()
     assert not caplog.text
+
+
+def two_optimizers() -> Any:
+    rates = {"kernel": keras.optimizers.SGD(0.25), "bias": keras.optimizers.SGD(0.5)}
+    return keras.optimizers.MultiOptimizer(lambda variable: rates[variable.name])
+
+
+def test_several_optimizers_have_no_rate_that_a_callback_could_set() -> None:
+    seen: list[int] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(batch)
+
+    own = declare(make_replica(lambda: [Watch()], two_optimizers)).own
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, None)
+    assert (seen, own.learning_rate) == ([0], None)
+    with pytest.raises(BadInputError, match="MultiOptimizer"):
+        declare(make_replica(lambda: [keras.callbacks.ReduceLROnPlateau()], two_optimizers))

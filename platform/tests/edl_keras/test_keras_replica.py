@@ -277,19 +277,27 @@ def test_a_summed_loss_that_is_zero_at_first_is_a_sum_from_the_first_step() -> N
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25)),
         ),
+        (lambda: several_optimizers(0.02), lambda: several_optimizers(0.05)),
     ],
-    ids=["Momentum", "AdamW", "schedule", "loss scale"],
+    ids=["Momentum", "AdamW", "schedule", "loss scale", "several"],
 )
 def test_a_scaled_learning_rate_is_seen_by_the_update_only(optimizer: Any, scaled: Any) -> None:
     (replica,), (other,) = build(module(optimizer=optimizer), 1), build(module(optimizer=scaled), 1)
-    before = float(replica.optimizer.learning_rate)
+    before = rate_of(replica.optimizer)
     for minibatch in minibatches(5):
         for each, factor in ((replica, 2.5), (other, None)):
             each.apply(each.compute(*minibatch).weight, factor)
     for mine, theirs in zip(replica.model.get_weights(), other.model.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-7)
-    schedule = isinstance(replica.optimizer.learning_rate, tf.Tensor)
-    assert float(replica.optimizer.learning_rate) == pytest.approx(before / 2**2.5 if schedule else before)
+    has_schedule = not isinstance(replica.optimizer, keras.optimizers.MultiOptimizer) and isinstance(
+        replica.optimizer.learning_rate, tf.Tensor
+    )
+    assert rate_of(replica.optimizer) == pytest.approx(before / 2**2.5 if has_schedule else before)
+
+
+def rate_of(optimizer: Any) -> float:
+    first = optimizer.optimizers[0] if isinstance(optimizer, keras.optimizers.MultiOptimizer) else optimizer
+    return float(first.learning_rate)
 
 
 def normalized_error(labels: Any, predictions: Any, sample_weights: Any) -> Any:
@@ -464,7 +472,14 @@ OTHER_OPTIMIZERS: dict[str, Callable[[], Any]] = {
         keras.optimizers.SGD(0.05, momentum=0.9), initial_scale=4096.0, dynamic_growth_steps=3
     ),
     "custom": lambda: CustomOptimizer(0.05),
+    "several": lambda: several_optimizers(0.05),
 }
+
+
+def several_optimizers(rate: float) -> Any:
+    biases = keras.optimizers.Adam(rate, use_ema=True, ema_momentum=0.5)
+    kernels = keras.optimizers.SGD(rate, momentum=0.5)
+    return keras.optimizers.MultiOptimizer(lambda variable: biases if "bias" in variable.path else kernels)
 
 
 @pytest.mark.parametrize("optimizer", OTHER_OPTIMIZERS)
@@ -476,7 +491,7 @@ def test_every_kind_of_optimizer_equals_one_process(optimizer: str) -> None:
         one.step(*minibatch)
     assert_equal_states(replicas)
     assert_close(replicas[0], one, 1e-5)
-    assert replicas[0].finalize() == (optimizer == "use_ema")
+    assert replicas[0].finalize() == (optimizer in ("use_ema", "several"))
     one.optimizer.finalize_variable_values(one.model.trainable_variables)
     assert_close(replicas[0], one, 1e-5)
 
@@ -1075,6 +1090,84 @@ def test_the_mask_of_predictions_does_not_decide_what_a_function_of_compile_is(
         (result,) = step([replica], [(ids, np.where(ids[:, :, None] > 0, labels + 5, 0).astype(np.float32))])
     assert result.weight == np.count_nonzero(ids)
     assert not caplog.text
+
+
+def test_the_averages_of_one_of_several_optimizers_are_what_is_evaluated() -> None:
+    (replica,) = build(module(optimizer=lambda: several_optimizers(0.2)), 1)
+    for minibatch in minibatches(3):
+        step([replica], [minibatch])
+    before = replica.digest()
+    copied = replica.copy_final_values()
+    assert replica.digest() == before
+    pairs = zip(replica.model.variables, copied, strict=True)
+    averaged = [variable.path for variable, copy in pairs if distance(copy, variable) > 1e-3]
+    assert averaged
+    assert all("bias" in path for path in averaged)
+
+
+class Tracking(keras.layers.Layer):  # type: ignore[misc]
+    """Keeps a moving mean, and counts records."""
+
+    def build(self, shape: Any) -> None:
+        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(inputs, 0))
+            self.count.assign_add(tf.cast(tf.shape(inputs)[0], tf.float32))
+        return inputs
+
+
+def test_other_weights_that_a_step_changes_become_the_mean_of_the_ranks() -> None:
+    replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Tracking(), keras.layers.Dense(1)])), 2)
+    one = PlainKeras(replicas[0])
+    for minibatch in minibatches(3):
+        step(replicas, split(minibatch, [4, 8]))
+        one.step(*minibatch)
+    mine, other = replicas[0].model.layers[0], one.model.layers[0]
+    assert distance(mine.mean, other.mean) < 1e-5
+    assert float(other.count) == 36
+    assert float(mine.count) == pytest.approx(3 * (4 * 4 + 8 * 8) / 12), "the docs say so"
+
+
+CALLS = tf.Variable(0.0, name="calls")
+
+
+def annealed_error(labels: Any, predictions: Any) -> Any:
+    CALLS.assign_add(1.0)
+    return tf.minimum(1.0, CALLS / 10) * tf.square(labels - predictions)
+
+
+class Counted(keras.layers.Layer):  # type: ignore[misc]
+    def call(self, inputs: Any) -> Any:
+        CALLS.assign_add(1.0)
+        return inputs
+
+
+class Drawing(keras.layers.Layer):  # type: ignore[misc]
+    """Draws from Keras' and TensorFlow's global generators."""
+
+    def call(self, inputs: Any) -> Any:
+        return inputs + keras.random.normal(tf.shape(inputs), stddev=1e-6) + GENERATOR.normal(tf.shape(inputs), 0, 1e-6)
+
+
+GENERATOR = tf.random.Generator.from_seed(1)
+
+
+@pytest.mark.parametrize("place", ["the loss", "the model"])
+def test_a_variable_that_the_model_does_not_have_is_not_written(place: str) -> None:
+    def counted() -> Any:
+        return keras.Sequential([keras.Input((3,)), Counted(), keras.layers.Dense(1)])
+
+    user = module(counted) if place == "the model" else module(loss=annealed_error)
+    with pytest.raises(BadInputError, match=f"{place} writes the variable 'calls'"):
+        step(build(user, 1), [minibatches(1)[0]])
+
+
+def test_global_generators_may_draw() -> None:
+    replicas = build(module(lambda: keras.Sequential([keras.Input((3,)), Drawing(), keras.layers.Dense(1)])), 2)
+    assert all(result.finite for result in step(replicas, split(minibatches(1)[0], [4, 8])))
 
 
 def test_a_step_without_records_is_no_step() -> None:
