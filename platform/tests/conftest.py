@@ -7,9 +7,14 @@ import zlib
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.examples import examples
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")  # a busy machine is no failure: how long things take is for benchmarks
+# A busy machine is no failure: how long things take is for benchmarks. Property tests that name no number try as many
+# as Hypothesis' own default is, or a quarter.
+settings.register_profile(
+    "patient", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
 
 HOMES = {"faults": ("faults",), "install": ("install",), "jobs": ("jobs",), "native": ("numerics", "collective")}
 """Folders of all tests with a mark: make looks for them there only, because collecting takes as long as a job."""

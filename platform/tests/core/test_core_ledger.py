@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.examples import examples
 
 from edl.core.ledger import Lease, Ledger
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan
@@ -208,7 +209,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(count == 1 for place in found.values() for count in place.values())
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestLedger = LedgerMachine.TestCase
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.core_harness import CoreHarness, alive, killed
+from support.examples import examples
 
 from edl.api.cluster_port import Role
 from edl.core.events import (
@@ -39,7 +40,9 @@ GRACE = 30.0
 
 TIMES_OF_SIX = (8.546, 8.435, 7.44, 2.368, 0.042, 6.952)
 
-_thorough = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+_thorough = settings(
+    max_examples=examples(25), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @dataclass(frozen=True)

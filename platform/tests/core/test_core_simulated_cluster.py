@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.cluster_port import Role, TerminationCause
 from edl.api.events import RoleLeaving, RoleStarted, RollbackDone
@@ -106,7 +107,7 @@ def to_end(
 
 
 _thorough = settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -13,6 +13,7 @@ import pytest
 import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
@@ -97,7 +98,7 @@ def test_bfloat16_is_exported_as_float32(tmp_path: Path, suffix: str) -> None:
     assert checkpoint_export.compute_statistics([variable.values]).minimum == -2.25
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(count=st.integers(1, 6), piece=st.integers(1, 9), suffix=st.sampled_from(["npz", "safetensors"]))
 def test_the_same_state_is_the_same_file_however_it_was_spread(
     tmp_path_factory: pytest.TempPathFactory, count: int, piece: int, suffix: str

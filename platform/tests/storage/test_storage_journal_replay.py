@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from edl.api.errors import RefusedError, StorageError
 from edl.storage.journal import Journal
@@ -56,7 +57,7 @@ def test_an_empty_journal_says_nothing(tmp_path: Path) -> None:
     assert (found.snapshot, list(found.entries), found.incarnation, found.torn_bytes) == (None, [], 0, 0)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(groups_of_entries)
 def test_entries_come_back_in_order_over_incarnations(groups: list[list[Entry]]) -> None:
     with folder() as directory:
@@ -69,7 +70,7 @@ def test_entries_come_back_in_order_over_incarnations(groups: list[list[Entry]])
         assert found.incarnation == len(groups)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(groups_of_entries)
 def test_a_journal_cut_off_anywhere_keeps_every_entry_before_the_cut(groups: list[list[Entry]]) -> None:
     appended = [entry for group in groups for entry in group]
@@ -94,7 +95,7 @@ def test_a_segment_without_its_opening_record_is_no_crash_but_damage(tmp_path: P
             replay_journal(tmp_path)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(groups_of_entries, st.integers(1, 255))
 def test_a_changed_byte_is_found_or_costs_at_most_the_last_group(groups: list[list[Entry]], mask: int) -> None:
     appended = [entry for group in groups for entry in group]
