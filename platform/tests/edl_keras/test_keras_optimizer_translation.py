@@ -134,7 +134,7 @@ def test_every_argument_is_reproduced_or_refused_by_name(name: str, argument: st
         with pytest.raises(BadInputError, match=f"{argument}=.* of the optimizer {name}"):
             translate_optimizer(optimizer)
     else:
-        assert_parity(optimizer)
+        assert_parity(optimizer, steps=3)
 
 
 @pytest.mark.parametrize("name", REPRODUCED)

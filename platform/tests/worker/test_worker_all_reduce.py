@@ -83,6 +83,7 @@ def test_the_late_end_of_a_round_does_not_break_the_next_one(folder):
         first.connection.abort(ended, "a message about the round before")
         job.wait_for_step(job.state.step + 10)
         assert job.state.world.round == number
+        job.hurry()
         job.wait_for_end()
 
 
@@ -98,7 +99,7 @@ def test_a_worker_is_killed_while_there_is_no_master(folder):
 
 
 def test_training_starts_again_when_all_workers_are_lost(folder):
-    with AllReduceJob(folder, records=4000, seconds=0.005) as job:
+    with AllReduceJob(folder, records=1200, seconds=0.005) as job:
         ranks = [job.start_rank() for _ in range(2)]
         job.wait_for_step(3)
         for rank in ranks:
@@ -339,6 +340,7 @@ def test_a_stopped_worker_is_lost_and_comes_back(folder):
         job.wait_for_round(2)
         resume.set()
         job.wait_for_round(3)
+        job.hurry()
         job.wait_for_end()
 
 

@@ -236,7 +236,7 @@ def test_checkpoints_with_a_global_batch_have_the_records_of_their_ledger(folder
 
 
 def test_all_workers_are_lost_and_training_goes_on_from_the_checkpoint(folder):
-    with CheckedJob(folder, records=4000, seconds=0.005) as job:
+    with CheckedJob(folder, records=2000, seconds=0.005) as job:
         first = [job.start_rank() for _ in range(2)]
         job.wait_for_checkpoint(14)
         for rank in first:
@@ -261,6 +261,7 @@ def test_a_new_master_goes_on_from_the_checkpoint_with_other_workers(folder):
         for rank in ranks:
             job.kill(rank)
         job.start_master()
+        job.hurry()
         job.start_rank()
         job.wait_for_end()
 
@@ -278,6 +279,8 @@ def test_the_writer_is_killed_while_it_writes(folder, monkeypatch):
         members = job.state.world.members
         writer = next(rank for rank in ranks if rank.uid == members[0])
         writer.replica.fail_at = die
+        job.wait(lambda: writer.is_killed)
+        job.hurry()
         job.wait_for_end()
     assert job.checked[-1] == job.state.step
 
@@ -296,6 +299,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(folder):
         data[-1] ^= 1
         path.write_bytes(data)
         job.start_master()
+        job.hurry()
         job.start_rank()
         job.wait_for_end()
         assert newest not in committed_cuts(job.checkpoints.directory) or job.state.checkpoint.cut != newest

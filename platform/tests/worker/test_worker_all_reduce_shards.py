@@ -38,6 +38,7 @@ def test_all_ranks_write_their_shares_of_the_same_step_while_training_goes_on(fo
         job.start_ranks(3)
         job.wait(lambda: list(job.shard_counts.values()).count(3) >= 4)
         assert job.end is None
+        job.hurry()
         job.wait_for_end()
     assert job.checked[-1] == job.state.step
     assert set(job.shard_counts.values()) <= {1, 2, 3}
@@ -48,6 +49,7 @@ def test_a_state_that_is_small_for_the_number_of_ranks_has_fewer_shards(folder: 
     with SharedJob(folder, records=9000, seconds=0.003, shard_bytes=72_000) as job:
         job.start_ranks(4)
         job.wait(lambda: list(job.shard_counts.values()).count(2) >= 3)
+        job.hurry()
         job.wait_for_end()
     assert set(job.shard_counts.values()) <= {1, 2}
 
@@ -89,6 +91,7 @@ def test_a_writer_is_killed_between_its_copy_and_its_report(
         killed_at = job.state.step
         job.wait_for_checkpoint(killed_at + 8)
         assert job.shard_counts[job.checked[-1]] == 3
+        job.hurry()
         job.wait_for_end()
     assert any("has ended" in reason for reason in job.called_off())
     assert job.checked[-1] == job.state.step
@@ -120,11 +123,12 @@ def test_a_worker_that_is_told_to_leave_writes_its_shard_first(folder: Path, mon
         job.wait(lambda: job.state.checkpoint is not None and job.state.checkpoint.cut == cut)
         job.wait(last.ended.is_set)
         assert job.called_off() == before
+        job.hurry()
         job.wait_for_end()
 
 
 def test_all_workers_are_lost_and_another_number_goes_on_from_the_shards(folder: Path) -> None:
-    with SharedJob(folder, records=4000, seconds=0.005) as job:
+    with SharedJob(folder, records=2000, seconds=0.005) as job:
         first = job.start_ranks(3)
         job.wait_for_checkpoint(14)
         for rank in first:
