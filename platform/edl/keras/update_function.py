@@ -16,8 +16,11 @@ import tensorflow as tf
 
 _LOG = logging.getLogger(__name__)
 
-_IGNORED_BY_XLA = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2"})
-"""Checks that XLA leaves out."""
+_CHECKS = frozenset({"Assert", "CheckNumerics", "CheckNumericsV2"})
+"""XLA leaves them out."""
+_SEEDED = frozenset({"Multinomial", "ParameterizedTruncatedNormal", "TruncatedNormal"})
+_SEEDED_PREFIX = "Random"
+"""Random numbers after the seed of the process: XLA draws others, which differ between the ranks."""
 _CANNOT_COMPILE = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.NotFoundError)
 """What TensorFlow raises before a compiled function runs, if XLA lacks one of its operations."""
 
@@ -28,7 +31,7 @@ class UpdateFunction:
     Args:
         function: the function. All calls have tensors of the same types and shapes.
         compiles: let XLA compile it. If XLA cannot, because a user's optimizer has an operation that it does not know
-            or a check that it would ignore, the function runs op by op.
+            or treats otherwise, the function runs op by op.
 
     Attributes:
         is_compiled: whether XLA has compiled it.
@@ -53,7 +56,7 @@ class UpdateFunction:
     def _run_compiled(self, arguments: Any, flat: list[Any]) -> bool:
         """Compile the function and run it; False if XLA cannot: then nothing has changed."""
         trace = self._make_trace(arguments, jit_compile=True)
-        obstacle = ", ".join(sorted(_operation_types(trace) & _IGNORED_BY_XLA))
+        obstacle = ", ".join(sorted(filter(_is_treated_otherwise, _operation_types(trace))))
         if not obstacle:
             try:
                 _run(trace, flat)
@@ -73,6 +76,10 @@ class UpdateFunction:
 def _run(trace: Any, flat: list[Any]) -> None:
     # Without the comparison of signatures, as in ``TracedFunction``.
     trace._call_flat(flat, trace.captured_inputs)
+
+
+def _is_treated_otherwise(operation_type: str) -> bool:
+    return operation_type in _CHECKS | _SEEDED or operation_type.startswith(_SEEDED_PREFIX)
 
 
 def _operation_types(trace: Any) -> set[str]:

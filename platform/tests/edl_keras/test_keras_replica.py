@@ -1243,15 +1243,26 @@ def test_a_copy_of_variables_does_not_change_with_a_compiled_update(monkeypatch:
         assert not np.array_equal(tensor, variable)
 
 
-def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Python(keras.optimizers.SGD):  # type: ignore[misc]
+def halve_in_python(gradient: Any) -> Any:
+    return tf.numpy_function(lambda value: value / np.float32(2), [gradient], tf.float32)
+
+
+def halve_by_chance(gradient: Any) -> Any:
+    # XLA would draw other numbers on each rank.
+    return gradient * tf.random.uniform((), 0.5, 0.5 + 1e-7, seed=1)
+
+
+@pytest.mark.parametrize("halve", [halve_in_python, halve_by_chance])
+def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(
+    halve: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halving(keras.optimizers.SGD):  # type: ignore[misc]
         def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-            halved = tf.numpy_function(lambda value: value / np.float32(2), [gradient], tf.float32)
-            super().update_step(tf.ensure_shape(halved, variable.shape), variable, learning_rate)
+            super().update_step(tf.ensure_shape(halve(gradient), variable.shape), variable, learning_rate)
 
     (half,) = build(module(linear, optimizer=lambda: keras.optimizers.SGD(0.05)), 1)
     monkeypatch.setattr(replica_module, "COMPILED_UPDATE_ELEMENTS", 1)
-    (replica,) = build(module(linear, optimizer=lambda: Python(0.1)), 1)
+    (replica,) = build(module(linear, optimizer=lambda: Halving(0.1)), 1)
     for minibatch in minibatches(2):
         step([half], [minibatch])
         step([replica], [minibatch])
