@@ -153,6 +153,8 @@ class StateDiverged:
     workers: tuple[str, str]
 
 
+_SHORTAGE = "workers are ready"
+
 RoundCommand: TypeAlias = CloseRound | ChangeAtBoundary | RoundAnnounced | RoundStarted | StepsCommitted | StateDiverged
 
 
@@ -421,7 +423,7 @@ class WorldRounds:
         # Their order assigns the ranks: those that stay keep their order and close the gaps, new ones come last.
         members = (*staying, *(worker for worker in joining if worker in self.reports))
         if len(members) < max(1, self.members_min):
-            self.waiting_reason = f"{len(members)} of at least {self.members_min} workers are ready"
+            self.waiting_reason = self._shortage(len(members))
             return []
         step, holders = self._furthest_step(members)
         newest, _ = self._furthest_step(survivors)
@@ -435,7 +437,12 @@ class WorldRounds:
         number = RoundId(self.incarnation, self.round.number + 1)
         joined = tuple(worker for worker in members if worker in self.candidates)
         reason = self.waiting_reason if self.members else "the first workers are ready"
+        if reason.endswith(_SHORTAGE):
+            reason = self._shortage(len(members))  # enough have come since
         return [RoundAnnounced(number, members, step, holders, reason, joined)]
+
+    def _shortage(self, ready: int) -> str:
+        return f"{ready} of at least {self.members_min} {_SHORTAGE}"
 
     def _furthest_step(self, members: Sequence[str]) -> tuple[int, tuple[str, ...]]:
         """The step to start from, and the members that have its state.

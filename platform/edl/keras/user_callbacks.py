@@ -27,6 +27,7 @@ from typing import Any
 import keras
 
 from edl.api.job_spec import TrainSpec
+from edl.api.strategy import Strategy
 from edl.core.evaluation import CallbackSpec
 from edl.data.reader import Reader
 from edl.keras import monitor_callbacks
@@ -50,23 +51,29 @@ _UNCALLED_MONITOR_METHODS = tuple(
 """Further methods that are never called on monitor callbacks."""
 
 
-def build_callback_params(train: TrainSpec, reader: Reader) -> CallbackParams:
+def build_callback_params(train: TrainSpec, strategy: Strategy, reader: Reader) -> CallbackParams:
     """The ``params`` that ``keras.Model.fit`` would set.
 
     Args:
         train: the job's section ``train``.
+        strategy: the job's section ``strategy``.
         reader: the reader of the training records.
 
     Returns:
-        ``steps`` is the number of steps of an epoch, for all workers together; ``verbose`` is the default of ``fit``.
+        ``steps`` is the number of steps of an epoch, for all workers together; None under AllReduce without a global
+        batch, where it follows from the number of workers. ``verbose`` is the default of ``fit``.
     """
+    params = {"verbose": 1, "epochs": train.epochs}
+    if strategy.name == "AllReduce":
+        batch, records = strategy.global_batch, sum(source.records for source in reader.sources())
+        return {**params, "steps": None if batch is None else -(-records // batch)}
     counts = [source.records for source in reader.sources()]
     if train.shuffle.window != 0 and getattr(reader, "blocks", None) is not None:
         # A shuffled order is one sequence of records. Without it, each source ends with a minibatch
         # of its own, which may be smaller.
         counts = [sum(counts)]
     steps = sum(-(-count // train.minibatch_size) for count in counts)
-    return {"verbose": 1, "epochs": train.epochs, "steps": steps}
+    return {**params, "steps": steps}
 
 
 def set_callback_params(callbacks: Iterable[Any], params: CallbackParams) -> None:

@@ -160,7 +160,7 @@ class _JobCheck:
     def _callback_params(self) -> Mapping[str, Any]:
         from edl.keras.user_callbacks import build_callback_params
 
-        return build_callback_params(self._spec.train, self._open_feed("training")[0])
+        return build_callback_params(self._spec.train, self._spec.strategy, self._open_feed("training")[0])
 
     # ------------------------------------------------------------------ with parameter servers
 

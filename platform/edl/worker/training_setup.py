@@ -152,7 +152,9 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         module.zoo,
         worker_index=runtime.identity.index,
         check_monitors=partial(check_monitors, directions=network.metric_directions, spec=runtime.spec),
-        make_params=lambda: build_callback_params(runtime.spec.train, runtime.open_reader("training")),
+        make_params=lambda: build_callback_params(
+            runtime.spec.train, runtime.spec.strategy, runtime.open_reader("training")
+        ),
     )
     declared_callbacks = (
         json.dumps(callbacks_to_json(training_callbacks.master_callbacks)).encode()

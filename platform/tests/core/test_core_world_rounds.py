@@ -78,6 +78,16 @@ def test_the_first_round_waits_for_as_many_workers_as_it_needs() -> None:
     assert (announced.members, announced.step, announced.holders) == (("a", "b"), 0, ())
 
 
+def test_a_round_after_a_wait_does_not_give_the_count_that_it_waited_for_as_its_reason() -> None:
+    rounds = running("a", "b", members_min=2)
+    rounds.do(rounds.rounds.handle_lost("b", "Killed"))
+    rounds.report("a", 0)
+    assert not missing_keys(rounds.rounds.waiting_reason, "1 of at least 2 workers")
+    (announced,) = rounds.do(rounds.rounds.handle_candidate("c", 2, rounds.rounds.round, MemberReport()))
+    assert isinstance(announced, RoundAnnounced)
+    assert not missing_keys(announced.reason, "2 of at least 2 workers")
+
+
 def test_a_round_starts_when_every_member_has_confirmed() -> None:
     rounds = Rounds("a", "b", members_min=2)
     assert rounds.do(rounds.rounds.handle_confirmed("a", rounds.rounds.round, 7)) == []

@@ -20,6 +20,7 @@ import keras  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.strategy import Strategy  # noqa: E402
 from edl.keras.monitor_callbacks import refuse_unsupported_callbacks  # noqa: E402
 from edl.keras.user_callbacks import (  # noqa: E402
     NoCallbacks,
@@ -430,7 +431,18 @@ def test_the_steps_of_an_epoch_follow_from_the_order_of_records(window: int | No
     train = SimpleNamespace(epochs=2, minibatch_size=10, shuffle=SimpleNamespace(window=window))
     sources = [SimpleNamespace(records=11), SimpleNamespace(records=17)]
     reader = SimpleNamespace(sources=lambda: sources, **({"blocks": len} if blocks else {}))
-    assert build_callback_params(train, reader) == {"verbose": 1, "epochs": 2, "steps": steps}  # type: ignore[arg-type]
+    found = build_callback_params(train, Strategy(), reader)  # type: ignore[arg-type]
+    assert found == {"verbose": 1, "epochs": 2, "steps": steps}
+
+
+@pytest.mark.parametrize(("global_batch", "steps"), [(9, 4), (14, 2), (None, None)])
+def test_under_all_reduce_the_steps_of_an_epoch_follow_from_the_global_batch(
+    global_batch: int | None, steps: int | None
+) -> None:
+    train = SimpleNamespace(epochs=2, minibatch_size=10, shuffle=SimpleNamespace(window=None))
+    reader = SimpleNamespace(sources=lambda: [SimpleNamespace(records=11), SimpleNamespace(records=17)])
+    strategy = Strategy(name="AllReduce", global_batch=global_batch)
+    assert build_callback_params(train, strategy, reader)["steps"] == steps  # type: ignore[arg-type]
 
 
 def stop(model: Any) -> None:

@@ -151,7 +151,7 @@ def _build_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[ModelRepl
         replica,
         spec,
         worker_index=index,
-        make_params=lambda: build_callback_params(spec.train, runtime.open_reader("training")),
+        make_params=lambda: build_callback_params(spec.train, spec.strategy, runtime.open_reader("training")),
     )
     return replica, callbacks
 

@@ -126,6 +126,6 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
         module.zoo,
         trains_locally=True,
         check_monitors=partial(check_monitors, directions=model.metric_directions, spec=spec),
-        make_params=lambda: build_callback_params(spec.train, reader("training")),
+        make_params=lambda: build_callback_params(spec.train, spec.strategy, reader("training")),
     )
     return LocalTraining(spec, run, model, reader, feeder, report, watcher, stop)
