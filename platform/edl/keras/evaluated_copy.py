@@ -13,10 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from edl.api.errors import BadInputError
 from edl.keras.evaluation_metrics import EvaluationMetrics
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import ModelLoss
-from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
+from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
 
 CopiedValues = Sequence[Any]
@@ -49,11 +50,21 @@ class CopyEvaluator:
         self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
         self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
 
+    def check(self, features: Any) -> None:
+        """Check, before training, that the model can be evaluated with copied values.
+
+        Raises:
+            BadInputError: it reads its variables itself.
+            UserCodeError: the model raised an exception.
+        """
+        with user_code(self._module.zoo, "the model"), explain_dense_id_errors(self._model):
+            self._predict(copy_values(self._model), features)
+
     def evaluate(self, values: CopiedValues, features: Any, labels: Any, weights: Any = None) -> None:
         """Update loss and metrics with a minibatch.
 
         Raises:
-            BadInputError: an id is outside of an embedding.
+            BadInputError: an id is outside of an embedding, or the model reads its variables itself.
             UserCodeError: the model, its loss or a metric raised an exception.
         """
         with (
@@ -68,12 +79,30 @@ class CopyEvaluator:
         with self._copied_variables(values):
             predictions = self._call_model(features)
             loss = self._objective(labels, predictions, weights, self._model.losses, training=False)
+        self._refuse_live_variables()
         # Outside: the scope keeps all variables as they are, also those of metrics.
         self._metrics.update(loss, labels, predictions, weights)
 
     def _predict_graph(self, values: CopiedValues, features: Any) -> Any:
         with self._copied_variables(values):
-            return self._call_model(features)
+            predictions = self._call_model(features)
+        self._refuse_live_variables()
+        return predictions
+
+    def _refuse_live_variables(self) -> None:
+        """Refuse a model that reads its variables itself, while they are trained, instead of the copied values.
+
+        A function that TensorFlow has traced in training keeps the variables that it read then.
+        """
+        captured = {id(outer) for outer, _ in tf.compat.v1.get_default_graph().captures}
+        live = next((v for v in self._model.variables if id(v.value.handle) in captured), None)
+        if live is not None:
+            raise BadInputError(
+                f"the evaluation of a copy reads the variable '{live.path}' itself, which is trained meanwhile",
+                where=MODEL_LOCATION,
+                hint="remove @tf.function from the methods of layers, because EDL compiles the whole model; or set "
+                "evaluation.max_workers: 0, and all workers pause for an evaluation",
+            )
 
     def _call_model(self, features: Any) -> Any:
         with assert_dense_ids_in_range():

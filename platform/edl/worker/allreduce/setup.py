@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from edl.api.cluster_port import POD_GRACE_SECONDS
+from edl.api.job_spec import JobSpec
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
@@ -77,6 +78,8 @@ def prepare_all_reduce(
     trace_model(runtime, replica, scale_rate)
     checkpoints = _make_checkpoint_writer(runtime, replica)
     evaluator = ReplicaEvaluator(runtime, replica, callbacks.own, checkpoints.read)
+    if may_evaluate_copies(spec) and not callbacks.declared:
+        evaluator.check_copies()
     handlers |= {
         "evaluation": evaluator.run,
         "metrics": evaluator.compute_metrics,
@@ -193,6 +196,12 @@ def _make_share_source(runtime: WorkerRuntime) -> ShareSource:
     return BatchShareSource(runtime.leases, runtime.progress, stream, spec.train.minibatch_size)
 
 
+def may_evaluate_copies(spec: JobSpec) -> bool:
+    """Whether a worker may evaluate a copy while others train, unless callbacks decide by evaluations."""
+    evaluates = bool(spec.train.evaluation_steps and spec.data.validation)
+    return evaluates and spec.workers.max > 1 and spec.evaluation.max_workers != 0
+
+
 def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:
     """The factor of the learning rate by the number of ranks (``strategy.learning_rate_scaling``); None: no scaling."""
     reference, exponent = strategy.reference_world, {"linear": 1.0, "sqrt": 0.5}.get(strategy.learning_rate_scaling)
@@ -286,6 +295,18 @@ class ReplicaEvaluator:
         with self._metrics_lock, self._final_weights():
             self._evaluate_range(task, self._replica.evaluate, lambda: True)
         self._callbacks.end_test()
+
+    def check_copies(self) -> None:
+        """Check that this model can be evaluated with copied values: later, an evaluation would end the job.
+
+        Raises:
+            EdlError: it cannot.
+        """
+        first = self._runtime.first_minibatch()
+        if first is not None:
+            task, minibatch = first
+            with add_record_range(task, 0):
+                self._copies.check(minibatch.features)
 
     def run_on_copy(self, task: LeasedTask, find_copy: Callable[[int], CopiedValues | None]) -> None:
         """Evaluate every record of the range with the copy of the task's step.
