@@ -267,12 +267,9 @@ def small_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.tensorflow
-def test_validate_model_tries_it_in_a_process_of_its_own(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_edl("validate", "job.yaml", "--model") == 0
-    out = capsys.readouterr().out
-    assert out.startswith("job.yaml: ok\n  job small: ")
-    assert not missing_keys(out, "minibatch", "records 0 to 7")
-
+def test_validate_model_says_what_ended_the_process_that_tried_it(
+    small_job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small_job.write_text(SMALL.replace("custom_model():", "custom_model():\n    os._exit(0)"), encoding="utf-8")
     assert run_edl("validate", "job.yaml", "--model") == 1, "a process that says nothing found nothing"
     assert not missing_keys(capsys.readouterr().err, "exit code 0")
@@ -286,7 +283,9 @@ def test_validate_model_tries_it_in_a_process_of_its_own(small_job: Path, capsys
 
 
 @pytest.mark.tensorflow
-def test_modules_of_the_current_folder_stand_for_nobodys(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_model_tries_it_and_modules_of_the_current_folder_stand_for_nobodys(
+    small_job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job_zoo = Path("job/zoo")
     job_zoo.mkdir(parents=True)
     small_job.rename(job_zoo / "small.py")
@@ -294,7 +293,10 @@ def test_modules_of_the_current_folder_stand_for_nobodys(small_job: Path, capsys
     for stranger in (Path("zoo/__init__.py"), small_job, Path("csv.py"), Path("edl.py")):
         stranger.write_text(ran, encoding="utf-8")
     said = run_edl("validate", "job.yaml", "--model", "--set", "model.zoo=job/zoo")
-    assert (said, Path("was_run").exists()) == (0, False), capsys.readouterr().err
+    found = capsys.readouterr()
+    assert (said, Path("was_run").exists()) == (0, False), found.err
+    assert found.out.startswith("job.yaml: ok\n  job small: ")
+    assert not missing_keys(found.out, "minibatch", "records 0 to 7")
 
 
 @pytest.mark.parametrize("place", ["/proc/nope", "data.csv/runs"])
