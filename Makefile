@@ -71,8 +71,9 @@ types: $(STAMP) ## types of EDL and of the benchmarks (mypy --strict)
 layers: $(STAMP) ## who may import whom (import-linter)
 	$(BIN)/lint-imports
 
+# Threads of these tests wait for each other at times: three at once.
 unit: $(STAMP) native ## tests but for those of whole jobs
-	$(BIN)/pytest -q -n 2 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough and not repetition" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 3 --dist loadfile -m "not faults and not jobs and not install and not native and not thorough and not repetition" $(ONCE_MORE)
 
 # cmake and ninja are those of the environment. What is not compiled anew costs a second. Without a C++20 compiler it says so,
 # and all goes on without the extensions; with EDL_NATIVE=1 that is an error, and so are skipped tests of them.

@@ -32,8 +32,8 @@ def all_reduce(linear: Make) -> Make:
     """Makes such a job."""
 
     def make(workers: int = 3, strategy: dict[str, object] | None = None, **fields: object) -> LinearJob:
-        # A step takes 40 ms. Three workers train for 40 s unless the test hurries them.
-        default: dict[str, object] = {"records": 24_000, "record_seconds": 0.005, "checkpoint": None}
+        # A step takes 80 ms. Three workers train for 40 s unless the test hurries them.
+        default: dict[str, object] = {"records": 12_000, "record_seconds": 0.01, "checkpoint": None}
         named = {"name": "AllReduce", **(strategy or {})}
         job = linear(workers=workers, strategy=named, export={}, **default | fields)
         del job.spec["ps"]
@@ -163,6 +163,7 @@ def test_a_worker_is_stopped_and_comes_back(all_reduce: Make) -> None:
         check_end(job, run, silent=1)
 
 
+@pytest.mark.repetition
 def test_the_master_is_killed_during_a_change_of_the_world(all_reduce: Make) -> None:
     job = all_reduce()
     with job.start() as run:
@@ -189,6 +190,7 @@ def saved(run: JobProcess, step: int) -> Line:
     return run.wait_line(lambda line: line["event"] == "checkpoint_saved" and line["step"] >= step)
 
 
+@pytest.mark.repetition
 def test_all_workers_are_killed_and_new_ones_go_on_from_the_checkpoint(all_reduce: Make) -> None:
     job = all_reduce(checkpoint={"every_steps": 50})
     with job.start() as run:

@@ -33,7 +33,7 @@ def test_the_master_is_killed_again_and_again(linear: Make, measure: Measure) ->
     assert found.repeated_records == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_the_master_is_killed_together_with_a_worker(linear: Make) -> None:
     job = linear()
     with job.start() as run:
@@ -47,7 +47,7 @@ def test_the_master_is_killed_together_with_a_worker(linear: Make) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param([], id="as it was", marks=pytest.mark.thorough),
+        pytest.param([], id="as it was", marks=pytest.mark.repetition),
         pytest.param(["--ps", "2"], id="with another parameter server"),
     ],
 )

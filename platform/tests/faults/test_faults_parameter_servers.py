@@ -58,7 +58,7 @@ def wait_begun(run: JobProcess, *, after: int) -> None:
     raise AssertionError(f"no checkpoint was begun after cut {after}")
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_the_only_one_and_a_worker_are_killed_while_rows_are_served(linear: Make) -> None:
     """Rows go back with the variables; what was pushed and counts is what both moved by."""
     job = linear(embedding=True)
@@ -74,12 +74,10 @@ def test_the_only_one_and_a_worker_are_killed_while_rows_are_served(linear: Make
     assert len(found.rollbacks) == 1
 
 
+@pytest.mark.repetition
 @pytest.mark.parametrize(
     "embedding",
-    [
-        pytest.param(False, id="variables", marks=pytest.mark.thorough),
-        pytest.param(True, id="variables and rows, and a worker too"),
-    ],
+    [pytest.param(False, id="variables"), pytest.param(True, id="variables and rows, and a worker too")],
 )
 def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
     """What it held goes back to the newest checkpoint; nothing is leased again, and the summary counts the updates."""
@@ -122,7 +120,7 @@ def test_one_is_told_to_go(linear: Make, ps: int) -> None:
     assert (found.rollbacks, found.part_rollbacks) == ([], [])
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
     """Two PS take their snapshots at different times and still hold the same steps."""
     job = linear(ps=2, every_steps=150)

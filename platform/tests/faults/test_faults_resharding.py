@@ -11,7 +11,7 @@ from faults.job_assertions import done
 from faults.linear_job import LinearJob
 from support.job_process import edl
 
-pytestmark = [pytest.mark.faults, pytest.mark.thorough]
+pytestmark = [pytest.mark.faults, pytest.mark.repetition]
 
 
 def test_two_then_three_then_one(linear: Callable[..., LinearJob]) -> None:

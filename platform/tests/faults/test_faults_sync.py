@@ -41,7 +41,7 @@ def test_a_worker_and_then_the_master_are_killed(tmp_path: Path, measure: Measur
             np.testing.assert_allclose(value, expected[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_worker_stops_and_comes_back(tmp_path: Path) -> None:
     """Its connections stay open, as those of a lost node do: the master takes its leases, and rounds go on."""
     job = SignedJob.make(tmp_path, records=RECORDS, ps=2)

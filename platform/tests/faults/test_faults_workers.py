@@ -34,7 +34,7 @@ def leased_again(run: JobProcess) -> float:
     "steps",
     [
         pytest.param([1], id="at the first step"),
-        pytest.param([150, 700], id="twice later", marks=pytest.mark.thorough),
+        pytest.param([150, 700], id="twice later", marks=pytest.mark.repetition),
     ],
 )
 def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) -> None:
@@ -55,6 +55,7 @@ def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) ->
     assert found.partial_step_count == 0
 
 
+@pytest.mark.repetition
 def test_a_worker_stops_past_its_lease_and_comes_back(linear: Make) -> None:
     """Its late report is refused, its late pushes are: the parameters would show one that was not."""
     job = linear(epochs=2)
@@ -102,7 +103,7 @@ def test_all_workers_are_killed_at_once(linear: Make) -> None:
         finished(job, run, lost=len(victims))
 
 
-@pytest.mark.thorough
+@pytest.mark.repetition
 def test_a_worker_is_killed_while_rows_are_served(linear: Make) -> None:
     job = linear(embedding=True, ps=2)
     with job.start() as run:

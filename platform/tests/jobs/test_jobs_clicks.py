@@ -18,7 +18,7 @@ VOCABULARY = 1300
 MODELS = {"deepfm": ("weights", "vectors"), "wide_and_deep": ("wide", "vectors")}
 
 
-@pytest.mark.parametrize("name", ["deepfm", pytest.param("wide_and_deep", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", ["deepfm", pytest.param("wide_and_deep", marks=pytest.mark.repetition)])
 def test_a_click_model_learns_most_of_what_can_be_known(tmp_path: Path, name: str) -> None:
     made = edl("data", "clicks", "log", "--records", "18000", "--vocabulary", str(VOCABULARY), cwd=tmp_path)
     assert made.returncode == 0, made.stderr

@@ -124,18 +124,18 @@ def run(folder: Path, ends: str, on_crashing_range: str, **more: Any) -> subproc
     return edl("run", "job.json", cwd=folder, timeout=170.0)
 
 
-THOROUGH = pytest.mark.thorough
+REPETITION = pytest.mark.repetition
 
 
 @pytest.mark.parametrize(
     ("ends", "more"),
     [
-        pytest.param("killed in the loss", {}, marks=THOROUGH),
+        pytest.param("killed in the loss", {}, marks=REPETITION),
         pytest.param("killed in feed", {}),
-        pytest.param("killed in feed", {"strategy": {"overlap": True}}, marks=THOROUGH),
-        pytest.param("exit 0 in the loss", {}, marks=THOROUGH),
-        pytest.param("exit 0 in feed", {}, marks=THOROUGH),
-        pytest.param("killed in the reader", {}, marks=THOROUGH),
+        pytest.param("killed in feed", {"strategy": {"overlap": True}}, marks=REPETITION),
+        pytest.param("exit 0 in the loss", {}, marks=REPETITION),
+        pytest.param("exit 0 in feed", {}, marks=REPETITION),
+        pytest.param("killed in the reader", {}, marks=REPETITION),
     ],
 )
 def test_a_record_that_ends_its_workers_is_put_aside(tmp_path: Path, ends: str, more: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow
 RECORDS = 9600
 
 
-@pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
 def test_two_workers_make_the_updates_of_one_process_with_larger_minibatches(tmp_path: Path, ps: int) -> None:
     job = SignedJob.make(tmp_path, records=RECORDS, ps=ps)
     with job.start() as run:
