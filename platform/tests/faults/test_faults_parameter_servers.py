@@ -125,7 +125,7 @@ def test_a_cut_over_two_is_the_ledger_at_its_position(linear: Make) -> None:
     """Two PS take their snapshots at different times and still hold the same steps."""
     job = linear(ps=2, every_steps=150)
     with job.start() as run:
-        _, found = done(job, run)
+        _, found = done(job, run, timeout=150.0)
         job.check_checkpoints(run.run_dir, found)
         folders = [path.parent for path in run.run_dir.glob("checkpoints/*/manifest.json")]
     amid = [folder for folder in folders if 0 < len(found.cuts[cut_of(folder)]) < len(found.counted_steps)]
