@@ -145,6 +145,10 @@ class FeedFunction:
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._traced_feed: Callable[[Any], Any] | None = None
 
+    def with_metadata(self, metadata: Any) -> FeedFunction:
+        """The same ``feed`` for records of another reader."""
+        return FeedFunction(self._feed, self.mode, metadata, zoo=self._zoo)
+
     def make_minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
 

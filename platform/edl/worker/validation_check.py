@@ -9,12 +9,14 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.data.reader import Reader
 from edl.worker.feed_pipeline import FeedError, FeedFunction, Minibatch, find_first_minibatch
-from edl.worker.record_stream import CorruptRecordSkipper
+from edl.worker.lease_client import LeasedTask
+from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
 
 _LOG = logging.getLogger(__name__)
 _DATA_SET = "data.validation"
@@ -57,6 +59,13 @@ def check_validation_data(
         *_differences("features", first.features, minibatch.features, strict=True),
         *_differences("labels", first.labels, minibatch.labels, strict=False),
     ]
+    if columns and not different and _takes_by_position(validation, feeder, training, task):
+        raise BadInputError(
+            f"{_DATA_SET}: {columns}; feed takes cells by position, and so reads other columns than in training",
+            where=task.source,
+            hint="write the columns in the same order, name them in data.reader.columns, or let feed look them up in "
+            "metadata.column_names",
+        )
     if columns and not different:
         # feed may take columns by name, or have no use for some.
         _LOG.warning("%s: %s (%s); feed must not take cells by position then", _DATA_SET, columns, task.source)
@@ -67,6 +76,40 @@ def check_validation_data(
             where=task.source,
             hint="both sets need the same columns, in the same order, and the same types",
         )
+
+
+def _takes_by_position(validation: Reader, feeder: FeedFunction, training: Reader, task: LeasedTask) -> bool:
+    """Whether ``feed`` reads other cells if a validation row has the columns of training, in their order.
+
+    False also if that cannot be told: a column is missing, the records are no rows, or ``feed`` draws random numbers.
+    """
+    names, wanted = validation.metadata.column_names, training.metadata.column_names
+    rows = validation.read(task.source, task.start, task.end, lambda _: None)  # what is corrupt was left out before
+    if not set(wanted) <= set(names) or not all(isinstance(row, list | tuple) for row in rows):
+        return False
+    order = [names.index(name) for name in wanted]
+    moved: list[Any] = [[row[at] for at in order] for row in rows]
+    in_order = feeder.with_metadata(training.metadata)
+    found = [feeder.make_minibatch(0, RecordWindow(rows)) for _ in range(2)]
+    if not _have_equal_values(*found):
+        return False
+    try:
+        other = in_order.make_minibatch(0, RecordWindow(moved))
+    except FeedError:
+        return True
+    return not _have_equal_values(found[0], other)
+
+
+def _have_equal_values(one: Minibatch | None, other: Minibatch | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    ours, theirs = (
+        [np.asarray(leaf) for leaf in tf.nest.flatten(parts, expand_composites=True) if leaf is not None]
+        for parts in ((each.features, each.labels, each.weights) for each in (one, other))
+    )
+    return len(ours) == len(theirs) and all(
+        np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _column_differences(training: tuple[str, ...], validation: tuple[str, ...]) -> str:

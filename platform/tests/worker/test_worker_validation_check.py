@@ -44,6 +44,10 @@ def text_in_evaluation(dataset: Any, mode: str, metadata: Any) -> Any:
     return dataset.map(lambda row: (row if mode == "evaluation" else tf.strings.to_number(row), row[0]))
 
 
+def randomly_by_position(dataset: Any, mode: str, metadata: Any) -> Any:
+    return by_position(dataset, mode, metadata).map(lambda x, y: (x + tf.random.uniform([2]), y))
+
+
 def check(folder: Path, feed: Any, validation: str) -> None:
     (folder / "train.csv").write_text(TRAINING)
     (folder / "test.csv").write_text(validation)
@@ -87,3 +91,18 @@ def test_a_difference_that_feed_can_take_is_a_warning(tmp_path: Path, caplog: py
         check(tmp_path, by_name, "a,y,b\n1,3,2\n")
     (message,) = caplog.messages
     assert not missing_keys(message, "data.validation", "another order", "test.csv")
+
+
+@pytest.mark.parametrize("validation", ["b,a,y\n2,1,3\n", "id,a,b,y\n7,1,2,3\n"], ids=["swapped", "shifted"])
+@pytest.mark.parametrize("feed", [by_position, by_slices])
+def test_a_feed_that_takes_the_cells_of_other_columns_is_refused(tmp_path: Path, feed: Any, validation: str) -> None:
+    with pytest.raises(BadInputError) as refused:
+        check(tmp_path, feed, validation)
+    assert not missing_keys(str(refused.value), "data.validation", "test.csv")
+
+
+def test_cells_that_feed_does_not_take_may_stand_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check(tmp_path, by_position, "a,b,y,id\n1,2,3,7\n")
+        check(tmp_path, randomly_by_position, "b,a,y\n2,1,3\n")
+    assert len(caplog.messages) == 2
