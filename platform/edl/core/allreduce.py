@@ -16,7 +16,7 @@ from edl.api.journal_entries import LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations
 from edl.core.checkpointing import steps_before_pause
-from edl.core.events import WorldReported, WorldView, WorldViewed
+from edl.core.events import CheckpointOrder, WorldReported, WorldView, WorldViewed
 from edl.core.grants import record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
@@ -45,6 +45,10 @@ Its messages come from a thread of their own, at least twice a second.
 
 
 # ------------------------------------------------------------------------------------------------ what workers say
+
+
+_LAST_STEP = 2**62 - 1
+"""The largest number that a message has. An interval may be longer: no step of it is ever reached."""
 
 
 def handle_world_reported(state: JobState, event: WorldReported, now: float) -> None:
@@ -146,17 +150,21 @@ def view_world(state: JobState, worker: str) -> WorldView:
         leases={n: x.record_after_steps(x.done_steps) - x.record_range.start for n, x in leases.items()},
         last_lease=state.next_lease_number() - 1,
         must_pause=state.world_pauses,
-        evaluate_at=world_evaluations.pause_step(state),
+        evaluate_at=min(world_evaluations.pause_step(state), _LAST_STEP),
         restore_cut=rounds.restore_cut,
-        checkpoint=world_checkpoints.order_for(state, worker),
+        checkpoint=_limit_step(world_checkpoints.order_for(state, worker)),
         learning_rate=state.callbacks.learning_rate,
         epoch_left=training.open_epoch()[1] if training is not None and has_batch else 0,
         # A worker with suspect records gets no others, and one with others gets no suspect ones.
         may_be_short=has_batch and bool(state.crash_suspects.suspect_ranges),
         source=_find_source(rounds, state.pods.by_uid.get(worker)),
-        copy_at=state.evaluation_copies.at_step if worker in state.evaluation_copies.evaluators else 0,
+        copy_at=min(state.evaluation_copies.at_step, _LAST_STEP) if worker in state.evaluation_copies.evaluators else 0,
         evaluated_step=world_evaluations.evaluated_step(state),
     )
+
+
+def _limit_step(order: CheckpointOrder | None) -> CheckpointOrder | None:
+    return order and replace(order, at_step=min(order.at_step, _LAST_STEP))
 
 
 def _find_source(rounds: WorldRounds, pod: JobPod | None) -> str:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.all_reduce_master import AllReduceMaster
 
-from edl.core.events import LeaseRequested, Tick, WorldView
+from edl.core.events import (
+    CheckpointSaveFinished,
+    CopiedState,
+    LeaseRequested,
+    Tick,
+    WorldView,
+    WrittenShard,
+)
 from edl.core.job import JobStateMachine
 from edl.core.rank_state import RankPhase
 from edl.master.master_service import MemberDirectory, parse_world_report, view_to_reply
@@ -106,3 +113,23 @@ def test_a_new_address_is_in_the_next_message() -> None:
     assert [each.address for each in directory.members_message(view).members] == ["unix:0", ""]
     directory.keep_address("w1", "unix:1", lambda uid: True)
     assert [each.address for each in directory.members_message(view).members] == ["unix:0", "unix:1"]
+
+
+@pytest.mark.parametrize("evaluators", [0, 1])
+def test_an_interval_that_is_never_reached_fits_into_messages(evaluators: int) -> None:
+    """``train.evaluation_steps`` and ``checkpoint.every_steps`` may be any 64-bit number, such as ``sys.maxsize``."""
+    never: dict[str, Any] = {"evaluation_steps": 2**63 - 1, "checkpoint_steps": 2**63 - 1, "durable": True}
+    master = AllReduceMaster(validation=8, evaluation_workers=evaluators, **never)
+    master.start_round("w0", "w1", "w2")
+    first = master.report("w0", RankPhase.RUNNING).checkpoint
+    assert first is not None
+    copied = CopiedState(first.cut, 0, 0.0, WrittenShard("ps-0.safetensors", 1, 1, ""), {}, ())
+    master.report("w0", RankPhase.RUNNING, copied=copied)
+    master.handle(CheckpointSaveFinished(first.cut))
+    master.handle(Tick())
+    views = [master.report(worker, RankPhase.RUNNING) for worker in master.workers]
+    for view in views:
+        check_message(view_to_reply(view, 1, pb.WorldReply()))
+    assert views[0].checkpoint is not None
+    assert views[0].checkpoint.at_step > 1 << 60
+    assert max(max(view.evaluate_at, view.copy_at) for view in views) > 1 << 60
