@@ -35,11 +35,11 @@ def wait_for_errors(job: AllReduceJob) -> list[BaseException | None]:
     return [rank.error for rank in job.ranks]
 
 
-def change_rates(index: int, step: int, factor: float) -> Callable[[int], CountingReplica]:
+def change_rates(index: int, step: int, factor: float, seconds: float = 0.0) -> Callable[[int], CountingReplica]:
     """Makes replicas; that of one rank multiplies its variable ``rates`` at one update."""
 
     def make(at: int) -> CountingReplica:
-        replica = CountingReplica(RECORDS)
+        replica = CountingReplica(RECORDS, seconds=seconds)
 
         def change(point: str) -> None:
             if at == index and point == "applied" and replica.updates == step:
@@ -68,8 +68,9 @@ def test_a_rank_with_another_value_stops_the_job_and_is_named_with_the_variable(
 
 
 def test_a_value_that_is_wrong_when_a_round_begins_is_named_as_well(folder):
-    with AllReduceJob(folder, records=RECORDS, epochs=4, seconds=0.002, workers_min=2) as job:
-        job.make_replica = change_rates(1, 20, 1 + 1e-12)
+    with AllReduceJob(folder, records=RECORDS, epochs=4, workers_min=2) as job:
+        # Without a pause the digests of step 100 may come before the change of the world.
+        job.make_replica = change_rates(1, 20, 1 + 1e-12, seconds=0.005)
         for _ in range(3):
             job.start_rank()
         job.wait(lambda: any(rank.world.step >= 25 for rank in job.ranks))
