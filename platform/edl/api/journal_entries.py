@@ -432,7 +432,8 @@ class WorldStarted(JournalEntry):
     """All members of the newest round have the state of ``step``: the steps up to there are done.
 
     Attributes:
-        done: ``[lease, records]``, the done records of each lease whose number rose, counted from its start.
+        done: ``[lease, records]``, the done records of each lease whose number rose, counted from its start; and with
+            corrupt ones among them ``[lease, records, skipped]``.
         returned: leases of workers that are not in the round any more; their rest is leased again.
         repeated: records of the minibatches that lost workers may have computed, and that are trained again.
         difference: why its members may round differently; empty if all compute the same bits.

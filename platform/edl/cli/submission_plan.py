@@ -17,8 +17,8 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts

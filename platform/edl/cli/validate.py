@@ -9,9 +9,9 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import find_relative_paths, resolve_local_paths
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory

@@ -17,7 +17,7 @@ from edl.api.status import RANKS_SHOWN, WorldStatus
 from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations
 from edl.core.checkpointing import steps_before_pause
 from edl.core.events import CheckpointOrder, WorldReported, WorldView, WorldViewed
-from edl.core.grants import record_heartbeat
+from edl.core.grants import check_corrupt_limit, record_heartbeat
 from edl.core.job_pods import JobPod
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange
@@ -103,7 +103,9 @@ def _handle_phase(
         return rounds.handle_confirmed(event.worker, event.round, event.report.digest, event.difference)
     if event.phase is RankPhase.RUNNING:
         reported = _check_shares(state, rounds, replace(event.report, step=event.stable_step))
-        return [] if reported.step is None else rounds.handle_stable(event.round, reported.step, reported.done)
+        if reported.step is None:
+            return []
+        return rounds.handle_stable(event.round, reported.step, reported.done, reported.skipped)
     return []
 
 
@@ -115,7 +117,7 @@ def _check_shares(state: JobState, rounds: WorldRounds, report: MemberReport) ->
     # A step has at least one record that is not in the ledger.
     most = training.total_records - training.done_records if training is not None else 0
     if report.after > rounds.committed_step or report.step - rounds.committed_step > most:
-        return replace(report, step=None, done={})
+        return replace(report, step=None, done={}, skipped={})
     return report
 
 
@@ -296,6 +298,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             known_difference = rounds.difference
             lost = world_entries.find_lost_shares(command, rounds, training, state.settings.global_batch)
             state.record_entry(world_entries.started_entry(command, rounds, training, tuple(lost.values())))
+            check_corrupt_limit(state)
             _emit_repeated(state, lost)
             member_crashes.judge_returned_leases(state, returned, is_progress_known=True)
             _emit_change(state, rounds)
@@ -308,6 +311,7 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
             _credit_workers(state, command.done)
             world_checkpoints.capture_ledger(state, command.step)
             state.record_entry(world_entries.committed_entry(command, loss))
+            check_corrupt_limit(state)
             _credit(state)
         else:
             _fail_diverged(state, command)

@@ -382,7 +382,7 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
             state.record_entry(
                 LeaseProgressed(lease=progress.lease, through=progress.done_steps, loss=loss, skipped=skipped)
             )
-            _check_corrupt_limit(state)
+            check_corrupt_limit(state)
     elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
         # These tasks have only one result for the whole range. A lost worker leaves no partial
         # result.
@@ -440,7 +440,7 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         _record_result(state, kind, event)
     # The next evaluation covers the same ranges again.
     state.range_crashes.pop((kind, lease.record_range), None)
-    _check_corrupt_limit(state)
+    check_corrupt_limit(state)
     revocation.close_lease(state, event.worker, event.lease, now)
     state.add_commands(Acknowledged())
 
@@ -479,7 +479,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     state.record_entry(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
 
 
-def _check_corrupt_limit(state: JobState) -> None:
+def check_corrupt_limit(state: JobState) -> None:
     """End the job when the corrupt records of all workers together exceed the limit."""
     for one_pass, found in state.counters.corrupt.items():
         if found > state.settings.max_corrupt and not state.has_ended:

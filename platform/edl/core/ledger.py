@@ -42,6 +42,7 @@ class Lease:
         done_steps: all steps below this number are done.
         revoke_reason: why it is being revoked, possibly an empty string that its worker sent; None while
             it is held.
+        skipped_records: the corrupt records among the done ones, under AllReduce.
     """
 
     number: int
@@ -50,6 +51,7 @@ class Lease:
     worker: str
     done_steps: int = 0
     revoke_reason: str | None = None
+    skipped_records: int = 0
 
     @property
     def step_count(self) -> int:
@@ -237,6 +239,13 @@ class Ledger:
         lease.done_steps = done_steps
         return added
 
+    def record_skipped(self, number: int, skipped: int) -> int:
+        """Record the corrupt records among the done ones of a lease; returns how many are new."""
+        lease = self.leases[number]
+        added = max(0, skipped - lease.skipped_records)
+        lease.skipped_records += added
+        return added
+
     def finish_lease(self, number: int) -> int:
         """Record the whole range as done and close the lease; returns the newly done records."""
         added = self.record_progress(number, self.leases[number].step_count)
@@ -304,7 +313,9 @@ class Ledger:
             "index": self.shard_index,
             "returned": [_range_to_row(work) for work in self.returned_ranges],
             "leases": [
-                [n, _range_to_row(x.record_range), x.minibatch, x.worker, x.done_steps] for n, x in self.leases.items()
+                [n, _range_to_row(x.record_range), x.minibatch, x.worker, x.done_steps]
+                + ([x.skipped_records] if x.skipped_records else [])
+                for n, x in self.leases.items()
             ],
             "done_records": self.done_records,
             "done_steps": self.done_steps,
@@ -318,8 +329,8 @@ class Ledger:
         self.returned_ranges = deque(RecordRange(*row) for row in snapshot["returned"])
         self.shard_rests = {(row[0], row[1], row[2]): RecordRange(*row) for row in snapshot.get("begun", ())}
         self.leases, self._leases_by_worker = {}, {}
-        for n, row, m, w, t in snapshot["leases"]:
-            self._add_lease(Lease(n, RecordRange(*row), m, w, t))
+        for n, row, m, w, t, *skipped in snapshot["leases"]:
+            self._add_lease(Lease(n, RecordRange(*row), m, w, t, skipped_records=skipped[0] if skipped else 0))
         # Follows from the leases, so it is not in the snapshot.
         self.outstanding_steps = sum(lease.step_count - lease.done_steps for lease in self.leases.values())
         self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]

@@ -25,19 +25,20 @@ class PendingShares:
     Attributes:
         after: the newest step that a master has acknowledged.
         step: the newest step.
-        done: by lease, the done records of the steps before the newest one, and the last step with a share of it.
+        done: by lease, the done records of the steps before the newest one, the last step with a share of it, and the
+            corrupt ones among these records.
         newest: the shares of the newest step, which may not be stable yet.
     """
 
     after: int = 0
     step: int = 0
-    done: dict[int, tuple[int, int]] = field(default_factory=dict)
+    done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     newest: StepShares = ()
 
     def add_step(self, shares: StepShares) -> None:
         """Add the shares of the next step."""
         for share in self.newest:
-            self.done[share.lease] = (share.end, self.step)
+            self.done[share.lease] = (share.end, self.step, share.skipped)
         self.step += 1
         # A worker that follows the others may get a step that is in the ledger already.
         self.newest = shares if self.step > self.after else ()
@@ -53,10 +54,17 @@ class PendingShares:
 
     def done_records(self, until: int) -> dict[int, int]:
         """By lease, the done records of the steps up to ``until``: the newest step or the one before."""
-        done = {lease: records for lease, (records, _) in self.done.items()}
+        done = {lease: records for lease, (records, _, _) in self.done.items()}
         if until >= self.step:
             done.update((share.lease, share.end) for share in self.newest)
         return done
+
+    def skipped_records(self, until: int) -> dict[int, int]:
+        """By lease, the corrupt ones among ``done_records``, without leases that have none."""
+        skipped = {lease: count for lease, (_, _, count) in self.done.items()}
+        if until >= self.step:
+            skipped.update((share.lease, share.skipped) for share in self.newest)
+        return {lease: count for lease, count in skipped.items() if count}
 
     def to_json(self) -> dict[str, Any]:
         """These shares for a copy of the state."""
@@ -65,7 +73,7 @@ class PendingShares:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PendingShares:
-        done = {int(lease): (int(records), int(step)) for lease, records, step in data["done"]}
+        done = {int(row[0]): (int(row[1]), int(row[2]), int(row[3])) for row in data["done"]}
         newest = tuple(Share(*map(int, share)) for share in data["newest"])
         return cls(int(data["after"]), int(data["step"]), done, newest)
 
@@ -120,8 +128,14 @@ class RankState:
 
     def report(self, digest: int = 0) -> MemberReport:
         """The report of this worker's state to the master."""
+        shares = self.shares
         return MemberReport(
-            self.state_round, self.step, digest, self.shares.after, self.shares.done_records(self.shares.step)
+            self.state_round,
+            self.step,
+            digest,
+            shares.after,
+            shares.done_records(shares.step),
+            shares.skipped_records(shares.step),
         )
 
     def handle_announced(self, entry: RoundAnnounced) -> None:

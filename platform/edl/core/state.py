@@ -767,15 +767,23 @@ def _lacks_evaluation(state: JobState, step: int) -> bool:
 
 def _apply_world_started(state: JobState, entry: WorldStarted) -> None:
     assert state.world is not None
-    world_entries.apply_started_entry(state.world, state.training_ledger, entry)
+    _count_skipped(state, world_entries.apply_started_entry(state.world, state.training_ledger, entry))
     state.counters.repeated += entry.repeated
 
 
 def _apply_steps(state: JobState, entry: StepsApplied) -> None:
     assert state.world is not None
-    world_entries.apply_steps_entry(state.world, state.training_ledger, entry)
+    _count_skipped(state, world_entries.apply_steps_entry(state.world, state.training_ledger, entry))
     if entry.loss is not None:
         state.counters.loss = entry.loss
+
+
+def _count_skipped(state: JobState, skipped: Mapping[int, int]) -> None:
+    """Count corrupt records of some epochs that are in the steps of the world."""
+    for epoch, count in skipped.items():
+        state.counters.skipped += count
+        one_pass = f"{TRAINING} {epoch}"
+        state.counters.corrupt[one_pass] = state.counters.corrupt.get(one_pass, 0) + count
 
 
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:

@@ -53,7 +53,7 @@ def started_entry(
     """
     return WorldStarted(
         step=started.step,
-        done=_done_rows(started.done),
+        done=_done_rows(started.done, started.skipped),
         returned=tuple(_returned_leases(started, rounds, training)),
         repeated=sum(share.records for share in lost_shares),
         difference=started.difference,
@@ -96,7 +96,7 @@ def _returned_leases(started: RoundStarted, rounds: WorldRounds, training: Ledge
 
 def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsApplied:
     """The journal entry of stable steps."""
-    return StepsApplied(step=committed.step, done=_done_rows(committed.done), loss=loss)
+    return StepsApplied(step=committed.step, done=_done_rows(committed.done, committed.skipped), loss=loss)
 
 
 def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
@@ -106,22 +106,25 @@ def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:
     rounds.restore_cut = entry.cut or 0
 
 
-def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: WorldStarted) -> None:
-    """Apply that the newest round runs: steps are done, and leases have returned."""
+def apply_started_entry(rounds: WorldRounds, training: Ledger | None, entry: WorldStarted) -> dict[int, int]:
+    """Apply that the newest round runs: steps are done, and leases have returned.
+
+    Returns, by epoch, the corrupt records that were skipped in these steps.
+    """
     rounds.apply_started(RoundStarted(rounds.round, entry.step, {}, entry.difference))
     if training is None:
-        return
-    _record_done(training, entry.done)
+        return {}
+    skipped = _record_done(training, entry.done)
     # Newest first: each range is put at the head of the queue, so the oldest is leased next.
     for number in sorted(entry.returned, reverse=True):
         training.requeue_lease(number, training.leases[number].done_steps)
+    return skipped
 
 
-def apply_steps_entry(rounds: WorldRounds, training: Ledger | None, entry: StepsApplied) -> None:
-    """Apply that steps are done."""
+def apply_steps_entry(rounds: WorldRounds, training: Ledger | None, entry: StepsApplied) -> dict[int, int]:
+    """Apply that steps are done; returns the same as ``apply_started_entry``."""
     rounds.apply_committed(StepsCommitted(entry.step, {}))
-    if training is not None:
-        _record_done(training, entry.done)
+    return _record_done(training, entry.done) if training is not None else {}
 
 
 def rounds_to_snapshot(rounds: WorldRounds) -> dict[str, Any]:
@@ -155,21 +158,27 @@ def restore_rounds(rounds: WorldRounds, snapshot: Mapping[str, Any]) -> None:
     rounds.is_closing = False
 
 
-def _done_rows(done: Mapping[int, int]) -> list[list[int]]:
-    return [[lease, records] for lease, records in sorted(done.items())]
+def _done_rows(done: Mapping[int, int], skipped: Mapping[int, int]) -> list[list[int]]:
+    rows = ((lease, records, skipped.get(lease, 0)) for lease, records in sorted(done.items()))
+    return [[lease, records, count] if count else [lease, records] for lease, records, count in rows]
 
 
-def _record_done(training: Ledger, done: Sequence[Sequence[int]]) -> None:
-    for number, records in done:
+def _record_done(training: Ledger, done: Sequence[Sequence[int]]) -> dict[int, int]:
+    newly_skipped: dict[int, int] = {}
+    for number, records, *skipped in done:
         lease = training.leases.get(number)
         # A share of a lease that was closed has been counted before.
         if lease is None:
             continue
+        if skipped:
+            epoch, count = lease.record_range.epoch, training.record_skipped(number, skipped[0])
+            newly_skipped[epoch] = newly_skipped.get(epoch, 0) + count
         steps = -(-records // lease.minibatch)
         if steps >= lease.step_count:
             training.finish_lease(number)
         else:
             training.record_progress(number, steps)
+    return newly_skipped
 
 
 def _finished_leases(training: Ledger | None, done: Mapping[int, int]) -> set[int]:

@@ -33,11 +33,16 @@ NO_ROUND = RoundId(0, 0)
 
 
 class Share(NamedTuple):
-    """The records that one rank puts into one step: ``start .. end - 1``, counted within a lease."""
+    """The records that one rank puts into one step: ``start .. end - 1``, counted within a lease.
+
+    Attributes:
+        skipped: the corrupt records among the first ``end`` ones of the lease, which were skipped.
+    """
 
     lease: int
     start: int
     end: int
+    skipped: int = 0
 
 
 StepShares: TypeAlias = tuple[Share, ...]
@@ -54,6 +59,7 @@ class MemberReport:
         digest: digest of all variables at that step.
         after: the newest step that a master has acknowledged, as far as the worker knows.
         done: the records of the steps after it up to ``step``: by lease, how many are done from its start.
+        skipped: by lease, how many of these are corrupt and were skipped; without leases that have none.
     """
 
     state_round: RoundId = NO_ROUND
@@ -61,6 +67,7 @@ class MemberReport:
     digest: int = 0
     after: int = 0
     done: Mapping[int, int] = field(default_factory=dict)
+    skipped: Mapping[int, int] = field(default_factory=dict)
 
 
 class RoundPhase(Enum):
@@ -125,20 +132,23 @@ class RoundStarted:
     Attributes:
         done: by lease, the done records of the steps that were not entered before.
         difference: why the members may round differently; empty if all compute the same bits.
+        skipped: by lease, the corrupt ones among these records.
     """
 
     round: RoundId
     step: int
     done: Mapping[int, int]
     difference: str = ""
+    skipped: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StepsCommitted:
-    """Every member has applied the steps up to ``step``; ``done`` as in ``RoundStarted``."""
+    """Every member has applied the steps up to ``step``; ``done`` and ``skipped`` as in ``RoundStarted``."""
 
     step: int
     done: Mapping[int, int]
+    skipped: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,28 +375,30 @@ class WorldRounds:
         self.confirmed[worker] = digest
         if len(self.confirmed) < len(self.members):
             return []
-        return [RoundStarted(self.round, self.base_step, self._done_at_base(), difference)]
+        report = self._report_of_base()
+        return [RoundStarted(self.round, self.base_step, report.done, difference, report.skipped)]
 
-    def _done_at_base(self) -> Mapping[int, int]:
-        """The records of the steps after the committed one up to ``base_step``."""
+    def _report_of_base(self) -> MemberReport:
+        """A report with the records of the steps after the committed one up to ``base_step``."""
         if self.base_step <= self.committed_step:
-            return {}
+            return MemberReport()
         # Only of a state that counts: a worker that was outside may report another version of a step.
-        return next(
-            self.reports[worker].done for worker in self.reports if self._believed_step(worker) == self.base_step
-        )
+        return next(self.reports[worker] for worker in self.reports if self._believed_step(worker) == self.base_step)
 
-    def handle_stable(self, round_id: RoundId, step: int, done: Mapping[int, int]) -> list[RoundCommand]:
+    def handle_stable(
+        self, round_id: RoundId, step: int, done: Mapping[int, int], skipped: Mapping[int, int] | None = None
+    ) -> list[RoundCommand]:
         """Steps that every member has applied; any member may report them.
 
         Args:
             step: the newest stable step: one whose successor's reduction the sender has finished. Every member
                 put a gradient into that reduction, so every member had applied this step.
             done: by lease, the done records of the steps up to ``step`` that no master has acknowledged.
+            skipped: by lease, the corrupt ones among these records.
         """
         if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
             return []
-        return [StepsCommitted(step, done)]
+        return [StepsCommitted(step, done, skipped or {})]
 
     # --------------------------------------------------------------------------------------- decisions
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from edl.api.job_spec import JobSpec, ParameterServerSpec, WorkerSpec
 from edl.api.strategy import PushStrategy, Strategy
-from edl.jobfile.all_reduce_limits import find_limits
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.scalar_types import format_value
 from edl.jobfile.section_type import field_defaults
@@ -50,7 +49,6 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
             yield from _check_scaling(spec)
             yield from _check_global_batch(spec)
             yield from _check_evaluators(spec)
-            yield from find_limits(spec)
 
 
 def describe_unused_fields(spec: JobSpec) -> list[str]:

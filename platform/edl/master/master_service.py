@@ -144,12 +144,15 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         raise PeerRefusedError(f"more than {_MAX_REPORTED_LEASES} leases in a report", kind="bad")
     if any(each.end <= 0 for each in request.done):
         raise PeerRefusedError("a lease without done records in a report", kind="bad")
+    if any(not 0 <= each.skipped <= each.end for each in request.done):
+        raise PeerRefusedError("more skipped records than done ones in a report", kind="bad")
     report = MemberReport(
         _parse_round(request.state_round),
         request.step if request.HasField("step") else None,
         request.digest,
         request.after,
         {each.lease: each.end for each in request.done},
+        {each.lease: each.skipped for each in request.done if each.skipped},
     )
     loss = request.loss if request.HasField("loss") else None
     copied = _parse_copied_state(request.copied) if request.HasField("copied") else None

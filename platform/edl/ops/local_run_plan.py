@@ -10,7 +10,7 @@ from pathlib import Path
 from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
-from edl.jobfile.all_reduce_limits import uses_all_reduce
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint

@@ -10,8 +10,8 @@ from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.worker_priority import elevated_worker_count, parse_priority
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import pod_storage_path
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.ops.job_forecast import PodGroup
 
 _PLACEHOLDER_TOKEN = "0" * 64

@@ -386,14 +386,16 @@ class Round(_message.Message):
     def __init__(self, incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class LeaseRecords(_message.Message):
-    __slots__ = ("lease", "start", "end")
+    __slots__ = ("lease", "start", "end", "skipped")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     lease: int
     start: int
     end: int
-    def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ...) -> None: ...
+    skipped: int
+    def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
     __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short", "source", "copy_at", "evaluated_step")

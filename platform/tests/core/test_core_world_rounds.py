@@ -282,7 +282,7 @@ def believe_every_state(self: WorldRounds, worker: str) -> int | None:
 def start_at_once(self: WorldRounds, worker: str, round_id: RoundId, digest: int) -> list[RoundCommand]:
     if round_id != self.round or self.phase is not RoundPhase.CONFIRMING:
         return []
-    return [RoundStarted(self.round, self.base_step, self._done_at_base())]
+    return [RoundStarted(self.round, self.base_step, self._report_of_base().done)]
 
 
 def believe_states_behind_the_ledger(self: WorldRounds, worker: str) -> int | None:

@@ -32,6 +32,13 @@ from edl.core.world_rounds import (
 )
 
 Record = tuple[int, int]
+
+
+def is_corrupt(record: Record) -> bool:
+    """Whether a record cannot be read: every third one."""
+    return record[1] % 3 == 0
+
+
 """Epoch and record."""
 
 
@@ -103,6 +110,8 @@ class WorldSimulator:
         self.contributions: dict[tuple[RoundId, int], dict[str, tuple[Share, ...]]] = {}
         self.boundaries: set[tuple[RoundId, int]] = set()
         self.done: frozenset[Record] = frozenset()
+        self.skipped = 0
+        """Corrupt records that the ledger has counted."""
         self.checkpoint = Checkpoint(0, [], self.ledger.to_snapshot(), frozenset())
         self.restarts_from_checkpoint = 0
         self._compared: dict[str, tuple[list[StepShares], int, frozenset[Record]]] = {}
@@ -213,11 +222,13 @@ class WorldSimulator:
                 self.restarts_from_checkpoint += bool(self.done != self.checkpoint.done)
                 self.ledger.restore_snapshot(self.checkpoint.ledger)
                 self.done = self.checkpoint.done
+                self.skipped = sum(map(is_corrupt, self.done))
             return
         for lease, records in entry.done.items():
             start, _ = self.lease_ranges[lease]
             self.done |= {(0, start + record) for record in range(records)}
             if lease in self.ledger.leases:
+                self.skipped += self.ledger.record_skipped(lease, entry.skipped.get(lease, 0))
                 self.ledger.record_progress(lease, records)
                 if self.ledger.leases[lease].done_steps == self.ledger.leases[lease].step_count:
                     self.ledger.finish_lease(lease)
@@ -273,9 +284,11 @@ class WorldSimulator:
     def master_hears_confirmation(self, uid: str, round_id: RoundId, digest: int) -> None:
         self.obey(self.rounds.handle_confirmed(uid, round_id, digest))
 
-    def master_hears_stable(self, uid: str, round_id: RoundId, step: int, after: int, done: dict[int, int]) -> None:
+    def master_hears_stable(
+        self, uid: str, round_id: RoundId, step: int, after: int, done: dict[int, int], skipped: dict[int, int]
+    ) -> None:
         assert after <= self.rounds.committed_step or round_id != self.rounds.round
-        self.obey(self.rounds.handle_stable(round_id, step, done))
+        self.obey(self.rounds.handle_stable(round_id, step, done, skipped))
 
     def master_hears_poll(self, uid: str, round_id: RoundId, phase: RankPhase) -> None:
         """What a worker's heartbeat is answered with: what it may have missed."""
@@ -421,7 +434,9 @@ class WorldSimulator:
             start, end = self.lease_ranges[lease]
             position = worker.lease_position(lease)
             if position < end - start:
-                shares.append(Share(lease, position, min(end - start, position + self.random.randint(1, 3))))
+                last = min(end - start, position + self.random.randint(1, 3))
+                skipped = sum(is_corrupt((0, record)) for record in range(start, start + last))
+                shares.append(Share(lease, position, last, skipped))
                 break
         sent[worker.uid] = tuple(shares)
         if worker.wants_boundary:
@@ -466,7 +481,8 @@ class WorldSimulator:
         stable = state.apply_step(shares)
         if stable > state.shares.after:
             done = state.shares.done_records(stable)
-            self.send(self.master_hears_stable, worker.uid, state.round, stable, state.shares.after, done)
+            skipped = state.shares.skipped_records(stable)
+            self.send(self.master_hears_stable, worker.uid, state.round, stable, state.shares.after, done, skipped)
         if key in self.boundaries:
             state.handle_closed(state.round)
             self.report(worker)
@@ -569,14 +585,17 @@ class WorldSimulator:
         """Every record that was applied, in order."""
         found = []
         for shares in history:
-            for lease, first, last in shares:
-                start, _ = self.lease_ranges[lease]
-                found += [(0, start + record) for record in range(first, last)]
+            for share in shares:
+                start, _ = self.lease_ranges[share.lease]
+                found += [(0, start + record) for record in range(share.start, share.end)]
         return found
 
     def check(self) -> None:
         """What must hold at every moment; see the invariants in docs/design/0010-allreduce.md."""
         committed = self.rounds.committed_step
+        assert self.skipped == sum(record % 3 == 0 for _, record in self.done), (
+            "a corrupt record was not counted exactly once"
+        )
         running = [
             worker
             for worker in self.workers.values()

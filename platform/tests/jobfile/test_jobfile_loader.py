@@ -171,7 +171,6 @@ def test_a_spec_that_was_dumped_loads(job: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "field"),
     [
-        ("data.max_corrupt_records=5", "data.max_corrupt_records"),
         ("strategy.mode=sync", "strategy.mode"),
         ("strategy.reference_world=2", "strategy.reference_world"),
         ("ps.max_rows=5", "ps.max_rows"),

@@ -6,7 +6,7 @@ All these jobs are short and independent; each test looks at what one of them sa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,10 +139,22 @@ def places(folder: Path) -> Iterator[JobFolder]:
     zoo = write_module(folder, "good", MODULE)
     yield job(folder, "nan-stop", "good.custom_model", zoo, nan)
     yield job(folder, "corrupt-stop", "good.custom_model", zoo, bad, allowed=1)
-    yield job(folder, "skips", "good.custom_model", zoo, bad, nan, allowed=len(DAMAGED), epochs=2, on_nan="skip")
+    skips: dict[str, Any] = {"allowed": len(DAMAGED), "epochs": 2, "on_nan": "skip"}
+    yield job(folder, "skips", "good.custom_model", zoo, bad, nan, **skips)
+    all_reduce = {"strategy": {"name": "AllReduce"}, "workers": {"max": 2}}
+    yield job(folder, "skips-together", "good.custom_model", zoo, bad, nan, more=all_reduce, **skips)
 
 
-def job(folder: Path, name: str, definition: str, zoo: Path, *data: Path, allowed: int = 0, **train: Any) -> JobFolder:
+def job(
+    folder: Path,
+    name: str,
+    definition: str,
+    zoo: Path,
+    *data: Path,
+    allowed: int = 0,
+    more: Mapping[str, Any] | None = None,
+    **train: Any,
+) -> JobFolder:
     return JobFolder.make(
         folder,
         name,
@@ -151,6 +163,7 @@ def job(folder: Path, name: str, definition: str, zoo: Path, *data: Path, allowe
         data={"training": [str(file) for file in data], "max_corrupt_records": allowed},
         # In the order of the files, so that messages name the same records in every run.
         train={"minibatch_size": MINIBATCH, "minibatches_per_task": 4, "shuffle": {"window": 0}, **train},
+        **(more or {}),
     )
 
 
@@ -203,8 +216,9 @@ def test_all_frames_are_in_the_workers_log(run_output: BadInputRuns) -> None:
     assert re.search(r'File "[^"]*/edl/worker/', log)
 
 
-def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_output: BadInputRuns) -> None:
-    job = run_output["skips"]
+@pytest.mark.parametrize("name", ["skips", "skips-together"])
+def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_output: BadInputRuns, name: str) -> None:
+    job = run_output[name]
     assert job.code == 0, job.errors
     summary = job.summary
     assert summary["records_done"] == summary["records_total"] == 2 * 2 * RECORDS

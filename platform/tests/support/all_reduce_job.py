@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ BOUND = 60.0
 class CountedRecords:
     """A minibatch: the numbers of its records."""
 
-    features: range
+    features: Sequence[int]
     labels: None = None
     weights: None = None
 
@@ -118,13 +118,13 @@ class CountingReplica:
         """Of a minibatch."""
         self.fail_at: Callable[[str], None] = lambda point: None
 
-    def compute(self, features: range, labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
+    def compute(self, features: Sequence[int], labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
         self.fail_at("compute")
         time.sleep(self.seconds)
         self.most_records = max(self.most_records, len(features))
         if not adds:
             self.clear()
-        self.buffers[0][features.start : features.stop] = 1
+        self.buffers[0][list(features)] = 1
         self.fail_at("reduce")
         return CountedStep(float(len(features)))
 
@@ -187,7 +187,14 @@ class CountingReplica:
 
 
 class CountingStream:
-    """Gives the record numbers of a lease."""
+    """Gives the record numbers of a lease.
+
+    Args:
+        corrupt: records that cannot be read.
+    """
+
+    def __init__(self, corrupt: Collection[int] = ()) -> None:
+        self._corrupt = corrupt
 
     def add_task(self, task: LeasedTask) -> None:
         pass
@@ -198,7 +205,9 @@ class CountingStream:
     def load_steps(self, task: LeasedTask) -> Iterator[LoadedStep]:
         for step in range(task.step_count):
             start, end = task.step_range(step)
-            yield LoadedStep(step, CountedRecords(range(start, end)), end - start, 0)  # type: ignore[arg-type]
+            records = tuple(record for record in range(start, end) if record not in self._corrupt)
+            minibatch: Any = CountedRecords(records) if records else None
+            yield LoadedStep(step, minibatch, len(records), end - start - len(records))
 
 
 class RecordedCallbacks:

@@ -35,9 +35,11 @@ def make_report(
         until: the shares up to this step are reported.
     """
     done: dict[int, int] = {}
+    skipped: dict[int, int] = {}
     for share in (share for number in sorted(shares) if number <= until for share in shares[number]):
-        done[share.lease] = share.end
-    return MemberReport(state_round, step, digest, min(shares, default=until + 1) - 1, done)
+        done[share.lease], skipped[share.lease] = share.end, share.skipped
+    skipped = {lease: count for lease, count in skipped.items() if count}
+    return MemberReport(state_round, step, digest, min(shares, default=until + 1) - 1, done, skipped)
 
 
 class AllReduceMaster:

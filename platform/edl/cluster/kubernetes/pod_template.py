@@ -17,9 +17,9 @@ from edl.api.pod_spec import ResourceSpec, RunAsSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core import worker_priority
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, has_shared_storage, pod_storage_path
 from edl.jobfile.quantities import format_cores, format_size
+from edl.jobfile.strategy_choice import uses_all_reduce
 
 # --------------------------------------------------------------------------------------------------
 # Volumes of a pod: spec and token, its own writable folders, and the job's volumes.

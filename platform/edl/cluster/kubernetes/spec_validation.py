@@ -12,9 +12,9 @@ from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
-from edl.jobfile.all_reduce_limits import uses_all_reduce
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
+from edl.jobfile.strategy_choice import uses_all_reduce
 
 # --------------------------------------------------------------------------------------------------
 # Checks of the parts of a spec in Kubernetes' syntax: reserved names and syntax.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from edl.core.global_batch import MAX_SHARE_LEASES, RankRecords
@@ -22,6 +22,8 @@ class OpenLease:
         next_step: the first step that is not in the worker's state.
         loaded: the minibatch of that step, once loaded: a round that broke did not use it.
         finished_at: the step of the world with which its last records were applied; None: it has more.
+        skipped: the corrupt records before the next step, which were skipped.
+        skipped_until: the same until the end of the newest share, by this end. Perhaps another rank has applied it.
     """
 
     task: LeasedTask
@@ -29,6 +31,8 @@ class OpenLease:
     next_step: int = 0
     loaded: LoadedStep | None = None
     finished_at: int | None = None
+    skipped: int = 0
+    skipped_until: dict[int, int] = field(default_factory=dict)
 
     @property
     def has_steps(self) -> bool:
@@ -42,9 +46,15 @@ class OpenLease:
         return self.loaded
 
     def share(self) -> Share:
-        """The records of the next step, counted from the start of the lease."""
+        """The records of the next step, counted from the start of the lease. Loads them."""
         start, end = self.task.step_range(self.next_step)
-        return Share(self.task.lease_id, start - self.task.start, end - self.task.start)
+        share = Share(self.task.lease_id, start - self.task.start, end - self.task.start)
+        return self.count_skipped(share, self.load().skipped_records)
+
+    def count_skipped(self, share: Share, skipped: int) -> Share:
+        """The next share, with ``skipped`` corrupt records in it."""
+        self.skipped_until = {share.end: self.skipped + skipped}
+        return share._replace(skipped=self.skipped + skipped)
 
 
 class ShareSource:
@@ -100,6 +110,7 @@ class ShareSource:
         done = -(-share.end // lease.task.minibatch_size)
         if lease.has_steps and done > lease.next_step:
             lease.next_step, lease.loaded = done, None
+            lease.skipped = lease.skipped_until.get(share.end, lease.skipped)
             if not lease.has_steps:
                 lease.finished_at = step
                 # It stays known until it is in the ledger.
@@ -155,6 +166,8 @@ class BatchShareSource(ShareSource):
         self._minibatch = minibatch
         self._ahead: deque[LeasedTask] = deque()
         """Ranges that the stream reads already."""
+        self._skipped: dict[int, int] = {}
+        """By lease, the corrupt records of the share that is loaded now."""
 
     def _open_lease(self, task: LeasedTask) -> None:
         super()._open_lease(task)
@@ -199,7 +212,19 @@ class BatchShareSource(ShareSource):
             Share(each.lease_id, each.start - starts[each.lease_id], each.end - starts[each.lease_id])
             for each in ranges
         )
-        return shares, ((each, loaded) for each in ranges for loaded in self._stream.load_steps(each))
+        self._skipped = {}
+        return shares, self._load(ranges)
+
+    def _load(self, ranges: Iterable[LeasedTask]) -> Iterator[tuple[LeasedTask, LoadedStep]]:
+        for each in ranges:
+            for loaded in self._stream.load_steps(each):
+                self._skipped[each.lease_id] = self._skipped.get(each.lease_id, 0) + loaded.skipped_records
+                yield each, loaded
+
+    def count_skipped(self, shares: StepShares) -> StepShares:
+        """The shares of which all micro-batches are loaded, with the corrupt records that were skipped."""
+        leases = {lease.task.lease_id: lease for lease in self._open}
+        return tuple(leases[share.lease].count_skipped(share, self._skipped.get(share.lease, 0)) for share in shares)
 
     def _cut(self, skip: int, records: int) -> list[LeasedTask]:
         """The ranges of the next ``records`` records behind the first ``skip`` ones."""

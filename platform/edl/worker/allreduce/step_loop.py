@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -458,7 +458,7 @@ class StepLoop:
             pauses = view.pauses_at(self._world.step) or self._is_stopped
             return StepMessage(leaves_round=changes, pauses=pauses, stops=self._is_stopped)
         epoch = lease.task.epoch
-        message = self._compute(epoch, (lease.share(),), [(lease.task, lease.load())])
+        message = self._compute(epoch, (lease.share(),), iter([(lease.task, lease.load())]))
         return replace(message, epoch=epoch, learning_rate=self._learning_rate(view, epoch))
 
     def _prepare_share(self, batch: BatchPlan, view: View, *, changes: bool) -> StepMessage:
@@ -482,7 +482,7 @@ class StepLoop:
         message = self._compute(epoch, shares, loaded)
         return replace(
             next_facts,
-            shares=message.shares,
+            shares=batch.shares.count_skipped(shares),
             has_gradient=message.has_gradient,
             weight=message.weight,
             loss=message.loss,
@@ -504,7 +504,7 @@ class StepLoop:
         return self._callbacks.learning_rate if view.learning_rate is None else view.learning_rate
 
     def _compute(
-        self, epoch: int, shares: StepShares, loaded_steps: Iterable[tuple[LeasedTask, LoadedStep]]
+        self, epoch: int, shares: StepShares, loaded_steps: Iterator[tuple[LeasedTask, LoadedStep]]
     ) -> StepMessage:
         """Compute the sum of the gradients of some minibatches, which together are these shares."""
         self._callbacks.begin_step(self._world.step, epoch)
@@ -525,6 +525,9 @@ class StepLoop:
                     skip=self._skip_nan,
                     gradient=f"the gradient of '{result.nonfinite}'",
                 )
+                # The others are done as well, so their corrupt records count.
+                for _ in loaded_steps:
+                    pass
                 return StepMessage(shares, is_finite=False)
             count, weight = count + 1, weight + result.weight
             weighted_loss += result.weight * result.loss

@@ -11,7 +11,7 @@ from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.world_rounds import Share, StepShares
 
 _FORMAT = struct.Struct("<ddqdqqqB")
-_SHARE = struct.Struct("<qqq")
+_SHARE = struct.Struct("<qqqq")
 _MAX_RECORD = 2**62 - 1
 _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 

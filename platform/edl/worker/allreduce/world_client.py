@@ -440,8 +440,12 @@ class WorldClient:
                 request.stable, request.paused = self._stable_step, self._is_paused
                 self._add_loss(request)
             request.after = rank.shares.after
-            done = rank.shares.done_records(self._stable_step if is_running else rank.shares.step)
-            request.done.extend(pb.LeaseRecords(lease=lease, end=end) for lease, end in done.items())
+            until = self._stable_step if is_running else rank.shares.step
+            skipped = rank.shares.skipped_records(until)
+            request.done.extend(
+                pb.LeaseRecords(lease=lease, end=end, skipped=skipped.get(lease, 0))
+                for lease, end in rank.shares.done_records(until).items()
+            )
             return request
 
     def _add_loss(self, request: pb.WorldRequest) -> None:
