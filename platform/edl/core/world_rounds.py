@@ -448,8 +448,10 @@ class WorldRounds:
             members, holders = (*leaving_holders[:1], *members), leaving_holders[:1]
         number = RoundId(self.incarnation, self.round.number + 1)
         joined = tuple(worker for worker in members if worker in self.candidates)
-        reason = self.waiting_reason if self.members else "the first workers are ready"
-        if reason.endswith(_SHORTAGE):
+        reason = self.waiting_reason
+        if not self.members:
+            reason = "the first workers are ready"
+        elif reason.endswith(_SHORTAGE):
             reason = self._shortage(len(members))  # enough have come since
         return [RoundAnnounced(number, members, step, holders, reason, joined)]
 

@@ -76,6 +76,7 @@ def test_the_first_round_waits_for_as_many_workers_as_it_needs() -> None:
     (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, NO_ROUND, MemberReport()))
     assert isinstance(announced, RoundAnnounced)
     assert (announced.members, announced.step, announced.holders) == (("a", "b"), 0, ())
+    assert announced.reason == "the first workers are ready"
 
 
 def test_a_round_after_a_wait_does_not_give_the_count_that_it_waited_for_as_its_reason() -> None:
