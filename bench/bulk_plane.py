@@ -25,7 +25,9 @@ import grpc
 from figures import BenchFigure, ScriptResult
 from script import main, print_progress
 
-from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_server import BulkServer
 
 TOKEN = "benchmark"
 LARGE = 16_000_000

@@ -57,8 +57,9 @@ from edl.master.ps_client import PsControlClient
 from edl.master.shell import MasterShell
 from edl.storage.journal import Journal
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import ControlMethod, MasterMethods, ReplyT, RequestT
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.handshake import SERVER_OPTIONS
 

@@ -34,14 +34,8 @@ from edl.jobfile.scalar_types import to_finite_float
 from edl.ops import job_view
 from edl.ops.job_view import JobView, UnknownJobError
 from edl.ops.local_run_resumption import PREDICT_FILE
-from edl.storage.run_directory import (
-    LOCAL_NAMESPACE,
-    RunDirectory,
-    follow_json_lines,
-    list_numbered_runs,
-    locate_job_dir,
-    read_json,
-)
+from edl.storage.durable_files import follow_json_lines, read_json
+from edl.storage.run_directory import LOCAL_NAMESPACE, RunDirectory, list_numbered_runs, locate_job_dir
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
 _PROCESSES_GONE = "its processes are gone, and none said why: they were killed, or the machine went down"

@@ -17,7 +17,8 @@ from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.ops.local_run_start import create_storage, local_job_directory, run_supervised
 from edl.ops.weights_lookup import find_weights
-from edl.storage.run_directory import JobLock, create_run, write_json
+from edl.storage.durable_files import write_json
+from edl.storage.run_directory import JobLock, create_run
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

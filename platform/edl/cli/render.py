@@ -14,8 +14,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from edl.cluster.kubernetes.job_manifests import find_spec_problems, find_spec_warnings, render_job
+from edl.cluster.kubernetes.job_manifests import render_job
 from edl.cluster.kubernetes.resource_kinds import SECRETS
+from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.loader import load_job_file
 
 _PLAIN_SCALAR = re.compile(r"[A-Za-z/][-A-Za-z0-9./_]*(:[A-Za-z0-9][-A-Za-z0-9./_:]*)*|[0-9]+([KMGT]i|m)")

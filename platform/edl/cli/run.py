@@ -18,6 +18,7 @@ from edl.ops import local_run_resumption
 from edl.ops.job_checks import check_job
 from edl.ops.local_run_plan import LocalRunPlan, RunArguments
 from edl.ops.local_run_start import create_storage, exec_local_worker, local_job_directory, run_supervised
+from edl.storage import run_resumption
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
@@ -114,7 +115,7 @@ def _open_run_directory(
     if resume is None:
         return create_run(folder), (), None
     directory = local_run_resumption.find_resumable_run(folder, _resumed_run_id(resume))
-    changes = tuple(local_run_resumption.check_resume_changes(directory, spec))
+    changes = tuple(run_resumption.check_resume_changes(directory, spec))
     from edl.storage.strategy_change import plan_resumption  # imported here: only a resumed run needs it
 
     restart = plan_resumption(directory, spec, from_checkpoint=from_checkpoint)

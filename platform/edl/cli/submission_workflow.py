@@ -16,8 +16,8 @@ from edl.api.job_spec import JobSpec
 from edl.cli.options import confirm_action, connect_api
 from edl.cli.submission_plan import SubmissionPlan, SubmissionReporter
 from edl.cluster.kubernetes.api_errors import ApiError
-from edl.cluster.kubernetes.job_manifests import find_spec_warnings
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
+from edl.cluster.kubernetes.spec_validation import find_spec_warnings
 from edl.ops.cluster_capacity import ClusterCapacity
 from edl.ops.followup_command import command_arguments
 from edl.ops.job_forecast import JobForecast, NamespaceQuotas, forecast_job

@@ -21,8 +21,8 @@ from edl.cli.options import (
 )
 from edl.cli.submission_plan import SubmissionReporter, make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
-from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.cluster.kubernetes.names import LATEST_RUN
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import has_shared_storage
 

@@ -23,8 +23,8 @@ from edl.cli.submission_plan import TextReporter
 from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_job_token, plan_submission, start_error
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
-from edl.cluster.kubernetes.job_manifests import find_spec_problems
 from edl.cluster.kubernetes.resource_kinds import JOBS
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.loader import load_job_file
 from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
 from edl.ops.job_following import WatchedJob, follow_job

@@ -16,8 +16,9 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest, RoundHeader
 from edl.collective.shared_memory import RING_BYTES, SharedSegment, can_share_memory, receive_entry, send_entry
 from edl.core.backoff import ExponentialBackoff
-from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind, set_kernel_timeout
+from edl.transport.peer_errors import BulkRefusedError
 from edl.transport.retry import draw_jitter
 
 # Between attempts while the neighbour is not listening yet. Short, because all ranks wait for the last one.

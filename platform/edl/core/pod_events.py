@@ -11,8 +11,7 @@ from edl.core.grants import record_heartbeat, record_lease_progress
 from edl.core.job_pods import JobPod
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import EVALUATION, PREDICTION, TRAINING, Lease
-from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, assign_blame
-from edl.core.pod_lifecycle import PodState as PodState
+from edl.core.pod_lifecycle import MAX_CRASHES, TERMINAL_STATES, EndBlame, PodState, assign_blame
 from edl.core.revocation import request_revocation, revoke_leases
 from edl.core.shuffle import describe_ranges
 from edl.core.state import JobState

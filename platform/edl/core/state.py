@@ -94,21 +94,6 @@ from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, ShuffleOrder
 from edl.core.task_results import parse_export
 from edl.core.world_rounds import WorldRounds
 
-__all__ = [
-    "DESCRIBE",
-    "EVALUATION",
-    "EXPORT",
-    "METRICS",
-    "PREDICTION",
-    "TRAINING",
-    "JobCounters",
-    "JobSettings",
-    "JobState",
-    "SavedCheckpoint",
-    "single_task_ledger",
-]
-
-
 LEASE_RETURN_SECONDS = 5.0
 """Enough for a worker of parameter servers to end: it waits for a push in flight, and returns its leases."""
 

@@ -30,8 +30,9 @@ from edl.storage.checkpoint_manifest import (
 )
 from edl.storage.durable_files import sync_directory, sync_file, translate_os_errors
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, RetryPolicy
+from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import PsControlMethods
+from edl.transport.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -160,18 +161,18 @@ class CheckpointCoordinator:
             message: its error.
         """
         # Imports NumPy, which a starting master does not wait for.
-        from edl.storage import checkpoint_shards
+        from edl.storage import checkpoint_manifest
 
         skipped: list[SkippedCheckpoint] = []
         try:
-            found = checkpoint_shards.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
+            found = checkpoint_manifest.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
         except StorageError as error:
             return CheckpointRefused(uid, cut, message, skipped_reasons=str(error))
         reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
         if found is None:
             reasons = reasons or f"there is no older one in {self.directory}"
             # There may be a newer one, whose master died before it could journal it.
-            newer = checkpoint_shards.newest_intact_checkpoint(self.directory)
+            newer = checkpoint_manifest.newest_intact_checkpoint(self.directory)
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)

@@ -71,7 +71,7 @@ from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2_grpc
-from edl.transport.control_client import start_control_server
+from edl.transport.control_server import start_control_server
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 

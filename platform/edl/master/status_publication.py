@@ -31,8 +31,8 @@ from edl.master import guarded_threads, status_reporter
 from edl.master.shell import MasterShell
 from edl.master.status_reporter import ProgressLogger, StatusReporter
 from edl.storage import training_history
-from edl.storage.durable_files import translate_os_errors
-from edl.storage.run_directory import RunDirectory, follow_json_lines, read_json, write_json
+from edl.storage.durable_files import follow_json_lines, read_json, translate_os_errors, write_json
+from edl.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

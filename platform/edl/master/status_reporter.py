@@ -24,10 +24,9 @@ from edl.core.events import EmitEvent, MissingPs, PhaseEntered, TrainingStalled
 from edl.core.global_batch import count_full_steps
 from edl.core.job import JobStateMachine
 from edl.core.job_pods import JobPod
-from edl.core.ledger import Ledger
+from edl.core.ledger import TRAINING, Ledger
 from edl.core.scaling import is_starved
 from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_reason
-from edl.core.state import TRAINING
 from edl.core.strict_json import decode_json_file
 from edl.jobfile.section_type import from_json, to_json
 from edl.master import guarded_threads
@@ -35,7 +34,8 @@ from edl.reporting.event_text import format_metrics
 from edl.reporting.unit_formats import format_utc
 from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
-from edl.storage.run_directory import RunDirectory, append_json_line, read_json, write_json
+from edl.storage.durable_files import append_json_line, read_json, write_json
+from edl.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.strict_json import decode_json
-from edl.numerics import initializers as initializers
+from edl.numerics import initializers
 from edl.numerics.optimizer_spec import OptimizerSpec
 
 # --------------------------------------------------------------------------------------------------

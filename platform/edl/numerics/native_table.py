@@ -21,7 +21,7 @@ from edl.numerics import _native
 from edl.numerics.array_types import Floats, Ids
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention
 from edl.numerics.model_declaration import ModelDeclaration
-from edl.numerics.native_kernels import NATIVE_OPTIMIZERS, make_flat_rule, make_step_factory, select_kernel
+from edl.numerics.native_kernels import make_flat_rule, make_step_factory, select_kernel
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import UpdateRule
 from edl.numerics.parameter_snapshot import PinError, RowArrays
@@ -286,9 +286,6 @@ def _native_initializer(table_spec: TableSpec) -> _native.Initializer:
         case "normal" | "truncated_normal" as name:
             distribution, a, b = _native.Distribution[name], parameters["mean"], parameters["stddev"]
     return _native.Initializer(distribution, a, b, splitmix64(table_spec.seed))
-
-
-__all__ = ["CHUNK_BYTES", "NATIVE_OPTIMIZERS", "NativeTable", "NativeTableSnapshot", "count_positions"]
 
 
 class NativeParameterStore(TableParameterStore):

@@ -27,7 +27,8 @@ from typing import Any
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
-from edl.storage.run_directory import RunDirectory, follow_json_lines, locate_job_dir, newest_run, read_json
+from edl.storage.durable_files import follow_json_lines, read_json
+from edl.storage.run_directory import RunDirectory, locate_job_dir, newest_run
 
 
 class RolePids:

@@ -13,14 +13,14 @@ from edl.core.cuts import STOPPED, SavedCheckpoint
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.followup_command import command_arguments, program_name
-from edl.ops.local_run_resumption import describe_nothing_to_do, read_status, resume_checkpoint
+from edl.ops.local_run_resumption import resume_checkpoint
 from edl.ops.weights_lookup import TrainedWeights
 from edl.reporting.run_progress import RunOutcome
 from edl.reporting.unit_formats import pluralize
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
-from edl.storage.run_resumption import FieldChange, format_change
+from edl.storage.run_resumption import FieldChange, describe_nothing_to_do, format_change, read_status
 
 _CHANGE_SETTINGS_HINT = "The command below repeats the --set options: if one of them is the cause, change it."
 

@@ -12,28 +12,9 @@ from edl.storage.journal_replay import replay_journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage, usable_checkpoint
 from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
 from edl.storage.run_resumption import (
-    FIXED_FIELDS,
-    check_resume_changes,
-    describe_nothing_to_do,
     has_journal,
-    is_fixed_field,
     read_phase,
-    read_status,
 )
-
-__all__ = [
-    "FIXED_FIELDS",
-    "PREDICT_FILE",
-    "check_resume_changes",
-    "describe_nothing_to_do",
-    "find_resumable_run",
-    "is_fixed_field",
-    "read_phase",
-    "read_status",
-    "reopen_run",
-    "resume_checkpoint",
-    "training_runs",
-]
 
 PREDICT_FILE = "predict.json"
 """Marks a run that predicts. Such a run is started anew instead of resumed."""

@@ -41,18 +41,9 @@ from edl.reporting.run_progress import (
     explain_missing_end,
 )
 from edl.reporting.run_renderer import choose_renderer
+from edl.storage.durable_files import JsonLinesTail, append_json_line, follow_json_lines, read_json, write_json
 from edl.storage.journal_truncation import restart_journal
-from edl.storage.run_directory import (
-    JsonLinesTail,
-    RunDirectory,
-    append_json_line,
-    follow_json_lines,
-    locate_job_dir,
-    make_run_directory,
-    read_json,
-    write_json,
-    write_run_spec,
-)
+from edl.storage.run_directory import RunDirectory, locate_job_dir, make_run_directory, write_run_spec
 from edl.storage.run_resumption import format_change
 
 # --------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
-from edl.ops.local_run_resumption import read_status, training_runs
+from edl.ops.local_run_resumption import training_runs
 from edl.storage import checkpoint_manifest
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, SkippedCheckpoint, load_manifest
 from edl.storage.run_directory import RunDirectory, find_run
+from edl.storage.run_resumption import read_status
 
 _END_WORDS = {"Done": "which is done", "Failed": "which failed"}
 """How a run ended, by its phase. With any other phase it was interrupted."""

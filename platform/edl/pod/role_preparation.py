@@ -18,17 +18,14 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.path_resolution import resolve_pod_paths
 from edl.jobfile.section_type import to_json
-from edl.storage.durable_files import translate_os_errors
+from edl.storage.durable_files import append_json_line, read_json, translate_os_errors, write_json
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import (
     GROUP_MODE,
     RunDirectory,
-    append_json_line,
     list_submitted_runs,
     locate_job_dir,
     make_run_directory,
-    read_json,
-    write_json,
     write_run_spec,
 )
 from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run

@@ -22,7 +22,7 @@ from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.push_updates import PendingPush
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError
 from edl.transport.spec_messages import json_object, table_from_message, variable_from_message

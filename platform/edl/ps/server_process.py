@@ -25,9 +25,10 @@ from edl.ps.shard_writer import ShardWriter
 from edl.ps.statistics_collector import PsStatisticsCollector
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkServer
-from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.bulk_server import BulkServer
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.listener import BULK_PORT, CONTROL_PORT, TcpAddress
 from edl.transport.peer_errors import PeerRefusedError

@@ -79,10 +79,10 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
         StorageError: a shard is missing or damaged, or there are no shards.
     """
     # Imports safetensors, which an idle PS does not need.
-    from edl.storage import checkpoint_shards
+    from edl.storage import checkpoint_manifest, checkpoint_shards
 
-    manifest = checkpoint_shards.load_manifest(directory)
-    if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
+    manifest = checkpoint_manifest.load_manifest(directory)
+    if isinstance(manifest, checkpoint_manifest.SkippedCheckpoint):
         raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))
     # A generator, so that not all shards are in memory at once: each is reduced to the owned part.
     shards = (cut_from_shard(*checkpoint_shards.read_shard(directory / shard.file)) for shard in manifest.shards)

@@ -165,8 +165,9 @@ def write_cut_shard(directory: Path, ps_index: int, cut: CutSnapshot) -> SavedSh
     """Write the shard of the PS ``ps_index`` in chunks; raises StorageError if writing fails."""
     # Imports safetensors, which an idle PS does not need.
     from edl.storage import checkpoint_shards
+    from edl.storage.safetensors_writer import ArrayShape
 
     content = make_shard_content(cut)
-    arrays = [checkpoint_shards.ArrayShape(*array) for array in content.array_shapes]
+    arrays = [ArrayShape(*array) for array in content.array_shapes]
     shard = checkpoint_shards.write_shard_parts(directory, ps_index, arrays, content.array_chunks, content.metadata)
     return SavedShard(shard.file, shard.size, f"{shard.crc32:08x}")

@@ -24,8 +24,7 @@ from edl.core.events import (
     WorkerFailed,
     WorkerLeft,
 )
-from edl.core.ledger import Lease
-from edl.core.state import EVALUATION, EXPORT, METRICS, TRAINING
+from edl.core.ledger import EVALUATION, EXPORT, METRICS, TRAINING, Lease
 from edl.simulation.simulated_ps import PushReply, SimulatedPs, minibatch_of
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from edl.api.events import JobEvent
 from edl.api.journal_entries import JobResumed, JournalEntry, LeaseReturned, ParametersRolledBack
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
+from edl.core.ledger import TRAINING
 from edl.core.shuffle import BlockLayout
-from edl.core.state import TRAINING, JobSettings
+from edl.core.state import JobSettings
 from edl.ps.cut_state import CutError
 from edl.simulation import promises
 from edl.simulation.clock import VirtualClock

@@ -12,36 +12,12 @@ from pathlib import Path
 
 from edl.api.errors import StorageError
 from edl.storage.checkpoint_manifest import (
-    CheckpointManifest,
     ShardInfo,
     SkippedCheckpoint,
     check_shard_bytes,
-    commit_checkpoint,
-    cut_directory,
     load_manifest,
-    newest_intact_checkpoint,
-    prune_checkpoints,
-    verify_checkpoint,
 )
 from edl.storage.safetensors_writer import AnyArray, ArrayShape, read_array_file, write_array_file, write_array_parts
-
-__all__ = [
-    "AnyArray",
-    "ArrayShape",
-    "CheckpointManifest",
-    "ShardInfo",
-    "SkippedCheckpoint",
-    "commit_checkpoint",
-    "cut_directory",
-    "load_manifest",
-    "newest_intact_checkpoint",
-    "prune_checkpoints",
-    "read_shard",
-    "shard_path",
-    "verify_checkpoint",
-    "write_shard",
-    "write_shard_parts",
-]
 
 
 def shard_path(directory: Path, ps_index: int) -> Path:

@@ -17,36 +17,11 @@ from edl.api.errors import BadInputError
 from edl.core.strict_json import decode_json_file
 from edl.storage.durable_files import (
     FileLock,
-    JsonLinesTail,
-    LockHeldError,
-    append_json_line,
-    follow_json_lines,
-    read_json,
     set_file_mode,
     sync_directory,
     translate_os_errors,
     write_json,
 )
-
-__all__ = [
-    "LOCAL_NAMESPACE",
-    "JobLock",
-    "JsonLinesTail",
-    "LockHeldError",
-    "RunDirectory",
-    "append_json_line",
-    "create_run",
-    "find_run",
-    "follow_json_lines",
-    "list_numbered_runs",
-    "list_submitted_runs",
-    "locate_job_dir",
-    "make_run_directory",
-    "newest_run",
-    "read_json",
-    "write_json",
-    "write_run_spec",
-]
 
 PRIVATE_MODE, GROUP_MODE = 0o700, 0o750
 """Modes of a run's folder. On this machine only its user may read it; on a claim also the job's group, because the

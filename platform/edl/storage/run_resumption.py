@@ -16,8 +16,8 @@ from edl.api.status import Status
 from edl.jobfile.loader import diff_job_specs, load_job_file
 from edl.jobfile.scalar_types import format_value
 from edl.jobfile.section_type import from_json
-from edl.storage.durable_files import translate_os_errors
-from edl.storage.run_directory import RunDirectory, read_json
+from edl.storage.durable_files import read_json, translate_os_errors
+from edl.storage.run_directory import RunDirectory
 from edl.storage.segment_chain import list_segments
 
 FieldChange = tuple[str, JsonValue, JsonValue]

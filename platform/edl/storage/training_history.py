@@ -7,7 +7,8 @@ import logging
 from edl.api.errors import StorageError
 from edl.api.status import Status
 from edl.jobfile.section_type import to_json
-from edl.storage.run_directory import RunDirectory, append_json_line
+from edl.storage.durable_files import append_json_line
+from edl.storage.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

@@ -17,20 +17,16 @@ from edl.transport.bulk_connection import (
     BulkConnection,
     FrameKind,
     FrameLimits,
-    OutgoingFrame,
     ReceivedFrame,
     set_kernel_timeout,
 )
-from edl.transport.bulk_server import BulkServer
 from edl.transport.edl_pb2 import Refusal
 from edl.transport.listener import UnixAddress, parse_address
-from edl.transport.message_validation import parse_message as parse_message
+from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-__all__ = ["BulkClient", "BulkRefusedError", "BulkServer", "FrameKind", "OutgoingFrame", "ReceivedFrame"]
 
 MAX_BODY_BYTES = 1 << 34
 """Default limit of one reply's body in bytes."""

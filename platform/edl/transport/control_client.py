@@ -14,14 +14,11 @@ import grpc
 
 from edl.api.errors import EdlError, RetryableError
 from edl.transport.control_methods import ControlMethod, ReplyT, RequestT
-from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.handshake import CLIENT_OPTIONS, PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 from edl.transport.listener import parse_address
-from edl.transport.message_validation import parse_message as parse_message
+from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError, translate_rpc_error
 from edl.transport.retry import RetryPolicy, RetryTiming
-
-__all__ = ["ControlChannel", "ControlServer", "RetryPolicy", "open_control_channel", "start_control_server"]
 
 _RECONNECT_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED},

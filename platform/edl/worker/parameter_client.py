@@ -18,7 +18,8 @@ from edl.numerics import aligned_memory
 from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
 from edl.numerics.parameter_store import PushGradients
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind
 from edl.transport.message_validation import parse_message
 from edl.worker.flat_buffer import DoubleBuffer, FlatLayout
 from edl.worker.local_updater import GradientCompensation, LocalUpdater

@@ -19,7 +19,9 @@ from google.protobuf.message import Message
 from edl.api.errors import BadInputError, JobFailedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkRefusedError, FrameKind, ReceivedFrame
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, ReceivedFrame
+from edl.transport.peer_errors import BulkRefusedError
 from edl.transport.retry import draw_jitter
 from edl.worker.master_session import PsPlacement
 

@@ -110,10 +110,10 @@ class StoredWeights:
             BadInputError: it belongs to another model.
         """
         # Imports safetensors.
-        from edl.storage import checkpoint_shards
+        from edl.storage import checkpoint_manifest, checkpoint_shards
 
-        manifest = checkpoint_shards.load_manifest(directory)
-        if isinstance(manifest, checkpoint_shards.SkippedCheckpoint):
+        manifest = checkpoint_manifest.load_manifest(directory)
+        if isinstance(manifest, checkpoint_manifest.SkippedCheckpoint):
             raise BadInputError(f"is not a checkpoint: {manifest.reason}", where=str(directory), hint=_DAMAGED_HINT)
         paths = [directory / shard.file for shard in manifest.shards]
         dense: dict[str, Floats] = {}

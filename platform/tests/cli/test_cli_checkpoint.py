@@ -14,8 +14,10 @@ import pytest
 from cli.cli_harness import run_edl
 from support.text_keys import missing_keys
 
-from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
-from edl.storage.run_directory import RunDirectory, create_run, locate_job_dir, write_json
+from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, cut_directory
+from edl.storage.checkpoint_shards import write_shard
+from edl.storage.durable_files import write_json
+from edl.storage.run_directory import RunDirectory, create_run, locate_job_dir
 
 DECLARED = {
     "dense": [["dense/kernel", [2, 2], False], ["norm/moving_mean", [2], True]],

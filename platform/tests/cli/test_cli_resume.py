@@ -20,10 +20,12 @@ from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
+from edl.storage import run_resumption
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
+from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
-from edl.storage.run_directory import RunDirectory, create_run, write_json
+from edl.storage.run_directory import RunDirectory, create_run
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
 FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
@@ -279,7 +281,7 @@ def test_what_the_ledger_is_built_on_may_not_change(
 
 def test_fixed_fields_exist(local_run: LocalRunHarness) -> None:
     names = dump_job_spec(load_job_file("job.yaml"))
-    for field in local_run_resumption.FIXED_FIELDS:
+    for field in run_resumption.FIXED_FIELDS:
         section, name = field.split(".")
         inner = names[section]
         assert isinstance(inner, dict)
@@ -298,9 +300,9 @@ def test_a_change_of_the_storage_is_no_change_of_the_work(local_run: LocalRunHar
     run = create_run(local_run.folder / "runs")
     spec = load_job_file("job.yaml")
     write_json(run.spec, dump_job_spec(spec))
-    assert local_run_resumption.check_resume_changes(run, spec) == []
+    assert run_resumption.check_resume_changes(run, spec) == []
     more = replace(spec, workers=replace(spec.workers, max=9))
-    assert local_run_resumption.check_resume_changes(run, more) == [("workers.max", 2, 9)]
+    assert run_resumption.check_resume_changes(run, more) == [("workers.max", 2, 9)]
 
 
 UNBEGUN = ["event", FAILED | {"summary": SUMMARY | {"records_done": 0}}]

@@ -26,7 +26,7 @@ from edl.collective.communicator import Communicator
 from edl.collective.neighbours import connect_neighbours
 from edl.collective.round_errors import RoundBrokenError
 from edl.collective.round_frames import JoinRequest
-from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import (
     FRAME_MAGIC,
     HEAD_SIZE,
@@ -39,7 +39,7 @@ from edl.transport.bulk_connection import (
 )
 from edl.transport.bulk_server import BulkServer
 from edl.transport.handshake import PROTOCOL_VERSION
-from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 ROUND = RoundId(3, 5)
 OTHER_JOBS_TOKEN = b"the-token-of-another-job"

@@ -12,9 +12,8 @@ from support.text_keys import missing_keys
 
 from edl.core.evaluation import EvaluationRound, merge_metric_states
 from edl.core.events import Acknowledged, DatasetDescribed, EndJob, LeaseProgress, PodsSynced, WorkerFailed
-from edl.core.ledger import Lease
+from edl.core.ledger import Lease, single_task_ledger
 from edl.core.shuffle import RecordRange, training_size_error
-from edl.core.state import single_task_ledger
 from edl.core.strict_json import decode_json
 from edl.core.task_results import find_result_error
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from support.doc_commands import DOCS
 
 from edl.api.job_spec import JobSpec
-from edl.cluster.kubernetes.job_manifests import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.loader import load_job_file
 
 pytestmark = pytest.mark.install

@@ -13,7 +13,7 @@ import typer.main
 from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
-from edl.cluster.kubernetes.job_manifests import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.json_schema import build_job_schema
 from edl.jobfile.loader import load_job_file
 

@@ -26,7 +26,7 @@ from edl.jobfile.loader import load_job_file
 from edl.master.backend import LocalMasterBackend
 from edl.master.master_process import serve_job
 from edl.pod.role_preparation import prepare_role
-from edl.storage.run_directory import read_json
+from edl.storage.durable_files import read_json
 from edl.transport.process_identity import ProcessIdentity
 
 pytestmark = [

@@ -12,7 +12,7 @@ from support.job_folder import JobFolder, write_module
 from support.run_recount import recount
 
 from edl.simulation.ledger_recount import find_ledger_problems
-from edl.storage.run_directory import read_json
+from edl.storage.durable_files import read_json
 
 pytestmark = [pytest.mark.jobs, pytest.mark.tensorflow]
 

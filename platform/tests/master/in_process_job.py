@@ -32,13 +32,16 @@ from edl.ps.push_updates import PendingPush
 from edl.ps.server_process import keep_registered
 from edl.ps.shard_writer import ShardWriter
 from edl.simulation.clock import VirtualClock
+from edl.storage.durable_files import read_json
 from edl.storage.journal import Journal
-from edl.storage.run_directory import RunDirectory, read_json
+from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, RetryPolicy, open_control_channel, start_control_server
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods as Methods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 from edl.transport.process_identity import ProcessIdentity
+from edl.transport.retry import RetryPolicy
 
 MODEL = ModelDeclaration((VariableSpec("w", (3,)),), (), OptimizerSpec("sgd", {}), "model")
 RECORDS, VALIDATION = 40, 12

@@ -27,7 +27,7 @@ from edl.core.state import JobSettings
 from edl.master.shell import MasterShell
 from edl.storage.segment_chain import encode_record
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import start_control_server
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import PsControlServicer, add_PsControlServicer_to_server
 
 TOKEN = "the-token-of-these-tests"

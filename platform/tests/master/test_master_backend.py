@@ -26,7 +26,7 @@ from edl.master import status_publication, status_reporter
 from edl.master.backend import LocalMasterBackend, choose_backend
 from edl.master.master_process import BEGINS_ANEW_MESSAGE, serve_job
 from edl.master.shell import FencedClock, MasterEndsError, MasterFrozenError
-from edl.storage.run_directory import read_json
+from edl.storage.durable_files import read_json
 
 EPOCHS = 20
 LONGER = {"minibatch_size": 2, "minibatches_per_task": 4, "epochs": EPOCHS}

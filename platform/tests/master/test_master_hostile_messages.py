@@ -33,7 +33,8 @@ from edl.master.status_reporter import StatusReporter
 from edl.simulation import promises
 from edl.storage.run_directory import RunDirectory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_client import ControlChannel, open_control_channel
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TURNS = 400

@@ -18,8 +18,9 @@ from transport.malformed_messages import messages_with
 from edl.api.errors import EdlError
 from edl.master.master_service import MasterService
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.peer_errors import PeerRefusedError, refusal_kind
 

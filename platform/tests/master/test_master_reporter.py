@@ -69,7 +69,8 @@ from edl.master.status_reporter import (
     find_run_start,
     restore_throughput,
 )
-from edl.storage.run_directory import RunDirectory, append_json_line, read_json
+from edl.storage.durable_files import append_json_line, read_json
+from edl.storage.run_directory import RunDirectory
 
 # ---------------------------------------------------------------------------------------------- rates
 

@@ -22,7 +22,8 @@ from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_rule
 from edl.numerics.optimizers.adam import momentum_product
 from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
-from edl.storage.checkpoint_shards import CheckpointManifest, commit_checkpoint, cut_directory, write_shard
+from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, cut_directory
+from edl.storage.checkpoint_shards import write_shard
 
 TABLE = TableSpec("emb", 40, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 DENSE = (VariableSpec("kernel", (2, 3)), VariableSpec("bias", (3,)), VariableSpec("mean", (2,), statistic=True))

@@ -12,8 +12,9 @@ from edl.api.strategy import Strategy
 from edl.jobfile.section_type import to_json
 from edl.ops.local_run_plan import LocalRunPlan, RecordCounts, RunArguments
 from edl.storage.checkpoint_manifest import CheckpointManifest
+from edl.storage.durable_files import write_json
 from edl.storage.journal_truncation import CheckpointRestart
-from edl.storage.run_directory import RunDirectory, make_run_directory, write_json
+from edl.storage.run_directory import RunDirectory, make_run_directory
 
 
 @pytest.mark.parametrize(("max_steps", "warns"), [(39, True), (40, True), (41, False)])

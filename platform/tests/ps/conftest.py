@@ -17,11 +17,14 @@ from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
-from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
+from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind
-from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind
+from edl.transport.bulk_server import BulkServer
+from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import PsControlMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_PsControlServicer_to_server
 
 TOKEN = "the-token-of-these-tests"

@@ -26,7 +26,7 @@ from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame, ReceivedFrame
 from edl.transport.bulk_server import refusal_frame
 
 if importlib.util.find_spec("edl.numerics._native") is not None:

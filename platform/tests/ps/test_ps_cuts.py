@@ -14,8 +14,7 @@ from edl.numerics.parameter_store import TableParameterStore
 from edl.ps.cut_state import MAX_CUTS_AHEAD, MAX_PAUSE_SECONDS, CutError, CutState
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefusedError
-from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE = (1 << 32) + 1

@@ -22,14 +22,14 @@ from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
-from edl.storage.checkpoint_shards import (
+from edl.storage.checkpoint_manifest import (
     CheckpointManifest,
     SkippedCheckpoint,
     commit_checkpoint,
     cut_directory,
     newest_intact_checkpoint,
-    write_shard,
 )
+from edl.storage.checkpoint_shards import write_shard
 
 TABLE = TableSpec("emb", 50, 3, {"name": "zeros"}, seed=3)
 MODEL = ModelDeclaration(

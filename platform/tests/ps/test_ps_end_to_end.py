@@ -10,7 +10,8 @@ import pytest
 from edl.core.partition import initial_placement
 from edl.numerics.initializers import initial_rows
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefusedError, FrameKind
+from edl.transport.bulk_connection import FrameKind
+from edl.transport.peer_errors import BulkRefusedError
 
 W = {"w": np.array([[1, 2], [3, 4]], np.float32), "stat": np.array([10], np.float32)}
 LEASE = (1 << 32) + 1

@@ -11,7 +11,7 @@ from transport.malformed_messages import messages_with
 
 from edl.api.errors import EdlError
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind
+from edl.transport.bulk_connection import FrameKind
 from edl.transport.peer_errors import PeerRefusedError, refusal_kind
 
 LEASE = 1 << 32

@@ -31,9 +31,9 @@ from edl.ps.parameter_server import ParameterServer
 from edl.ps.push_updates import PendingPush
 from edl.ps.shard_writer import ShardWriter
 from edl.ps.sync_updates import merge_gradients
-from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
+from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind, ReceivedFrame
+from edl.transport.bulk_connection import FrameKind, ReceivedFrame
 
 USERS, ITEMS = (TableSpec(name, rows, 8, {"name": "zeros"}, seed=1) for name, rows in (("users", 0), ("items", 1000)))
 DECLARED = ModelDeclaration((VariableSpec("w", (2,)),), (USERS, ITEMS), OptimizerSpec("adagrad"), "model")

@@ -21,8 +21,8 @@ from edl.ps.control_service import PsControlService
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefusedError, FrameKind, ReceivedFrame
-from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.bulk_connection import FrameKind, ReceivedFrame
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 LEASE = (1 << 32) + 1
 HUGE = 1 << 62

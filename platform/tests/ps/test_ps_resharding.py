@@ -15,8 +15,7 @@ import pytest
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row
 from edl.storage import checkpoint_export
 from edl.storage.checkpoint_contents import read_checkpoint_contents
-from edl.storage.checkpoint_manifest import CheckpointManifest
-from edl.storage.checkpoint_shards import load_manifest
+from edl.storage.checkpoint_manifest import CheckpointManifest, load_manifest
 
 VALUES = {name: np.arange(6, dtype=np.float32).reshape(2, 3) + n for n, name in enumerate("abcdefgh")}
 VALUES |= {f"stat{n}": np.full(4, n, np.float32) for n in range(3)}

@@ -26,7 +26,7 @@ from edl.ps.push_updates import PendingPush
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part, merge_cuts
 from edl.ps.shard_writer import ShardWriter, write_cut_shard
 from edl.storage.checkpoint_contents import read_checkpoint_contents
-from edl.storage.checkpoint_shards import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
+from edl.storage.checkpoint_manifest import CheckpointManifest, ShardInfo, commit_checkpoint, cut_directory
 from edl.storage.safetensors_writer import read_array_file
 
 SMALL, LARGE = (TableSpec(name, 1000, 2, {"name": "zeros"}, seed=1) for name in ("small", "large"))

@@ -18,8 +18,9 @@ import pytest
 
 from edl.ps.model_state import StoreFactory
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import PsControlMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TOKEN = "a-token"

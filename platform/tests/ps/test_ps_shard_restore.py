@@ -20,7 +20,7 @@ from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, merge_cuts, select_owned
-from edl.transport.bulk_client import BulkRefusedError
+from edl.transport.peer_errors import BulkRefusedError
 
 TABLE = TableSpec("emb", 500, 3, {"name": "uniform", "minval": -1, "maxval": 1}, seed=3)
 PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,10 +14,10 @@ from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.ps.shard_restore import load_owned_part
 from edl.storage.checkpoint_contents import read_checkpoint_contents
-from edl.storage.checkpoint_manifest import CheckpointManifest
-from edl.storage.checkpoint_shards import load_manifest, read_shard
+from edl.storage.checkpoint_manifest import CheckpointManifest, load_manifest
+from edl.storage.checkpoint_shards import read_shard
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind
+from edl.transport.bulk_connection import FrameKind
 from edl.worker.flat_buffer import FlatLayout
 from edl.worker.stored_weights import StoredWeights
 

@@ -18,7 +18,7 @@ from edl.numerics.parameter_store import PushGradients
 from edl.ps.messages import MasterAttachment
 from edl.ps.sync_updates import merge_gradients
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkRefusedError
+from edl.transport.peer_errors import BulkRefusedError
 
 W = {"w": np.zeros(3, np.float32)}
 LEASE, OTHER, THIRD = ((1 << 32) + n for n in (1, 2, 3))

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from edl.api.errors import StorageError
-from edl.storage.checkpoint_manifest import prune_for_full_disk
-from edl.storage.checkpoint_shards import (
+from edl.storage.checkpoint_manifest import (
     CheckpointManifest,
     SkippedCheckpoint,
     commit_checkpoint,
@@ -25,11 +24,10 @@ from edl.storage.checkpoint_shards import (
     load_manifest,
     newest_intact_checkpoint,
     prune_checkpoints,
-    read_shard,
-    shard_path,
+    prune_for_full_disk,
     verify_checkpoint,
-    write_shard,
 )
+from edl.storage.checkpoint_shards import read_shard, shard_path, write_shard
 
 DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?", ">f4", ">i8"]
 

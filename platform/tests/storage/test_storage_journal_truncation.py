@@ -15,10 +15,11 @@ from edl.core.cuts import SavedCheckpoint
 from edl.core.job import JobStateMachine
 from edl.core.state import JobSettings
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
+from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import JournalDamagedError, replay_journal
 from edl.storage.journal_truncation import JournaledCuts, check_not_truncated, usable_checkpoint
-from edl.storage.run_directory import RunDirectory, make_run_directory, write_json
+from edl.storage.run_directory import RunDirectory, make_run_directory
 
 LEDGER = {"done_steps": 0}
 

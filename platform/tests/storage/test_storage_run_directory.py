@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError, RefusedError, StorageError
 from edl.storage import run_directory
-from edl.storage.run_directory import JobLock, LockHeldError, append_json_line, follow_json_lines, read_json, write_json
+from edl.storage.durable_files import LockHeldError, append_json_line, follow_json_lines, read_json, write_json
+from edl.storage.run_directory import JobLock
 
 
 def test_runs_are_numbered_and_the_newest_is_the_one_with_the_highest_number(tmp_path: Path) -> None:

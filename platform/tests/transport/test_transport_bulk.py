@@ -23,11 +23,19 @@ import pytest
 
 from edl.api.errors import RefusedError, RetryableError
 from edl.transport import bulk_server
-from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
-from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, encode_frame_head
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import (
+    MAX_META_BYTES,
+    BulkConnection,
+    FrameKind,
+    OutgoingFrame,
+    ReceivedFrame,
+    encode_frame_head,
+)
+from edl.transport.bulk_server import BulkServer
 from edl.transport.edl_pb2 import Refusal
 from edl.transport.handshake import PROTOCOL_VERSION
-from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 
 TOKEN = "0123456789abcdef" * 4
 MAX_BODY = 1 << 20

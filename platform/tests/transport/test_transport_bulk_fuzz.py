@@ -17,9 +17,19 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from edl.api.errors import EdlError
-from edl.transport.bulk_client import BulkClient, BulkRefusedError, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
-from edl.transport.bulk_connection import FRAME_MAGIC, HEAD_SIZE, MAX_META_BYTES, encode_frame_head
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import (
+    FRAME_MAGIC,
+    HEAD_SIZE,
+    MAX_META_BYTES,
+    FrameKind,
+    OutgoingFrame,
+    ReceivedFrame,
+    encode_frame_head,
+)
+from edl.transport.bulk_server import BulkServer
 from edl.transport.handshake import PROTOCOL_VERSION
+from edl.transport.peer_errors import BulkRefusedError
 
 TOKEN = "the-token-of-these-tests"
 MAX_BODY = 1 << 16

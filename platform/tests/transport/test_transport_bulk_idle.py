@@ -13,7 +13,8 @@ import pytest
 from transport.test_transport_bulk import MAX_BODY, TOKEN, client_of, echo, stranger
 
 from edl.api.errors import RetryableError
-from edl.transport.bulk_client import BulkServer, FrameKind
+from edl.transport.bulk_connection import FrameKind
+from edl.transport.bulk_server import BulkServer
 
 IDLE = 1100
 LONGEST = 2.0

@@ -12,7 +12,9 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport import listener as listening
-from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame
+from edl.transport.bulk_server import BulkServer
 from edl.transport.listener import SocketListener, UnixAddress, parse_address
 
 TOKEN = "0123456789abcdef" * 4

@@ -22,18 +22,13 @@ from edl.api.errors import BadInputError, EdlError, RefusedError, RetryableError
 from edl.core.backoff import ExponentialBackoff
 from edl.transport import control_client, control_server
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import (
-    ControlChannel,
-    ControlServer,
-    RetryPolicy,
-    open_control_channel,
-    start_control_server,
-)
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods, PsControlMethods
+from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.handshake import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from edl.transport.peer_errors import PeerRefusedError
-from edl.transport.retry import RetryTiming
+from edl.transport.retry import RetryPolicy, RetryTiming
 
 TOKEN = "0123456789abcdef" * 4
 

@@ -17,8 +17,9 @@ from transport.echo_service import EchoService
 from transport.half_open import HalfOpenConnection
 
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlServer, open_control_channel, start_control_server
+from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import MasterMethods
+from edl.transport.control_server import ControlServer, start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.handshake import PROTOCOL_VERSION, TOKEN_KEY, VERSION_KEY
 

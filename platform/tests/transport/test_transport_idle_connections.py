@@ -17,8 +17,9 @@ import pytest
 
 from edl.transport import control_server, open_files
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel, start_control_server
+from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 TOKEN = "a-token-of-these-tests"

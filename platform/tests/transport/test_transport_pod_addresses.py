@@ -11,9 +11,12 @@ from transport.echo_service import EchoService
 from edl.api.cluster_port import Role
 from edl.ps.server_process import listen_addresses
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame
-from edl.transport.control_client import open_control_channel, start_control_server
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame
+from edl.transport.bulk_server import BulkServer
+from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import MasterMethods
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import add_MasterServicer_to_server
 from edl.transport.process_identity import ProcessIdentity
 

@@ -16,7 +16,8 @@ import pytest
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind
 from edl.transport.control_client import open_control_channel
 from edl.transport.control_methods import MasterMethods
 

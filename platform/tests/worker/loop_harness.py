@@ -25,10 +25,12 @@ from edl.numerics.array_types import RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_store import PushGradients
 from edl.ps.bulk_handler import BulkRequestHandler
-from edl.ps.parameter_server import AttachResult, MasterAttachment, ParameterServer
+from edl.ps.messages import AttachResult, MasterAttachment
+from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkServer
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_server import BulkServer
 from edl.worker.flat_buffer import FlatLayout
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter

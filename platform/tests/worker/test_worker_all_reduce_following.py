@@ -17,9 +17,10 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.core.rank_state import RankPhase
 from edl.core.world_rounds import RoundPhase, Share
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, OutgoingFrame
 from edl.transport.bulk_server import HandOver
+from edl.transport.peer_errors import BulkRefusedError
 from edl.worker.allreduce import step_feed
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower

@@ -18,7 +18,8 @@ from support.text_keys import missing_keys
 from edl.core import shuffle
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.loader import dump_job_spec, load_job_file
-from edl.storage.checkpoint_shards import newest_intact_checkpoint, read_shard, shard_path
+from edl.storage.checkpoint_manifest import newest_intact_checkpoint
+from edl.storage.checkpoint_shards import read_shard, shard_path
 from edl.storage.run_directory import RunDirectory, create_run
 
 pytestmark = [

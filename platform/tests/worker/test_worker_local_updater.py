@@ -13,7 +13,8 @@ from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, FrameKind
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind
 from edl.worker.parameter_client import StepPush
 from edl.worker.trainer import SerialExecutor
 

@@ -16,7 +16,9 @@ from support.examples import examples
 
 from edl.api.errors import EdlError, RefusedError
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkServer, FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_server import BulkServer
 from edl.worker.ps_connections import PsBulkConnections, PsRequest
 
 TOKEN = "the-token-of-these-tests"

@@ -29,7 +29,8 @@ from edl.api.errors import RetryableError
 from edl.keras.user_callbacks import NoCallbacks
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, FrameKind, ReceivedFrame
+from edl.transport.bulk_client import BulkClient
+from edl.transport.bulk_connection import FrameKind, ReceivedFrame
 from edl.worker.graceful_shutdown import LeavingError
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS, StepPush
 from edl.worker.trainer import NotFiniteError, SerialExecutor

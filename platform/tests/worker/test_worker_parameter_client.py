@@ -10,7 +10,7 @@ from worker.loop_harness import FEATURES, LEASE, LinearNetwork, LoopHarness, gra
 
 from edl.api.errors import JobFailedError, RefusedError
 from edl.numerics.array_types import RowBatch
-from edl.ps.parameter_server import MasterAttachment
+from edl.ps.messages import MasterAttachment
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
 
 

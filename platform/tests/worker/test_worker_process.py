@@ -20,7 +20,7 @@ from worker.loop_harness import LEASE, TOKEN, PsServers
 
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import start_control_server
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 pytestmark = [

@@ -13,7 +13,7 @@ from worker.loop_harness import MEMBER, ScriptedMaster
 from edl.api.errors import EdlError, JobFailedError, RetryableError
 from edl.data.reader import Record
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import FrameKind
+from edl.transport.bulk_connection import FrameKind
 from edl.worker.lease_client import LeasedTask
 from edl.worker.master_session import MasterSession
 from edl.worker.ps_connections import PsBulkConnections, PsRequest

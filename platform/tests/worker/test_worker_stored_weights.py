@@ -18,7 +18,7 @@ from edl.api.variables import VariableSpec
 from edl.numerics.initializers import initial_rows
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.storage import checkpoint_shards
+from edl.storage import checkpoint_manifest, checkpoint_shards
 from edl.worker.stored_weights import StoredWeights
 from edl.worker.task_loop import describe_failure
 
@@ -41,13 +41,13 @@ def rows(table: str, *known: int, dim: int = 2) -> Arrays:
 
 def written(folder: Path, *shards: Arrays, tables: Sequence[TableSpec] | None = (USERS,)) -> Path:
     """A checkpoint of these shards; ``tables`` None: as strategy Local writes it, without strings."""
-    directory = checkpoint_shards.cut_directory(folder, 4)
+    directory = checkpoint_manifest.cut_directory(folder, 4)
     infos = []
     for index, arrays in enumerate(shards):
         meta = None if tables is None else {"declaration": declared(arrays, tables)}
         infos.append(checkpoint_shards.write_shard(directory, index, arrays, meta))
-    checkpoint_shards.commit_checkpoint(
-        directory, checkpoint_shards.CheckpointManifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {})
+    checkpoint_manifest.commit_checkpoint(
+        directory, checkpoint_manifest.CheckpointManifest(4, 3, "2026-01-01T00:00:00Z", tuple(infos), {})
     )
     return directory
 
@@ -181,10 +181,10 @@ def test_a_checkpoint_that_was_damaged_since_it_was_chosen(tmp_path: Path) -> No
 
 
 def test_strings_that_are_no_declaration_are_no_crash(tmp_path: Path) -> None:
-    directory = checkpoint_shards.cut_directory(tmp_path, 1)
+    directory = checkpoint_manifest.cut_directory(tmp_path, 1)
     info = checkpoint_shards.write_shard(directory, 0, {"dense/a": floats(1)}, {"declaration": json.dumps([1])})
-    checkpoint_shards.commit_checkpoint(
-        directory, checkpoint_shards.CheckpointManifest(1, 1, "2026-01-01T00:00:00Z", (info,), {})
+    checkpoint_manifest.commit_checkpoint(
+        directory, checkpoint_manifest.CheckpointManifest(1, 1, "2026-01-01T00:00:00Z", (info,), {})
     )
     with pytest.raises(StorageError, match="not the shard of a checkpoint"):
         StoredWeights.from_checkpoint(directory, [])

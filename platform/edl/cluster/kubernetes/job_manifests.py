@@ -13,8 +13,7 @@ from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.pod_template import PodIdentity, render_pod_template
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Manifest, ResourceKind
-from edl.cluster.kubernetes.spec_validation import find_spec_problems as find_spec_problems
-from edl.cluster.kubernetes.spec_validation import find_spec_warnings as find_spec_warnings
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.document_tree import SpecError, SpecProblem
 from edl.jobfile.loader import dump_job_spec
 

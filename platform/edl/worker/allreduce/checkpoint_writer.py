@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from edl.api.errors import EdlError, StorageError
-from edl.storage.checkpoint_shards import CheckpointManifest, cut_directory, load_manifest, read_shard, write_shard
+from edl.storage.checkpoint_manifest import CheckpointManifest, cut_directory, load_manifest
+from edl.storage.checkpoint_shards import read_shard, write_shard
 from edl.transport import edl_pb2 as pb
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

@@ -15,7 +15,8 @@ from edl.numerics.keras_state import KerasState, check_same_slots
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers.adam import momentum_product
 from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
-from edl.storage.checkpoint_shards import CheckpointManifest, load_manifest, read_shard
+from edl.storage.checkpoint_manifest import CheckpointManifest, load_manifest
+from edl.storage.checkpoint_shards import read_shard
 from edl.worker.stored_weights import StoredTableRows
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

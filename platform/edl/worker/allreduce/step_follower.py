@@ -20,10 +20,10 @@ from edl.core.rank_state import PendingShares
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import BulkClient, BulkRefusedError
+from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameKind, FrameLimits, ReceivedFrame
 from edl.transport.message_validation import parse_message
-from edl.transport.peer_errors import PeerRefusedError
+from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 

@@ -16,8 +16,8 @@ from edl.jobfile.section_type import to_json
 from edl.reporting import event_text
 from edl.reporting.event_text import describe_event, format_local_time
 from edl.reporting.terminal_text import strip_control_characters
-from edl.storage.durable_files import translate_os_errors
-from edl.storage.run_directory import RunDirectory, append_json_line, write_json
+from edl.storage.durable_files import append_json_line, translate_os_errors, write_json
+from edl.storage.run_directory import RunDirectory
 from edl.storage.training_history import TrainingHistory
 
 SUMMARY_FILE = "summary.json"

@@ -34,7 +34,7 @@ from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import ShuffledReader
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
-from edl.storage import checkpoint_shards
+from edl.storage import checkpoint_manifest, checkpoint_shards
 from edl.storage.run_directory import RunDirectory
 from edl.worker.feed_pipeline import FeedFunction, feed_in_background
 from edl.worker.lease_client import LeasedTask, PositionDescriber
@@ -159,7 +159,7 @@ class LocalTraining:
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        found = checkpoint_shards.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
+        found = checkpoint_manifest.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
         if found is None or found.directory is None:
             return
         arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(found.directory, 0))
@@ -347,7 +347,7 @@ class LocalTraining:
         if self._spec.checkpoint is None or self._saved == self._step:
             return
         began = time.perf_counter()
-        directory = checkpoint_shards.cut_directory(self._run.checkpoints, self._step)
+        directory = checkpoint_manifest.cut_directory(self._run.checkpoints, self._step)
         shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.weight_arrays())
         ledger = {
             "records_done": self._done,
@@ -357,10 +357,10 @@ class LocalTraining:
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        checkpoint_shards.commit_checkpoint(
-            directory, checkpoint_shards.CheckpointManifest(self._step, self._step, created, (shard,), ledger)
+        checkpoint_manifest.commit_checkpoint(
+            directory, checkpoint_manifest.CheckpointManifest(self._step, self._step, created, (shard,), ledger)
         )
-        checkpoint_shards.prune_checkpoints(self._run.checkpoints, self._spec.checkpoint.keep)
+        checkpoint_manifest.prune_checkpoints(self._run.checkpoints, self._spec.checkpoint.keep)
         self._saved = self._step
         pause = time.perf_counter() - began
         self._report.event(CheckpointSaved(self._step, self._step, pause, time=time.time()))
@@ -379,5 +379,5 @@ class LocalTraining:
         return str(directory)
 
 
-def _tell_skipped(skipped: checkpoint_shards.SkippedCheckpoint) -> None:
+def _tell_skipped(skipped: checkpoint_manifest.SkippedCheckpoint) -> None:
     _LOG.warning("checkpoint %s cannot be used: %s", skipped.cut, skipped.reason)

@@ -11,7 +11,8 @@ import pytest
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.cli.render import manifests_yaml
-from edl.cluster.kubernetes.job_manifests import find_spec_problems, render_job, render_pod
+from edl.cluster.kubernetes.job_manifests import render_job, render_pod
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.loader import load_job_file
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -23,14 +23,9 @@ from edl.api.job_spec import JobSpec, WorkerSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.job_manifests import (
-    find_spec_problems,
-    find_spec_warnings,
-    render_job,
-    render_master_pod,
-    render_pod,
-)
+from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
+from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import pod_storage_path
