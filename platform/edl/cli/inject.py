@@ -18,9 +18,9 @@ class _SplitAtDashes(TyperCommand):
     """Keeps what stands behind ``--`` apart: click would join it to the faults."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[_COMMAND] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        position = args.index("--") if "--" in args else len(args)
+        ctx.meta[_COMMAND] = args[position + 1 :]
+        return super().parse_args(ctx, args[:position])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "--", "edl run JOB..."]

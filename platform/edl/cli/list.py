@@ -113,9 +113,9 @@ def _job_row(job: JobView, now: float) -> list[str]:
     status = job.status
     if status is None:
         return [_display_name(job), job.phase, "-", "-", "-", format_age(now - job.created_at)]
-    share = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
+    percent_done = f"{100 * status.records_done // status.records_total} %" if status.records_total else "-"
     if job.has_ended:
-        return [_display_name(job), job.phase, share, "-", "-", format_age(now - job.created_at)]
+        return [_display_name(job), job.phase, percent_done, "-", "-", format_age(now - job.created_at)]
     starved = " starved" if status.starved else ""
     workers = f"{job.ready_workers}/{status.workers_wanted}" + (
         f" ({job.starting_workers} starting)" if job.starting_workers else ""
@@ -123,7 +123,7 @@ def _job_row(job: JobView, now: float) -> list[str]:
     return [
         _display_name(job),
         job.phase + starved,
-        share,
+        percent_done,
         workers,
         f"{status.samples_per_second:,.0f}",
         format_age(now - job.created_at),

@@ -329,9 +329,9 @@ def read_run_logs(
             with file.open("rb") as log:
                 log.seek(ends.get(file, 0))
                 text = log.read()
-            whole = text if not alive else text[: text.rfind(b"\n") + 1]
-            ends[file] = ends.get(file, 0) + len(whole)
-            yield from _with_role_name(whole.splitlines(), file, several)
+            complete_text = text if not alive else text[: text.rfind(b"\n") + 1]
+            ends[file] = ends.get(file, 0) + len(complete_text)
+            yield from _with_role_name(complete_text.splitlines(), file, several)
         if not alive:
             return
         time.sleep(_POLL_SECONDS)

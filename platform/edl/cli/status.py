@@ -60,12 +60,12 @@ def plot_workers(moments: Sequence[TimelinePoint], wanted: int, width: int, now:
     label = len(str(top)) + 2
     columns = max(8, min(width - label, 72))
     running = column_averages(moments, begin, end, columns, lambda moment: moment.workers)
-    asked = column_averages(moments, begin, end, columns, lambda moment: moment.workers + moment.pending)
+    requested = column_averages(moments, begin, end, columns, lambda moment: moment.workers + moment.pending)
     height = min(top, MAX_HEIGHT)
     lines = [
         "".join(
             _plot_cell(height * run / top - row, height * ask / top - row)
-            for run, ask in zip(running, asked, strict=True)
+            for run, ask in zip(running, requested, strict=True)
         )
         for row in reversed(range(height))
     ]
@@ -83,22 +83,22 @@ def column_averages(
     sums = [0.0] * columns
     borders = [*(moment.time for moment in moments[1:]), end]
     for moment, until in zip(moments, borders, strict=True):
-        at = moment.time
-        column = min(columns - 1, int((at - begin) / step))
-        while at < until and column < columns:
+        sample_time = moment.time
+        column = min(columns - 1, int((sample_time - begin) / step))
+        while sample_time < until and column < columns:
             border = begin + (column + 1) * step if column < columns - 1 else end
-            sums[column] += (min(until, border) - at) * value(moment)
-            at, column = max(at, min(until, border)), column + 1
+            sums[column] += (min(until, border) - sample_time) * value(moment)
+            sample_time, column = max(sample_time, min(until, border)), column + 1
     return [each / step for each in sums]
 
 
-def _plot_cell(running: float, asked: float) -> str:
+def _plot_cell(running: float, requested: float) -> str:
     """The character of one cell; both arguments are the filled share, where 1 is the whole cell."""
     if running >= 1:
         return "█"
     if running > 1 / 16:
         return _EIGHTHS[min(8, max(1, round(8 * running)))]
-    return _WAITING_CELL if asked >= 0.5 else " "
+    return _WAITING_CELL if requested >= 0.5 else " "
 
 
 def _time_axis(seconds: float, columns: int) -> str:
@@ -168,9 +168,9 @@ def _body_lines(job: JobView, now: float, width: int) -> Iterator[str]:
 
 def _progress_lines(status: Status, width: int, evaluations: Sequence[EvaluationEnded]) -> Iterator[str]:
     total, done = status.records_total, status.records_done
-    share = 100 * done // total if total else 0
+    percent = 100 * done // total if total else 0
     epoch = f", epoch {status.epoch} of {status.epochs}" if status.epochs > 1 and status.epoch else ""
-    text = f" {share} %  {done:,} of {total:,} records{epoch}"
+    text = f" {percent} %  {done:,} of {total:,} records{epoch}"
     size = max(10, min(60, width - len(text)))
     full = size * done // total if total else 0
     yield f"{'█' * full}{'░' * (size - full)}{text}"
@@ -200,9 +200,9 @@ def _push_lines(parameters_status: ParametersStatus) -> Iterator[str]:
     yield from (f"{name} {text}" for name, text in ps_statistics_text.push_rows(parameters_status))
     waits = parameters_status.round
     if waits is not None and waits.seconds >= _LONG_WAIT_SECONDS:
-        who = format_short_list([f"worker-{index}" for index in waits.awaited])
+        workers = format_short_list([f"worker-{index}" for index in waits.awaited])
         come = f"{waits.arrived} of {waits.wanted} gradients"
-        yield f"an update with {come} has been waiting for {who} for {format_duration(waits.seconds)}"
+        yield f"an update with {come} has been waiting for {workers} for {format_duration(waits.seconds)}"
 
 
 def _table_lines(parameters_status: ParametersStatus | None) -> Iterator[str]:
@@ -239,9 +239,11 @@ def _role_lines(status: Status) -> Iterator[str]:
 
 
 def _role_row(name: str, member: RoleStatus) -> list[str]:
-    why = parse_scheduler_message(member.reason).text if member.state == "pending" and member.reason else member.reason
+    reason = (
+        parse_scheduler_message(member.reason).text if member.state == "pending" and member.reason else member.reason
+    )
     pace = f"{member.samples_per_second:,.0f}" if member.samples_per_second else "-"
-    return [f"{name}-{member.index}", member.state, pace, member.node or "-", why]
+    return [f"{name}-{member.index}", member.state, pace, member.node or "-", reason]
 
 
 def _event_lines(job: JobView) -> Iterator[str]:
@@ -326,24 +328,24 @@ def _watch_live(look: JobLookup, name: str) -> None:
 
     on = make_console()
     with Live(console=on, auto_refresh=False, vertical_overflow="crop") as live:
-        for seen in poll_repeatedly(look):
-            lines = status_lines(seen, time.time(), on.width)
+        for job in poll_repeatedly(look):
+            lines = status_lines(job, time.time(), on.width)
             live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
-            if seen.has_ended:
+            if job.has_ended:
                 break
-    print(suggest_next_step(seen, name))
+    print(suggest_next_step(job, name))
 
 
 def _watch_lines(look: JobLookup, *, as_json: bool) -> None:
     from edl.ops.job_following import poll_repeatedly
 
     last_shown: object = None
-    for seen in poll_repeatedly(look):
+    for job in poll_repeatedly(look):
         # Polls without a change print nothing.
-        known = (seen.phase, seen.status)
+        known = (job.phase, job.status)
         if known != last_shown:
-            text = status_headline(seen.status) if seen.status else seen.phase
-            print(json.dumps(job_json(seen)) if as_json else f"{format_local_time(time.time())}  {text}", flush=True)
+            text = status_headline(job.status) if job.status else job.phase
+            print(json.dumps(job_json(job)) if as_json else f"{format_local_time(time.time())}  {text}", flush=True)
             last_shown = known
-        if seen.has_ended:
+        if job.has_ended:
             return

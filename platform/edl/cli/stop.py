@@ -42,13 +42,13 @@ def stop(
 
     seconds = _timeout_seconds(timeout, wait=wait)
     api = connect_api(context, namespace, job)
-    seen = job_view.find_job(api, job)
-    if seen.has_ended:
-        print(f"{job} is {seen.phase} already.")
+    view = job_view.find_job(api, job)
+    if view.has_ended:
+        print(f"{job} is {view.phase} already.")
         return
     status_publisher.update_desired_state(api, job, DesiredState(stop=True), status_publisher.ANY_BOUNDS)
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
-    if seen.status is None:
+    if view.status is None:
         print(
             "Its master has not reported yet; remove the job with: edl delete"
             f" {command_arguments(job, context, namespace)}",
@@ -56,8 +56,8 @@ def stop(
         )
     if wait:
         _wait_until_ended(api, job, seconds)
-    if seen.status is not None:
-        print(_kept_text(api, job, seen.status, ended=wait))
+    if view.status is not None:
+        print(_kept_text(api, job, view.status, ended=wait))
 
 
 def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
@@ -75,10 +75,10 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
     with StatusLine() as ticker:
 
         def find_running_job() -> JobView:
-            seen = job_view.find_job(api, job)
-            if not seen.has_ended:
-                ticker.show_text(f"{job} is {seen.phase}, and stops")
-            return seen
+            view = job_view.find_job(api, job)
+            if not view.has_ended:
+                ticker.show_text(f"{job} is {view.phase}, and stops")
+            return view
 
         code, said = wait_for_goal(find_running_job, ENDED_GOAL, seconds)
     print(said, file=sys.stderr if code else sys.stdout)

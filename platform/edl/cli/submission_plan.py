@@ -192,13 +192,18 @@ _ROLE_WORDS = {Role.MASTER: "master", Role.PS: "parameter server", Role.WORKER: 
 def forecast_table(forecast: JobForecast, least_workers: int) -> list[str]:
     """The job's pods, one line per kind. Shows how many start at once if the capacity is known."""
     rows = [
-        [fit.group.role.value, _count_text(fit, forecast, least_workers), priority_class(fit), _requests_text(fit)]
-        for fit in forecast.placements
+        [
+            placement.group.role.value,
+            _count_text(placement, forecast, least_workers),
+            priority_class(placement),
+            _requests_text(placement),
+        ]
+        for placement in forecast.placements
     ]
     head = [*_COLUMNS]
     if forecast.free_resources is not None:
         head = [*head, "at once"]
-        rows = [[*row, str(fit.immediate_pods)] for row, fit in zip(rows, forecast.placements, strict=True)]
+        rows = [[*row, str(placement.immediate_pods)] for row, placement in zip(rows, forecast.placements, strict=True)]
     return [f"  {line}" for line in align_columns([head, *rows])]
 
 
@@ -206,12 +211,13 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
     """A sentence for each reason why pods can never start on the current nodes, or have to wait."""
     yield from _unschedulable_warnings(forecast)
     by_reason: dict[str, list[tuple[str, int]]] = {}
-    for role, found in groupby(
-        (fit for fit in forecast.placements if not fit.never_fits_reason), key=lambda fit: fit.group.role
+    for role, placements in groupby(
+        (placement for placement in forecast.placements if not placement.never_fits_reason),
+        key=lambda placement: placement.group.role,
     ):
-        fits = list(found)
-        count = sum(fit.group.count for fit in fits)
-        if late := count - sum(fit.immediate_pods for fit in fits):
+        fits = list(placements)
+        count = sum(placement.group.count for placement in fits)
+        if late := count - sum(placement.immediate_pods for placement in fits):
             by_reason.setdefault(_wait_reason(fits), []).append((_pods_text(role, late, count), late))
     for reason, waiting in by_reason.items():
         alone = sum(late for _, late in waiting) == 1
@@ -220,25 +226,27 @@ def forecast_warnings(forecast: JobForecast) -> Iterator[str]:
 
 def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
     by_reason: dict[str, list[GroupPlacement]] = {}
-    for fit in forecast.placements:
-        if fit.never_fits_reason:
-            by_reason.setdefault(fit.never_fits_reason, []).append(fit)
+    for placement in forecast.placements:
+        if placement.never_fits_reason:
+            by_reason.setdefault(placement.never_fits_reason, []).append(placement)
     for reason, fits in by_reason.items():
-        who = join_words([_pods_text(fit.group.role, fit.group.count, fit.group.count) for fit in fits])
+        who = join_words(
+            [_pods_text(placement.group.role, placement.group.count, placement.group.count) for placement in fits]
+        )
         yield f"{who} can never start on today's nodes: {reason}"
 
 
-def forecast_json(fit: GroupPlacement) -> dict[str, Any]:
+def forecast_json(placement: GroupPlacement) -> dict[str, Any]:
     """One kind of pods as JSON."""
     return {
-        "role": fit.group.role.value,
-        "count": fit.group.count,
-        "priority": priority_class(fit),
-        "requests": amounts_json(fit.requests_per_pod),
-        "allowed_by_quota": fit.allowed_pods,
-        "at_once": fit.placed_pods,
-        "may_preempt": fit.may_preempt,
-        "can_never_start": fit.never_fits_reason,
+        "role": placement.group.role.value,
+        "count": placement.group.count,
+        "priority": priority_class(placement),
+        "requests": amounts_json(placement.requests_per_pod),
+        "allowed_by_quota": placement.allowed_pods,
+        "at_once": placement.placed_pods,
+        "may_preempt": placement.may_preempt,
+        "can_never_start": placement.never_fits_reason,
     }
 
 
@@ -247,33 +255,35 @@ def amounts_json(amounts: ResourceAmounts) -> dict[str, float]:
     return {name: int(amount) if amount.denominator == 1 else float(amount) for name, amount in amounts.items()}
 
 
-def priority_class(fit: GroupPlacement) -> str:
+def priority_class(placement: GroupPlacement) -> str:
     """The name of the PriorityClass; empty if the pods have none."""
-    return str(fit.group.pod["spec"].get("priorityClassName", ""))
+    return str(placement.group.pod["spec"].get("priorityClassName", ""))
 
 
-def _count_text(fit: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
+def _count_text(placement: GroupPlacement, forecast: JobForecast, least_workers: int) -> str:
     """The number of pods, or the range from the least to the most workers."""
     # The range counts all workers, so it is shown only if they form a single group.
-    count = fit.group.count
+    count = placement.group.count
     elastic = (
-        len(forecast.placements_for_role(Role.WORKER)) == 1 and fit.group.role is Role.WORKER and least_workers < count
+        len(forecast.placements_for_role(Role.WORKER)) == 1
+        and placement.group.role is Role.WORKER
+        and least_workers < count
     )
     return f"{least_workers}-{count}" if elastic else str(count)
 
 
-def _requests_text(fit: GroupPlacement) -> str:
-    return format_amounts({name: amount for name, amount in fit.requests_per_pod.items() if name != "pods"})
+def _requests_text(placement: GroupPlacement) -> str:
+    return format_amounts({name: amount for name, amount in placement.requests_per_pod.items() if name != "pods"})
 
 
-def _wait_reason(fits: Sequence[GroupPlacement]) -> str:
+def _wait_reason(placements: Sequence[GroupPlacement]) -> str:
     """The reason why the first group with waiting pods has to wait."""
-    fit = next(fit for fit in fits if fit.immediate_pods < fit.group.count)
-    if fit.immediate_pods == fit.allowed_pods and fit.quota_refusal is not None:
-        return f"until quota {fit.quota_refusal.quota} has room ({fit.quota_refusal.resource})"
-    if fit.lacking_resources:
-        preemption = ", or until Kubernetes preempts pods of lower priority" if fit.may_preempt else ""
-        return f"for capacity ({', '.join(fit.lacking_resources)}){preemption}"
+    placement = next(placement for placement in placements if placement.immediate_pods < placement.group.count)
+    if placement.immediate_pods == placement.allowed_pods and placement.quota_refusal is not None:
+        return f"until quota {placement.quota_refusal.quota} has room ({placement.quota_refusal.resource})"
+    if placement.lacking_resources:
+        preemption = ", or until Kubernetes preempts pods of lower priority" if placement.may_preempt else ""
+        return f"for capacity ({', '.join(placement.lacking_resources)}){preemption}"
     return "for a node that admits such pods (taints, node selector, affinity)"
 
 

@@ -208,11 +208,11 @@ class ReleaseSubmitter:
         # The dependents and the mark exist before the Job may start. The mark names the Job, so a
         # later pod of this submitter can tell it from a Job that replaced it.
         *parts, job = self._build_request().manifests
-        made = SubmittedJob(own.job_name, job["metadata"]["name"], own.uid, self._api.namespace)
-        create_dependents(self._api, made, parts)
+        submitted = SubmittedJob(own.job_name, job["metadata"]["name"], own.uid, self._api.namespace)
+        create_dependents(self._api, submitted, parts)
         mark_submitted(self._api, self._identity, own.uid)
-        unsuspend_job(self._api, made)
-        self._reporter.report_note(f"Job {made.name} submitted to namespace {made.namespace}.")
+        unsuspend_job(self._api, submitted)
+        self._reporter.report_note(f"Job {submitted.name} submitted to namespace {submitted.namespace}.")
 
     def _follow_job(self, own: MasterJob) -> int:
         """Follow the job to its end. A restarted submitter shows the newest events again."""
@@ -247,7 +247,7 @@ class ReleaseSubmitter:
 
     def _start_observer(self, own: MasterJob) -> Callable[[JobView | None], None]:
         """A callback that ends the watch of a job that is gone, or whose master does not start."""
-        lookout, patience = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
+        reader, timeout = MasterStatusReader(self._api, own.job_name, own.uid), StartTimeout()
 
         def check_master_start(seen: JobView | None) -> None:
             self._failure_timeout.reset()
@@ -255,9 +255,9 @@ class ReleaseSubmitter:
                 raise JobVanishedError(f"the job {own.job_name} is gone")
             if seen.status is not None or seen.has_ended:
                 return
-            sight = lookout.read_status()
+            sight = reader.read_status()
             self._progress_line.show_text(master_status_text(sight))
-            if patience.has_expired(sight, self._clock.clock()):
+            if timeout.has_expired(sight, self._clock.clock()):
                 self._release_cleanup.delete_round([own])
                 raise start_error(own.job_name, sight, "Its objects are being removed.")
 
@@ -270,14 +270,14 @@ _RETRYABLE_ERRORS = (RetryableError, DeletionTimeoutError)
 
 def main(arguments: Sequence[str] | None = None, variables: Mapping[str, str] | None = None) -> NoReturn:
     """Run the submitter. Exit codes: 0 done or replaced, 1 failed, 2 refused, 75 retry, 143 SIGTERM."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if len(given) != 1:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if len(words) != 1:
         print("usage: python -m edl.cli.submitter SPEC", file=sys.stderr)
         sys.exit(REFUSED_EXIT)
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     with sanitize_standard_streams():
         try:
-            sys.exit(_run_submitter(Path(given[0]), os.environ if variables is None else variables))
+            sys.exit(_run_submitter(Path(words[0]), os.environ if variables is None else variables))
         except EdlError as error:
             print(error, file=sys.stderr, flush=True)
             sys.exit(exit_code(error))

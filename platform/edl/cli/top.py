@@ -31,11 +31,11 @@ def top(
 
     api = connect_api(context, namespace, job)
     job_view.find_job(api, job)  # for a wrong name: its error lists the existing jobs
-    found = list_pod_usage(api, job)
+    usage = list_pod_usage(api, job)
     if as_json:
-        print(json.dumps([_usage_json(use) for use in found]))
+        print(json.dumps([_usage_json(use) for use in usage]))
         return
-    for line in usage_table(found):
+    for line in usage_table(usage):
         print(line)
 
 

@@ -67,9 +67,9 @@ def wait(
     from edl.ops import job_view
 
     api = connect_api(context, namespace, job)
-    code, said = wait_for_goal(lambda: job_view.find_job(api, job), wait_goal, seconds)
+    code, message = wait_for_goal(lambda: job_view.find_job(api, job), wait_goal, seconds)
     more = f"\n  `edl why {command_arguments(job, context, namespace)}` says more." if code else ""
-    print(said + more, file=sys.stderr if code else sys.stdout)
+    print(message + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
 
 

@@ -105,8 +105,8 @@ def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator
             yield from (f"     {line}" for line in each.cluster_message.strip().splitlines()[-_DETAIL_LINES:])
 
 
-def _ended_at_text(seen: JobView) -> str:
-    at = seen.ended_at
+def _ended_at_text(job: JobView) -> str:
+    at = job.ended_at
     return "" if at is None else f" since {format_utc(at)}"
 
 

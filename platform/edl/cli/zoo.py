@@ -133,13 +133,13 @@ def push(image: ImageName) -> None:
 
 
 def _job_file_hint(zoo: Path, image: str) -> str:
-    found = model_definitions(zoo)
+    definitions = model_definitions(zoo)
     lines = [
         "In job.yaml (where a relative zoo is /model_zoo in the image):",
         f"  image: {image}",
-        f"  model: {{zoo: ., definition: {found[0] if found else '<module>.<function>'}}}",
+        f"  model: {{zoo: ., definition: {definitions[0] if definitions else '<module>.<function>'}}}",
     ]
-    more = f"Other definitions: {', '.join(found[1:])}." if found[1:] else None
+    more = f"Other definitions: {', '.join(definitions[1:])}." if definitions[1:] else None
     return "\n".join([*lines, *([more] if more else []), f"Next: edl zoo push {image}"])
 
 
@@ -192,9 +192,9 @@ def write_zoo(directory: Path, base: str) -> list[Path]:
 
 def model_definitions(zoo: Path) -> list[str]:
     """Values for ``model.definition``: the functions ``custom_model`` below a zoo, with their modules, in order."""
-    found = []
+    definitions = []
     for path in sorted(zoo.rglob("*.py")):
         module = path.relative_to(zoo).with_suffix("")
         if all(part.isidentifier() for part in module.parts) and "custom_model" in defined_names(path):
-            found.append(".".join([*module.parts, "custom_model"]))
-    return found
+            definitions.append(".".join([*module.parts, "custom_model"]))
+    return definitions

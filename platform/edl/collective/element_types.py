@@ -43,10 +43,10 @@ def find_element_type(dtype: np.dtype[Any]) -> ElementType:
         BadInputError: buffers of this type cannot be summed.
     """
     name = dtype.name
-    found = _TYPES.get(name.removeprefix("u") if dtype.kind == "u" else name)
-    if found is None or not dtype.isnative:
+    element_type = _TYPES.get(name.removeprefix("u") if dtype.kind == "u" else name)
+    if element_type is None or not dtype.isnative:
         raise BadInputError(f"Arrays of {dtype} cannot be reduced", hint=f"those that can: {', '.join(_TYPES)}")
-    return found
+    return element_type
 
 
 def named_element_type(name: str) -> ElementType:

@@ -214,15 +214,15 @@ def handle_snapshot_taken(state: JobState, event: SnapshotTaken, now: float) -> 
 
 def _complete_cut(state: JobState, cut: PendingCut) -> None:
     version, step = max(cut.versions.values(), default=0), state.cut_ledger["done_steps"]
-    found = _check_update_balance(state, cut, step)
+    imbalance = _check_update_balance(state, cut, step)
     state.record_entry(
         CutTaken(
             cut=cut.number,
             step=step,
             version=version,
             below=cut.next_lease,
-            lacking=found.missing_updates if cut.admitted_steps else None,
-            differs=found.step_differences if cut.admitted_steps else None,
+            lacking=imbalance.missing_updates if cut.admitted_steps else None,
+            differs=imbalance.step_differences if cut.admitted_steps else None,
             applied={str(number): through for number, through in cut.included_steps.items()},
             pause=round(cut.pause, 6),
         )
@@ -244,15 +244,15 @@ def _complete_cut(state: JobState, cut: PendingCut) -> None:
 
 def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update_accounting.UpdateBalance:
     """Compare the done steps with the applied ones; report losses that were unknown before, and mismatches."""
-    found = update_accounting.compare_with_cut(state, cut, step)
+    imbalance = update_accounting.compare_with_cut(state, cut, step)
     back = state.checkpoint.cut if state.checkpoint is not None else None
-    for index, updates in found.missing_updates.items():
+    for index, updates in imbalance.missing_updates.items():
         more = updates - state.counters.updates_of.get(index, 0)
         if more:
             reason = f"ps-{index}: steps that were applied but not yet reported when it was lost"
             state.emit(RollbackDone(records=0, updates=more, to_cut=back, reason=reason))
-    if found.step_differences:
-        uid, steps = max(found.step_differences.items(), key=lambda item: abs(item[1]))
+    if imbalance.step_differences:
+        uid, steps = max(imbalance.step_differences.items(), key=lambda item: abs(item[1]))
         which = "reports steps that it did not push" if steps > 0 else "pushes steps that it does not report"
         state.emit(
             WarningRaised(
@@ -260,7 +260,7 @@ def _check_update_balance(state: JobState, cut: PendingCut, step: int) -> update
                 f"{abs(steps)} {'fewer' if steps > 0 else 'more'} than that: a worker {which}"
             )
         )
-    return found
+    return imbalance
 
 
 def _ledger_at_cut(state: JobState) -> Ledger:
@@ -334,9 +334,10 @@ def advance_final_checkpoint(state: JobState, now: float) -> None:
     elif _is_no_cut_pending(state) and not _has_unsaved_steps(state):
         state.end_job("Interrupted", stopping.reason)
     elif now >= stopping.deadline:
-        why = stopping.obstacle or _describe_obstacle(state)
+        obstacle = stopping.obstacle or _describe_obstacle(state)
         state.end_job(
-            "Interrupted", f"{stopping.reason}; no checkpoint was written within {stopping.timeout_seconds:g} s: {why}"
+            "Interrupted",
+            f"{stopping.reason}; no checkpoint was written within {stopping.timeout_seconds:g} s: {obstacle}",
         )
     elif _is_no_cut_pending(state) and state.cuts_blocked_until >= stopping.deadline:
         state.end_job("Interrupted", f"{stopping.reason}; no checkpoint could be written: {stopping.obstacle}")
@@ -366,9 +367,9 @@ def _record_cut_progress(state: JobState) -> None:
     # Before that stage the cut may still be aborted, and these steps with it.
     if cut is None or cut.stage is not CutStage.SAVING:
         return
-    for number, through in sorted(cut.included_steps.items()):
-        if number in training.leases and through > training.leases[number].done_steps:
-            state.record_entry(LeaseProgressed(lease=number, through=through))
+    for number, applied_steps in sorted(cut.included_steps.items()):
+        if number in training.leases and applied_steps > training.leases[number].done_steps:
+            state.record_entry(LeaseProgressed(lease=number, through=applied_steps))
 
 
 def _has_unsaved_steps(state: JobState) -> bool:

@@ -105,19 +105,19 @@ class CrashSuspects:
         Returns:
             The guilty minibatch and its number of crashes; None while no minibatch is certain.
         """
-        begun = [(lease, through) for lease, through in leases if through < lease.step_count]
+        begun = [(lease, applied_steps) for lease, applied_steps in leases if applied_steps < lease.step_count]
         if not begun:
             return None
         # Under a one-by-one lease only the first unapplied minibatch was read. Otherwise every
         # minibatch that the pipeline may have read ahead is possible.
         is_one_by_one = begun[0][0].number in self.one_by_one_leases
         fed = [begun[0]] if is_one_by_one else [each for each in begun if each[0].number not in self.one_by_one_leases]
-        near = list(islice(_pending_minibatches(fed), 1 if is_one_by_one else 1 + MAX_FED_AHEAD))
-        counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, near[0]
-        for each in near:
+        suspects = list(islice(_pending_minibatches(fed), 1 if is_one_by_one else 1 + MAX_FED_AHEAD))
+        counts, at_work = self.certain_crashes if is_one_by_one else self.possible_crashes, suspects[0]
+        for each in suspects:
             counts[each] = counts.get(each, 0) + 1
-        for lease, through in begun:
-            self._suspect_range(lease.record_range.split(lease.record_after_steps(through))[1])
+        for lease, applied_steps in begun:
+            self._suspect_range(lease.record_range.split(lease.record_after_steps(applied_steps))[1])
         return self._find_guilt(at_work)
 
     def record_member_crash(
@@ -134,23 +134,23 @@ class CrashSuspects:
         Returns:
             As ``record_crash``.
         """
-        begun = [(lease, through) for lease, through in leases if through < lease.step_count]
+        begun = [(lease, applied_steps) for lease, applied_steps in leases if applied_steps < lease.step_count]
         if not begun:
             return None
         is_alone = begun[0][0].number in self.one_by_one_leases
         pending = _pending_minibatches(begun, minibatch)
-        near = list(islice(pending, 1 + MAX_FED_AHEAD if is_progress_known else None))
+        suspects = list(islice(pending, 1 + MAX_FED_AHEAD if is_progress_known else None))
         counts = self.certain_crashes if is_alone else self.possible_crashes
-        for each in near:
+        for each in suspects:
             counts[each] = counts.get(each, 0) + 1
             self._suspect_range(each)
             self.since.setdefault(each, (self.done_alone, self.outlived_ends))
         if is_alone:
             self.controls_due = CONTROL_MINIBATCHES
-        certain = self.certain_crashes.get(near[0], 0)
-        if certain < MOST_CERTAIN_CRASHES and (not certain or self._chance_of_kills(near[0]) > MOST_CHANCE):
+        certain = self.certain_crashes.get(suspects[0], 0)
+        if certain < MOST_CERTAIN_CRASHES and (not certain or self._chance_of_kills(suspects[0]) > MOST_CHANCE):
             return None
-        return near[0], certain + self.possible_crashes.get(near[0], 0)
+        return suspects[0], certain + self.possible_crashes.get(suspects[0], 0)
 
     def _chance_of_kills(self, suspect: RecordRange) -> float:
         """The chance that kills from outside hit each lease in which only this minibatch was held.
@@ -202,22 +202,22 @@ class CrashSuspects:
         return (at_work, count) if certain >= MIN_CERTAIN_CRASHES and count >= MIN_CRASHES else None
 
 
-def _pending_minibatches(held: Sequence[tuple[Lease, int]], minibatch: int | None = None) -> Iterator[RecordRange]:
+def _pending_minibatches(leases: Sequence[tuple[Lease, int]], minibatch: int | None = None) -> Iterator[RecordRange]:
     """The minibatches that are not applied, in the order in which the worker processes them.
 
     Args:
         minibatch: records of each; None: those of a step of its lease.
     """
-    for lease, through in held:
-        rest = lease.record_range.split(lease.record_after_steps(through))[1]
+    for lease, applied_steps in leases:
+        rest = lease.record_range.split(lease.record_after_steps(applied_steps))[1]
         while rest.records:
             first, rest = rest.split(min(rest.end, rest.start + (minibatch or lease.minibatch)))
             yield first
 
 
-def _ranges_overlap(one: RecordRange, other: RecordRange) -> bool:
-    same = (one.epoch, one.source) == (other.epoch, other.source)
-    return same and one.start < other.end and other.start < one.end
+def _ranges_overlap(first: RecordRange, second: RecordRange) -> bool:
+    same = (first.epoch, first.source) == (second.epoch, second.source)
+    return same and first.start < second.end and second.start < first.end
 
 
 def _subtract_range(whole: RecordRange, part: RecordRange) -> Iterator[RecordRange]:

@@ -112,14 +112,14 @@ class PendingCut:
             restore_lease: by PS, the lowest lease granted since its last restore. It has seen every push
                 of this lease and later ones.
         """
-        found = {}
+        unconfirmed = {}
         for lease, known in done_steps.items():
-            through = {ps: applied[lease] for ps, applied in self.applied_steps.items() if lease in applied}
+            applied_by_ps = {ps: applied[lease] for ps, applied in self.applied_steps.items() if lease in applied}
             # If no step of the lease was applied anywhere, the PS cannot have lost one.
-            unaware = [ps for ps in self.applied_steps if ps not in through and restore_lease.get(ps, 0) > lease]
-            if unaware and (known or max(through.values(), default=0)):
-                found[lease] = unaware[0]
-        return found
+            unaware = [ps for ps in self.applied_steps if ps not in applied_by_ps and restore_lease.get(ps, 0) > lease]
+            if unaware and (known or max(applied_by_ps.values(), default=0)):
+                unconfirmed[lease] = unaware[0]
+        return unconfirmed
 
     def decide_included_steps(self, done_steps: Mapping[int, int]) -> Decision[dict[int, int] | None]:
         """How many steps of each live lease all PS must have in their copies; None if this cannot be known.

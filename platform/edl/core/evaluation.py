@@ -35,16 +35,20 @@ def merge_metric_states(total: MetricStates, part: Mapping[str, Any]) -> MetricS
     if total and total.keys() != part.keys():
         raise ValueError(f"metrics differ between tasks: {sorted(total)} and {sorted(part)}")
     merged: MetricStates = {}
-    for name, found in part.items():
-        if not found["additive"]:
+    for name, new_states in part.items():
+        if not new_states["additive"]:
             before = total[name]["states"] if total else []
-            merged[name] = {**total.get(name, {}), **found, "states": [*before, found["states"]]}
+            merged[name] = {**total.get(name, {}), **new_states, "states": [*before, new_states["states"]]}
         elif total:
             before = total[name]["states"]
-            states = _add_states(before, found["states"]) if before and found["states"] else before or found["states"]
-            merged[name] = {**total[name], **found, "states": states}
+            states = (
+                _add_states(before, new_states["states"])
+                if before and new_states["states"]
+                else before or new_states["states"]
+            )
+            merged[name] = {**total[name], **new_states, "states": states}
         else:
-            merged[name] = dict(found)
+            merged[name] = dict(new_states)
     return merged
 
 
@@ -272,9 +276,9 @@ class CallbackState:
     @property
     def best_to_write(self) -> tuple[int, BestCheckpoint, CallbackProgress] | None:
         """The first best checkpoint that a worker still has to write to its file, with its index in the list."""
-        for at, (callback, progress) in enumerate(zip(self.specs, self.progress, strict=True)):
+        for index, (callback, progress) in enumerate(zip(self.specs, self.progress, strict=True)):
             if isinstance(callback, BestCheckpoint) and progress.best_cut != progress.written:
-                return at, callback, progress
+                return index, callback, progress
         return None
 
     # ------------------------------------------------------------------ changes

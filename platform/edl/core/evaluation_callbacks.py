@@ -118,10 +118,10 @@ def request_best_write(state: JobState) -> None:
 
 def best_write_payload(state: JobState) -> dict[str, Any] | None:
     """The task payload for that worker."""
-    found = state.callbacks.best_to_write
-    if found is None:
+    best_checkpoint = state.callbacks.best_to_write
+    if best_checkpoint is None:
         return None
-    place, callback, best = found
+    place, callback, best = best_checkpoint
     return {
         "place": place,
         "cut": best.best_cut,

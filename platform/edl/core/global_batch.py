@@ -88,19 +88,21 @@ def divide_step(size: int, ranks: Sequence[RankRecords], *, may_be_short: bool =
     if left < size and waits:
         return (0,) * len(ranks)
     shares = [0] * len(ranks)
-    for at, rank in enumerate(ranks):
+    for index, rank in enumerate(ranks):
         if rank.is_indivisible and 0 < rank.count <= left:
-            shares[at] = rank.count
+            shares[index] = rank.count
             left -= rank.count
     # From the rank with the fewest records: what it lacks is divided among the others.
-    divisible = sorted((at for at, rank in enumerate(ranks) if not rank.is_indivisible), key=lambda at: ranks[at].count)
-    open_ranks = [at for at in divisible if ranks[at].count]
+    divisible = sorted(
+        (index for index, rank in enumerate(ranks) if not rank.is_indivisible), key=lambda index: ranks[index].count
+    )
+    open_ranks = [index for index in divisible if ranks[index].count]
     while open_ranks and ranks[open_ranks[0]].count <= left // len(open_ranks):
-        at = open_ranks.pop(0)
-        shares[at] = ranks[at].count
-        left -= shares[at]
-    for position, at in enumerate(sorted(open_ranks, key=lambda at: (-ranks[at].count, at))):
-        shares[at] = left // len(open_ranks) + (1 if position < left % len(open_ranks) else 0)
+        index = open_ranks.pop(0)
+        shares[index] = ranks[index].count
+        left -= shares[index]
+    for position, index in enumerate(sorted(open_ranks, key=lambda index: (-ranks[index].count, index))):
+        shares[index] = left // len(open_ranks) + (1 if position < left % len(open_ranks) else 0)
     return tuple(shares)
 
 

@@ -121,11 +121,11 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
     # The answer to an earlier request may have been lost after its lease was journaled. Repeat it;
     # otherwise the range would stay idle until the lease expires.
-    held = state.worker_leases(worker)
+    leases = state.worker_leases(worker)
     if state.world is not None and known_leases is not None:
         named = state.holders[worker].named_leases | known_leases
-        state.holders[worker].named_leases = named & {lease.number for _, lease in held}
-    for kind, lease in held:
+        state.holders[worker].named_leases = named & {lease.number for _, lease in leases}
+    for kind, lease in leases:
         if known_leases is None or lease.number in known_leases:
             continue
         if kind == TRAINING and state.world is not None and not state.world.trains(worker):
@@ -142,7 +142,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
 
     # A worker with suspect records gets no other work, so that its next crash identifies the
     # records. While all ranks of AllReduce pause it does not train them, and an evaluation must not wait for them.
-    has_suspect = any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in held)
+    has_suspect = any(lease.number in state.crash_suspects.one_by_one_leases for _, lease in leases)
     if has_suspect and not state.world_pauses:
         return WaitForWork("this worker trains records that crashed another worker; it gets no other work meanwhile")
 
@@ -153,7 +153,7 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
     # workers are ready it gets a single training range, and nothing that the whole job waits for.
     is_slow = pod.building and bool(pods.by_role[Role.WORKER].model_built)
     for kind in _KIND_PRIORITY:
-        if (is_slow and (kind != TRAINING or held)) or (has_suspect and kind == TRAINING):
+        if (is_slow and (kind != TRAINING or leases)) or (has_suspect and kind == TRAINING):
             continue
         record_range = _next_range(state, worker, kind)
         if record_range is not None:
@@ -183,18 +183,18 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
 
 def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
     """The next training range of a member under AllReduce."""
-    held = len(ledger.worker_leases(worker))
+    lease_count = len(ledger.worker_leases(worker))
     if world_evaluations.evaluates_copy(state, worker):
         return None
     if state.settings.global_batch is not None:
         work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
     else:
-        work = _next_untried_range(state, ledger, worker) if held < MAX_TRAINING_LEASES else None
+        work = _next_untried_range(state, ledger, worker) if lease_count < MAX_TRAINING_LEASES else None
     if work is None:
         return None
     work = _isolate_suspects(state, work)
     # The worker's next crash must identify the minibatch, even if nobody is left to say which steps were applied.
-    return None if held and state.crash_suspects.is_suspect(work) else work
+    return None if lease_count and state.crash_suspects.is_suspect(work) else work
 
 
 def _next_untried_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
@@ -227,9 +227,9 @@ def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch
     if state.crash_suspects.is_suspect(suspect):
         return suspect
     leases = ledger.worker_leases(worker)
-    held = sum(lease.step_count - lease.done_steps for lease in leases)
+    held_steps = sum(lease.step_count - lease.done_steps for lease in leases)
     trains = [w for w in state.world.members if not world_evaluations.evaluates_copy(state, w)] if state.world else []
-    most = limit_lease(left, held, MAX_TRAINING_LEASES - len(leases), global_batch, max(1, len(trains)))
+    most = limit_lease(left, held_steps, MAX_TRAINING_LEASES - len(leases), global_batch, max(1, len(trains)))
     return work.split(min(work.end, work.start + most))[0] if most else None
 
 
@@ -353,18 +353,18 @@ def handle_progress_reported(state: JobState, event: ProgressReported, now: floa
 
 def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, Lease] | None:
     """The kind and lease with this number, if this worker holds it and it is not being revoked."""
-    found = state.find_lease(number)
-    if found is None or found[1].worker != worker or found[1].revoke_reason is not None:
+    owned = state.find_lease(number)
+    if owned is None or owned[1].worker != worker or owned[1].revoke_reason is not None:
         return None
-    return found
+    return owned
 
 
 def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress, now: float) -> None:
     """Record steps of a lease if the worker holds it."""
-    found = _find_owned_lease(state, worker, progress.lease)
-    if found is None:
+    owned = _find_owned_lease(state, worker, progress.lease)
+    if owned is None:
         return
-    kind, lease = found
+    kind, lease = owned
     if kind == TRAINING and state.world is not None:
         # Only steps that every member of the world has applied count; ``WorldReported`` reports them.
         return
@@ -375,9 +375,9 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
     if holder is not None:
         holder.last_mentioned[progress.lease] = now
     if kind in STEPWISE_KINDS:
-        made = min(progress.done_steps, lease.step_count) - lease.done_steps
-        if made > 0:
-            _credit_steps(state, worker, progress.lease, made, now)
+        new_steps = min(progress.done_steps, lease.step_count) - lease.done_steps
+        if new_steps > 0:
+            _credit_steps(state, worker, progress.lease, new_steps, now)
             loss, skipped = _loss(progress), progress.skipped_records or None
             state.record_entry(
                 LeaseProgressed(lease=progress.lease, through=progress.done_steps, loss=loss, skipped=skipped)
@@ -386,9 +386,9 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
     elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
         # These tasks have only one result for the whole range. A lost worker leaves no partial
         # result.
-        made = progress.done_steps - holder.partial_steps.get(progress.lease, 0)
+        new_steps = progress.done_steps - holder.partial_steps.get(progress.lease, 0)
         holder.partial_steps[progress.lease] = progress.done_steps
-        _credit_steps(state, worker, progress.lease, made, now)
+        _credit_steps(state, worker, progress.lease, new_steps, now)
 
 
 def _loss(steps: LeaseProgress) -> float | None:
@@ -418,17 +418,17 @@ def _credit_steps(state: JobState, worker: str, lease: int, new_steps: int, now:
 def handle_task_reported(state: JobState, event: TaskReported, now: float) -> None:
     """Record the end of a task if this worker owns it."""
     record_heartbeat(state, event.worker, now)
-    found = _find_owned_lease(state, event.worker, event.lease)
-    if found is None:
+    owned = _find_owned_lease(state, event.worker, event.lease)
+    if owned is None:
         state.add_commands(Acknowledged((event.lease,)))
         return
-    kind, lease = found
+    kind, lease = owned
     if kind == TRAINING and (is_ledger_frozen(state) or state.world is not None):
         state.add_commands(Acknowledged((event.lease,)))
         return
-    why = find_result_error(kind, lease, event.last_progress, event.result, state.evaluation)
-    if why:
-        state.add_commands(Acknowledged(refusal=why))
+    problem = find_result_error(kind, lease, event.last_progress, event.result, state.evaluation)
+    if problem:
+        state.add_commands(Acknowledged(refusal=problem))
         return
     if kind in STEPWISE_KINDS:
         # The report completes the range; steps that were not reported before are credited with it.
@@ -481,14 +481,12 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
 
 def check_corrupt_limit(state: JobState) -> None:
     """End the job when the corrupt records of all workers together exceed the limit."""
-    for one_pass, found in state.counters.corrupt.items():
-        if found > state.settings.max_corrupt and not state.has_ended:
+    for one_pass, corrupt_records in state.counters.corrupt.items():
+        if corrupt_records > state.settings.max_corrupt and not state.has_ended:
             kind, _, epoch = one_pass.partition(" ")
             where = f"epoch {int(epoch) + 1}" if kind == TRAINING else kind
             limit = state.settings.max_corrupt
-            message = (
-                f"{found} corrupt records in {where}; data.max_corrupt_records allows {limit}: see the workers' logs"
-            )
+            message = f"{corrupt_records} corrupt records in {where}; data.max_corrupt_records allows {limit}: see the workers' logs"
             state.end_job("Failed", message, kind="input")
 
 

@@ -72,7 +72,9 @@ class PendingPodRequests:
         return name[1] in self._pending[name[0]]
 
     def items(self) -> Iterator[tuple[PodKey, PodRequest]]:
-        return (((role, index), asked) for role, of in self._pending.items() for index, asked in of.items())
+        return (
+            ((role, index), request) for role, by_index in self._pending.items() for index, request in by_index.items()
+        )
 
     def count_pending(self, role: Role) -> int:
         """The number of pending requests for a role."""
@@ -108,12 +110,12 @@ class PendingPodRequests:
         return True
 
     def drop_request(self, name: PodKey) -> PodRequest:
-        asked = self._remove_request(name)
-        assert asked is not None
+        request = self._remove_request(name)
+        assert request is not None
         # It was refused before and then requested again. The next request takes its index first.
         if name in self.refusals:
             self.rejected_indices[name[0]].add(name[1])
-        return asked
+        return request
 
     def clear(self) -> None:
         """Drop all pending requests."""
@@ -123,8 +125,8 @@ class PendingPodRequests:
     def overdue_requests(self, now: float) -> Iterator[PodKey]:
         """Requests that are old enough to be repeated."""
         for role, by_index in self._pending.items():
-            for index, asked in by_index.items():
-                if now - asked.requested_at < REQUEST_TIMEOUT:
+            for index, request in by_index.items():
+                if now - request.requested_at < REQUEST_TIMEOUT:
                     break
                 yield role, index
 
@@ -141,10 +143,10 @@ class PendingPodRequests:
                 del self.refusals[role, index]
 
     def _remove_request(self, name: PodKey) -> PodRequest | None:
-        asked = self._pending[name[0]].pop(name[1], None)
-        if asked is not None:
-            self.elevated_count -= asked.options.elevated
-        return asked
+        request = self._pending[name[0]].pop(name[1], None)
+        if request is not None:
+            self.elevated_count -= request.options.elevated
+        return request
 
 
 @dataclass(slots=True)

@@ -92,9 +92,9 @@ class LeaseHolder:
         """Exclude ``seconds`` from the worker's silence, because the master caused them."""
         # Never into the future, which would excuse a part of the next silence too.
         self.last_seen = min(now, self.last_seen + seconds)
-        for moments in (self.last_steps, self.last_mentioned):
-            for lease, moment in moments.items():
-                moments[lease] = min(now, moment + seconds)
+        for times in (self.last_steps, self.last_mentioned):
+            for lease, moment in times.items():
+                times[lease] = min(now, moment + seconds)
 
     def silence_limit(self, timeouts: LeaseTimeouts) -> float:
         """Seconds of silence after which this worker's leases are revoked."""

@@ -184,20 +184,22 @@ class Ledger:
         """Lease ``work``, which must be the result of ``next_range`` or its beginning."""
         # This must not depend on the number of epochs: a resumed run may have another number, and the
         # journal has to replay to the same ledger.
-        at = next((at for at, each in enumerate(self.returned_ranges) if _starts_with(each, work)), None)
-        if at is not None:
-            rest = self.returned_ranges[at].split(work.end)[1]
-            del self.returned_ranges[at]
+        position = next(
+            (position for position, each in enumerate(self.returned_ranges) if _starts_with(each, work)), None
+        )
+        if position is not None:
+            rest = self.returned_ranges[position].split(work.end)[1]
+            del self.returned_ranges[position]
             if rest.records:
-                self.returned_ranges.insert(at, rest)
+                self.returned_ranges.insert(position, rest)
         else:
-            whole = self.shard_rests.pop((work.epoch, work.source, work.start), None)
-            if whole is None:
-                whole = self._current_shard()
-                if not _starts_with(whole, work):
+            shard_rest = self.shard_rests.pop((work.epoch, work.source, work.start), None)
+            if shard_rest is None:
+                shard_rest = self._current_shard()
+                if not _starts_with(shard_rest, work):
                     raise ValueError(f"{work} is not next: {self.next_range()}")
                 self._advance_plan()
-            self._keep_rest(whole.split(work.end)[1])
+            self._keep_rest(shard_rest.split(work.end)[1])
         lease = self._add_lease(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.step_count
         return lease
@@ -216,9 +218,9 @@ class Ledger:
 
     def _close_lease(self, number: int) -> Lease:
         lease = self.leases.pop(number)
-        held = self._leases_by_worker[lease.worker]
-        del held[number]
-        if not held:
+        worker_leases = self._leases_by_worker[lease.worker]
+        del worker_leases[number]
+        if not worker_leases:
             del self._leases_by_worker[lease.worker]
         return lease
 

@@ -132,9 +132,9 @@ def handle_save_finished(state: JobState, event: CheckpointSaveFinished, now: fl
         return
     if event.error:
         # Nothing can be saved, so the leaving PS need not wait for it.
-        why = f"checkpoint {event.cut} was not written: {event.error}"
+        problem = f"checkpoint {event.cut} was not written: {event.error}"
         state.add_commands(ReleaseCut(event.cut))
-        state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, why))
+        state.unsaved_ps.update(dict.fromkeys(state.leaving_ps, problem))
     else:
         state.paused_ps = frozenset(cut.versions)
         _hand_over_parameters(state, event.cut, state.leaving_ps & state.paused_ps)
@@ -291,13 +291,13 @@ def _record_holder(state: JobState, pod: JobPod) -> None:
         # It starts with initial values and has not seen any progress of the existing leases.
         state.record_entry(ParametersRestored(ps=pod.uid, born=state.next_lease_number(), index=pod.index))
     # This entry may end the pause after a planned handover, if it was the last missing holder.
-    kept = state.paused_cut
-    for revocation in state.revocations if kept else ():
+    paused_cut = state.paused_cut
+    for revocation in state.revocations if paused_cut else ():
         # A successor knows as much about the leases as its predecessor did.
         revocation.waiting_ps.add(pod.uid)
     state.record_entry(ParametersHeld(index=pod.index, ps=pod.uid))
-    if kept and not state.paused_cut:
-        state.add_commands(ReleaseCut(kept))
+    if paused_cut and not state.paused_cut:
+        state.add_commands(ReleaseCut(paused_cut))
 
 
 def _replace_empty_ps(state: JobState, pod: JobPod) -> None:
@@ -345,13 +345,15 @@ def handle_checkpoint_refused(state: JobState, event: CheckpointRefused, now: fl
     _load_checkpoint(state, pod, state.checkpoint.cut, now)
 
 
-def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, why: str) -> None:
+def _fall_back_to_checkpoint(state: JobState, newest: SavedCheckpoint, older: SavedCheckpoint, cause: str) -> None:
     """Roll back everything that was at the newest checkpoint to an older one."""
     reason = f"checkpoint {newest.cut} cannot be used"
     state.record_entry(
-        CheckpointReplaced(cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=why)
+        CheckpointReplaced(
+            cut=older.cut, step=older.step, version=older.version, ledger=dict(older.ledger), reason=cause
+        )
     )
-    state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {why}"))
+    state.emit(WarningRaised(f"{reason}; falling back to checkpoint {older.cut}: {cause}"))
     fleet = state.pods
     # No PS holds parameters, so parameters and ledger both go back to the older checkpoint.
     if not any(fleet.is_live(uid) for uid in fleet.parameter_holders.values()):
@@ -387,16 +389,16 @@ def handle_ps_lost(state: JobState, pod: JobPod, reason: str, now: float) -> Non
 def check_lost_holders(state: JobState, reason: str) -> None:
     """Roll back for parameter holders that are gone; if none is left, the ledger rolls back too."""
     holding = state.pods.parameter_holders
-    gone = sorted(index for index, uid in holding.items() if not state.pods.is_live(uid))
-    if not gone or state.training_ledger is None or state.has_ended:
+    lost_indices = sorted(index for index, uid in holding.items() if not state.pods.is_live(uid))
+    if not lost_indices or state.training_ledger is None or state.has_ended:
         return
-    description = f"{', '.join(f'ps-{index}' for index in gone)}: {reason}"
+    description = f"{', '.join(f'ps-{index}' for index in lost_indices)}: {reason}"
     if state.evaluation is not None:
         state.record_entry(EvaluationAbandoned(reason=description))
-    if len(gone) == len(holding):
+    if len(lost_indices) == len(holding):
         roll_back_job(state, description)
         return
-    for index in gone:
+    for index in lost_indices:
         _roll_back_ps(state, index, update_accounting.count_updates_lost(state, index), f"ps-{index}: {reason}")
 
 

@@ -90,25 +90,25 @@ def _blame_for_end(state: JobState, pod: JobPod) -> EndBlame:
     """
     if pod.role is not Role.WORKER:
         return EndBlame.NOTHING
-    held = _held_work(state, pod)
+    held_work = _held_work(state, pod)
     return assign_blame(
         pod.state,
         is_explained=bool(pod.cause) or pod.expected_to_leave or pod.uid in state.pods.leaving_workers,
-        is_working=bool(held) or not pod.had_lease,
-        in_minibatch=bool(held) and held[0][0] == TRAINING and not pod.building,
+        is_working=bool(held_work) or not pod.had_lease,
+        in_minibatch=bool(held_work) and held_work[0][0] == TRAINING and not pod.building,
     )
 
 
 def _held_work(state: JobState, pod: JobPod) -> list[tuple[str, Lease]]:
     """The worker's leases, beginning with the one that it was working on."""
-    held = state.worker_leases(pod.uid)
+    leases = state.worker_leases(pod.uid)
     if state.world is None:
-        return held
+        return leases
     # A round that lost it may have started already, and its leases have returned.
-    held = held or [(TRAINING, lease) for lease in state.returned_work.get(pod.uid, ())]
+    leases = leases or [(TRAINING, lease) for lease in state.returned_work.get(pod.uid, ())]
     # All other work is done while nobody trains, or while this worker adds nothing to the steps: its training leases
     # stay.
-    return sorted(held, key=lambda item: item[0] == TRAINING)
+    return sorted(leases, key=lambda item: item[0] == TRAINING)
 
 
 def _describe_silent_end(pod: JobPod) -> tuple[str, str]:
@@ -128,10 +128,10 @@ def _record_range_crash(state: JobState, pod: JobPod) -> tuple[str, int]:
     # Such a range takes much longer than a minibatch of training, so kills from outside may hit it
     # several times. It therefore ends the job only after ``MAX_CRASHES``. Completed steps offset crashes
     # of the role, but not these.
-    held = _held_work(state, pod)
-    if pod.building or not held or held[0][0] not in (EVALUATION, PREDICTION):
+    held_work = _held_work(state, pod)
+    if pod.building or not held_work or held_work[0][0] not in (EVALUATION, PREDICTION):
         return "", 0
-    kind, work = held[0][0], held[0][1].record_range
+    kind, work = held_work[0][0], held_work[0][1].record_range
     count = state.range_crashes[kind, work] = state.range_crashes.get((kind, work), 0) + 1
     which = describe_ranges({work.source: [(work.start, work.end)]})
     return f", the last at {which} ({kind})" + (f", where {count} workers ended" if count > 1 else ""), count
@@ -143,12 +143,12 @@ def _relaunch_or_fail(
     """Plan the replacement of a pod, or end the job. ``crash_range`` describes the records that it was processing."""
     if pod.state is PodState.OUT_OF_MEMORY:
         _raise_memory(state, pod)
-    on, why = state.pods.plan_relaunch(pod, now, crashed=crashed)
-    if on and range_crashes >= MAX_CRASHES:
-        on, why = False, "crashed"
-    if not on:
+    goes_on, reason = state.pods.plan_relaunch(pod, now, crashed=crashed)
+    if goes_on and range_crashes >= MAX_CRASHES:
+        goes_on, reason = False, "crashed"
+    if not goes_on:
         message, detail = state.last_failure or (f"see the log of the last {pod.role}", "")
-        state.end_job("Failed", f"{pod.role}s {why}{crash_range}: {message}", detail, "crash")
+        state.end_job("Failed", f"{pod.role}s {reason}{crash_range}: {message}", detail, "crash")
 
 
 def _raise_memory(state: JobState, pod: JobPod) -> None:
@@ -176,12 +176,12 @@ def _handle_worker_lost(state: JobState, pod: JobPod, reason: str, now: float, *
         return
     crashed = in_minibatch or (pod.state is PodState.CRASHED and pod.uid not in state.pods.leaving_workers)
     state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid, lost=1))
-    held = _held_work(state, pod)
+    held_work = _held_work(state, pod)
     revoke_leases(state, pod.uid, reason, now, crashed=crashed)
     state.holders.pop(pod.uid, None)
     if state.world is not None:
         # Last: it may end the job.
-        is_training = bool(held) and held[0][0] == TRAINING
+        is_training = bool(held_work) and held_work[0][0] == TRAINING
         member_crashes.handle_member_ended(state, pod.uid, crashed=crashed and is_training)
 
 

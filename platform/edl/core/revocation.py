@@ -182,16 +182,16 @@ def quarantined_records(state: JobState, work: RecordRange) -> Any:
 def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseReturned]) -> dict[int, int]:
     """What a crash implies about the worker's minibatches; returns the lease with records to quarantine."""
     leases = state.ledgers[TRAINING].leases
-    held = [(leases[s.lease], s.through) for s in settlements]
-    guilty = state.crash_suspects.record_crash(held) if revocation.crashed else None
-    for lease, through in held:
-        state.crash_suspects.close_lease(lease, through)
+    applied = [(leases[s.lease], s.through) for s in settlements]
+    guilty = state.crash_suspects.record_crash(applied) if revocation.crashed else None
+    for lease, applied_steps in applied:
+        state.crash_suspects.close_lease(lease, applied_steps)
     if guilty is None or not punish_range(state, *guilty):
         return {}
     work = guilty[0]
     state.crash_suspects.clear_range(work)
     report_quarantine(state, *guilty)
-    at_work = next(lease.number for lease, through in held if through < lease.step_count)
+    at_work = next(lease.number for lease, applied_steps in applied if applied_steps < lease.step_count)
     return {at_work: work.records}
 
 

@@ -91,10 +91,10 @@ def _remove_excess_workers(state: JobState, now: float) -> None:
     staying = state.pods.by_role[Role.WORKER].staying
     excess = len(staying) - state.workers_max
     if excess > 0:
-        why = f"only {state.workers_max} of {len(staying)} workers are wanted"
+        reason = f"only {state.workers_max} of {len(staying)} workers are wanted"
         # A worker that has not run holds nothing, so it costs nothing to stop it.
         for pod in sorted(staying.values(), key=lambda pod: (pod.has_run, -pod.index))[:excess]:
-            terminate_worker(state, pod, why, now)
+            terminate_worker(state, pod, reason, now)
 
 
 def terminate_worker(state: JobState, pod: JobPod, reason: str, now: float) -> None:
@@ -127,26 +127,26 @@ def _request_missing_pods(state: JobState, now: float) -> None:
     state.has_more_missing = len(names) > left
     for role, index in names[:left]:
         refused = state.pods.refusals.get((role, index), "")
-        why = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
-        wish = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
+        reason = f"refused before: {refused}" if refused else _request_reason(state, role, wanted)
+        options = _worker_options(state) if role is Role.WORKER else DEFAULT_OPTIONS
         if role is Role.WORKER and index >= state.pods.next_worker_index:
             # Journaled before the request, so that a later master does not give this index to
             # another worker.
             state.record_entry(WorkerChanged(index=index))
-        state.pods.request_pod(role, index, now, wish)
-        state.emit(RoleRequested(role=role.value, index=index, reason=why))
-        state.add_commands(StartPod(role, index, wish))
+        state.pods.request_pod(role, index, now, options)
+        state.emit(RoleRequested(role=role.value, index=index, reason=reason))
+        state.add_commands(StartPod(role, index, options))
 
 
 def _repeat_requests(state: JobState, wanted: int, now: float) -> int:
     """Repeat or drop requests for pods that never appeared; returns how many were repeated."""
     names = list(islice(state.pods.requests.overdue_requests(now), START_BATCH))
     for role, index in names:
-        asked = state.pods.requests.drop_request((role, index))
+        request = state.pods.requests.drop_request((role, index))
         # Requests are idempotent: if the pod exists after all, the cluster starts no second one.
         if role is Role.PS or state.pods.count_expected_workers() < wanted:
-            state.pods.request_pod(role, index, now, asked.options)
-            state.add_commands(StartPod(role, index, asked.options))
+            state.pods.request_pod(role, index, now, request.options)
+            state.add_commands(StartPod(role, index, request.options))
     return len(names)
 
 

@@ -122,9 +122,9 @@ class ShardPlan:
         """The ``index``-th shard of an epoch."""
         if self.seed is not None:
             index = permute_index(index, self.shard_count, splitmix64(splitmix64(self.seed & 0xFFFFFFFF) + epoch))
-        at = bisect_right(self._ends, index)
-        source = self.sources[at]
-        start = (index - (self._ends[at - 1] if at else 0)) * self.size
+        source_index = bisect_right(self._ends, index)
+        source = self.sources[source_index]
+        start = (index - (self._ends[source_index - 1] if source_index else 0)) * self.size
         return RecordRange(epoch, source.name, start, min(start + self.size, source.records))
 
 
@@ -404,21 +404,21 @@ class EpochOrder:
         """
         start, size, key = self.window_at(position)
         unmixed = start + permute_index(position - start, size, key)
-        at = bisect_right(self.ends, unmixed)
-        block = self.blocks[at]
-        return RecordPosition(block.source, block.end - (self.ends[at] - unmixed))
+        run_index = bisect_right(self.ends, unmixed)
+        block = self.blocks[run_index]
+        return RecordPosition(block.source, block.end - (self.ends[run_index] - unmixed))
 
     def record_ranges(self, start: int, end: int) -> dict[str, list[list[int]]]:
         """The records at the positions ``[start, end)``, as sorted ranges ``[first, after last]`` by source."""
-        found: dict[str, list[list[int]]] = {}
+        runs_by_source: dict[str, list[list[int]]] = {}
         places = (self.locate_record(position) for position in range(start, end))
         for place in sorted(places, key=lambda place: (place.source, place.record)):
-            ranges = found.setdefault(place.source, [])
+            ranges = runs_by_source.setdefault(place.source, [])
             if ranges and ranges[-1][1] == place.record:
                 ranges[-1][1] += 1
             else:
                 ranges.append([place.record, place.record + 1])
-        return found
+        return runs_by_source
 
 
 _MASK = (1 << 64) - 1

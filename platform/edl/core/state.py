@@ -417,13 +417,13 @@ class JobState:
 
     def worker_leases(self, worker: str) -> list[tuple[str, Lease]]:
         """The worker's leases that are not being revoked, oldest first."""
-        held = [
+        leases = [
             (kind, lease)
             for kind, ledger in self.ledgers.items()
             for lease in ledger.worker_leases(worker)
             if lease.revoke_reason is None
         ]
-        return sorted(held, key=lambda item: item[1].number)
+        return sorted(leases, key=lambda item: item[1].number)
 
     def next_lease_number(self) -> int:
         """The number that the next lease gets."""
@@ -537,18 +537,18 @@ def _apply_leased(state: JobState, entry: LeaseGranted) -> None:
 
 
 def _apply_progress(state: JobState, entry: LeaseProgressed) -> None:
-    found = state.find_lease(entry.lease)
-    if found:
-        _count_reported_fields(state, entry, *found)
-        state.ledgers[found[0]].record_progress(entry.lease, entry.through)
+    lease_place = state.find_lease(entry.lease)
+    if lease_place:
+        _count_reported_fields(state, entry, *lease_place)
+        state.ledgers[lease_place[0]].record_progress(entry.lease, entry.through)
 
 
 def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
-    found = state.find_lease(entry.lease)
-    if not found:
+    lease_place = state.find_lease(entry.lease)
+    if not lease_place:
         return
-    kind = found[0]
-    _count_reported_fields(state, entry, *found)
+    kind = lease_place[0]
+    _count_reported_fields(state, entry, *lease_place)
     # After the count, which needs the open lease.
     state.ledgers[kind].finish_lease(entry.lease)
     if kind == TRAINING:
@@ -956,9 +956,9 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     if state.world is not None and "world" in snapshot:
         world_entries.restore_rounds(state.world, snapshot["world"])
         state.world.checkpoint_step = state.checkpoint.step if state.checkpoint else 0
-    held = state.training_ledger.leases if state.training_ledger else {}
+    leases = state.training_ledger.leases if state.training_ledger else {}
     found = [LeaseRevocation.from_row(row) for row in snapshot["revocations"]]
-    state.revocations = [revocation for revocation in found if revocation.mark_leases(held)]
+    state.revocations = [revocation for revocation in found if revocation.mark_leases(leases)]
 
 
 def _restore_evaluation(state: JobState, snapshot: Mapping[str, Any]) -> None:
@@ -975,9 +975,9 @@ def dataset_entry(state: JobState) -> dict[str, Any]:
     def rows(sources: Sequence[RecordSource]) -> list[list[Any]]:
         return [[source.name, source.records] for source in sources]
 
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         k: rows(state.ledgers[k].plan.sources) for k in (TRAINING, PREDICTION) if k in state.ledgers
     }
     if state.shuffle_order is not None:
-        found |= {TRAINING: rows(state.shuffle_order.sources), "order": state.shuffle_order.to_json()}
-    return {**found, "validation": rows(state.validation)}
+        fields |= {TRAINING: rows(state.shuffle_order.sources), "order": state.shuffle_order.to_json()}
+    return {**fields, "validation": rows(state.validation)}

@@ -58,8 +58,8 @@ def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str
     return "" if fine else "the blocks of the training sources do not add up to their records"
 
 
-def _are_valid_blocks(found: Any, rows: Any) -> bool:
-    match found:
+def _are_valid_blocks(blocks: Any, rows: Any) -> bool:
+    match blocks:
         case {"runs": list(runs), "record_bytes": int(record_bytes)} if isinstance(rows, list):
             # The form is checked before the numbers are read; [-1] fails the comparison below.
             numbers = [x for source in runs for run in source for x in run] if _has_run_pairs(runs) else [-1]
@@ -105,8 +105,8 @@ def _check_metric_states(result: Any, evaluation_round: EvaluationRound | None) 
     return ""
 
 
-def _is_state(found: Any) -> bool:
-    match found:
+def _is_state(value: Any) -> bool:
+    match value:
         case {"additive": True, "states": list(states)}:
             return all(_is_number(state) for state in states)
         # States that are not added may have any form: only the user's metric reads them.

@@ -79,23 +79,23 @@ def compare_with_cut(state: JobState, cut: PendingCut, done: int) -> UpdateBalan
         index = fleet.by_uid[uid].index
         # A PS that rolled back since the previous cut may lack more than the counters say: steps that
         # were applied and not yet reported when it was lost.
-        found = done + fleet.update_offsets.get(uid, 0) - entered
+        difference = done + fleet.update_offsets.get(uid, 0) - entered
         if uid in fleet.restore_lease and fleet.measured_ps.get(index) != uid:
-            restored_ps[uid] = found
+            restored_ps[uid] = difference
             continue
         before = known.get(str(index), 0)
         balance.missing_updates[str(index)] = before
-        steady_differences.append(found - before)
-        if found != before:
-            balance.step_differences[uid] = found - before
+        steady_differences.append(difference - before)
+        if difference != before:
+            balance.step_differences[uid] = difference - before
     # Updates that all other PS miss are missing for the same reason on those that rolled back.
     common = max(0, min(steady_differences, default=0))
-    for uid, found in restored_ps.items():
+    for uid, difference in restored_ps.items():
         which = str(fleet.by_uid[uid].index)
-        lacking = max(found - common, known.get(which, 0))
+        lacking = max(difference - common, known.get(which, 0))
         balance.missing_updates[which] = lacking
-        if found != lacking:
-            balance.step_differences[uid] = found - lacking
+        if difference != lacking:
+            balance.step_differences[uid] = difference - lacking
     return balance
 
 

@@ -71,14 +71,14 @@ def find_lost_shares(
     """
     returned = _returned_leases(started, rounds, training)
     lost = {lease.worker for lease in returned.values()} - rounds.left_at_boundary
-    kept = [worker for worker in rounds.members if rounds.keeps_leases(worker)]
+    keeping = [worker for worker in rounds.members if rounds.keeps_leases(worker)]
     shares: dict[str, RecordRange] = {}
     for number in sorted(returned):
         lease = returned[number]
         if lease.worker not in lost or lease.worker in shares:
             continue
         done = max(lease.done_steps, -(-started.done.get(number, 0) // lease.minibatch))
-        records = lease.minibatch if global_batch is None else -(-global_batch // (len(kept) + len(lost)))
+        records = lease.minibatch if global_batch is None else -(-global_batch // (len(keeping) + len(lost)))
         rest = lease.record_range.split(lease.record_after_steps(done))[1]
         shares[lease.worker] = rest.split(min(rest.end, rest.start + records))[0]
     return shares

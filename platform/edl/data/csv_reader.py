@@ -116,13 +116,13 @@ class CsvFile:
                 where=str(self.path),
                 hint="write new files beside the old ones instead of over them",
             )
-        at, offset = self._nearest_known_row(start)
+        row, offset = self._nearest_known_row(start)
         parsed = CsvRowStream(stream, offset, self._dialect.separator)
-        for _ in range(start - at):
+        for _ in range(start - row):
             next(parsed)
-        found = [next(parsed) for _ in range(end - start)]
+        rows = [next(parsed) for _ in range(end - start)]
         self._resume_position = (end, parsed.offset)
-        return found
+        return rows
 
     def _nearest_known_row(self, row: int) -> tuple[int, int]:
         """The nearest row at or before ``row`` with a known offset, and that offset."""

@@ -192,10 +192,10 @@ def detect_format(files: Sequence[Path]) -> str:
     Raises:
         BadInputError: the format of a file is unknown, or the files have several formats.
     """
-    found = {file: _detect_file_format(file) for file in files}
-    formats = {name for name in found.values() if name}
+    format_by_file = {file: _detect_file_format(file) for file in files}
+    formats = {name for name in format_by_file.values() if name}
     if len(formats) > 1:
-        listing = ", ".join(f"{file.name} is {name}" for file, name in list(found.items())[:4])
+        listing = ", ".join(f"{file.name} is {name}" for file, name in list(format_by_file.items())[:4])
         raise BadInputError(
             f"files of several formats: {listing}",
             where=str(files[0].parent),

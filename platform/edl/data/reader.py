@@ -133,13 +133,13 @@ class CorruptRecordError(BadInputError):
         damaged = corrupt.damaged
         which = f"record {damaged[0]}" if len(damaged) == 1 else f"records {damaged[0]} to {damaged[-1]}"
         place = "byte" if corrupt.chunk is None else f"chunk {corrupt.chunk} at byte"
-        found = ", as far as was read" if others else ""
+        scope = ", as far as was read" if others else ""
         super().__init__(
             f"{which} cannot be read: {corrupt.reason}",
             where=f"{corrupt.source}, {place} {corrupt.offset}",
             hint=(f"{hint_for_encoding(corrupt.source)}\nelse " if corrupt.reason == NOT_UTF8 else "")
             + "restore the file, or allow data.max_corrupt_records of at least "
-            f"{others + len(damaged)}{found} to skip and count them",
+            f"{others + len(damaged)}{scope} to skip and count them",
         )
         self.corrupt = corrupt
 

@@ -58,10 +58,10 @@ def permuted_in_python(first: int, last: int, count: int, key: int) -> Positions
     """Images of the positions ``[first, last)`` under the keyed permutation of ``range(count)``: ``[last - first]``."""
     # the Feistel network permutes a range up to four times as large: repeat it for results outside
     # of ``count``
-    found = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
-    while (beyond := np.flatnonzero(found >= count)).size:
-        found[beyond] = feistel_permute(found[beyond], count, key)
-    return found.astype(np.int64)  # type: ignore[no-any-return]
+    permuted = feistel_permute(np.arange(first, last, dtype=np.uint64), count, key)
+    while (beyond := np.flatnonzero(permuted >= count)).size:
+        permuted[beyond] = feistel_permute(permuted[beyond], count, key)
+    return permuted.astype(np.int64)  # type: ignore[no-any-return]
 
 
 def fastest_permuted_range() -> PermutedRange:
@@ -274,10 +274,10 @@ def _single_corrupt_record(corrupt: CorruptRange, record: int) -> CorruptRange:
     return CorruptRange(corrupt.source, record, record + 1, corrupt.chunk, corrupt.offset, corrupt.reason, whole)
 
 
-def _check_record_count(block: RecordBlock, found: int) -> None:
-    if found != block.end - block.start:
+def _check_record_count(block: RecordBlock, count: int) -> None:
+    if count != block.end - block.start:
         raise BadInputError(
-            f"the data reader returned {found} of the {block.end - block.start} records from {block.start} on",
+            f"the data reader returned {count} of the {block.end - block.start} records from {block.start} on",
             where=block.source,
             hint="read(source, start, end) must return the records [start, end), or report those that it skips",
         )

@@ -78,8 +78,8 @@ class PublishedStatus:
     @classmethod
     def from_configmap_data(cls, pages: Mapping[str, str]) -> Self:
         """Parse the result of ``to_configmap_data``; raises SpecError, which names the key, for anything else."""
-        moments = _read_page(pages, TIMELINE_KEY)
-        if not isinstance(moments, list | None):
+        timeline = _read_page(pages, TIMELINE_KEY)
+        if not isinstance(timeline, list | None):
             raise SpecError([SpecProblem(TIMELINE_KEY, "", "must be a list of moments")])
         status, summary, failure, losses = (
             _read_page(pages, name) for name in (STATUS_KEY, SUMMARY_KEY, FAILURE_KEY, LOSSES_KEY)
@@ -89,7 +89,7 @@ class PublishedStatus:
             events=tuple(
                 event_json.parse_event_line(line, EVENTS_KEY) for line in pages.get(EVENTS_KEY, "").splitlines()
             ),
-            timeline=tuple(from_json(TimelinePoint, moment, TIMELINE_KEY) for moment in moments or ()),
+            timeline=tuple(from_json(TimelinePoint, moment, TIMELINE_KEY) for moment in timeline or ()),
             summary=None if summary is None else from_json(Summary, summary, SUMMARY_KEY),
             failure=None if failure is None else from_json(JobFailure, failure, FAILURE_KEY),
             losses=None if losses is None else from_json(DisruptionReport, losses, LOSSES_KEY),

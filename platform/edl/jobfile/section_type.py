@@ -89,12 +89,12 @@ class SectionField:
 def section_fields(section: type) -> dict[str, SectionField]:
     """The fields of a section by name, in the order of the dataclass."""
     hints = get_type_hints(section, include_extras=True)
-    found = {}
+    fields_by_name = {}
     for field in fields(section):
         (declaration,) = hints[field.name].__metadata__
         # every annotation is Annotated[type, Field(...)]: __origin__ is the type
-        found[field.name] = SectionField(_field_type(hints[field.name].__origin__, declaration), declaration)
-    return found
+        fields_by_name[field.name] = SectionField(_field_type(hints[field.name].__origin__, declaration), declaration)
+    return fields_by_name
 
 
 def field_defaults(section: type) -> dict[str, Any]:
@@ -204,30 +204,32 @@ def _format_json_value(value: Any) -> str:
     return json.dumps(value).strip('"')
 
 
-def _field_type(hint: Any, said: Field) -> FieldType:
+def _field_type(hint: Any, field: Field) -> FieldType:
     """The field type for a Python type and its declaration."""
     if hint == JsonValue:  # before the unions below: JsonValue is a union, and None is one of its members
         return AnyJsonType()
     inner = [each for each in get_args(hint) if each not in (NoneType, Ellipsis)]
     if NoneType in get_args(hint):
-        return NullableType(_field_type(inner[0], said))
+        return NullableType(_field_type(inner[0], field))
     if get_origin(hint) is UnionType:
-        return TextOrMappingType(*(_field_type(each, said) for each in inner))
+        return TextOrMappingType(*(_field_type(each, field) for each in inner))
     if get_origin(hint) is tuple:
-        return PathListType() if said.paths else ListType(_field_type(inner[0], said))
+        return PathListType() if field.paths else ListType(_field_type(inner[0], field))
     if get_origin(hint) is Mapping:
-        return MappingType(_field_type(inner[1], said), said.keys)
+        return MappingType(_field_type(inner[1], field), field.keys)
     if dataclasses.is_dataclass(hint):
         return SectionType(hint)  # type: ignore[arg-type]
     if hint is bool:
         return BooleanType()
-    if said.quantity is not None:
-        return QUANTITY_TYPES[said.quantity]
+    if field.quantity is not None:
+        return QUANTITY_TYPES[field.quantity]
     if hint is int:
-        return IntegerType(said.minimum, said.maximum)
+        return IntegerType(field.minimum, field.maximum)
     if hint is float:
-        return MeasurementType() if said.measured else NumberType(None if said.minimum is None else float(said.minimum))
-    return ChoiceType(said.choices) if said.choices else TextType(said.text)
+        return (
+            MeasurementType() if field.measured else NumberType(None if field.minimum is None else float(field.minimum))
+        )
+    return ChoiceType(field.choices) if field.choices else TextType(field.text)
 
 
 def _find_in_subsections(section: type, name: str) -> str | None:
@@ -259,7 +261,7 @@ def to_json(value: Any) -> dict[str, JsonValue]:
 def from_json(report: type[T], value: object, where: str = "status") -> T:
     """Read a JSON object; raises SpecError, which names ``where`` and every invalid field."""
     problems: list[SpecProblem] = []
-    found: T = section_of(report).read(build_tree(value, where), ReadContext("", problems))
+    value_read: T = section_of(report).read(build_tree(value, where), ReadContext("", problems))
     if problems:
         raise SpecError(problems)
-    return found
+    return value_read

@@ -137,14 +137,16 @@ def _check_global_batch(spec: JobSpec) -> Iterator[RuleViolation]:
 
 def _check_evaluators(spec: JobSpec) -> Iterator[RuleViolation]:
     """At least one worker trains while others evaluate."""
-    found, most = spec.evaluation.max_workers, spec.workers.max
-    if found and spec.train.evaluation_steps is None:
-        message = f"found {found}, but train.evaluation_steps is missing: all workers share the evaluation at the end"
+    evaluators, most = spec.evaluation.max_workers, spec.workers.max
+    if evaluators and spec.train.evaluation_steps is None:
+        message = (
+            f"found {evaluators}, but train.evaluation_steps is missing: all workers share the evaluation at the end"
+        )
         yield RuleViolation(
             "evaluation.max_workers", message, "give train.evaluation_steps, or leave evaluation.max_workers out"
         )
-    elif found and found >= most:
-        message = f"found {found}, but workers.max is {most}: nobody would train during an evaluation"
+    elif evaluators and evaluators >= most:
+        message = f"found {evaluators}, but workers.max is {most}: nobody would train during an evaluation"
         hint = f"make it at most {most - 1}, or raise workers.max; 0 lets all workers pause and share the evaluation"
         yield RuleViolation("evaluation.max_workers", message, hint, conflicting_field="workers.max")
 
@@ -154,9 +156,9 @@ def _refuse_evaluators(spec: JobSpec) -> Iterator[RuleViolation]:
         "ParameterServer": "any worker evaluates a version that parameter servers keep, and training goes on",
         "Local": "a single process trains and evaluates in turn",
     }
-    found = spec.evaluation.max_workers
-    if found is not None:
-        message = f"found {found}, but under strategy {spec.strategy.name} {reasons[spec.strategy.name]}"
+    evaluators = spec.evaluation.max_workers
+    if evaluators is not None:
+        message = f"found {evaluators}, but under strategy {spec.strategy.name} {reasons[spec.strategy.name]}"
         yield RuleViolation("evaluation.max_workers", message, "leave it out, or set strategy.name: AllReduce")
 
 

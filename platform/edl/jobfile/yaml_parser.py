@@ -109,9 +109,10 @@ class _NodeConverter:
             return DocumentNode(self._convert_mapping(raw, place), where)
         if isinstance(raw, SequenceNode):
             items = [DocumentNode(None, "") for _ in raw.value]
-            inner = [at for _, at in place.enter_items(items)]
+            inner = [item_place for _, item_place in place.enter_items(items)]
             return DocumentNode(
-                [self.convert_node(member, at) for member, at in zip(raw.value, inner, strict=True)], where
+                [self.convert_node(member, item_place) for member, item_place in zip(raw.value, inner, strict=True)],
+                where,
             )
         return self._convert_scalar(raw, place, where)
 
@@ -119,14 +120,14 @@ class _NodeConverter:
         members: dict[str, DocumentNode] = {}
         for key, value in raw.value:
             line = key.start_mark.line
-            at = DocumentNode(None, f"{self._source}:{line + 1}")
+            key_node = DocumentNode(None, f"{self._source}:{line + 1}")
             if not isinstance(key, ScalarNode):
-                place.report_problem(at, "found a list or mapping as the name of a field, must be text")
+                place.report_problem(key_node, "found a list or mapping as the name of a field, must be text")
             elif fault := find_text_fault(key.value):
-                place.report_problem(at, f"found a name that {fault}")
+                place.report_problem(key_node, f"found a name that {fault}")
             elif key.value in members:
                 place.enter_member(key.value).report_problem(
-                    at, f"is given twice, first at {members[key.value].source_location}"
+                    key_node, f"is given twice, first at {members[key.value].source_location}"
                 )
             else:
                 members[key.value] = self.convert_node(value, place.enter_member(key.value), line)

@@ -56,9 +56,9 @@ def find_model_function(zoo: Path, definition: str) -> ZooModule:
             f"'{definition}' names no module", hint="write <module>.<function>, as in mnist.custom_model"
         )
     path = _find_module_file(zoo.resolve(), parts)
-    found = defined_names(path, zoo.resolve())
-    _check_defined(path, found, function)
-    return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, found)
+    names = defined_names(path, zoo.resolve())
+    _check_defined(path, names, function)
+    return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, names)
 
 
 REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
@@ -249,10 +249,10 @@ def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> 
     for statement in _parse_module(module.path).body:
         if not isinstance(statement, ast.FunctionDef) or statement.name != module.function:
             continue
-        found = statement.args
-        if found.kwarg is not None or statement.decorator_list:
+        arguments = statement.args
+        if arguments.kwarg is not None or statement.decorator_list:
             return
-        accepted = [argument.arg for argument in (*found.args, *found.kwonlyargs)]
+        accepted = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
         for name in sorted(set(params) - set(accepted)):
             close = closest_match(name, accepted)
             listing = f"its arguments are {', '.join(accepted)}" if accepted else "it has no arguments"
@@ -275,12 +275,12 @@ def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:
 
 
 def _list_modules(zoo: Path) -> list[str]:
-    found = []
+    modules = []
     for path in sorted(zoo.rglob("*.py")):
         parts = path.relative_to(zoo).with_suffix("").parts
         if all(part.isidentifier() for part in parts) and parts[-1] != "__init__":
-            found.append(".".join(parts))
-    return found
+            modules.append(".".join(parts))
+    return modules
 
 
 def _check_defined(path: Path, defined: Sequence[str], function: str) -> None:

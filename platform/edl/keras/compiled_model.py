@@ -88,9 +88,9 @@ def remove_compile(model: Any) -> None:
 
 def restore_compile(model: Any) -> None:
     """Undo ``remove_compile``, except for the optimizer, for a ``train_step`` that uses the loss and the metrics."""
-    kept = vars(model).get(_KEPT)
-    if kept is not None:
-        vars(model).update(kept, compiled=True)
+    arguments = vars(model).get(_KEPT)
+    if arguments is not None:
+        vars(model).update(arguments, compiled=True)
 
 
 def _renew(metrics: Any) -> Any:

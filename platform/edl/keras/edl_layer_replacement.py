@@ -56,12 +56,12 @@ def outputs_match(expected: Any, actual: Any, tolerance: float) -> bool:
     return len(one) == len(other) and all(_tensors_match(*pair, tolerance) for pair in zip(one, other, strict=True))
 
 
-def _tensors_match(one: Any, other: Any, tolerance: float) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
+def _tensors_match(first: Any, second: Any, tolerance: float) -> bool:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    if not one.dtype.is_floating:
-        return bool(np.array_equal(one.numpy(), other.numpy()))
-    values, others = (tf.cast(each, tf.float64).numpy() for each in (one, other))
+    if not first.dtype.is_floating:
+        return bool(np.array_equal(first.numpy(), second.numpy()))
+    values, others = (tf.cast(each, tf.float64).numpy() for each in (first, second))
     largest = np.max(np.abs(values), initial=0.0, where=np.isfinite(values))
     return bool(np.allclose(values, others, rtol=0.0, atol=tolerance * largest, equal_nan=True))
 

@@ -227,12 +227,12 @@ class EvaluationMetrics:
         """
 
         def make_entries() -> tuple[_MetricEntry, ...]:
-            found = _collect_entries(module.eval_metrics_fn, outputs)
-            taken = {entry.name for entry in found}
+            entries = _collect_entries(module.eval_metrics_fn, outputs)
+            taken = {entry.name for entry in entries}
             for entry in _collect_entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
                 name = f"weighted_{entry.name}" if entry.name in taken else entry.name
-                found.append(replace(entry, name=name, weighted=True))
-            return tuple(found)
+                entries.append(replace(entry, name=name, weighted=True))
+            return tuple(entries)
 
         first_entries = make_entries()
 
@@ -306,11 +306,11 @@ class EvaluationMetrics:
     def _metric_state(self, entry: _MetricEntry) -> dict[str, Any]:
         if entry.metric is not self._loss_metric and entry.name not in self._input_descriptions:
             return {"additive": entry.is_additive, "states": []}
-        found = {"additive": entry.is_additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
+        state = {"additive": entry.is_additive, "states": [v.ravel().tolist() for v in _variable_values(entry.metric)]}
         shapes_changed = variable_shapes(entry.metric) != self._initial_shapes.get(
             entry.name, variable_shapes(entry.metric)
         )
-        return found | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
+        return state | ({"given": self._input_descriptions[entry.name]} if shapes_changed else {})
 
     def compute_values(self, merged: Mapping[str, Any]) -> dict[str, float]:
         """Compute the metric values of merged states.
@@ -432,11 +432,11 @@ def _metric_by_name(name: str, where: str | None) -> Any:
     if name.lower() in ("accuracy", "acc"):
         return _AccuracyByShape(name)
     try:
-        found = keras.metrics.get(name)
+        metric = keras.metrics.get(name)
     except ValueError as error:
         hint = "use a name from keras.metrics, such as accuracy or AUC"
         raise BadInputError(f"Keras has no metric '{name}'", where=where, hint=hint) from error
-    return found if isinstance(found, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(found, name=name)
+    return metric if isinstance(metric, keras.metrics.Metric) else keras.metrics.MeanMetricWrapper(metric, name=name)
 
 
 def _make_entry(
@@ -487,16 +487,16 @@ def _states_add_up(first_half: _MetricEntry, second_half: _MetricEntry, whole_ba
         BadInputError: finite states do not add up.
     """
     all_finite = True
-    for a, b, together in zip(
+    for a, b, summed in zip(
         *(_variable_values(entry.metric) for entry in (first_half, second_half, whole_batch)), strict=True
     ):
         with np.errstate(invalid="ignore", over="ignore"):
             added = a + b
-        finite = np.isfinite(added) & np.isfinite(together)
+        finite = np.isfinite(added) & np.isfinite(summed)
         all_finite = all_finite and bool(finite.all())
         # float32 sums in another order differ slightly; states that cannot be added differ by far
         # more.
-        if not np.allclose(added[finite], together[finite], rtol=1e-3, atol=1e-4):
+        if not np.allclose(added[finite], summed[finite], rtol=1e-3, atol=1e-4):
             raise BadInputError(
                 f"the states of the metric '{first_half.name}' ({type(first_half.metric).__name__}) "
                 "do not add up over workers",

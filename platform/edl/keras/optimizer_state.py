@@ -57,7 +57,7 @@ def _describe_slots(spec: OptimizerSpec, variables: Sequence[Any], trained: Mapp
 
 
 def _take(arrays: Mapping[str, deque[str]], name: str) -> str:
-    found = arrays.get(name)
-    if not found:
+    array = arrays.get(name)
+    if not array:
         raise BadInputError(f"the optimizer has no variable '{name}'")
-    return found.popleft()
+    return array.popleft()

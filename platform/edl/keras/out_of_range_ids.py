@@ -106,19 +106,19 @@ def _assert_ids_in_table(layer: Any, ids: Any) -> Any:
 
 
 def _error_from_assertion(text: str) -> BadInputError | None:
-    found = _ASSERTION_ERROR.search(text)
-    if found is None:
+    match = _ASSERTION_ERROR.search(text)
+    if match is None:
         return None
     return id_out_of_range_error(
-        int(found["id"]), int(found["rows"]), {f"{found['layer']}/embeddings": int(found["dim"])}
+        int(match["id"]), int(match["rows"]), {f"{match['layer']}/embeddings": int(match["dim"])}
     )
 
 
 def _error_from_gather(text: str, model: Any) -> BadInputError | None:
-    found, node = _GATHER_ERROR.search(text), _NODE_NAME.search(text)
-    if found is None or node is None:
+    match, node = _GATHER_ERROR.search(text), _NODE_NAME.search(text)
+    if match is None or node is None:
         return None
-    wrong, rows = int(found["id"]), int(found["rows"])
+    wrong, rows = int(match["id"]), int(match["rows"])
     scopes = node["scopes"].split("/")
     dims = {
         layer.embeddings.path: layer.output_dim

@@ -152,19 +152,19 @@ class RankCallbacks:
             self._optimizer.learning_rate = self._rate
         shown = self._read_rate()
         yield
-        found = self._read_rate()
-        if found != actual:
+        rate = self._read_rate()
+        if rate != actual:
             self._optimizer.learning_rate = actual
-        if found == shown:
+        if rate == shown:
             return
-        if not math.isfinite(found):
-            raise BadInputError(f"a callback sets the learning rate {found}", hint="it must assign a finite number")
+        if not math.isfinite(rate):
+            raise BadInputError(f"a callback sets the learning rate {rate}", hint="it must assign a finite number")
         if self._rate_owner:
             raise BadInputError(
-                f"a callback of yours sets the learning rate to {found:g}, and {self._rate_owner} sets it as well",
+                f"a callback of yours sets the learning rate to {rate:g}, and {self._rate_owner} sets it as well",
                 hint="remove one of them, or use strategy Local",
             )
-        self._rate = found
+        self._rate = rate
 
     def _read_rate(self) -> float:
         return float(self._optimizer.learning_rate)

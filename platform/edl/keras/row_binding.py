@@ -217,10 +217,10 @@ class IdTracer:
             self._argument_indices[trace] = _find_argument_indices(trace)
         argument_indices = self._argument_indices[trace]
         if argument_indices is None:
-            (given,) = tf.nest.pack_sequence_as((features,), leaves)
-            return [_concatenate_ids(calls) for calls in trace(given)]
-        given = tf.nest.flatten(leaves, expand_composites=True)
-        return [_concatenate_ids([given[index] for index in indices]) for indices in argument_indices]
+            (inputs,) = tf.nest.pack_sequence_as((features,), leaves)
+            return [_concatenate_ids(calls) for calls in trace(inputs)]
+        inputs = tf.nest.flatten(leaves, expand_composites=True)
+        return [_concatenate_ids([inputs[index] for index in indices]) for indices in argument_indices]
 
 
 def _concatenate_ids(calls: Sequence[Any]) -> Ids:

@@ -137,10 +137,10 @@ def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:
     for operation in iter_dependencies(tensor, _influencing_inputs):
         if operation.type != "Cast" or not operation.outputs[0].dtype.is_integer:
             continue
-        for given in iter_dependencies(operation.inputs[0], _value_inputs):
-            if given.type != "Placeholder" or id(given) in captured:
+        for source in iter_dependencies(operation.inputs[0], _value_inputs):
+            if source.type != "Placeholder" or id(source) in captured:
                 continue
-            before, after = given.outputs[0].dtype, operation.outputs[0].dtype
+            before, after = source.outputs[0].dtype, operation.outputs[0].dtype
             if before.is_integer and before.size > after.size:
                 return before.name, after.name
     return None

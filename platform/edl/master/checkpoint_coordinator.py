@@ -165,18 +165,18 @@ class CheckpointCoordinator:
 
         skipped: list[SkippedCheckpoint] = []
         try:
-            found = checkpoint_manifest.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
+            manifest = checkpoint_manifest.newest_intact_checkpoint(self.directory, skipped.append, below_cut=cut)
         except StorageError as error:
             return CheckpointRefused(uid, cut, message, skipped_reasons=str(error))
         reasons = "; ".join(f"checkpoint {one.cut} cannot be used either: {one.reason}" for one in skipped)
-        if found is None:
+        if manifest is None:
             reasons = reasons or f"there is no older one in {self.directory}"
             # There may be a newer one, whose master died before it could journal it.
             newer = checkpoint_manifest.newest_intact_checkpoint(self.directory)
             if newer is not None:
                 reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
-        older = SavedCheckpoint(found.cut, found.step, found.version, found.ledger)
+        older = SavedCheckpoint(manifest.cut, manifest.step, manifest.version, manifest.ledger)
         return CheckpointRefused(uid, cut, message, older, reasons)
 
     def _make_room(self, failed: int) -> None:

@@ -176,14 +176,14 @@ def desired_state_events(desired_states: Iterable[DesiredState]) -> Iterator[Cor
     Args:
         desired_states: the states in the order in which users set them.
     """
-    for wish in desired_states:
-        if wish.stop:
+    for desired in desired_states:
+        if desired.stop:
             yield StopRequested(STOPPED, STOP_CHECKPOINT_SECONDS)
             return
-        if wish.unreadable:
-            yield DesiredStateInvalid(wish.unreadable)
+        if desired.unreadable:
+            yield DesiredStateInvalid(desired.unreadable)
         else:
-            yield ScaleRequested(wish.min, wish.max)
+            yield ScaleRequested(desired.min, desired.max)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,14 +302,14 @@ class MasterProcess:
             RunPublisher(backend.status_publisher, self._run) if backend.status_publisher is not None else None
         )
         on_event = self._publisher.add_event if self._publisher is not None else lambda event: None
-        figures = PsMetrics(spec.strategy, spec.ps.max_rows)
+        ps_metrics = PsMetrics(spec.strategy, spec.ps.max_rows)
         self._reporter = StatusReporter(
             self._run,
             spec.name,
             state,
             lambda error: self.shell.fail(error),
             on_event,
-            lambda: figures.parameters_status() if state.settings.ps else None,
+            lambda: ps_metrics.parameters_status() if state.settings.ps else None,
             lambda: self.shell.core_clock.now(),
         )
         keep = spec.checkpoint.keep if spec.checkpoint else 1
@@ -327,7 +327,7 @@ class MasterProcess:
             emit_event=self._reporter.emit_core_event,
             fence=backend.fence,
         )
-        self._servicer = MasterService(self.shell, self._ps_client, incarnation, figures.record_report)
+        self._servicer = MasterService(self.shell, self._ps_client, incarnation, ps_metrics.record_report)
         self._resources = ExitStack()
         self._periodic_reports = PeriodicReports(self.shell, self._reporter, self._publisher, self._run)
 
@@ -462,11 +462,11 @@ class MasterProcess:
 
     def _follow_desired_state(self) -> None:
         """Follow the desired state; ends with its source, possibly after this master."""
-        board = self._backend.status_publisher
-        if board is None:
+        publisher = self._backend.status_publisher
+        if publisher is None:
             return
         try:
-            for event in desired_state_events(board.watch_desired_state()):
+            for event in desired_state_events(publisher.watch_desired_state()):
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("the desired state is left to the next master: %s", error)

@@ -345,7 +345,7 @@ PsReportHandler = Callable[[str, int, pb.PsFigures], None]
 """Receives the statistics of a parameter server, with its uid and index."""
 
 
-def _ignore_report(uid: str, index: int, figures: pb.PsFigures) -> None:
+def _ignore_report(uid: str, index: int, metrics: pb.PsFigures) -> None:
     pass
 
 
@@ -400,11 +400,11 @@ class MasterService(edl_pb2_grpc.MasterServicer):
     async def Lease(self, request: pb.LeaseRequest, context: CallContext) -> pb.LeaseReply:  # noqa: N802
         """Request work."""
         seconds = min(request.wait_seconds, MAX_WAIT_SECONDS) if request.wait_seconds > 0 else 0.0
-        uid, held = parse_member_uid(request.member), frozenset(request.held)
-        answer = await self._shell.handle_async(LeaseRequested(uid, held))
+        uid, held_leases = parse_member_uid(request.member), frozenset(request.held)
+        answer = await self._shell.handle_async(LeaseRequested(uid, held_leases))
         # Only a request that has to wait takes a thread.
         if isinstance(answer, WaitForWork) and seconds:
-            answer = await context.run_on_thread(partial(self._shell.wait_for_lease, uid, seconds, held))
+            answer = await context.run_on_thread(partial(self._shell.wait_for_lease, uid, seconds, held_leases))
         reply = pb.LeaseReply(
             incarnation=self._incarnation,
             placement_version=self._placement_version(),

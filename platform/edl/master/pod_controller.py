@@ -65,9 +65,9 @@ class PodController:
 
     def _run_commands(self, handle: Callable[[CoreEvent], Any]) -> None:
         while (command := self._commands.get()) is not None and not self._closed:
-            refusal = self._apply_command(command)
-            if refusal is not None:
-                handle(refusal)
+            error = self._apply_command(command)
+            if error is not None:
+                handle(error)
 
     def _apply_command(self, command: StartPod | DeletePod) -> StartRefused | None:
         try:

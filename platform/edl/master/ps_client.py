@@ -396,10 +396,10 @@ class PsControlClient:
         match command:
             case AttachPs(uid=one) | RevokeLeases(ps=one):
                 # Otherwise its pod has ended, and the core learns of that from the cluster.
-                asked = {one} & links.keys()
+                addressed = {one} & links.keys()
             case _:
-                asked = set(links)
-        for uid in sorted(asked):
+                addressed = set(links)
+        for uid in sorted(addressed):
             links[uid].put_request(self._request_builder.build_request(command, uid))
 
     def _run_connection(self, connection: PsConnection) -> None:

@@ -287,11 +287,11 @@ class MasterShell:
             self._wait_durable(lsn)
         return answer
 
-    async def view_world(self, event: WorldReported, seen: int, seconds: float) -> WorldView:
+    async def view_world(self, event: WorldReported, known_version: int, seconds: float) -> WorldView:
         """Handle a report, and answer with the worker's view of the world; raises as ``handle`` does.
 
         Args:
-            seen: the version of the view that the worker has. While there is no other, the request waits.
+            known_version: the version of the view that the worker has. While there is no other, the request waits.
             seconds: maximum seconds of this wait.
         """
         loop = asyncio.get_running_loop()
@@ -303,7 +303,7 @@ class MasterShell:
         try:
             view = await self.handle_async(event)
             assert isinstance(view, WorldView)
-            if view.version == seen and seconds > 0:
+            if view.version == known_version and seconds > 0:
                 await asyncio.wait([changed], timeout=seconds)
                 view = await self.handle_async(WorldViewed(event.worker))
                 assert isinstance(view, WorldView)

@@ -92,13 +92,13 @@ def _location_in_folder(path: Path) -> CheckpointLocation:
         return CheckpointLocation(path, _owner_name(path))
     if (path / "checkpoints").is_dir():
         return CheckpointLocation(path / "checkpoints", _run_name(path))
-    found = [run for run in list_numbered_runs(path) or list_submitted_runs(path) if run.checkpoints.is_dir()]
-    if not found and (path / MANIFEST_NAME).is_file():
+    runs = [run for run in list_numbered_runs(path) or list_submitted_runs(path) if run.checkpoints.is_dir()]
+    if not runs and (path / MANIFEST_NAME).is_file():
         hint = "Rename it: a checkpoint is called cut- and its number in eight digits, such as cut-00000004."
         raise BadInputError("is a checkpoint in a renamed folder", where=str(path), hint=hint)
-    if not found:
+    if not runs:
         raise BadInputError("is not a run of a job, and contains no run", where=str(path), hint=_LOCATION_HINT)
-    run = next((run for run in reversed(found) if list_cuts(run.checkpoints)), found[-1])
+    run = next((run for run in reversed(runs) if list_cuts(run.checkpoints)), runs[-1])
     return CheckpointLocation(run.checkpoints, _run_name(run.path))
 
 
@@ -191,10 +191,10 @@ def _require_intact(location: CheckpointLocation, number: int) -> CheckpointMani
         known = ", ".join(map(str, list_cuts(location.directory)))
         hint = f"Its checkpoints are: {known}." if known else "It has none."
         raise BadInputError(f"{location.name} has no checkpoint {number}", where=str(location.directory), hint=hint)
-    found = load_manifest(directory)
-    reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
-    if isinstance(found, CheckpointManifest) and reason is None:
-        return found
+    manifest = load_manifest(directory)
+    reason = manifest.reason if isinstance(manifest, SkippedCheckpoint) else verify_checkpoint(directory, manifest)
+    if isinstance(manifest, CheckpointManifest) and reason is None:
+        return manifest
     raise BadInputError(f"cannot be used: {reason}", where=str(directory), hint=_suggest_intact(location, number))
 
 
@@ -321,18 +321,18 @@ def parse_created(created: str) -> float | None:
 def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> ListedCheckpoint:
     directory = cut_directory(checkpoints, cut)
     try:
-        found = load_manifest(directory)
+        manifest = load_manifest(directory)
     except StorageError as error:  # written by another version, or unreadable
         return ListedCheckpoint(cut, directory, "damaged", error.message)
-    if isinstance(found, SkippedCheckpoint):
+    if isinstance(manifest, SkippedCheckpoint):
         if (directory / MANIFEST_NAME).exists():
-            return ListedCheckpoint(cut, directory, "damaged", found.reason)
+            return ListedCheckpoint(cut, directory, "damaged", manifest.reason)
         # The manifest is written last: it commits the cut.
         return ListedCheckpoint(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
-    problem = verify_checkpoint(directory, found, check_shard_bytes if read_all_bytes else check_shard_size)
+    problem = verify_checkpoint(directory, manifest, check_shard_bytes if read_all_bytes else check_shard_size)
     if problem:
-        return ListedCheckpoint(cut, directory, "damaged", problem, found)
-    return ListedCheckpoint(cut, directory, "intact" if read_all_bytes else "complete", manifest=found)
+        return ListedCheckpoint(cut, directory, "damaged", problem, manifest)
+    return ListedCheckpoint(cut, directory, "intact" if read_all_bytes else "complete", manifest=manifest)
 
 
 def _checkpoint_row(each: ListedCheckpoint, now: float, *, newest: bool) -> list[str]:

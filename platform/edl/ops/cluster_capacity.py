@@ -229,10 +229,10 @@ def pod_requests(pod: Manifest) -> dict[str, Fraction]:
     beside: list[ResourceAmounts] = []  # sidecars: they run beside the other containers
     peaks: list[ResourceAmounts] = []
     for container in spec.get("initContainers") or ():
-        asked = _container_requests(container)
-        peaks.append(sum_resources([*beside, asked]))
+        requests_of_container = _container_requests(container)
+        peaks.append(sum_resources([*beside, requests_of_container]))
         if container.get("restartPolicy") == "Always":
-            beside.append(asked)
+            beside.append(requests_of_container)
     running = sum_resources([*beside, *(_container_requests(container) for container in spec["containers"])])
     whole = sum_resources([max_resources([running, *peaks]), parse_resources(spec.get("overhead"))])
     return {name: amount for name, amount in whole.items() if amount} | {PODS_RESOURCE: Fraction(1)}

@@ -97,13 +97,13 @@ def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iter
 
 def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
     """Pushes that were refused because their gradients were computed at outdated values."""
-    share = parameters_status.refused_share
-    if share < HIGH_REFUSED_SHARE or parameters_status.pushes + parameters_status.refused < MIN_PUSHES:
+    refused_share = parameters_status.refused_share
+    if refused_share < HIGH_REFUSED_SHARE or parameters_status.pushes + parameters_status.refused < MIN_PUSHES:
         return
     strategy = parameters_status.strategy
     text = (
-        f"{format_percent(share)} of pushes were rejected as too old and computed again (sync, {strategy.grads_to_wait}"
-        f" gradients per update, tolerance {strategy.version_tolerance})"
+        f"{format_percent(refused_share)} of pushes were rejected as too old and computed again "
+        f"(sync, {strategy.grads_to_wait} gradients per update, tolerance {strategy.version_tolerance})"
     )
     remedy = (
         "Lower workers.max or raise strategy.version_tolerance; or raise strategy.grads_to_wait, so that an update "
@@ -122,19 +122,19 @@ def _awaited_workers(current_round: RoundStatus) -> str:
 def _missing_workers_text(job: JobView, current_round: RoundStatus | None) -> str:
     """``; worker-1 is gone, not waited for``; empty if no worker is missing."""
     awaited = set(current_round.awaited) if current_round else set()
-    gone, away = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
-    if not gone | away:
+    lost, pending = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
+    if not lost | pending:
         return ""
-    parts = [_workers_text(gone, "is gone", "are gone"), _workers_text(away, "has no place", "have no place")]
+    parts = [_workers_text(lost, "is gone", "are gone"), _workers_text(pending, "has no place", "have no place")]
     return f"; {' and '.join(part for part in parts if part)}, not waited for"
 
 
-def _workers_text(workers: set[int], one: str, several: str) -> str:
+def _workers_text(workers: set[int], singular: str, plural: str) -> str:
     if not workers:
         return ""
     return (
         f"{format_short_list(_worker_labels(sorted(workers)), _MAX_NAMED_WORKERS)}"
-        f" {one if len(workers) == 1 else several}"
+        f" {singular if len(workers) == 1 else plural}"
     )
 
 
@@ -200,22 +200,22 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
 
 def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Fewer workers than were wanted, on average."""
-    status, moments = job.status, list(dropwhile(lambda moment: not moment.workers, job.published_status.timeline))
-    if status is None or len(moments) < 2 or moments[-1].time - moments[0].time < MIN_TIMELINE_SECONDS:
+    status, timeline = job.status, list(dropwhile(lambda moment: not moment.workers, job.published_status.timeline))
+    if status is None or len(timeline) < 2 or timeline[-1].time - timeline[0].time < MIN_TIMELINE_SECONDS:
         return
-    wanted, had = status.workers_wanted, average_workers(moments)
+    wanted, had = status.workers_wanted, average_workers(timeline)
     if wanted and had < ENOUGH_WORKERS_SHARE * wanted:
-        waiting = sum(moment.pending > 0 for moment in moments) / len(moments)
+        waiting = sum(moment.pending > 0 for moment in timeline) / len(timeline)
         text = f"{had:.1f} workers on average, of {wanted} wanted"
         more = f"; in {waiting:.0%} of the time some waited for free capacity" if waiting >= 0.05 else ""
         yield JobFinding(job.name, text + more, f"`edl status {command_target}` draws the workers over time.")
 
 
-def average_workers(moments: Sequence[TimelinePoint]) -> float:
+def average_workers(timeline: Sequence[TimelinePoint]) -> float:
     """The average number of running workers, weighted by time."""
-    spans = [(after.time - before.time, before.workers) for before, after in pairwise(moments)]
+    spans = [(after.time - before.time, before.workers) for before, after in pairwise(timeline)]
     whole = sum(span for span, _ in spans)
-    return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(moments[-1].workers)
+    return sum(span * workers for span, workers in spans) / whole if whole > 0 else float(timeline[-1].workers)
 
 
 def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Iterator[JobFinding]:
@@ -273,7 +273,7 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
     """The problems of a job, the most important first."""
     if evidence.job.has_ended:
         return [*_find_failure(evidence), *_find_slowdowns(evidence)]
-    found = [
+    findings = [
         *_find_missing_master(evidence),
         *find_stall(evidence.job),
         *_find_pending_pods(evidence),
@@ -281,7 +281,7 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
         *find_starvation(evidence.job, f"`edl scale {evidence.command_target} --min N` changes the bound."),
         *_find_slowdowns(evidence),
     ]
-    return [each for index, each in enumerate(found) if each not in found[:index]]
+    return [each for index, each in enumerate(findings) if each not in findings[:index]]
 
 
 def _find_slowdowns(evidence: JobEvidence) -> Iterator[JobFinding]:
@@ -343,12 +343,12 @@ def find_stall(job: JobView) -> Iterator[JobFinding]:
 
 def _find_pending_pods(evidence: JobEvidence) -> Iterator[JobFinding]:
     """Pending pods, grouped by reason."""
-    together: dict[PodProblem, list[Manifest]] = {}
+    pods_by_problem: dict[PodProblem, list[Manifest]] = {}
     for pod in evidence.pods:
         wait = find_pod_problem(pod)
         if wait is not None and not is_being_deleted(pod) and not is_pod_over(pod):
-            together.setdefault(wait, []).append(pod)
-    for wait, pods in together.items():
+            pods_by_problem.setdefault(wait, []).append(pod)
+    for wait, pods in pods_by_problem.items():
         about = format_short_list([pod_label(pod) for pod in pods])
         text, remedy = _capacity_problem(pods[0], wait, evidence.nodes) or (wait.text, wait.remedy)
         yield JobFinding(about, text, remedy, wait.cluster_message if wait.cluster_message not in text else "")

@@ -56,12 +56,12 @@ def is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool
     seen: set[int] = set()
     waiting: list[object] = [error]
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, kind):
+        candidate = waiting.pop()
+        if isinstance(candidate, kind):
             return True
-        if isinstance(found, BaseException) and id(found) not in seen:
-            seen.add(id(found))
-            waiting += [found.__cause__, found.__context__, *found.args]
+        if isinstance(candidate, BaseException) and id(candidate) not in seen:
+            seen.add(id(candidate))
+            waiting += [candidate.__cause__, candidate.__context__, *candidate.args]
     return False
 
 
@@ -96,12 +96,12 @@ def engine_address(environment: Mapping[str, str]) -> str:
     Raises:
         BadInputError: the client does not support the address's scheme, such as ssh://.
     """
-    found = environment.get("DOCKER_HOST") or _context_address() or DEFAULT_ADDRESS
-    if not found.startswith(_SCHEMES):
+    address = environment.get("DOCKER_HOST") or _context_address() or DEFAULT_ADDRESS
+    if not address.startswith(_SCHEMES):
         raise BadInputError(
-            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={found}", hint=START_HINT
+            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={address}", hint=START_HINT
         )
-    return found
+    return address
 
 
 @dataclass(frozen=True, slots=True)

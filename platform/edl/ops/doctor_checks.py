@@ -147,19 +147,19 @@ def judge_user_rights(
     namespace: str, missing: Sequence[AccessRight], missing_optional: Sequence[AccessRight]
 ) -> Iterator[DoctorFinding]:
     """The rights that the user lacks, grouped by what they are needed for."""
-    for needed_for, role, said in _group_rights(missing):
+    for needed_for, role, verbs in _group_rights(missing):
         yield DoctorFinding(
             FindingLevel.FAIL,
             "rights",
-            f"you may not {said} in namespace {namespace}, needed for {needed_for}",
+            f"you may not {verbs} in namespace {namespace}, needed for {needed_for}",
             f"An admin can bind the ClusterRole {role} to you in that namespace.",
         )
     if not missing:
         yield DoctorFinding(
             FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
         )
-    for needed_for, role, said in _group_rights(missing_optional):
-        text = f"you may not {said}; not available without it: {needed_for}"
+    for needed_for, role, verbs in _group_rights(missing_optional):
+        text = f"you may not {verbs}; not available without it: {needed_for}"
         yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
 
@@ -282,11 +282,11 @@ def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> 
 
 
 def _group_rights(lacking: Iterable[AccessRight]) -> list[tuple[str, str, str]]:
-    found: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for right in lacking:
         where = "" if right.namespaced else " in all namespaces"
-        found.setdefault((right.needed_for, right.cluster_role), []).append(f"{right}{where}")
-    return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in found.items()]
+        groups.setdefault((right.needed_for, right.cluster_role), []).append(f"{right}{where}")
+    return [(needed_for, role, ", ".join(said)) for (needed_for, role), said in groups.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,17 +312,17 @@ def judge_priorities(classes: PriorityClassNames, high: int, low: int) -> Doctor
     )
 
 
-def judge_claims(found: Iterable[Manifest], namespace: str) -> Iterator[DoctorFinding]:
+def judge_claims(claims: Iterable[Manifest], namespace: str) -> Iterator[DoctorFinding]:
     """The PersistentVolumeClaims that jobs can use."""
-    there = list(found)
-    if not there:
+    existing = list(claims)
+    if not existing:
         yield DoctorFinding(
             FindingLevel.WARN,
             "claims",
             f"there is no PersistentVolumeClaim in namespace {namespace}: jobs keep no checkpoints, logs or models",
             "Create one with accessModes ReadWriteMany.",
         )
-    for claim in there:
+    for claim in existing:
         yield _judge_claim(claim)
 
 
@@ -405,9 +405,9 @@ def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[D
     try:
         yield judge_pod_security(api.get(NAMESPACES, api.namespace))
     except RbacDeniedError:  # most users may not read namespaces; a dry run shows the same
-        asked = _render_probe_pod(classes)
-        del asked["spec"]["securityContext"], asked["spec"]["containers"][0]["securityContext"]
-        yield judge_pod_security_dry_run(api.namespace, _dry_run_refusal(api, asked))
+        probe_pod = _render_probe_pod(classes)
+        del probe_pod["spec"]["securityContext"], probe_pod["spec"]["containers"][0]["securityContext"]
+        yield judge_pod_security_dry_run(api.namespace, _dry_run_refusal(api, probe_pod))
     except NotFoundError:
         yield DoctorFinding(
             FindingLevel.FAIL,
@@ -453,10 +453,10 @@ def _render_probe_pod(classes: PriorityClassNames) -> Manifest:
     )
 
 
-def _dry_run_refusal(api: KubeClient, asked: Manifest) -> ForbiddenError | None:
+def _dry_run_refusal(api: KubeClient, pod: Manifest) -> ForbiddenError | None:
     """Why the server would refuse a pod; None if it would admit it. The pod is not created."""
     try:
-        api.create(asked, dry_run=True)
+        api.create(pod, dry_run=True)
     except ForbiddenError as error:
         return error
     return None
@@ -471,25 +471,25 @@ def _check_admission(api: KubeClient, classes: PriorityClassNames) -> Iterator[D
             FindingLevel.OK, "admission", f"you may read the Secrets of namespace {api.namespace} anyway"
         )
         return
-    asked = _render_probe_pod(classes)
-    asked["spec"]["volumes"] = [{"name": "foreign", "secret": {"secretName": "foreign"}}]
-    yield judge_secret_admission(api.namespace, _dry_run_refusal(api, asked))
-    asked = _render_probe_pod(classes)
-    del asked["spec"]["priorityClassName"]
-    yield judge_priority_admission(api.namespace, _dry_run_refusal(api, asked))
+    probe_pod = _render_probe_pod(classes)
+    probe_pod["spec"]["volumes"] = [{"name": "foreign", "secret": {"secretName": "foreign"}}]
+    yield judge_secret_admission(api.namespace, _dry_run_refusal(api, probe_pod))
+    probe_pod = _render_probe_pod(classes)
+    del probe_pod["spec"]["priorityClassName"]
+    yield judge_priority_admission(api.namespace, _dry_run_refusal(api, probe_pod))
 
 
 def _check_priorities(api: KubeClient, classes: PriorityClassNames) -> Iterator[DoctorFinding]:
-    found = {}
+    classes_found = {}
     for name in (classes.high, classes.low):
         try:
-            found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
+            classes_found[name] = int(api.get(PRIORITY_CLASSES, name).get("value", 0))
         except NotFoundError:
             yield DoctorFinding(
                 FindingLevel.FAIL, "priorities", f"there is no PriorityClass {name}", install_hint(api.namespace)
             )
-    if len(found) == 2:
-        yield judge_priorities(classes, found[classes.high], found[classes.low])
+    if len(classes_found) == 2:
+        yield judge_priorities(classes, classes_found[classes.high], classes_found[classes.low])
 
 
 def _check_claims(api: KubeClient) -> Iterator[DoctorFinding]:

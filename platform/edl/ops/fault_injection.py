@@ -98,12 +98,12 @@ class ScheduledSignal:
     @classmethod
     def parse(cls, text: str) -> ScheduledSignal:
         """The fault of ``ROLE[-INDEX]:SIGNAL@WHEN``; raises BadInputError for anything else."""
-        found = _SPEC.fullmatch(text)
-        if not found or found[3] not in SIGNALS or (found[5] and float(found[5]) > 100):
+        match = _SPEC.fullmatch(text)
+        if not match or match[3] not in SIGNALS or (match[5] and float(match[5]) > 100):
             raise BadInputError(
                 f"{text!r} is not a fault", hint=f"ROLE[-INDEX]:{'|'.join(SIGNALS)}@STEP or @PERCENT%: worker:KILL@50%"
             )
-        role, index, name, step, percent = found.groups()
+        role, index, name, step, percent = match.groups()
         return cls(
             role,
             int(index) if index else None,
@@ -122,9 +122,9 @@ class ScheduledSignal:
         assert self.progress_share is not None
         return bool(0 < status["records_total"] * self.progress_share <= status["records_done"])
 
-    def find_target(self, status: Mapping[str, Any], roster: RolePids) -> tuple[int, int] | None:
+    def find_target(self, status: Mapping[str, Any], role_pids: RolePids) -> tuple[int, int] | None:
         """Index and pid of the target process; None while there is none."""
-        pids = roster.pids_of(self.role)
+        pids = role_pids.pids_of(self.role)
         if self.index is not None:
             return (self.index, pids[self.index]) if self.index in pids else None
         if self.role == "worker" and self.signal != "CONT":

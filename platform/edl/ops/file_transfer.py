@@ -142,15 +142,15 @@ class VolumeFiles:
         if target.is_file() and target.stat().st_size == source_stat.size and file_sha256(target) == source_stat.sha256:
             on_moved(source_stat.size)
             return 0
-        with PartialUpload(target, source_stat.size, source_stat.sha256) as incoming:
-            before = incoming.received_bytes
+        with PartialUpload(target, source_stat.size, source_stat.sha256) as partial:
+            before = partial.received_bytes
             on_moved(before)
-            self._send_request("send", path, offset=incoming.received_bytes, size=source_stat.size)
-            while incoming.missing_bytes:
+            self._send_request("send", path, offset=partial.received_bytes, size=source_stat.size)
+            while partial.missing_bytes:
                 data = self._receive_frame(DATA_FRAME).payload
-                incoming.write(data)
+                partial.write(data)
                 on_moved(len(data))
-            incoming.finish()
+            partial.finish()
         return source_stat.size - before
 
     def _send_file(self, source: Path, offset: int, size: int, on_moved: BytesMoved) -> None:
@@ -174,9 +174,9 @@ class VolumeFiles:
         """Raise the error if the receiver sent one in the middle of a file; a keep-alive frame is
         ignored.
         """
-        heard = self._next_frame()
-        if heard.kind == ERROR_FRAME:
-            raise _error_from_frame(heard)
+        frame = self._next_frame()
+        if frame.kind == ERROR_FRAME:
+            raise _error_from_frame(frame)
 
     def _send_request(self, op: str, path: str, **more: Any) -> None:
         self._pipe.write(encode_json_frame(REQUEST_FRAME, {"op": op, "path": path, **more}))
@@ -185,13 +185,13 @@ class VolumeFiles:
         return self._receive_frame(REPLY_FRAME).json_payload()
 
     def _receive_frame(self, kind: bytes) -> CopyFrame:
-        while (heard := self._next_frame()).kind == BUSY_FRAME:
+        while (frame := self._next_frame()).kind == BUSY_FRAME:
             continue
-        if heard.kind == ERROR_FRAME:
-            raise _error_from_frame(heard)
-        if heard.kind != kind:
-            raise StorageError(f"the process in the pod sent an unexpected frame {heard.kind!r}")
-        return heard
+        if frame.kind == ERROR_FRAME:
+            raise _error_from_frame(frame)
+        if frame.kind != kind:
+            raise StorageError(f"the process in the pod sent an unexpected frame {frame.kind!r}")
+        return frame
 
     def _next_frame(self) -> CopyFrame:
         frame = read_frame(self._pipe.read)
@@ -201,8 +201,8 @@ class VolumeFiles:
         return frame
 
 
-def _error_from_frame(heard: CopyFrame) -> EdlError:
-    payload = heard.json_payload()
+def _error_from_frame(frame: CopyFrame) -> EdlError:
+    payload = frame.json_payload()
     kind = BadInputError if payload.get("input") else StorageError
     return kind(str(payload.get("message")), where=payload.get("where"), hint=payload.get("hint"))
 
@@ -265,10 +265,10 @@ def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
     if target_kind in ("file", "other"):
         raise BadInputError("this is a file, and a directory would take its place", where=target)
     with translate_os_errors(source, "list"):
-        found = list(_walk_directory(source))
+        paths = list(_walk_directory(source))
     return _classify_paths(
         (path.relative_to(source).as_posix(), path, posixpath.join(target, path.relative_to(source).as_posix()))
-        for path in found
+        for path in paths
     )
 
 
@@ -289,27 +289,27 @@ def plan_download(
         BadInputError: a file would replace a directory, or a name on the volume points outside of
             ``target``.
     """
-    found = list(entries)
+    listed = list(entries)
     if is_file:
         here = target / PurePosixPath(source).name if into_directory else target
-        return CopyPlan((CopyItem(here, source, found[0].size),))
+        return CopyPlan((CopyItem(here, source, listed[0].size),))
     if target.is_file():
         raise BadInputError("this is a file, and a directory would take its place", where=str(target))
     # The names come from the pod, which runs an image of the user's choice: never write outside of
     # the target.
-    for entry in found:
+    for entry in listed:
         if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
             raise BadInputError("the volume's file name points outside of the target", where=entry.path)
     files = [
         CopyItem(target / each.path, posixpath.join(source, each.path), each.size)
-        for each in found
+        for each in listed
         if each.kind == "file"
     ]
-    folders = [target / each.path for each in found if each.kind == "directory"]
+    folders = [target / each.path for each in listed if each.kind == "directory"]
     return CopyPlan(
         tuple(files),
         local_directories=(target, *folders),
-        skipped_files=tuple(each.path for each in found if each.kind == "other"),
+        skipped_files=tuple(each.path for each in listed if each.kind == "other"),
     )
 
 
@@ -320,18 +320,18 @@ def _walk_directory(directory: Path) -> Iterator[Path]:
             yield from _walk_directory(path)
 
 
-def _classify_paths(found: Iterable[tuple[str, Path, str]]) -> CopyPlan:
+def _classify_paths(entries: Iterable[tuple[str, Path, str]]) -> CopyPlan:
     """Sort paths into files, directories and others; links are not followed, on either side."""
     items: list[CopyItem] = []
     folders: list[str] = []
     others: list[str] = []
-    for name, path, there in found:
+    for name, path, target_path in entries:
         if path.is_symlink():
             others.append(name)
         elif path.is_dir():
-            folders.append(there)
+            folders.append(target_path)
         elif path.is_file():
-            items.append(CopyItem(path, there, path.stat().st_size))
+            items.append(CopyItem(path, target_path, path.stat().st_size))
         else:
             others.append(name)
     return CopyPlan(tuple(items), volume_directories=tuple(folders), skipped_files=tuple(others))
@@ -446,8 +446,8 @@ def image_from_environment() -> str | None:
 class _CopyProgress:
     """The progress of a copy; a repeated file does not count twice."""
 
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._on_change, self._finished_bytes, self._file_bytes, self._file_name = tell, 0, 0, ""
+    def __init__(self, report: Callable[[int, str], None]) -> None:
+        self._on_change, self._finished_bytes, self._file_bytes, self._file_name = report, 0, 0, ""
 
     def begin_file(self, name: str) -> None:
         self._file_name, self._file_bytes = name, 0

@@ -266,10 +266,10 @@ def check_model(spec: JobSpec) -> ModelCheckResult:
     return ModelCheckResult(tuple(result["lines"]), result["failure"], result["detail"], result["exit_code"])
 
 
-def _result_of_crash(code: int, printed: str) -> ModelCheckResult:
+def _result_of_crash(code: int, output: str) -> ModelCheckResult:
     """The result if the user's code or the kernel ended the process."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     failure = f"the process that checked the model ended early: {how}"
     hint = "the model's code must not end its process" if code >= 0 else "SIGKILL is mostly too little memory"
-    last = "".join(f"{line}\n" for line in printed.splitlines()[-_LAST_LINES:])
+    last = "".join(f"{line}\n" for line in output.splitlines()[-_LAST_LINES:])
     return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=1)

@@ -105,18 +105,18 @@ def plan_deletions(job_objects: JobObjects, nodes_ready: Mapping[str, bool]) -> 
         job_objects: the objects that the job still has.
         nodes_ready: the known nodes, by name; a node that is missing here counts as not ready.
     """
-    found = []
+    deletions = []
     for thing in job_objects.objects:
         kind, meta = manifest_kind(thing), thing["metadata"]
         # The uid of each deletion protects an object that takes the name in the meantime.
         if not is_being_deleted(thing):
             if kind is JOBS or _is_master_pod(thing) or not meta.get("ownerReferences"):
-                found.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
+                deletions.append(ObjectDeletion(kind, meta["name"], meta["uid"]))
         elif kind is PODS and is_deletion_stuck(
             thing, nodes_ready.get(thing["spec"].get("nodeName", "")), job_objects.server_time
         ):
-            found.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace_seconds=0))
-    return found
+            deletions.append(ObjectDeletion(kind, meta["name"], meta["uid"], grace_seconds=0))
+    return deletions
 
 
 def _is_master_pod(thing: Manifest) -> bool:
@@ -185,11 +185,12 @@ class JobDeletion:
             ApiError: the server refuses a deletion.
         """
         end = clock() + timeout
-        while there := self.delete_round():
-            on_round(there)
+        while remaining := self.delete_round():
+            on_round(remaining)
             if clock() >= end:
+                names_left = format_object_list(remaining.objects)
                 raise DeletionTimeoutError(
-                    f"After {format_duration(timeout)} these objects still exist: {format_object_list(there.objects)}",
+                    f"After {format_duration(timeout)} these objects still exist: {names_left}",
                     where=f"job {self._job}",
                     hint="The deletion continues in the cluster; run `edl delete` again to follow it.",
                 )

@@ -25,7 +25,7 @@ class JobFinding:
 
 def format_short_list(labels: Iterable[str], most: int = 4) -> str:
     """``worker-1, worker-2 and 5 more``."""
-    whole = list(labels)
-    if len(whole) <= most:
-        return ", ".join(whole)
-    return f"{', '.join(whole[:most])} and {len(whole) - most} more"
+    items = list(labels)
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"

@@ -190,12 +190,12 @@ def new_events(shown: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequenc
 def _find_job(api: KubeClient, job: str, uid: str, observe: JobObserver) -> JobView | None:
     from edl.ops import job_view
 
-    seen: JobView | None
+    view: JobView | None
     try:
-        seen = job_view.find_job(api, job)
+        view = job_view.find_job(api, job)
     except job_view.UnknownJobError:
-        seen = None
-    if seen is not None and seen.uid != uid:
-        seen = None
-    observe(seen)
-    return seen
+        view = None
+    if view is not None and view.uid != uid:
+        view = None
+    observe(view)
+    return view

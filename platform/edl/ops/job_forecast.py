@@ -96,12 +96,12 @@ def quota_usage(pod: Manifest) -> dict[str, Fraction]:
     limits = sum_resources(
         parse_resources((part.get("resources") or {}).get("limits")) for part in pod["spec"]["containers"]
     )
-    found = {f"requests.{name}": amount for name, amount in requests.items() if name != "pods"}
-    found |= {f"limits.{name}": amount for name, amount in limits.items()}
+    usage = {f"requests.{name}": amount for name, amount in requests.items() if name != "pods"}
+    usage |= {f"limits.{name}": amount for name, amount in limits.items()}
     plain: dict[str, Fraction] = {
         name: requests[name] for name in ("cpu", "memory", "ephemeral-storage") if name in requests
     }
-    return {**found, **plain, "pods": Fraction(1), "count/pods": Fraction(1)}
+    return {**usage, **plain, "pods": Fraction(1), "count/pods": Fraction(1)}
 
 
 def _hard_limits(quota: Manifest) -> dict[str, Fraction]:
@@ -205,7 +205,7 @@ def forecast_job(groups: Sequence[PodGroup], capacity: ClusterCapacity | None, q
             _relevant_resources(capacity.free_for_pod(groups[-1].pod), groups),
             (capacity.nodes_usable, capacity.nodes_total),
         )
-    return JobForecast(tuple(_place_group(crowd, capacity, quotas) for crowd in groups), free, nodes)
+    return JobForecast(tuple(_place_group(group, capacity, quotas) for group in groups), free, nodes)
 
 
 def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: NamespaceQuotas) -> GroupPlacement:
@@ -240,5 +240,5 @@ def _place_group(group: PodGroup, capacity: ClusterCapacity | None, quotas: Name
 
 def _relevant_resources(free: ResourceAmounts, groups: Sequence[PodGroup]) -> dict[str, Fraction]:
     """The free amounts of the resources that the job requests."""
-    asked = set[str]().union(*(pod_requests(crowd.pod) for crowd in groups)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
-    return {name: amount for name, amount in free.items() if name in asked}
+    requested = set[str]().union(*(pod_requests(group.pod) for group in groups)) - {PODS_RESOURCE, _HIDDEN_RESOURCE}
+    return {name: amount for name, amount in free.items() if name in requested}

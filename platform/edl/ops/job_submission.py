@@ -98,9 +98,9 @@ def create_suspended_job(
     Raises:
         ConflictError: a Job of another submission has its name.
     """
-    made = _create_or_get_job(api, _with_suspend(rendered, submission), submission)
-    on_created(made)
-    meta = made["metadata"]
+    created_job = _create_or_get_job(api, _with_suspend(rendered, submission), submission)
+    on_created(created_job)
+    meta = created_job["metadata"]
     return SubmittedJob(job, meta["name"], meta["uid"], str(meta.get("namespace") or api.namespace))
 
 
@@ -137,9 +137,9 @@ def roll_back_submission(api: KubeClient, name: str, submission: str) -> None:
         name: name of the Job.
     """
     try:
-        there = api.get(JOBS, name)
-        if _has_submission(there, submission) and not is_begun(there):
-            api.delete(JOBS, name, uid=there["metadata"]["uid"])
+        existing = api.get(JOBS, name)
+        if _has_submission(existing, submission) and not is_begun(existing):
+            api.delete(JOBS, name, uid=existing["metadata"]["uid"])
     except (NotFoundError, ConflictError):
         return
 
@@ -163,10 +163,10 @@ def _create_or_get_job(api: KubeClient, job: Manifest, submission: str) -> Manif
     try:
         return api.create(job)
     except ConflictError:
-        there = api.get(JOBS, job["metadata"]["name"])
-        if not _has_submission(there, submission):
+        existing = api.get(JOBS, job["metadata"]["name"])
+        if not _has_submission(existing, submission):
             raise
-        return there
+        return existing
 
 
 def _create_or_get_part(api: KubeClient, part: Manifest, uid: str) -> Manifest:
@@ -174,22 +174,22 @@ def _create_or_get_part(api: KubeClient, part: Manifest, uid: str) -> Manifest:
         return api.create(part)
     except ConflictError:
         try:
-            there = api.get(manifest_kind(part), part["metadata"]["name"])
+            existing = api.get(manifest_kind(part), part["metadata"]["name"])
         # Users may create Secrets but not read them. The preflight found the name free, and since
         # then the Job of this name is ours, so the Secret is, too.
         except RbacDeniedError:
             return part
-        if not any(reference.get("uid") == uid for reference in there["metadata"].get("ownerReferences") or ()):
+        if not any(reference.get("uid") == uid for reference in existing["metadata"].get("ownerReferences") or ()):
             raise
-        return there
+        return existing
 
 
 def _roll_back_on_error(api: KubeClient, name: str, submission: str, cause: BaseException) -> None:
     """Delete the Job of this submission, if it was created, and the objects that it owns."""
     try:
-        there = api.get(JOBS, name)
-        if _has_submission(there, submission):
-            api.delete(JOBS, name, uid=there["metadata"]["uid"])
+        existing = api.get(JOBS, name)
+        if _has_submission(existing, submission):
+            api.delete(JOBS, name, uid=existing["metadata"]["uid"])
     except NotFoundError:
         return
     except ApiError as error:
@@ -325,10 +325,10 @@ def wait_for_start(
         if now - began >= START_TIMEOUT_SECONDS or now - running_since >= SETTLE_SECONDS:
             break
         sleep(START_POLL_SECONDS)
-        seen = read_status()
-        if seen != last:
-            on_change(seen)
-        last = seen
+        pod_status = read_status()
+        if pod_status != last:
+            on_change(pod_status)
+        last = pod_status
     return last
 
 

@@ -175,9 +175,9 @@ def list_jobs(api: KubeClient, *, all_namespaces: bool = False) -> list[JobView]
     where = ALL_NAMESPACES if all_namespaces else None
     pages = _published_pages(api.list(CONFIGMAPS, namespace=where, labels=names.label_selector()).items)
     jobs = api.list(JOBS, namespace=where, labels=MASTER_SELECTOR)
-    found = [_make_job_view(job, pages.get((job["metadata"]["namespace"], _job_name(job)), {})) for job in jobs.items]
-    found = [_check_master_silence(api, job, jobs.server_time) for job in found]
-    return sorted(found, key=lambda each: (each.namespace, each.name))
+    views = [_make_job_view(job, pages.get((job["metadata"]["namespace"], _job_name(job)), {})) for job in jobs.items]
+    views = [_check_master_silence(api, job, jobs.server_time) for job in views]
+    return sorted(views, key=lambda each: (each.namespace, each.name))
 
 
 def find_job(api: KubeClient, job: str) -> JobView:
@@ -226,9 +226,9 @@ def pod_label(pod: Manifest) -> str:
 
 def read_job_spec(api: KubeClient, job: str) -> dict[str, Any]:
     """The JobSpec of a job as JSON, with all defaults; raises NotFoundError when its ConfigMap is gone."""
-    found = json.loads(api.get(CONFIGMAPS, names.spec_configmap(job))["data"][names.SPEC_KEY])
-    assert isinstance(found, dict)
-    return found
+    spec = json.loads(api.get(CONFIGMAPS, names.spec_configmap(job))["data"][names.SPEC_KEY])
+    assert isinstance(spec, dict)
+    return spec
 
 
 def worker_bounds(spec: Mapping[str, Any]) -> tuple[int, int]:
@@ -292,12 +292,12 @@ def _job_name(manifest: Manifest) -> str:
 
 def _published_pages(configmaps: Iterable[Manifest]) -> dict[tuple[str, str], dict[str, str]]:
     """The published pages by namespace and job."""
-    found = {}
+    pages_by_job = {}
     for each in configmaps:
         meta = each["metadata"]
         if meta["name"] == names.status_configmap(_job_name(each)):
-            found[meta["namespace"], _job_name(each)] = each.get("data") or {}
-    return found
+            pages_by_job[meta["namespace"], _job_name(each)] = each.get("data") or {}
+    return pages_by_job
 
 
 def _pod_order(pod: Manifest) -> tuple[int, int, float]:
@@ -307,14 +307,16 @@ def _pod_order(pod: Manifest) -> tuple[int, int, float]:
 def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
     message = f"There is no job {job} in namespace {api.namespace}"
     try:
-        there = list_job_names(api)
+        job_names = list_job_names(api)
     except ApiError:  # the names are only a hint
         return UnknownJobError(message, hint=_NO_JOBS_HINT)
-    if near := get_close_matches(job, there, n=3):
+    if near := get_close_matches(job, job_names, n=3):
         return UnknownJobError(message, hint=f"Did you mean {' or '.join(near)}?")
-    if not there:
+    if not job_names:
         return UnknownJobError(message, hint=f"The namespace has no jobs. {_NO_JOBS_HINT}")
-    return UnknownJobError(message, hint=f"There are: {', '.join(there[:10])}{' …' if len(there) > 10 else ''}.")
+    return UnknownJobError(
+        message, hint=f"There are: {', '.join(job_names[:10])}{' …' if len(job_names) > 10 else ''}."
+    )
 
 
 # --------------------------------------------------------------------------------------------------

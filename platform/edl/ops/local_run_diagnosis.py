@@ -25,11 +25,11 @@ def diagnose_local_run(job: JobView, run: RunDirectory, command_target: str) -> 
         command_target: the run's name in commands: ``mnist/r2``.
     """
     if job.has_ended:
-        found = [*_find_end(job, run), *_find_slowdowns(job, command_target)]
+        findings = [*_find_end(job, run), *_find_slowdowns(job, command_target)]
     else:
-        found = [*find_stall(job), *find_starvation(job, _STARVATION_HINT), *_find_slowdowns(job, command_target)]
-        found += _find_waiting_workers(job, command_target)
-    return [each for index, each in enumerate(found) if each not in found[:index]]
+        findings = [*find_stall(job), *find_starvation(job, _STARVATION_HINT), *_find_slowdowns(job, command_target)]
+        findings += _find_waiting_workers(job, command_target)
+    return [each for index, each in enumerate(findings) if each not in findings[:index]]
 
 
 def _find_slowdowns(job: JobView, command_target: str) -> Iterator[JobFinding]:

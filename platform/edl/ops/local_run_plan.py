@@ -46,9 +46,9 @@ class RunArguments:
     def followup_command(self, verb: str, *more: str) -> str:
         """Another command for the same job, which can be copied into a shell."""
         numbers = [("--workers", self.workers), ("--ps", None if verb == "predict" else self.ps)]
-        given = [word for name, number in numbers if number is not None for word in (name, str(number))]
+        options = [word for name, number in numbers if number is not None for word in (name, str(number))]
         return " ".join(
-            [program_name(), verb, command_arguments(str(self.job_file), None, None, self.settings), *given, *more]
+            [program_name(), verb, command_arguments(str(self.job_file), None, None, self.settings), *options, *more]
         )
 
     def resume_command(self, run_id: str) -> str:
@@ -136,7 +136,7 @@ class LocalRunPlan:
         """Where a resumed run would begin, if that can be read, and the command that resumes it."""
         again = self.arguments.resume_command(self.run_id)
         try:
-            found = resume_checkpoint(self.run_dir)
+            checkpoint = resume_checkpoint(self.run_dir)
         except JournalDamagedError as error:
             with suppress(BadInputError, StorageError):
                 costs = plan_restart(self.run_dir).describe_losses()
@@ -148,7 +148,7 @@ class LocalRunPlan:
         except StorageError:
             pass  # the end of the run was reported already
         else:
-            return [resume_point_text(self.run_dir, found), *changed, f"{how}: {again}"]
+            return [resume_point_text(self.run_dir, checkpoint), *changed, f"{how}: {again}"]
         return [*changed, f"{how}: {again}"]
 
     def _must_start_again(self, outcome: RunOutcome) -> bool:
@@ -216,18 +216,18 @@ class LocalRunPlan:
             yield f"warning: {end}"
 
 
-def _checkpoint_text(found: SavedCheckpoint) -> str:
-    return f"checkpoint {found.cut} at step {found.step:,}"
+def _checkpoint_text(checkpoint: SavedCheckpoint) -> str:
+    return f"checkpoint {checkpoint.cut} at step {checkpoint.step:,}"
 
 
-def resume_point_text(run: RunDirectory, found: SavedCheckpoint | None) -> str:
+def resume_point_text(run: RunDirectory, checkpoint: SavedCheckpoint | None) -> str:
     """Where a resumed run would begin."""
-    if found is None:
+    if checkpoint is None:
         return "There is no checkpoint: the run would start from the beginning."
     status = read_status(run)
-    where_it_stopped = status is not None and status.step == found.step
+    where_it_stopped = status is not None and status.step == checkpoint.step
     since = ", where it stopped" if where_it_stopped else "; later work is repeated"
-    return f"It continues from {_checkpoint_text(found)}{since}."
+    return f"It continues from {_checkpoint_text(checkpoint)}{since}."
 
 
 def _as_sentences(*parts: str) -> list[str]:

@@ -67,14 +67,14 @@ class PreflightFinding:
 
 def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFinding]:
     """Merge equal reasons and their affected pods, in the order of first appearance."""
-    found: dict[tuple[str, str], PreflightFinding] = {}
+    merged: dict[tuple[str, str], PreflightFinding] = {}
     for finding in findings:
         key = (finding.message, finding.hint)
-        known = found.get(key, replace(finding, affected_roles=()))
-        found[key] = replace(
+        known = merged.get(key, replace(finding, affected_roles=()))
+        merged[key] = replace(
             known, affected_roles=tuple(dict.fromkeys([*known.affected_roles, *finding.affected_roles]))
         )
-    return list(found.values())
+    return list(merged.values())
 
 
 def check_job_name(
@@ -110,11 +110,15 @@ def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) 
         placements: placements of all pods of the job.
         quotas: the quotas with which the placements were computed.
     """
-    works = any(fit.allowed_pods for fit in placements if fit.group.role is Role.WORKER)
-    refused = [(fit.group, fit.quota_refusal) for fit in placements if not (works and fit.group.role is Role.WORKER)]
+    works = any(placement.allowed_pods for placement in placements if placement.group.role is Role.WORKER)
+    refused = [
+        (placement.group, placement.quota_refusal)
+        for placement in placements
+        if not (works and placement.group.role is Role.WORKER)
+    ]
     return [
-        _quota_finding(refusal, _minimum_pods(placements, crowd), quotas)
-        for crowd, refusal in refused
+        _quota_finding(refusal, _minimum_pods(placements, group), quotas)
+        for group, refusal in refused
         if refusal is not None
     ]
 
@@ -122,10 +126,10 @@ def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) 
 def _quota_finding(
     refusal: QuotaRefusal, minimum_pods: Sequence[tuple[PodGroup, int]], quotas: NamespaceQuotas
 ) -> PreflightFinding:
-    resource, pods = refusal.resource, [crowd.pod for crowd, count in minimum_pods for _ in range(count)]
+    resource, pods = refusal.resource, [group.pod for group, count in minimum_pods for _ in range(count)]
     room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
     need = format_amount(resource, quotas.requested_amount(refusal.quota, resource, pods))
-    who = ", ".join(crowd.role.value if crowd.role is Role.MASTER else f"{n} {crowd.role}" for crowd, n in minimum_pods)
+    who = ", ".join(group.role.value if group.role is Role.MASTER else f"{n} {group.role}" for group, n in minimum_pods)
     message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
     return PreflightFinding(message, QUOTA_HINT)
 
@@ -135,10 +139,10 @@ def _minimum_pods(placements: Iterable[GroupPlacement], refused: PodGroup) -> li
 
     The one worker is of the refused group if that is a group of workers.
     """
-    crowds = [fit.group for fit in placements]
-    workers = [crowd for crowd in (refused, *crowds) if crowd.role is Role.WORKER][:1]
-    others = [(crowd, crowd.count) for crowd in crowds if crowd.role is not Role.WORKER]
-    return [*others, *((crowd, 1) for crowd in workers)]
+    groups = [placement.group for placement in placements]
+    workers = [group for group in (refused, *groups) if group.role is Role.WORKER][:1]
+    others = [(group, group.count) for group in groups if group.role is not Role.WORKER]
+    return [*others, *((group, 1) for group in workers)]
 
 
 def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> PreflightFinding:
@@ -155,20 +159,22 @@ def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> Pre
 
 
 def check_pod_references(
-    group: PodGroup, classes: Sequence[str], accounts: Sequence[str] | None
+    group: PodGroup, classes: Sequence[str], service_accounts: Sequence[str] | None
 ) -> list[PreflightFinding]:
     """Findings for all missing objects that a pod names; admission would report only the first.
 
     Args:
         group: the pods as rendered.
         classes: the existing PriorityClasses; empty if they are not known.
-        accounts: the namespace's ServiceAccounts; None if they are not known.
+        service_accounts: the namespace's ServiceAccounts; None if they are not known.
     """
     spec, about = group.pod["spec"], (group.role.value,)
     priority, account = spec.get("priorityClassName"), spec.get("serviceAccountName")
     found = [_missing_class_finding(priority, classes, about)] if classes and priority not in classes else []
     return found + (
-        [_missing_account_finding(account, about)] if accounts is not None and account not in accounts else []
+        [_missing_account_finding(account, about)]
+        if service_accounts is not None and account not in service_accounts
+        else []
     )
 
 
@@ -263,38 +269,37 @@ def run_preflight(api: KubeClient, request: SubmissionRequest) -> PreflightResul
         PreflightError: the server would refuse the job.
         ApiError: the server cannot be reached.
     """
-    job_objects = list_job_objects(
-        api, request.job_name
-    )  # first and alone, so that an unreachable server gives one clear error
+    # first and alone, so that an unreachable server gives one clear error
+    job_objects = list_job_objects(api, request.job_name)
     answers = _ask_all(api, request, job_objects)
     if findings := merge_findings(_collect_findings(request, job_objects, answers)):
         raise PreflightError(request.job_name, api.namespace, findings)
-    crowds = tuple(crowd for crowd in answers.admitted_groups if isinstance(crowd, PodGroup))
+    groups = tuple(group for group in answers.admitted_groups if isinstance(group, PodGroup))
     remarks = tuple(answer for answer in answers.object_checks if isinstance(answer, str))
-    return PreflightResult(job_objects, crowds, answers.nodes, answers.running_pods, answers.quotas, remarks)
+    return PreflightResult(job_objects, groups, answers.nodes, answers.running_pods, answers.quotas, remarks)
 
 
 def _ask_all(api: KubeClient, request: SubmissionRequest, job_objects: JobObjects) -> _PreflightAnswers:
     """Send all requests, PREFLIGHT_THREADS at a time."""
     with ThreadPoolExecutor(PREFLIGHT_THREADS) as pool:
-        objects = [pool.submit(_dry_run_create, api, thing, job_objects) for thing in request.manifests]
-        pods = [pool.submit(_admit_group, api, crowd) for crowd in request.pod_groups]
+        objects = [pool.submit(_dry_run_create, api, manifest, job_objects) for manifest in request.manifests]
+        pods = [pool.submit(_admit_group, api, group) for group in request.pod_groups]
         checked = [pool.submit(_check_object, api, VOLUME_CLAIMS, name) for name in request.claims]
         checked += [pool.submit(_check_object, api, SECRETS, name) for name in request.pull_secrets]
-        tenants = pool.submit(
+        running_pods = pool.submit(
             _list_if_allowed, partial(api.list, PODS, namespace=ALL_NAMESPACES, fields=_ALIVE_PODS_SELECTOR)
         )
         lists = [pool.submit(_list_if_allowed, partial(api.list, kind)) for kind in _LISTED_KINDS]
-        nodes, quotas, classes, accounts = (answer.result() for answer in lists)
+        nodes, quotas, classes, service_accounts = (answer.result() for answer in lists)
         return _PreflightAnswers(
             [answer.result() for answer in objects],
             [answer.result() for answer in pods],
             [answer.result() for answer in checked],
             nodes,
-            tenants.result(),
+            running_pods.result(),
             quotas,
             classes,
-            accounts,
+            service_accounts,
         )
 
 
@@ -302,17 +307,17 @@ def _collect_findings(
     request: SubmissionRequest, job_objects: JobObjects, answers: _PreflightAnswers
 ) -> Iterator[PreflightFinding]:
     """All findings, those about the whole job first; some occur several times."""
-    classes, accounts = _object_names(answers.priority_classes) or (), _object_names(answers.service_accounts)
+    classes, service_accounts = _object_names(answers.priority_classes) or (), _object_names(answers.service_accounts)
     yield from check_job_name(
         request.job_name, find_existing_job(job_objects), job_objects, replaces_ended=request.replaces_ended
     )
     for refused in answers.object_findings:
         yield from refused
-    for crowd, admitted in zip(request.pod_groups, answers.admitted_groups, strict=True):
+    for group, admitted in zip(request.pod_groups, answers.admitted_groups, strict=True):
         if isinstance(admitted, ApiError):
-            yield refusal_finding(admitted, crowd, classes)
-    for crowd in request.pod_groups:
-        yield from check_pod_references(crowd, classes, accounts)
+            yield refusal_finding(admitted, group, classes)
+    for group in request.pod_groups:
+        yield from check_pod_references(group, classes, service_accounts)
     yield from (answer for answer in answers.object_checks if isinstance(answer, PreflightFinding))
 
 
@@ -352,16 +357,16 @@ def _admit_group(api: KubeClient, group: PodGroup) -> PodGroup | ApiError:
 def _check_object(api: KubeClient, kind: ResourceKind, name: str) -> PreflightFinding | str | None:
     """A finding if the object is missing, a remark if it is unknown or limited, otherwise None."""
     try:
-        found = api.get(kind, name)
+        manifest = api.get(kind, name)
     except NotFoundError:
         return missing_object_finding(kind, name, api.namespace)
     except RbacDeniedError:
         return f"it is unknown whether {kind.name} {name} exists: you may not read {kind.plural}"
-    if found.get("status", {}).get("phase") == "Lost":
+    if manifest.get("status", {}).get("phase") == "Lost":
         return PreflightFinding(
             f"PersistentVolumeClaim {name} has lost its volume", "Its admin must restore or replace it."
         )
-    modes = found.get("spec", {}).get("accessModes") or ()
+    modes = manifest.get("spec", {}).get("accessModes") or ()
     if kind is VOLUME_CLAIMS and "ReadWriteMany" not in modes:
         return f"claim {name} is {' and '.join(modes)}, not ReadWriteMany: pods on other nodes may wait for it forever"
     return None
@@ -374,5 +379,5 @@ def _list_if_allowed(list_objects: Callable[[], ResourceList]) -> tuple[Manifest
         return None
 
 
-def _object_names(found: Sequence[Manifest] | None) -> tuple[str, ...] | None:
-    return None if found is None else tuple(sorted(each["metadata"]["name"] for each in found))
+def _object_names(manifests: Sequence[Manifest] | None) -> tuple[str, ...] | None:
+    return None if manifests is None else tuple(sorted(each["metadata"]["name"] for each in manifests))

@@ -41,25 +41,25 @@ def parse_resources(amounts: Mapping[str, Any] | None) -> dict[str, Fraction]:
 
 def sum_resources(parts: Iterable[ResourceAmounts]) -> dict[str, Fraction]:
     """Amounts added by resource; a part that lacks a resource adds nothing to it."""
-    found: dict[str, Fraction] = {}
+    total: dict[str, Fraction] = {}
     for part in parts:
         for name, amount in part.items():
-            found[name] = found.get(name, Fraction()) + amount
-    return found
+            total[name] = total.get(name, Fraction()) + amount
+    return total
 
 
 def max_resources(parts: Iterable[ResourceAmounts]) -> dict[str, Fraction]:
     """The largest amount of each resource."""
-    found: dict[str, Fraction] = {}
+    largest: dict[str, Fraction] = {}
     for part in parts:
         for name, amount in part.items():
-            found[name] = max(found.get(name, amount), amount)
-    return found
+            largest[name] = max(largest.get(name, amount), amount)
+    return largest
 
 
-def subtract_resources(one: ResourceAmounts, other: ResourceAmounts) -> dict[str, Fraction]:
-    """``one`` minus ``other``; negative where ``other`` is larger."""
-    return {name: amount - other.get(name, 0) for name, amount in one.items()}
+def subtract_resources(minuend: ResourceAmounts, subtrahend: ResourceAmounts) -> dict[str, Fraction]:
+    """``minuend`` minus ``subtrahend``; negative where ``subtrahend`` is larger."""
+    return {name: amount - subtrahend.get(name, 0) for name, amount in minuend.items()}
 
 
 def lacking_resources(available: ResourceAmounts, wanted: ResourceAmounts) -> list[str]:

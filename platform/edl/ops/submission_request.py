@@ -64,14 +64,16 @@ def build_request(
 
 
 def _pod_groups(spec: JobSpec, job: Manifest, namespace: str) -> tuple[PodGroup, ...]:
-    def render_role_pod(role: Role, wish: PodOptions = DEFAULT_OPTIONS) -> Manifest:
-        return render_pod(spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage_path(spec), options=wish)
+    def render_role_pod(role: Role, options: PodOptions = DEFAULT_OPTIONS) -> Manifest:
+        return render_pod(
+            spec, role, 0, namespace=namespace, job_uid="", run_dir=pod_storage_path(spec), options=options
+        )
 
     raised = elevated_worker_count(parse_priority(spec.workers.priority).share, spec.workers.max)
-    found = [
+    groups = [
         PodGroup(Role.MASTER, 1, render_master_pod(job)),
         PodGroup(Role.PS, 0 if uses_all_reduce(spec) else spec.ps.count, render_role_pod(Role.PS)),
         PodGroup(Role.WORKER, raised, render_role_pod(Role.WORKER, PodOptions(elevated=True))),
         PodGroup(Role.WORKER, spec.workers.max - raised, render_role_pod(Role.WORKER)),
     ]
-    return tuple(crowd for crowd in found if crowd.count)
+    return tuple(group for group in groups if group.count)

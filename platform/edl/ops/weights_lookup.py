@@ -76,9 +76,9 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
     if source is not None and source.endswith(".keras"):
         return TrainedWeights(_require_keras_file(source))
     for run in reversed(training_runs(folder) if source is None else [find_run(folder, source)]):
-        found = _weights_of_run(run)
-        if found is not None and (found.is_trained or source is not None):
-            return found
+        weights = _weights_of_run(run)
+        if weights is not None and (weights.is_trained or source is not None):
+            return weights
     if source is not None:
         what = f"run {source} left neither a checkpoint nor an export"
     else:

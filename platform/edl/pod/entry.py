@@ -25,25 +25,25 @@ BAD_INPUT_EXIT = 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given in (["-h"], ["--help"]):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words in (["-h"], ["--help"]):
         print(USAGE, end="")
         return 0
-    problem = _usage_problem(given)
+    problem = _usage_problem(words)
     if problem is not None:
         print(f"edl-role: {problem}\n{USAGE}", end="", file=sys.stderr)
         return BAD_INPUT_EXIT
-    role, spec = given
+    role, spec = words
     if role == "submit":
         _exec_submitter(spec)
     return InitProcess(lambda say: _exec_role(role, spec, say)).run()
 
 
-def _usage_problem(given: Sequence[str]) -> str | None:
-    if len(given) != 2:
-        return f"takes a role and a spec, found {len(given)} arguments"
-    if given[0] not in (*ROLES, "submit"):
-        return f"{given[0]!r} is not a role"
+def _usage_problem(words: Sequence[str]) -> str | None:
+    if len(words) != 2:
+        return f"takes a role and a spec, found {len(words)} arguments"
+    if words[0] not in (*ROLES, "submit"):
+        return f"{words[0]!r} is not a role"
     return None
 
 

@@ -72,11 +72,16 @@ class FileServer:
     def _error_payload(self, error: EdlError) -> dict[str, Any]:
         """The error in the terms of the user: with paths of the volume, and the user that this process runs as."""
         where = None if error.where is None else error.where.removeprefix(str(self._root)) or "/"
-        told = {"message": error.message, "where": where, "hint": error.hint, "input": isinstance(error, BadInputError)}
+        payload = {
+            "message": error.message,
+            "where": where,
+            "hint": error.hint,
+            "input": isinstance(error, BadInputError),
+        }
         if isinstance(error.__cause__, PermissionError):
             who = f"user {os.getuid()}, group {os.getgid()}"
-            told |= {"hint": f"This was tried as {who}; --uid and --gid select others.", "input": True}
-        return told
+            payload |= {"hint": f"This was tried as {who}; --uid and --gid select others.", "input": True}
+        return payload
 
     def _handle_request(self, value: dict[str, Any]) -> None:
         path = self._resolve_path(str(value.get("path", "")))
@@ -118,20 +123,20 @@ class FileServer:
     def _stat_path(self, path: Path, *, with_digest: bool) -> dict[str, Any]:
         with translate_os_errors(path, "look at"):
             try:
-                found = path.stat()
+                file_stat = path.stat()
             except (FileNotFoundError, NotADirectoryError):
                 return {"kind": "missing", "size": 0}
-        answer: dict[str, Any] = {"kind": _file_kind(found.st_mode), "size": found.st_size}
+        answer: dict[str, Any] = {"kind": _file_kind(file_stat.st_mode), "size": file_stat.st_size}
         if with_digest and answer["kind"] == "file":
             answer["sha256"] = file_sha256(path, self._send_keepalive)
         return answer
 
     def _receive_file(self, path: Path, size: int, sha256: str) -> None:
-        with PartialUpload(path, size, sha256, self._send_keepalive) as incoming:
-            self._write_frame(encode_json_frame(REPLY_FRAME, {"arrived": incoming.received_bytes}))
-            while incoming.missing_bytes:
-                incoming.write(_data_payload(read_frame(self._source.read)))
-            incoming.finish()
+        with PartialUpload(path, size, sha256, self._send_keepalive) as partial:
+            self._write_frame(encode_json_frame(REPLY_FRAME, {"arrived": partial.received_bytes}))
+            while partial.missing_bytes:
+                partial.write(_data_payload(read_frame(self._source.read)))
+            partial.finish()
         self._write_frame(encode_json_frame(REPLY_FRAME, {}))
 
     def _send_file(self, path: Path, offset: int, size: int) -> None:

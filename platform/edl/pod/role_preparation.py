@@ -190,13 +190,13 @@ def prepare_role(role: str, spec: str, environment: EnvironmentVariables) -> dic
         StorageError: the volume fails.
     """
     _require_training_image(role)
-    given = {"EDL_ROLE": role, "PYTHONUNBUFFERED": "1", **ALLOCATOR_VARIABLES.get(Role(role), {})}
+    variables = {"EDL_ROLE": role, "PYTHONUNBUFFERED": "1", **ALLOCATOR_VARIABLES.get(Role(role), {})}
     if role == Role.MASTER:
-        return given | _master_variables(spec, environment)
+        return variables | _master_variables(spec, environment)
     run = RunDirectory(Path(_require_variable(environment, "EDL_RUN_DIR")))
     if not run.spec.exists():  # without a shared volume, every pod has its own folder
         _write_own_spec(run, spec)
-    return given
+    return variables
 
 
 def _require_training_image(role: str) -> None:
@@ -231,10 +231,10 @@ def _master_variables(path: str, environment: EnvironmentVariables) -> dict[str,
     wanted = RequestedRun(folder, _require_variable(environment, "EDL_JOB_UID"), environment.get("EDL_RUN", ""))
     host = _require_variable(environment, "EDL_HOST")
     run = open_run(wanted, spec)
-    at = f"[{host}]" if ":" in host else host
+    address_host = f"[{host}]" if ":" in host else host
     return {
         "EDL_RUN_DIR": str(run.path),
-        "EDL_MASTER_ADDRESS": f"{at}:{CONTROL_PORT}",
+        "EDL_MASTER_ADDRESS": f"{address_host}:{CONTROL_PORT}",
         "EDL_INDEX": _role_index(environment),
     }
 

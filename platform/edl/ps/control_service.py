@@ -101,14 +101,14 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
             )
         _check_lowest_open_lease(request.floor, request.incarnation)
         checkpoint = self._checkpoint_directory(request.checkpoint)
-        within = {step.lease: step.through for step in request.within}
+        limits = {step.lease: step.through for step in request.within}
         taken = self._server.take_snapshot(
             request.incarnation,
             request.cut,
             checkpoint,
             pin=request.pin,
             lowest_open_lease=request.floor,
-            included_steps=within,
+            included_steps=limits,
             keep_paused=request.keep,
         )
         # No refusal, which would abort the cut. The master asks again behind its other requests,

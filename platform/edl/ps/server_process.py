@@ -115,11 +115,11 @@ def keep_registered(
 def _register_once(
     channel: ControlChannel,
     registration: pb.RegisterRequest,
-    figures: pb.PsFigures,
+    metrics: pb.PsFigures,
     record_incarnation: Callable[[int], None],
 ) -> EdlError | None:
     """One attempt; returns the problem if a retry makes sense."""
-    registration.figures.CopyFrom(figures)
+    registration.figures.CopyFrom(metrics)
     try:
         record_incarnation(channel.call(MasterMethods.Register, registration, timeout=_REGISTER_DEADLINE).incarnation)
     except RetryableError as error:

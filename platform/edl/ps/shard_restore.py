@@ -92,13 +92,13 @@ def load_owned_part(directory: Path, ps_index: int, slot_owners: Sequence[int]) 
 def select_owned(cut: CutSnapshot, ps_index: int, slot_owners: tuple[int, ...]) -> CutSnapshot:
     """The part of a cut that the PS ``ps_index`` owns, in the same order of variables and rows."""
     snapshot = cut.snapshot
-    kept = tuple(v for v in snapshot.declaration.variables if owner_of_name(v.name, slot_owners) == ps_index)
+    owned = tuple(v for v in snapshot.declaration.variables if owner_of_name(v.name, slot_owners) == ps_index)
     owners = np.asarray(slot_owners)
     tables = {
         name: rows.select_rows(owners[slot_of_row(rows.ids.astype(np.uint64))] == ps_index)
         for name, rows in ((name, rows.read_all()) for name, rows in snapshot.tables.items())
     }
-    return replace(cut, snapshot=replace(snapshot.rearrange(kept), tables=tables))
+    return replace(cut, snapshot=replace(snapshot.rearrange(owned), tables=tables))
 
 
 def merge_cuts(parts: Sequence[CutSnapshot]) -> CutSnapshot:
@@ -150,10 +150,10 @@ def _check_shape(array: Floats, variable: VariableSpec) -> Floats:
 
 
 def _join_flat(arrays: Sequence[Floats], size: int) -> Floats:
-    slab = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
-    if slab.dtype != np.float32 or len(slab) != size:
-        raise ValueError(f"there are {len(slab)} values of type {slab.dtype}; declared are {size} of type float32")
-    return slab
+    flat = np.concatenate([np.empty(0, np.float32), *(np.ravel(array) for array in arrays)])
+    if flat.dtype != np.float32 or len(flat) != size:
+        raise ValueError(f"there are {len(flat)} values of type {flat.dtype}; declared are {size} of type float32")
+    return flat
 
 
 def _flat_slot(arrays: ShardArrays, slot: str, declaration: ModelDeclaration) -> Floats:

@@ -180,10 +180,10 @@ class SyncRounds:
             return ()
         pushes, self._waiting_pushes = self.waiting_pushes, {}
         self._withdrawn_workers.clear()
-        for seat in pushes:
-            self._known_workers.add(seat.worker)
-            self._guaranteed_workers.discard(seat.worker)
-            self.expect_push(seat.worker, seat.next_lease)
+        for push in pushes:
+            self._known_workers.add(push.worker)
+            self._guaranteed_workers.discard(push.worker)
+            self.expect_push(push.worker, push.next_lease)
         return pushes
 
     def _is_held_by_other(self, worker: int, lease: int) -> bool:
@@ -258,8 +258,8 @@ class FollowerRounds:
         # first, so that such a push is applied together with those that name it.
         for follower in sorted(self._waiting.values(), key=lambda one: (-len(one.round_pushes), one.push_id)):
             present_pushes = {follower.push_id} | (follower.round_pushes & self._waiting.keys())
-            if follower.is_retry or not any(may_come(share) for share in follower.round_pushes - present_pushes):
-                for share in present_pushes:
-                    del self._waiting[share]
+            if follower.is_retry or not any(may_come(push_id) for push_id in follower.round_pushes - present_pushes):
+                for push_id in present_pushes:
+                    del self._waiting[push_id]
                 return tuple(sorted(present_pushes))
         return ()

@@ -40,13 +40,13 @@ def merge_gradients(parts: Sequence[PushGradients], learning_rate: float) -> Pus
         single = parts[0]
         return PushGradients(single.flat, single.rows, learning_rate, single.record_weight)
     factors = _record_weights(parts)
-    slab = parts[0].flat * factors[0]
-    scratch = np.empty_like(slab)
+    flat = parts[0].flat * factors[0]
+    scratch = np.empty_like(flat)
     for part, factor in zip(parts[1:], factors[1:], strict=True):
-        slab += np.multiply(part.flat, factor, out=scratch)
+        flat += np.multiply(part.flat, factor, out=scratch)
     tables = sorted({table for part in parts for table in part.rows})
     rows = {table: _merge_rows(table, parts, factors) for table in tables}
-    return PushGradients(slab, rows, learning_rate, sum(part.record_weight for part in parts) / len(parts))
+    return PushGradients(flat, rows, learning_rate, sum(part.record_weight for part in parts) / len(parts))
 
 
 def _record_weights(parts: Sequence[PushGradients]) -> list[np.float32]:
@@ -164,10 +164,10 @@ class SyncUpdater:
 
     def reevaluate(self) -> None:
         """Decide waiting pushes whose leases were revoked; this, or the end of a pause, may complete a round."""
-        for share, push in list(self._pending_pushes.items()):
-            admission = self._applied_steps.decide_push(*share)
+        for push_id, push in list(self._pending_pushes.items()):
+            admission = self._applied_steps.decide_push(*push_id)
             if admission is not AdmissionOutcome.ADMITTED:
-                self._remove_pending(share)
+                self._remove_pending(push_id)
                 push.outcome = admission
         self._sync_rounds.stop_expecting_refused(
             lambda lease: self._applied_steps.decide_push(lease, 0) is AdmissionOutcome.REVOKED
@@ -236,10 +236,10 @@ class SyncUpdater:
         )
 
     def _reject_pushes(self, push_ids: Iterable[PushId], error: RefusedError) -> None:
-        for share in push_ids:
-            if share in self._pending_pushes:
-                self._pending_pushes[share].outcome = error
-                self._remove_pending(share)
+        for push_id in push_ids:
+            if push_id in self._pending_pushes:
+                self._pending_pushes[push_id].outcome = error
+                self._remove_pending(push_id)
 
     def _remove_pending(self, push_id: PushId) -> None:
         del self._pending_pushes[push_id]

@@ -11,10 +11,10 @@ from edl.reporting.unit_formats import format_bytes, format_percent
 
 def push_rows(ps_status: ParametersStatus) -> list[tuple[str, str]]:
     """Statistics of pushes and updates, as names and values."""
-    found = [("mode", f"{describe_strategy(ps_status.strategy)}{_describe_staleness(ps_status)}")]
+    rows = [("mode", f"{describe_strategy(ps_status.strategy)}{_describe_staleness(ps_status)}")]
     if ps_status.strategy.mode == "sync" and ps_status.pushes + ps_status.refused:
-        found.append(("pushes", _describe_pushes(ps_status)))
-    return found
+        rows.append(("pushes", _describe_pushes(ps_status)))
+    return rows
 
 
 def table_rows(ps_status: ParametersStatus, max_tables: int) -> list[tuple[str, str]]:
@@ -52,11 +52,11 @@ def _describe_staleness(parameters_status: ParametersStatus) -> str:
 
 
 def _describe_pushes(parameters_status: ParametersStatus) -> str:
-    made = f"{parameters_status.pushes:,} in {parameters_status.updates:,} updates"
+    pushes_text = f"{parameters_status.pushes:,} in {parameters_status.updates:,} updates"
     if not parameters_status.refused:
-        return f"{made}, none refused"
+        return f"{pushes_text}, none refused"
     share = format_percent(parameters_status.refused_share)
-    return f"{made}; {parameters_status.refused:,} more were too old and computed again ({share} of all)"
+    return f"{pushes_text}; {parameters_status.refused:,} more were too old and computed again ({share} of all)"
 
 
 def _describe_table(table: TableStatus) -> str:

@@ -51,8 +51,8 @@ def wrap_labelled(label: str, text: str, width: int) -> list[str]:
     return wrap_text(text, width, first_indent=head, next_indent=" " * len(head))
 
 
-def _pad_cell(row: Sequence[str], at: int, width: int, right: bool) -> str:
-    return row[at].rjust(width) if right else row[at].ljust(width)
+def _pad_cell(row: Sequence[str], column: int, width: int, right: bool) -> str:
+    return row[column].rjust(width) if right else row[column].ljust(width)
 
 
 class StatusLine:

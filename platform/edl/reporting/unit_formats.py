@@ -60,8 +60,8 @@ def format_utc(unix_seconds: float) -> str:
 
 def format_age(seconds: float) -> str:
     """An age in one unit, as kubectl prints it: ``45s``, ``12m``, ``3h``, ``2d``."""
-    whole = max(0, int(seconds))
+    total_seconds = max(0, int(seconds))
     for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "m")):
-        if whole >= 2 * size or (unit == "m" and whole >= size):
-            return f"{whole // size}{unit}"
-    return f"{whole}s"
+        if total_seconds >= 2 * size or (unit == "m" and total_seconds >= size):
+            return f"{total_seconds // size}{unit}"
+    return f"{total_seconds}s"

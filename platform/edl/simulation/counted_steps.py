@@ -50,10 +50,10 @@ class LeasedRange:
     def step_count(self) -> int:
         return -(-(self.record_range[3] - self.record_range[2]) // self.minibatch)
 
-    def first_steps(self, through: int) -> list[CountedStep]:
-        """The first ``through`` steps."""
+    def first_steps(self, count: int) -> list[CountedStep]:
+        """The first ``count`` steps."""
         epoch, source, start, end = self.record_range
-        edges = [(k, start + k * self.minibatch) for k in range(through)]
+        edges = [(k, start + k * self.minibatch) for k in range(count)]
         return [
             CountedStep(self.number, k, epoch, source, a, min(a + self.minibatch, end), self.order) for k, a in edges
         ]

@@ -133,22 +133,22 @@ class LedgerRecount:
         does not list, all steps that counted are in the cut.
         """
         applied = {int(number): through for number, through in entry["applied"].items()}
-        held: set[CountedStep] = set()
+        counted: set[CountedStep] = set()
         for number, lease in self.leases.items():
             closed = lease.done_steps if number < entry["below"] else 0
-            held.update(lease.first_steps(applied.get(number, closed)))
-        if len(held) != entry["step"]:
-            raise LedgerError(f"cut {entry['cut']} holds {len(held)} steps, its entry says {entry['step']}")
-        self.cuts[entry["cut"]] = frozenset(held)
+            counted.update(lease.first_steps(applied.get(number, closed)))
+        if len(counted) != entry["step"]:
+            raise LedgerError(f"cut {entry['cut']} holds {len(counted)} steps, its entry says {entry['step']}")
+        self.cuts[entry["cut"]] = frozenset(counted)
         self.updates_of.update(Counter(entry.get("lacking", {})) - self.updates_of)
 
     def _apply_checkpoint(self, entry: Mapping[str, Any]) -> None:
         # Under AllReduce no entry lists the steps of a cut.
         if "world_step" in entry["ledger"]:
             self.cuts[entry["cut"]] = self._steps_before(entry["ledger"])
-        held = self.cuts[entry["cut"]]
+        counted = self.cuts[entry["cut"]]
         self.saved_cuts.append(entry["cut"])
-        _check_position(entry["ledger"], held)
+        _check_position(entry["ledger"], counted)
 
     def _steps_before(self, position: Mapping[str, Any]) -> Steps:
         """The steps that a ledger position of AllReduce calls done: those in none of its open ranges.
@@ -178,10 +178,10 @@ class LedgerRecount:
             lease = self._find_open_lease({"lease": number})
             if lease is None:
                 continue
-            through = -(-records // lease.minibatch)
-            if through > lease.step_count:
-                raise LedgerError(f"lease {number} has {lease.step_count} steps, the entry says {through}")
-            lease.done_steps = max(lease.done_steps, through)
+            done_steps = -(-records // lease.minibatch)
+            if done_steps > lease.step_count:
+                raise LedgerError(f"lease {number} has {lease.step_count} steps, the entry says {done_steps}")
+            lease.done_steps = max(lease.done_steps, done_steps)
             lease.is_closed = lease.done_steps == lease.step_count
 
     def _apply_world_start(self, entry: Mapping[str, Any]) -> None:
@@ -208,17 +208,17 @@ class LedgerRecount:
 
     def _go_back(self, cut: int, position: Mapping[str, Any], records: int) -> None:
         """Only the steps of a cut count from now on."""
-        held = self.cuts.get(cut, frozenset())
-        _check_position(position, held)
-        lost = max(0, sum(step.records for step in self.counted_steps) - sum(step.records for step in held))
+        counted = self.cuts.get(cut, frozenset())
+        _check_position(position, counted)
+        lost = max(0, sum(step.records for step in self.counted_steps) - sum(step.records for step in counted))
         if lost != records:
             raise LedgerError(f"{lost} records went back to cut {cut}, the entry says {records}")
         self.rollbacks.append((cut, lost))
-        through = Counter(step.lease for step in held)
-        self.leases = {number: lease for number, lease in self.leases.items() if number in through}
+        steps_by_lease = Counter(step.lease for step in counted)
+        self.leases = {number: lease for number, lease in self.leases.items() if number in steps_by_lease}
         # Steps outside the cut are leased again under new numbers, so the old leases stay closed.
         for number, lease in self.leases.items():
-            lease.done_steps, lease.is_closed = through[number], True
+            lease.done_steps, lease.is_closed = steps_by_lease[number], True
 
     def _apply_phase(self, entry: Mapping[str, Any]) -> None:
         self.phases.append(entry["name"])
@@ -240,19 +240,19 @@ _COUNT = {
 }
 
 
-def find_ledger_problems(found: LedgerRecount, epochs: int) -> list[str]:
+def find_ledger_problems(recount: LedgerRecount, epochs: int) -> list[str]:
     """Errors in the ledger of a finished job: every record of every epoch must count exactly once.
 
     If records are shuffled, every position of the order must count once, and the order must contain
     every record once.
     """
     wrong: list[str] = []
-    if found.order is not None:
-        wrong += [text for epoch in range(epochs) for text in _order_problems(found, epoch)]
-    sources = found.sources if found.order is None else {SHUFFLED_SOURCE: found.order.records}
+    if recount.order is not None:
+        wrong += [text for epoch in range(epochs) for text in _order_problems(recount, epoch)]
+    sources = recount.sources if recount.order is None else {SHUFFLED_SOURCE: recount.order.records}
     ranges = [
-        (step.epoch, step.source, step.start, step.end) for step in found.counted_steps
-    ] + found.quarantined_ranges
+        (step.epoch, step.source, step.start, step.end) for step in recount.counted_steps
+    ] + recount.quarantined_ranges
     for epoch in range(epochs):
         for source, records in sources.items():
             covered = sorted((start, end) for e, s, start, end in ranges if (e, s) == (epoch, source))
@@ -261,36 +261,38 @@ def find_ledger_problems(found: LedgerRecount, epochs: int) -> list[str]:
     return wrong + [f"epoch {epoch} of {source} is not in the plan" for epoch, source in sorted(strangers)]
 
 
-def _order_problems(found: LedgerRecount, epoch: int) -> list[str]:
-    order = found._order_of(epoch)
+def _order_problems(recount: LedgerRecount, epoch: int) -> list[str]:
+    order = recount._order_of(epoch)
     assert order is not None
-    every_record = [(source, record) for source, records in sorted(found.sources.items()) for record in range(records)]
+    every_record = [
+        (source, record) for source, records in sorted(recount.sources.items()) for record in range(records)
+    ]
     if sorted(order.records_between(0, len(every_record))) == every_record:
         return []
     return [f"the order of epoch {epoch} has not every record once"]
 
 
 def _coverage_problems(covered: Iterable[tuple[int, int]], records: int) -> list[str]:
-    wrong, at = [], 0
+    wrong, position = [], 0
     # The empty range at the end reveals a gap behind the last covered range.
     for start, end in [*covered, (records, records)]:
-        if start > at:
-            wrong.append(f"records {at} to {start} are not done")
-        if start < at:
-            wrong.append(f"records {start} to {min(at, end)} are done twice")
-        at = max(at, end)
+        if start > position:
+            wrong.append(f"records {position} to {start} are not done")
+        if start < position:
+            wrong.append(f"records {start} to {min(position, end)} are done twice")
+        position = max(position, end)
     return wrong
 
 
-def _check_position(position: Mapping[str, Any], held: Steps) -> None:
+def _check_position(position: Mapping[str, Any], counted: Steps) -> None:
     """Check that a cut's ledger position matches the steps in its parameters."""
-    records = sum(step.records for step in held)
-    if (position["done_steps"], position["done_records"]) != (len(held), records):
+    records = sum(step.records for step in counted)
+    if (position["done_steps"], position["done_records"]) != (len(counted), records):
         raise LedgerError(
             f"a position of {position['done_steps']} steps and {position['done_records']} records "
-            f"for {len(held)} steps with {records} records"
+            f"for {len(counted)} steps with {records} records"
         )
     for epoch, source, start, end in position["returned"]:
-        twice = [s for s in held if (s.epoch, s.source) == (epoch, source) and s.start < end and start < s.end]
+        twice = [s for s in counted if (s.epoch, s.source) == (epoch, source) and s.start < end and start < s.end]
         if twice:
             raise LedgerError(f"{source}: records {start} to {end} are to be leased again, but {twice[0]} is in")

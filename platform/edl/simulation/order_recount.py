@@ -32,15 +32,15 @@ def keyed_permutation(count: int, key: int) -> Iterator[int]:
     half = 2**bits
     turn_keys = [mix_bits(8 * key + turn) for turn in range(4)]
     for start in range(count):
-        at = start
+        position = start
         while True:
-            high, low = divmod(at, half)
+            high, low = divmod(position, half)
             for turn_key in turn_keys:
                 high, low = low, high ^ mix_bits(low ^ turn_key) % half
-            at = high * half + low
-            if at < count:
+            position = high * half + low
+            if position < count:
                 break
-        yield at
+        yield position
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +90,13 @@ class RecordedEpoch:
 
     def records_between(self, start: int, end: int) -> list[tuple[str, int]]:
         """Source and number of the records at the positions ``[start, end)``."""
-        found: list[tuple[str, int]] = []
+        records: list[tuple[str, int]] = []
         while start < end:
-            number, within = divmod(start, self.order.window)
+            number, offset = divmod(start, self.order.window)
             after = min(end, (number + 1) * self.order.window)
-            found += self._records_of(number)[within : within + after - start]
+            records += self._records_of(number)[offset : offset + after - start]
             start = after
-        return found
+        return records
 
     def _records_of(self, number: int) -> list[tuple[str, int]]:
         if self._cached_window[0] != number:

@@ -27,9 +27,13 @@ def journal_is_enough(live: JobStateMachine, replayed: JobStateMachine, last: Se
     # Called after every event, and JSON takes most of the time.
     if live.to_snapshot() == replayed.to_snapshot():
         return
-    one, other = _journaled_state(live), _journaled_state(replayed)
-    if one != other:
-        differing = {name: (one[name], other[name]) for name in one if one[name] != other[name]}
+    live_state, replayed_state = _journaled_state(live), _journaled_state(replayed)
+    if live_state != replayed_state:
+        differing = {
+            name: (live_state[name], replayed_state[name])
+            for name in live_state
+            if live_state[name] != replayed_state[name]
+        }
         raise BrokenPromiseError(f"replay differs in {differing} after {last}")
 
 
@@ -45,10 +49,10 @@ def asked_for_a_reason(master: JobStateMachine, role: Role) -> None:
 
     One worker is allowed without waiting work: it completes the job.
     """
-    there = master.pods.count_expected_workers()
-    if role is Role.WORKER and (there > master.workers_max or (there > 1 and not has_waiting_work(master))):
+    expected = master.pods.count_expected_workers()
+    if role is Role.WORKER and (expected > master.workers_max or (expected > 1 and not has_waiting_work(master))):
         raise BrokenPromiseError(
-            f"a worker is asked for, {there} are there with it, work waits: {has_waiting_work(master)}"
+            f"a worker is asked for, {expected} are there with it, work waits: {has_waiting_work(master)}"
         )
 
 
@@ -76,7 +80,7 @@ def cut_agrees(
 
 
 def applied_once(
-    who: str,
+    holder: str,
     applied: Counter[Minibatch],
     done: AbstractSet[Minibatch],
     *,
@@ -86,7 +90,7 @@ def applied_once(
     """A PS applied exactly the done minibatches, each once.
 
     Args:
-        who: name of the PS in errors.
+        holder: name of the PS in errors.
         applied: how often the PS applied each minibatch.
         done: minibatches that are done according to the ledger.
         lacking: minibatches that the PS lost because it restarted without a checkpoint.
@@ -97,7 +101,7 @@ def applied_once(
     extra = applied.keys() - done - twice
     often = {what for what, times in applied.items() if times > 1 + (what in twice)}
     if missing or extra or often:
-        raise BrokenPromiseError(f"{who}: missing {missing}, not done {extra}, applied twice {often}")
+        raise BrokenPromiseError(f"{holder}: missing {missing}, not done {extra}, applied twice {often}")
 
 
 def all_is_done(master: JobStateMachine) -> None:
@@ -130,11 +134,11 @@ def little_is_repeated(master: JobStateMachine, settled: Sequence[LeaseReturned]
 
 def evaluated_once(validation: Sequence[tuple[str, int]], payload: Mapping[str, Any]) -> None:
     """An evaluation covers each validation record exactly once."""
-    seen: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     for source, start, end in payload["seen"]["states"]:
-        seen.update((source, record) for record in range(start, end))
+        counts.update((source, record) for record in range(start, end))
     expected = {(name, record) for name, records in validation for record in range(records)}
-    if seen.keys() != expected or set(seen.values()) != {1}:
+    if counts.keys() != expected or set(counts.values()) != {1}:
         raise BrokenPromiseError("the last evaluation did not cover every validation record once")
 
 

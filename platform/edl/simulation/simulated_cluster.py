@@ -54,7 +54,7 @@ class SimulatedCluster:
         """Pods of a role that have not ended."""
         return [pod for pod in self.pods.values() if pod.role is role and not pod.has_ended]
 
-    def start_pod(self, role: Role, index: int, wish: PodOptions) -> str:
+    def start_pod(self, role: Role, index: int, options: PodOptions) -> str:
         """Accept a pod; returns the cluster's reason if it refuses."""
         if any(pod.index == index for pod in self.live_pods(role)):
             # Like the real cluster: repeating a request for a live pod starts none.
@@ -63,7 +63,7 @@ class SimulatedCluster:
             return self.start_refusal
         self._started_pods += 1
         uid = f"{role}-{index}-{self._started_pods}"
-        self.pods[uid] = PodStatus(uid, role, index, PodPhase.PENDING, elevated=wish.elevated, message="no room")
+        self.pods[uid] = PodStatus(uid, role, index, PodPhase.PENDING, elevated=options.elevated, message="no room")
         self._schedule_pods()
         if self.pods[uid].phase is PodPhase.PENDING:
             self._report_pod(uid)

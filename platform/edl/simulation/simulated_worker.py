@@ -168,45 +168,45 @@ class SimulatedWorker:
     # ------------------------------------------------------------------ work
 
     def _run_step(self) -> None:
-        held = self.held_leases[min(self.held_leases)]
-        if held.lease_reply.kind != TRAINING:
-            self.call_later(self.step_seconds, lambda: self._other_step(held))
-        elif held.done_steps == held.lease.step_count:
-            self._report_task(held, None)
-        elif minibatch_of(held.lease, held.done_steps) in self.world.lethal_minibatches or self._feeds_lethal():
+        lease = self.held_leases[min(self.held_leases)]
+        if lease.lease_reply.kind != TRAINING:
+            self.call_later(self.step_seconds, lambda: self._other_step(lease))
+        elif lease.done_steps == lease.lease.step_count:
+            self._report_task(lease, None)
+        elif minibatch_of(lease.lease, lease.done_steps) in self.world.lethal_minibatches or self._feeds_lethal():
             self.call_later(self.step_seconds, lambda: self.world.end_pod(self.uid, self.world.rng.choice((0, 137))))
-        elif minibatch_of(held.lease, held.done_steps) in self.world.poison_minibatches:
-            failed = WorkerFailed(self.uid, "crash", "bad record", lease=held.lease_reply.lease)
+        elif minibatch_of(lease.lease, lease.done_steps) in self.world.poison_minibatches:
+            failed = WorkerFailed(self.uid, "crash", "bad record", lease=lease.lease_reply.lease)
             self.send_message(failed, lambda _: self.world.end_pod(self.uid, 1))
         else:
-            self.call_later(self.step_seconds, lambda: self._push_step(held))
+            self.call_later(self.step_seconds, lambda: self._push_step(lease))
 
     def _feeds_lethal(self) -> bool:
         """Whether a minibatch that crashes this worker is among those that it has read or fed."""
         # A worker feeds up to MAX_FED_AHEAD minibatches ahead, but none of a lease that is granted
         # one by one: so a crash has one suspect.
         steps = [
-            (held, step)
-            for _, held in sorted(self.held_leases.items())
-            for step in range(held.done_steps, held.lease.step_count)
+            (lease, step)
+            for _, lease in sorted(self.held_leases.items())
+            for step in range(lease.done_steps, lease.lease.step_count)
         ]
-        steps = [(held, step) for held, step in steps if held.lease_reply.kind == TRAINING]
-        ahead = [(held, step) for held, step in steps[1 : 1 + MAX_FED_AHEAD] if not held.lease_reply.one_by_one]
+        steps = [(lease, step) for lease, step in steps if lease.lease_reply.kind == TRAINING]
+        ahead = [(lease, step) for lease, step in steps[1 : 1 + MAX_FED_AHEAD] if not lease.lease_reply.one_by_one]
         fed = steps[:1] if steps[0][0].lease_reply.one_by_one else [*steps[:1], *ahead]
-        return any(minibatch_of(held.lease, step) in self.world.lethal_fed for held, step in fed)
+        return any(minibatch_of(lease.lease, step) in self.world.lethal_fed for lease, step in fed)
 
-    def _push_step(self, held: HeldLease) -> None:
+    def _push_step(self, lease: HeldLease) -> None:
         """Push to every PS. The step ends when all have answered.
 
         Messages in flight arrive even if the worker dies.
         """
-        if held.lease_reply.lease not in self.held_leases:
+        if lease.lease_reply.lease not in self.held_leases:
             self.choose_action()
             return
         waiting = set(range(self.world.settings.ps))
         revoked: list[int] = []
-        number, step = held.lease_reply.lease, held.done_steps
-        what = minibatch_of(held.lease, step)
+        number, step = lease.lease_reply.lease, lease.done_steps
+        what = minibatch_of(lease.lease, step)
 
         def record_reply(index: int, answer: PushReply) -> None:
             waiting.discard(index)
@@ -231,30 +231,30 @@ class SimulatedWorker:
             if revoked:
                 self.held_leases.pop(number, None)
             else:
-                held.done_steps = step + 1
+                lease.done_steps = step + 1
             self.choose_action()
 
         for index in sorted(waiting):
             self.world.clock.call_later(self.world.message_latency(), lambda i=index: attempt_push(i))  # type: ignore[misc]
 
-    def _report_task(self, held: HeldLease, result: Any) -> None:
-        self.held_leases.pop(held.lease_reply.lease, None)
-        last = LeaseProgress(held.lease_reply.lease, held.lease.step_count)
-        self.send_message(TaskReported(self.uid, held.lease_reply.lease, last, result), lambda _: None)
+    def _report_task(self, lease: HeldLease, result: Any) -> None:
+        self.held_leases.pop(lease.lease_reply.lease, None)
+        last = LeaseProgress(lease.lease_reply.lease, lease.lease.step_count)
+        self.send_message(TaskReported(self.uid, lease.lease_reply.lease, last, result), lambda _: None)
         self.choose_action()
 
-    def _other_step(self, held: HeldLease) -> None:
-        held.done_steps += 1
-        granted = held.lease_reply
+    def _other_step(self, lease: HeldLease) -> None:
+        lease.done_steps += 1
+        granted = lease.lease_reply
         if granted.lease not in self.held_leases:
             self.choose_action()
-        elif held.done_steps < held.lease.step_count:
+        elif lease.done_steps < lease.lease.step_count:
             self.choose_action() if self.leaving else self._run_step()
         elif granted.kind in (EVALUATION, EXPORT) and not self.world.is_pin_readable(granted.pin):
             self.held_leases.pop(granted.lease)
             self.call_later(POLL, self.choose_action)
         else:
-            self._report_task(held, self._task_result(granted))
+            self._report_task(lease, self._task_result(granted))
 
     def _task_result(self, granted: LeaseReply) -> Any:
         work = granted.record_range

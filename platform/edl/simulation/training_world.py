@@ -257,9 +257,9 @@ class TrainingWorld:
             self.lost_minibatches.clear()
         if isinstance(entry, LeaseReturned):
             self.returned_leases.append(entry)
-            found = self.replayed_master.find_lease(entry.lease)
-            if found and entry.partial:
-                lease = found[1]
+            lease_place = self.replayed_master.find_lease(entry.lease)
+            if lease_place and entry.partial:
+                lease = lease_place[1]
                 steps = range(entry.through, entry.through + entry.partial)
                 self.twice_applied |= {
                     (lease.record_range.epoch, lease.record_range.source, lease.record_after_steps(step))
@@ -351,19 +351,20 @@ class TrainingWorld:
         promises.cut_agrees(self.master.ledgers[TRAINING], command, shards, twice=self.twice_applied)
 
         def finish_save() -> None:
-            whole = all(self.ps_processes[uid].alive for uid in uids) and incarnation == self.incarnation
-            if whole:
+            is_complete = all(self.ps_processes[uid].alive for uid in uids) and incarnation == self.incarnation
+            if is_complete:
                 self.checkpoints[command.cut] = shards
             self._post_reply(
-                incarnation, ev.CheckpointSaveFinished(command.cut, "" if whole else "a parameter server was lost")
+                incarnation,
+                ev.CheckpointSaveFinished(command.cut, "" if is_complete else "a parameter server was lost"),
             )
 
         self.clock.call_later(10 * self.message_latency(), finish_save)
 
     # ------------------------------------------------------------------ pods
 
-    def _start_pod(self, role: Role, index: int, wish: PodOptions) -> None:
-        refusal = self.cluster.start_pod(role, index, wish)
+    def _start_pod(self, role: Role, index: int, options: PodOptions) -> None:
+        refusal = self.cluster.start_pod(role, index, options)
         if refusal:
             self.post_events(ev.StartRefused(role, index, refusal, retry=True))
 

@@ -109,12 +109,13 @@ def read_checkpoint_contents(shards: Iterable[Path]) -> CheckpointContents:
     shard_arrays = [_ShardArrays.from_header(read_safetensors_header(path)) for path in shards]
     _check_same_model(shard_arrays)
     variables = sorted(
-        (one for shard in shard_arrays for one in shard.stored_variables()), key=lambda one: one.spec.name
+        (variable for shard in shard_arrays for variable in shard.stored_variables()),
+        key=lambda variable: variable.spec.name,
     )
     # sorted by name, so equal names are adjacent
-    for one, other in pairwise(variables):
-        if one.spec.name == other.spec.name:
-            problem = f"has variable '{one.spec.name}', and so does {one.values.path.name}"
+    for variable, other in pairwise(variables):
+        if variable.spec.name == other.spec.name:
+            problem = f"has variable '{variable.spec.name}', and so does {variable.values.path.name}"
             raise StorageError(problem, where=str(other.values.path))
     names = sorted({name for shard in shard_arrays for name in shard.rows})
     tables = tuple(_merge_table_shards(name, [shard for shard in shard_arrays if name in shard.rows]) for name in names)

@@ -192,19 +192,19 @@ def export_metadata(contents: CheckpointContents) -> dict[str, str]:
 
 
 def _iter_file_parts(
-    head: memoryview, found: Iterable[ExportColumn], on_write: Callable[[int], None]
+    head: memoryview, columns: Iterable[ExportColumn], on_write: Callable[[int], None]
 ) -> Iterator[memoryview]:
     yield head
-    for column in found:
+    for column in columns:
         for piece in column.iter_pieces():
             yield array_bytes(piece)
             on_write(piece.nbytes)
 
 
-def _write_npz(path: Path, found: Iterable[ExportColumn], on_write: Callable[[int], None]) -> None:
+def _write_npz(path: Path, columns: Iterable[ExportColumn], on_write: Callable[[int], None]) -> None:
     with path.open("wb") as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for column in found:
+            for column in columns:
                 with archive.open(zipfile.ZipInfo(f"{column.name}.npy", _FIXED_DATE), "w", force_zip64=True) as member:
                     _write_npy(member, column, on_write)
         file.flush()

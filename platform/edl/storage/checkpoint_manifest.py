@@ -284,10 +284,10 @@ def newest_intact_checkpoint(
     # newest first: verifying reads every byte, and usually the first one is intact
     for cut in reversed([cut for cut in list_cuts(checkpoints_dir) if below_cut is None or cut < below_cut]):
         directory = cut_directory(checkpoints_dir, cut)
-        found = load_manifest(directory)
-        reason = found.reason if isinstance(found, SkippedCheckpoint) else verify_checkpoint(directory, found)
-        if isinstance(found, CheckpointManifest) and reason is None:
-            return found
+        manifest = load_manifest(directory)
+        reason = manifest.reason if isinstance(manifest, SkippedCheckpoint) else verify_checkpoint(directory, manifest)
+        if isinstance(manifest, CheckpointManifest) and reason is None:
+            return manifest
         if on_skip is not None:
             on_skip(SkippedCheckpoint(cut, directory, reason or "unknown"))
     return None

@@ -215,10 +215,10 @@ def partial_upload_path(final: Path, sha256: str) -> Path:
 
 
 def _hash_file(path: Path, tick: Callable[[], None], limit: int | None) -> hashlib._Hash:
-    found, left = hashlib.sha256(), limit
+    digest, left = hashlib.sha256(), limit
     with translate_os_errors(path, "read"), path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES if left is None else min(_BLOCK_BYTES, left)):
-            found.update(block)
+            digest.update(block)
             left = None if left is None else left - len(block)
             tick()
-    return found
+    return digest

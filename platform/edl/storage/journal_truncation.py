@@ -122,10 +122,10 @@ def usable_checkpoint(run: RunDirectory, named: SavedCheckpoint) -> SavedCheckpo
     if _has_manifest(run, named.cut):
         return named
     older = [cut for cut in list_cuts(run.checkpoints) if cut < named.cut and _has_manifest(run, cut)]
-    found = load_manifest(cut_directory(run.checkpoints, older[-1])) if older else None
+    manifest = load_manifest(cut_directory(run.checkpoints, older[-1])) if older else None
     return (
-        SavedCheckpoint(found.cut, found.step, found.version, found.ledger)
-        if isinstance(found, CheckpointManifest)
+        SavedCheckpoint(manifest.cut, manifest.step, manifest.version, manifest.ledger)
+        if isinstance(manifest, CheckpointManifest)
         else named
     )
 

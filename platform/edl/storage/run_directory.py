@@ -211,11 +211,11 @@ def find_run(job_dir: Path, run_id: str | None) -> RunDirectory:
             hint="Start one with edl run, without --resume. If there is one, call this in the folder in which it was "
             "started: runs are stored there, in .edl, unless storage.path names another folder.",
         )
-    found = [run for run in existing if run_id in (None, run.run_id)]
-    if not found:
+    runs = [run for run in existing if run_id in (None, run.run_id)]
+    if not runs:
         names = ", ".join(run.run_id for run in existing)
         raise BadInputError(f"this job has no run {run_id!r}", where=str(job_dir), hint=f"The runs are: {names}.")
-    return found[-1]
+    return runs[-1]
 
 
 class JobLock:

@@ -65,9 +65,9 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
     field_changes = diff_job_specs(old, new)
     forbidden_changes = [change for change in field_changes if is_fixed_field(change[0]) and not _is_allowed(change)]
     if forbidden_changes:
-        told = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
+        changes_text = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
         raise BadInputError(
-            f"run {run_id} cannot continue with this job file: its ledger belongs to other work\n{told}",
+            f"run {run_id} cannot continue with this job file: its ledger belongs to other work\n{changes_text}",
             hint="Change these fields back, or start a new run without --resume.",
         )
     return field_changes

@@ -123,18 +123,18 @@ def _parse_header(path: Path, text: bytes, size: int) -> SafetensorsHeader:
     if not all(isinstance(value, str) for value in strings.values()):
         raise ValueError("its metadata values are not strings")
     data = _LENGTH_BYTES + len(text)
-    found = sorted(
+    entries = sorted(
         (_parse_array_entry(name, field, path, data) for name, field in fields.items()), key=lambda one: one[0].start
     )
     end = data
-    for array, array_end in found:
+    for array, array_end in entries:
         # no gaps and no overlaps, as the format demands: no two arrays share bytes
         if array.start != end or array_end != end + array.nbytes:
             raise ValueError(f"array {array.name!r} does not follow the previous array, or has a wrong size")
         end = array_end
     if end != size:
         raise StorageError(f"has {size} bytes, its header describes {end}", where=str(path))
-    return SafetensorsHeader(path, {array.name: array for array, _ in found}, strings)
+    return SafetensorsHeader(path, {array.name: array for array, _ in entries}, strings)
 
 
 def _parse_array_entry(name: str, field: Mapping[str, Any], path: Path, data: int) -> tuple[StoredArray, int]:

@@ -295,9 +295,9 @@ class SegmentChain:
         # a newer incarnation's fence may list the old segments: then they must stay
         self._check_not_replaced()
         with translate_os_errors(self._directory, "remove compacted journal segments"):
-            for found in list_segments(self._directory):
-                if found < segment:
-                    (self._directory / found.file_name).unlink(missing_ok=True)
+            for old_segment in list_segments(self._directory):
+                if old_segment < segment:
+                    (self._directory / old_segment.file_name).unlink(missing_ok=True)
             sync_directory(self._directory)
 
     def close(self) -> None:

@@ -53,9 +53,9 @@ def plan_resumption(run: RunDirectory, spec: JobSpec, *, from_checkpoint: bool) 
     decided = _CallbackReplay()
     try:
         with nullcontext() if from_checkpoint else explain_journal_damage(run):
-            found = replay_journal(run.journal)
-            check_not_truncated(run, found)
-            decided.replay(found)
+            replayed = replay_journal(run.journal)
+            check_not_truncated(run, replayed)
+            decided.replay(replayed)
     except StorageError:
         # The user continues without the journal, and so without what callbacks have decided.
         if not from_checkpoint:

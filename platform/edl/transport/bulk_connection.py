@@ -352,8 +352,8 @@ def set_socket_options(sock: socket.socket) -> None:
 
 def set_kernel_timeout(sock: socket.socket, seconds: float) -> None:
     """Let the kernel end blocking calls after some seconds; they then raise BlockingIOError."""
-    whole = int(seconds)
+    full_seconds = int(seconds)
     # at least a microsecond: zero would mean no timeout
-    value = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1_000_000)))
+    value = struct.pack("@ll", full_seconds, max(1, int((seconds - full_seconds) * 1_000_000)))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)

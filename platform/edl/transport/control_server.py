@@ -124,10 +124,10 @@ def start_control_server(
     """
     parsed_address = parse_address(address)
     pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
-    guard = AuthenticatingHandler(token, pool)
-    register(guard)
+    handler = AuthenticatingHandler(token, pool)
+    register(handler)
     try:
-        server, bound = _run_on_loop(_start_grpc_server(guard, parsed_address))
+        server, bound = _run_on_loop(_start_grpc_server(handler, parsed_address))
     except BaseException:
         pool.shutdown()
         raise
@@ -135,10 +135,10 @@ def start_control_server(
 
 
 async def _start_grpc_server(
-    guard: AuthenticatingHandler, address: UnixAddress | TcpAddress
+    handler: AuthenticatingHandler, address: UnixAddress | TcpAddress
 ) -> tuple[grpc.aio.Server, str]:
     options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", control_connection_limit()))
-    server = grpc.aio.server(handlers=[guard], options=options)
+    server = grpc.aio.server(handlers=[handler], options=options)
     bound = _bind_address(server, address)
     await server.start()
     return server, bound

@@ -210,9 +210,9 @@ class MasterSession:
         """
 
         def make_request() -> pb.WorldRequest:
-            made = request()
-            made.member.CopyFrom(self._member)
-            return made
+            message = request()
+            message.member.CopyFrom(self._member)
+            return message
 
         reply: pb.WorldReply = self._call_with_retry(
             "World", make_request, deadline=_CALL_TIMEOUT_SECONDS + wait_seconds

@@ -46,15 +46,15 @@ def check_validation_data(
     """
     columns = _column_differences(training.metadata.column_names, validation.metadata.column_names)
     try:
-        found = find_first_minibatch(validation, feeder, CorruptRecordSkipper(max_corrupt_records), size=size)
+        first_minibatch = find_first_minibatch(validation, feeder, CorruptRecordSkipper(max_corrupt_records), size=size)
     except FeedError as error:
         error.message = f"{_DATA_SET}: {error.message}"
         if columns:
             error.hint = f"{columns}; {error.hint}" if error.hint else columns
         raise
-    if found is None or first is None:
+    if first_minibatch is None or first is None:
         return
-    task, minibatch = found
+    task, minibatch = first_minibatch
     different = [
         *_differences("features", first.features, minibatch.features, strict=True),
         *_differences("labels", first.labels, minibatch.labels, strict=False),

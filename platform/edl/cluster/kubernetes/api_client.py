@@ -52,10 +52,10 @@ class ResponseStream:
         rest = b""
         try:
             for chunk in self._response.stream(1 << 16):
-                *whole, rest = (rest + chunk).split(b"\n")
+                *complete, rest = (rest + chunk).split(b"\n")
                 if len(rest) > _MAX_LINE_BYTES:
                     raise NoResponseError("The server sent a line without an end", where=self._where)
-                yield from whole
+                yield from complete
             if rest:
                 yield rest
         except (HTTPError, OSError, ValueError) as error:
@@ -459,10 +459,10 @@ class KubeClient:
         if response.status >= 300:
             # 429 and 503 may ask for a delay, which applies to all requests of this client
             after = response.headers.get("Retry-After")
-            refusal = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
-            if isinstance(refusal, ServerBusyError) and refusal.retry_after:
-                self._rate_limiter.pause_requests(refusal.retry_after)
-            raise refusal
+            server_error = error_from_response(response.status, _error_body(response), where=where, retry_after=after)
+            if isinstance(server_error, ServerBusyError) and server_error.retry_after:
+                self._rate_limiter.pause_requests(server_error.retry_after)
+            raise server_error
         return response
 
     def _unreachable_hint(self) -> str:

@@ -227,10 +227,10 @@ def _forbidden_class(message: str) -> type[ForbiddenError]:
 
 def permission_hint(message: str) -> str:
     """Who can grant a right that RBAC refused, by the subject and the scope in the message."""
-    if asked := _MASTER_ACCOUNT_DENIED.search(message):
+    if match := _MASTER_ACCOUNT_DENIED.search(message):
         return (
             f"This is the account of jobs' masters. It is bound to the ClusterRole {names.MASTER_ACCOUNT} if EDL is "
-            f"installed for the namespace. {install_hint(asked['namespace'])} `edl doctor` checks that."
+            f"installed for the namespace. {install_hint(match['namespace'])} `edl doctor` checks that."
         )
     if _CLUSTER_VIEWER_RESOURCES.search(message):
         return _CLUSTER_ROLE_HINT

@@ -40,38 +40,40 @@ LOST_NODE_SECONDS, STUCK_SECONDS = 5.0, 30.0
 GC_INTERVAL_SECONDS = 2.0
 
 
-def stuck_deletions(bodies: Iterable[PodRecord], now: float) -> list[PodRecord]:
+def stuck_deletions(records: Iterable[PodRecord], now: float) -> list[PodRecord]:
     """Pods that were told to exit and still exist, long after their grace period."""
     return [
-        body for body in bodies if body.leaving_since is not None and now > body.leaving_since + _allowed_seconds(body)
+        record
+        for record in records
+        if record.leaving_since is not None and now > record.leaving_since + _allowed_seconds(record)
     ]
 
 
-def excess_pods(bodies: Iterable[PodRecord], kept: int = KEPT_ENDED_PODS) -> list[PodRecord]:
+def excess_pods(records: Iterable[PodRecord], keep_count: int = KEPT_ENDED_PODS) -> list[PodRecord]:
     """Ended pods, except the newest of each role."""
     ended: defaultdict[Role, list[PodRecord]] = defaultdict(list)
-    for body in bodies:
-        if body.status.has_ended and body.leaving_since is None:
-            ended[body.status.role].append(body)
+    for record in records:
+        if record.status.has_ended and record.leaving_since is None:
+            ended[record.status.role].append(record)
     # by creation time, then index: the newest pods are kept
-    by_age = (sorted(found, key=_age_key) for found in ended.values())
-    return [body for found in by_age for body in found[: max(len(found) - kept, 0)]]
+    by_age = (sorted(ended_pods, key=_age_key) for ended_pods in ended.values())
+    return [record for ended_pods in by_age for record in ended_pods[: max(len(ended_pods) - keep_count, 0)]]
 
 
-def newest_crashed_pods(bodies: Iterable[PodRecord]) -> list[PodRecord]:
+def newest_crashed_pods(records: Iterable[PodRecord]) -> list[PodRecord]:
     """The newest crashed pod of each role. Without a volume, its log is nowhere else."""
-    crashed = [body for body in bodies if body.status.phase is PodPhase.FAILED and body.leaving_since is None]
-    newest = {body.status.role: body for body in sorted(crashed, key=_age_key)}
+    crashed = [record for record in records if record.status.phase is PodPhase.FAILED and record.leaving_since is None]
+    newest = {record.status.role: record for record in sorted(crashed, key=_age_key)}
     return list(newest.values())
 
 
-def _age_key(body: PodRecord) -> tuple[str, int]:
-    return body.created_at, body.status.index
+def _age_key(record: PodRecord) -> tuple[str, int]:
+    return record.created_at, record.status.index
 
 
-def _allowed_seconds(body: PodRecord) -> float:
-    return body.grace_seconds + (
-        LOST_NODE_SECONDS if body.status.cause == TerminationCause.NODE_LOST else STUCK_SECONDS
+def _allowed_seconds(record: PodRecord) -> float:
+    return record.grace_seconds + (
+        LOST_NODE_SECONDS if record.status.cause == TerminationCause.NODE_LOST else STUCK_SECONDS
     )
 
 
@@ -123,16 +125,16 @@ class PodGarbageCollector:
             if self._try_delete(uid, grace):
                 with self._lock:
                     self._postponed.pop(uid, None)
-        bodies = self._pod_cache.records()
-        late = stuck_deletions(bodies, self._clock())
-        for body in late:
+        records = self._pod_cache.records()
+        late = stuck_deletions(records, self._clock())
+        for record in late:
             self._warn_once(
-                body.uid,
-                f"pod {body.name} still exists after its grace period ({body.status.cause or 'leaving'}): removed",
+                record.uid,
+                f"pod {record.name} still exists after its grace period ({record.status.cause or 'leaving'}): removed",
             )
         # grace period 0 removes the object even if no kubelet answers; a process that still runs can do no harm
-        for body in (*late, *excess_pods(bodies)):
-            self._try_delete(body.uid, 0)
+        for record in (*late, *excess_pods(records)):
+            self._try_delete(record.uid, 0)
 
     def _run_loop(self) -> None:
         while not self._closed.wait(self._interval):
@@ -258,11 +260,11 @@ class KubeCluster:
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
         there = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
-        records = [body for body in self._pod_cache.records() if body.uid in there]
+        records = [record for record in self._pod_cache.records() if record.uid in there]
         kept_records = newest_crashed_pods(records) if keep_crashed else []
-        removed = [body for body in records if body not in kept_records]
-        for body in removed:
-            self._delete_pod(body.uid, body.name, 0)
+        removed = [record for record in records if record not in kept_records]
+        for record in removed:
+            self._delete_pod(record.uid, record.name, 0)
         return not removed
 
     def _create_pod(self, manifest: Manifest) -> str:
@@ -280,17 +282,17 @@ class KubeCluster:
             holder = self._api.get(PODS, name, self._namespace)
         except NotFoundError as error:
             raise RetryableError(f"Pod {name} has just been deleted", where=self._namespace) from error
-        seen = self._pod_cache.update(holder)
-        if seen is None:
+        pod_status = self._pod_cache.update(holder)
+        if pod_status is None:
             raise RetryableError(f"Pod {name} does not belong to this job", where=self._namespace)
-        if not seen.has_ended:
+        if not pod_status.has_ended:
             # A leaving pod has the name until it is gone. Any other is the requested pod: an earlier request created
             # it, whose answer was lost with the connection or with the previous master.
-            if seen.leaving:
+            if pod_status.leaving:
                 raise RetryableError(f"Pod {name} is still leaving", where=self._namespace)
-            return seen.uid
+            return pod_status.uid
         # Only the object is left, for example because its node is slow to report the deletion.
-        self._delete_pod(seen.uid, name, 0)
+        self._delete_pod(pod_status.uid, name, 0)
         try:
             return self._create_pod(manifest)
         except ConflictError as error:

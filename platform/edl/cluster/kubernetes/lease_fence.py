@@ -150,13 +150,13 @@ class LeaseFence:
         with self._lock:
             began = self._clock()  # before the request: the deadline must not begin later than at the server
             try:
-                found, server_now = self._read_lease()
-                seen = None if found is None else self._leadership_record(found)
+                lease, server_now = self._read_lease()
+                record = None if lease is None else self._leadership_record(lease)
                 # a holder whose containers have ended need not expire: its successor starts at once
-                ended = seen is not None and self._holder_ended(seen.holder)
-                answer = may_take_over(seen, self._candidate.holder_identity, server_now, holder_ended=ended)
+                ended = record is not None and self._holder_ended(record.holder)
+                answer = may_take_over(record, self._candidate.holder_identity, server_now, holder_ended=ended)
                 if answer.value:
-                    self._take_lease(found, began)
+                    self._take_lease(lease, began)
             except ConflictError:
                 return Decision(False, "another master acquired it first")
             except ApiError as error:
@@ -165,20 +165,20 @@ class LeaseFence:
                 return Decision(False, str(error))
             return answer
 
-    def _take_lease(self, found: Manifest | None, began: float) -> None:
+    def _take_lease(self, lease: Manifest | None, began: float) -> None:
         # the number is in an annotation of the Lease, so it grows even if the journal's volume is new
-        self._incarnation = _parse_incarnation(found) + 1
-        self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=found is None)
+        self._incarnation = _parse_incarnation(lease) + 1
+        self._write_lease({"acquireTime": _format_micro_time(), **self._renewed_spec()}, create=lease is None)
         self._renewed_at = began
 
-    def _leadership_record(self, found: Manifest) -> LeadershipRecord:
-        version, spec = found["metadata"]["resourceVersion"], found.get("spec", {})
+    def _leadership_record(self, lease: Manifest) -> LeadershipRecord:
+        version, spec = lease["metadata"]["resourceVersion"], lease.get("spec", {})
         # how long it stays unchanged is measured with this process's clock, whatever the clocks of nodes show
         if version != self._version:
             self._version, self._unchanged_since = version, self._clock()
         return LeadershipRecord(
             holder=spec.get("holderIdentity") or "",
-            renewed_at=_last_change_time(found),
+            renewed_at=_last_change_time(lease),
             duration_seconds=float(spec.get("leaseDurationSeconds") or LEASE_SECONDS),
             unchanged_seconds=self._clock() - self._unchanged_since,
         )
@@ -189,10 +189,10 @@ class LeaseFence:
         if not pod or holder == self._candidate.holder_identity:
             return False
         try:
-            found = self._api.get(PODS, pod)
+            holder_pod = self._api.get(PODS, pod)
         except NotFoundError:
             return False
-        return str(found["metadata"]["uid"]) == uid and has_pod_ended(found)
+        return str(holder_pod["metadata"]["uid"]) == uid and has_pod_ended(holder_pod)
 
     # ------------------------------------------------------------------ renewing
 
@@ -212,16 +212,16 @@ class LeaseFence:
             self._write_lease(self._renewed_spec())
         except (ConflictError, NotFoundError):
             # the Lease was changed or deleted: lost if another master holds it, otherwise written again
-            found, _ = self._read_lease()
-            holder = "" if found is None else found.get("spec", {}).get("holderIdentity") or ""
-            if found is not None and holder != self._candidate.holder_identity:
+            lease, _ = self._read_lease()
+            holder = "" if lease is None else lease.get("spec", {}).get("holderIdentity") or ""
+            if lease is not None and holder != self._candidate.holder_identity:
                 self._lost = True
                 return
             # otherwise the Lease would be created again after its Job, and nobody would delete it
-            if found is None and self._is_job_going():
+            if lease is None and self._is_job_going():
                 raise
-            self._version = "" if found is None else found["metadata"]["resourceVersion"]
-            self._write_lease(self._renewed_spec(), create=found is None)
+            self._version = "" if lease is None else lease["metadata"]["resourceVersion"]
+            self._write_lease(self._renewed_spec(), create=lease is None)
         self._renewed_at = began
 
     def _is_job_going(self) -> bool:
@@ -241,10 +241,10 @@ class LeaseFence:
 
     def _log_change(self, decision: Decision[bool]) -> None:
         """Log a decision if it differs from the last one in more than its numbers, such as seconds."""
-        said = _NUMBER_PATTERN.sub("", decision.reason)
-        if said != self._last_logged:
+        message = _NUMBER_PATTERN.sub("", decision.reason)
+        if message != self._last_logged:
             log.log(logging.INFO if decision.value else logging.WARNING, "Lease %s: %s", self._name, decision.reason)
-        self._last_logged = said
+        self._last_logged = message
 
     # ------------------------------------------------------------------ requests
 
@@ -289,14 +289,14 @@ def has_pod_ended(pod: Manifest) -> bool:
     return is_pod_over(pod) and bool(ends) and None not in ends
 
 
-def _parse_incarnation(found: Manifest | None) -> int:
-    text = "" if found is None else found["metadata"].get("annotations", {}).get(names.INCARNATION_ANNOTATION, "")
+def _parse_incarnation(lease: Manifest | None) -> int:
+    text = "" if lease is None else lease["metadata"].get("annotations", {}).get(names.INCARNATION_ANNOTATION, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
-def _last_change_time(found: Manifest) -> float | None:
+def _last_change_time(lease: Manifest) -> float | None:
     """When the server last changed the object, in unix seconds of its clock."""
-    times = [entry["time"] for entry in found["metadata"].get("managedFields") or () if entry.get("time")]
+    times = [entry["time"] for entry in lease["metadata"].get("managedFields") or () if entry.get("time")]
     return max((datetime.fromisoformat(time).timestamp() for time in times), default=None)
 
 

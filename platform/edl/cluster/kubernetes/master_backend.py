@@ -106,11 +106,11 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
         if _is_token_needed(api, job, uid, job_ended=job_ended):
             return True
         # A master may not get Secrets; a dry run of the deletion returns the uid and nothing of the content.
-        found = api.delete(SECRETS, token_secret, dry_run=True)
+        secret = api.delete(SECRETS, token_secret, dry_run=True)
         # a new Job, and then its token, may have been created since the first check
         if _is_token_needed(api, job, uid, job_ended=job_ended):
             return True
-        api.delete(SECRETS, token_secret, uid=found["details"]["uid"])
+        api.delete(SECRETS, token_secret, uid=secret["details"]["uid"])
     except (NotFoundError, ConflictError):
         return True
     except ApiError as error:
@@ -124,17 +124,17 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
 
 def _is_token_needed(api: KubeClient, job: str, uid: str, *, job_ended: bool) -> bool:
     try:
-        there = api.get(JOBS, names.master_name(job))
+        existing_job = api.get(JOBS, names.master_name(job))
     except NotFoundError:
         return False
-    if there["metadata"]["uid"] != uid:
+    if existing_job["metadata"]["uid"] != uid:
         return True
-    return not (job_ended or is_being_deleted(there)) or _made_by_submit(there)
+    return not (job_ended or is_being_deleted(existing_job)) or _made_by_submit(existing_job)
 
 
-def _made_by_submit(there: Manifest) -> bool:
+def _made_by_submit(existing_job: Manifest) -> bool:
     """Whether ``edl submit`` created the Job, and with it the owner references of the other objects."""
-    return names.SUBMISSION_ANNOTATION in (there["metadata"].get("annotations") or {})
+    return names.SUBMISSION_ANNOTATION in (existing_job["metadata"].get("annotations") or {})
 
 
 def _adopt_object(api: KubeClient, kind: ResourceKind, name: str, job: str, uid: str) -> None:
@@ -149,10 +149,10 @@ def _adopt_object(api: KubeClient, kind: ResourceKind, name: str, job: str, uid:
     api.patch(kind, name, {"metadata": {"ownerReferences": [owner_reference(job, uid)]}}, style=STRATEGIC_MERGE_PATCH)
 
 
-def _leftover_text(kind: ResourceKind, name: str, job: str, why: str) -> str:
+def _leftover_text(kind: ResourceKind, name: str, job: str, reason: str) -> str:
     """A line about an object without an owner: what happens to it, why, and what the user can do."""
     return (
-        f"{kind.name} {name} stays when the Job is deleted with kubectl: {why}. "
+        f"{kind.name} {name} stays when the Job is deleted with kubectl: {reason}. "
         f"`edl delete {job}` removes it, before or after that, and so does `kubectl delete {kind.name.lower()} {name}`"
     )
 

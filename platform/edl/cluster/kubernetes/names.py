@@ -65,7 +65,7 @@ def master_address(job: str, namespace: str) -> str:
 
 def object_labels(job: str, role: Role | None = None, index: int | None = None) -> dict[str, str]:
     """Labels of an object of a job; for a pod also its role and index."""
-    found = {
+    labels = {
         "app.kubernetes.io/name": "edl",
         "app.kubernetes.io/instance": job,
         "app.kubernetes.io/part-of": "edl",
@@ -73,10 +73,10 @@ def object_labels(job: str, role: Role | None = None, index: int | None = None) 
         JOB_LABEL: job,
     }
     if role is not None:
-        found |= {"app.kubernetes.io/component": role.value, ROLE_LABEL: role.value}
+        labels |= {"app.kubernetes.io/component": role.value, ROLE_LABEL: role.value}
     if index is not None:
-        found[INDEX_LABEL] = str(index)
-    return found
+        labels[INDEX_LABEL] = str(index)
+    return labels
 
 
 def label_selector(job: str | None = None, role: Role | None = None, index: int | None = None) -> str:

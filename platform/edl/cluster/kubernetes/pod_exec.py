@@ -160,7 +160,7 @@ def _connect_websocket(connection: KubeConnection, url: str, where: str) -> WebS
 
 def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
     """The TLS settings of a connection pool, with the names of the websocket library."""
-    told: Mapping[str, Any] = pool.connection_pool_kw
+    settings: Mapping[str, Any] = pool.connection_pool_kw
     names_of = {
         "ca_certs": "ca_certs",
         "certfile": "cert_file",
@@ -168,10 +168,10 @@ def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
         "cert_reqs": "cert_reqs",
         "server_hostname": "server_hostname",
     }
-    found = {name: told[theirs] for name, theirs in names_of.items() if told.get(theirs) is not None}
-    if told.get("cert_reqs") == ssl.CERT_NONE or told.get("assert_hostname") is False:
-        found["check_hostname"] = False
-    return found
+    options = {name: settings[theirs] for name, theirs in names_of.items() if settings.get(theirs) is not None}
+    if settings.get("cert_reqs") == ssl.CERT_NONE or settings.get("assert_hostname") is False:
+        options["check_hostname"] = False
+    return options
 
 
 def _proxy_options(pool: urllib3.PoolManager) -> dict[str, Any]:

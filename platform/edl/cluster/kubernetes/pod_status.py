@@ -335,9 +335,9 @@ def _waiting_reason(pod: Manifest) -> tuple[str, str]:
         return refusal
     waiting = [each.waiting for each in read_containers(pod) if each.waiting is not None and each.waiting[0]]
     # A container that cannot be started says more than one that waits for it.
-    trouble = next((each for each in waiting if each[0] not in _STARTING_REASONS), None)
-    if trouble is not None:
-        return trouble
+    problem = next((each for each in waiting if each[0] not in _STARTING_REASONS), None)
+    if problem is not None:
+        return problem
     if waiting:
         return waiting[-1][0], ""
     return ("Scheduled" if pod.get("spec", {}).get("nodeName") else ""), ""

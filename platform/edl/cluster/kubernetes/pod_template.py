@@ -231,7 +231,7 @@ def _pod_metadata(spec: JobSpec, identity: PodIdentity) -> Manifest:
 def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Manifest:
     master = identity.role is Role.MASTER
     section = role_section(spec, identity.role)
-    found: Manifest = {
+    pod_spec: Manifest = {
         # a master restarts in its pod; the others never do, so that the end of a container is the end of its pod
         "restartPolicy": "OnFailure" if master else "Never",
         "terminationGracePeriodSeconds": POD_GRACE_SECONDS,
@@ -244,17 +244,17 @@ def _pod_spec(spec: JobSpec, identity: PodIdentity, options: PodOptions) -> Mani
         "volumes": pod_volumes(spec, identity.token_secret),
         "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[identity.role]),
     }
-    return found | _optional_fields(spec)
+    return pod_spec | _optional_fields(spec)
 
 
 def _optional_fields(spec: JobSpec) -> Manifest:
     """Fields that only some specs set."""
-    asked = {
+    fields = {
         "nodeSelector": dict(spec.pod.node_selector),
         "affinity": dict(spec.pod.affinity),
         "imagePullSecrets": [{"name": name} for name in spec.pod.image_pull_secrets],
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceSpec, options: PodOptions) -> Manifest:
@@ -310,13 +310,15 @@ def pod_tolerations(
     Clusters add 300 s to pods without such tolerations. With None, a pod stays until somebody deletes it.
     """
     limit = {} if node_lost_seconds is None else {"tolerationSeconds": node_lost_seconds}
-    said = [one.get("key") for one in spec_tolerations if one.get("effect") in (None, "", "NoExecute")]
+    tolerated_keys = [
+        toleration.get("key") for toleration in spec_tolerations if toleration.get("effect") in (None, "", "NoExecute")
+    ]
     waits = [
         {"key": key, "operator": "Exists", "effect": "NoExecute", **limit}
         for key in _UNHEALTHY_NODE_TAINTS
-        if key not in said
+        if key not in tolerated_keys
     ]
-    return [*(dict(one) for one in spec_tolerations), *waits]
+    return [*(dict(toleration) for toleration in spec_tolerations), *waits]
 
 
 def container_environment(spec: JobSpec, identity: PodIdentity) -> list[Manifest]:

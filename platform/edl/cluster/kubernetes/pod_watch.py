@@ -76,23 +76,24 @@ class PodCache:
         meta = pod["metadata"]
         with self._lock:
             try:
-                seen = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._deletion_requested)
+                new_status = pod_status.read_pod_status(pod, deletion_requested=meta["uid"] in self._deletion_requested)
             except ValueError:  # no role and index in its labels
                 return None
-            known = self._records.get(seen.uid)
+            known = self._records.get(new_status.uid)
             since = known.leaving_since if known else None
             if since is None and is_being_deleted(pod):
                 since = self._clock()
             grace = float(meta.get("deletionGracePeriodSeconds") or 0)  # the kubelet sets 0 when the pod has ended
-            if seen.uid not in self._removed:  # the response to a creation may arrive after the deletion was watched
-                self._records[seen.uid] = PodRecord(
+            # the response to a creation may arrive after the deletion was watched
+            if new_status.uid not in self._removed:
+                self._records[new_status.uid] = PodRecord(
                     meta["name"],
-                    seen,
+                    new_status,
                     meta.get("creationTimestamp") or "",
                     since,
                     max(grace, known.grace_seconds if known else 0.0),
                 )
-        return seen
+        return new_status
 
     def update_from_list(self, pods: Iterable[Manifest], known_before: Iterable[PodRecord]) -> list[PodStatus]:
         """Apply a full list; return the status of each pod in it and the end of each pod that is missing.
@@ -102,20 +103,20 @@ class PodCache:
             known_before: the pods known when the list was requested. A pod created since then may be missing from it
                 without having ended.
         """
-        seen = [pod for pod in map(self.update, pods) if pod is not None]
-        present = {pod.uid for pod in seen}
-        vanished = [body for body in known_before if body.uid not in present]
-        for body in vanished:
-            self._remove_record(body.uid)
-        return [*seen, *(self.final_status(body.status) for body in vanished)]
+        reported = [pod for pod in map(self.update, pods) if pod is not None]
+        present = {pod.uid for pod in reported}
+        vanished = [record for record in known_before if record.uid not in present]
+        for record in vanished:
+            self._remove_record(record.uid)
+        return [*reported, *(self.final_status(record.status) for record in vanished)]
 
     def remove_deleted(self, pod: Manifest) -> PodStatus | None:
         """Remove an object that was deleted; return its final status."""
-        seen = self.update(pod)
-        if seen is None:
+        last_status = self.update(pod)
+        if last_status is None:
             return None
-        self._remove_record(seen.uid)
-        return self.final_status(seen)
+        self._remove_record(last_status.uid)
+        return self.final_status(last_status)
 
     def _remove_record(self, uid: str) -> None:
         with self._lock:
@@ -130,14 +131,14 @@ class PodCache:
     def pod_name(self, uid: str) -> str | None:
         """Name of the object; None if it is unknown."""
         with self._lock:
-            body = self._records.get(uid)
-            return body.name if body else None
+            record = self._records.get(uid)
+            return record.name if record else None
 
     def mark_deletion_requested(self, uid: str) -> None:
         """Remember that the master requested a deletion, unless the pod was being deleted already."""
         with self._lock:
-            body = self._records.get(uid)
-            if body is None or body.leaving_since is None:
+            record = self._records.get(uid)
+            if record is None or record.leaving_since is None:
                 self._deletion_requested.add(uid)
 
     def records(self) -> tuple[PodRecord, ...]:

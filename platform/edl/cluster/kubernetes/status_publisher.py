@@ -68,19 +68,19 @@ def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds
     Raises:
         BadInputError: the minimum would be above the maximum, or a number is outside a job's limits.
     """
-    found = replace(
+    merged = replace(
         current,
         unreadable="",
         min=current.min if change.min is None else change.min,
         max=current.max if change.max is None else change.max,
         stop=current.stop or change.stop,
     )
-    for name, asked in (("--min", change.min), ("--max", change.max)):
-        if asked is not None and asked > MOST_WORKERS:
-            raise BadInputError(f"{name} {asked}: a job can have at most {MOST_WORKERS} workers")
+    for name, requested in (("--min", change.min), ("--max", change.max)):
+        if requested is not None and requested > MOST_WORKERS:
+            raise BadInputError(f"{name} {requested}: a job can have at most {MOST_WORKERS} workers")
     low, high = (
-        (spec_bounds[0] if found.min is None else found.min),
-        (spec_bounds[1] if found.max is None else found.max),
+        (spec_bounds[0] if merged.min is None else merged.min),
+        (spec_bounds[1] if merged.max is None else merged.max),
     )
     if high < 1:
         raise BadInputError("a job needs at least one worker", hint="`edl stop` ends a job.")
@@ -88,7 +88,7 @@ def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds
         both = change.min is not None and change.max is not None
         missing = "" if both else ("Give --max too." if change.max is None else "Give --min too.")
         raise BadInputError(f"min would be {low}, more than max, which is {high}", hint=missing or None)
-    return found
+    return merged
 
 
 def update_desired_state(
@@ -101,10 +101,10 @@ def update_desired_state(
         RbacDeniedError: the user may not patch Jobs in this namespace.
     """
     for attempt in range(_MAX_ATTEMPTS):
-        found = api.get(JOBS, names.master_name(job), namespace)
-        desired = merge_desired_state(read_desired_state(found), change, spec_bounds)
+        job_manifest = api.get(JOBS, names.master_name(job), namespace)
+        desired = merge_desired_state(read_desired_state(job_manifest), change, spec_bounds)
         meta = {
-            "resourceVersion": found["metadata"]["resourceVersion"],
+            "resourceVersion": job_manifest["metadata"]["resourceVersion"],
             "annotations": {names.DESIRED_ANNOTATION: format_desired_state(desired)},
         }
         try:
@@ -130,9 +130,9 @@ def _member_error(name: str, value: object) -> str:
     return f"{name} must be a whole number from {least} to {MOST_WORKERS}"
 
 
-def _unreadable_state(text: str, why: str) -> DesiredState:
+def _unreadable_state(text: str, reason: str) -> DesiredState:
     return DesiredState(
-        unreadable=f"the annotation {names.DESIRED_ANNOTATION} of the Job is ignored, {why}: {_shorten_text(text)}"
+        unreadable=f"the annotation {names.DESIRED_ANNOTATION} of the Job is ignored, {reason}: {_shorten_text(text)}"
     )
 
 
@@ -229,9 +229,9 @@ class KubeStatusPublisher:
     def _write_pages(self, pages: Mapping[str, str], *, quiet: bool) -> ApiError | None:
         """Replace the published pages. Whoever created the Job created the ConfigMap, which is deleted with the Job."""
         # in a merge patch, null removes a key
-        gone: dict[str, Any] = dict.fromkeys(self._published_keys - pages.keys())
+        removed_pages: dict[str, Any] = dict.fromkeys(self._published_keys - pages.keys())
         try:
-            self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**gone, **pages}})
+            self._api.patch(CONFIGMAPS, names.status_configmap(self._job), {"data": {**removed_pages, **pages}})
         except ApiError as error:
             # the Job was deleted and its ConfigMap with it: nobody is left to read the status
             job_goes = self._closing and isinstance(error, NotFoundError)

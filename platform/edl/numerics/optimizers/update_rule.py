@@ -70,6 +70,6 @@ class FlatBlock:
         part_scratch = ScratchArrays(self._select_part(scratch.first), self._select_part(scratch.second))
         rule(self._select_part(values), [self._select_part(slot) for slot in slots], part, part_scratch)
 
-    def _select_part(self, slab: Floats) -> Floats:
-        part = slab[self.flat_slice]
+    def _select_part(self, flat: Floats) -> Floats:
+        part = flat[self.flat_slice]
         return part.reshape(-1, self.row_width) if self.row_width else part

@@ -210,10 +210,10 @@ class ReleaseCleanup:
             if master.job_name not in self._job_names:
                 self._job_names.append(master.job_name)
         left = [select_departing(list_job_objects(self._api, job), self._deleted_uids) for job in self._job_names]
-        for there in left:
-            for pod in there.select_kind(PODS):
-                self._force_delete(pod, there.server_time)
-        return replace(left[0], objects=tuple(thing for there in left for thing in there.objects))
+        for objects in left:
+            for pod in objects.select_kind(PODS):
+                self._force_delete(pod, objects.server_time)
+        return replace(left[0], objects=tuple(thing for objects in left for thing in objects.objects))
 
     def _force_delete(self, pod: Manifest, now: float) -> None:
         meta = pod["metadata"]
@@ -237,12 +237,12 @@ def select_departing(job_objects: JobObjects, deleted_uids: Iterable[str] = ()) 
 
     An object that was made after the Jobs were listed looks as if its owner were gone; who only waits does no harm.
     """
-    gone = frozenset(deleted_uids)
-    alive = {job["metadata"]["uid"] for job in job_objects.select_kind(JOBS)} - gone
+    deleted = frozenset(deleted_uids)
+    alive = {job["metadata"]["uid"] for job in job_objects.select_kind(JOBS)} - deleted
 
     def is_departing(thing: Manifest) -> bool:
         owners = _owner_uids(thing)
-        if is_being_deleted(thing) or thing["metadata"]["uid"] in gone:
+        if is_being_deleted(thing) or thing["metadata"]["uid"] in deleted:
             return True
         return thing["kind"] != JOBS.name and bool(owners) and not owners & alive
 

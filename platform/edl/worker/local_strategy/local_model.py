@@ -95,9 +95,9 @@ class LocalModel(TrainableModel):
             BadInputError: another model or optimizer wrote the checkpoint.
         """
         # All names and shapes are compared before the first assignment: no half-restored model.
-        mine = self.arrays()
-        for name in sorted({*mine, *arrays}):
-            if name not in mine or name not in arrays or mine[name].shape != arrays[name].shape:
+        own_arrays = self.arrays()
+        for name in sorted({*own_arrays, *arrays}):
+            if name not in own_arrays or name not in arrays or own_arrays[name].shape != arrays[name].shape:
                 raise BadInputError(
                     f"the checkpoint was written with another model or optimizer: they differ in {name}",
                     hint="start a new run, without --resume",

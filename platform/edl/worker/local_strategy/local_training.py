@@ -159,22 +159,22 @@ class LocalTraining:
 
     def resume(self) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        found = checkpoint_manifest.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
-        if found is None or found.directory is None:
+        manifest = checkpoint_manifest.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
+        if manifest is None or manifest.directory is None:
             return
-        arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(found.directory, 0))
+        arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(manifest.directory, 0))
         # Weights that callbacks keep are no variables of the model.
-        kept = {name: array for name, array in arrays.items() if name.startswith("best/")}
-        self._model.restore({name: array for name, array in arrays.items() if name not in kept})
-        self._watcher.restore(found.ledger.get("callbacks", {}), kept)
-        self._step = self._saved = found.version
-        self._done, self._skipped = found.ledger["records_done"], found.ledger["records_skipped"]
+        best_values = {name: array for name, array in arrays.items() if name.startswith("best/")}
+        self._model.restore({name: array for name, array in arrays.items() if name not in best_values})
+        self._watcher.restore(manifest.ledger.get("callbacks", {}), best_values)
+        self._step = self._saved = manifest.version
+        self._done, self._skipped = manifest.ledger["records_done"], manifest.ledger["records_skipped"]
         # Older checkpoints lack "evaluated" and "window": they count as evaluated and not shuffled.
-        evaluated, every = found.ledger.get("evaluated", found.version), self._spec.train.evaluation_steps
+        evaluated, every = manifest.ledger.get("evaluated", manifest.version), self._spec.train.evaluation_steps
         self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
-        self._window = found.ledger.get("window", 0)
+        self._window = manifest.ledger.get("window", 0)
         self._report.event(
-            WarningRaised(f"continuing from checkpoint {found.cut}, at step {self._step:,}", time=time.time())
+            WarningRaised(f"continuing from checkpoint {manifest.cut}, at step {self._step:,}", time=time.time())
         )
 
     def run(self) -> str | None:
@@ -370,9 +370,9 @@ class LocalTraining:
             return None
         self._report.changed(now=True, phase="Exporting")
         directory: Path = export_directory(self._spec.export.path, self._run.path)
-        slab = self._model.variables.read_values()
+        flat = self._model.variables.read_values()
         written = model_export.export_model(
-            self._model.exportable(), slab, {}, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
+            self._model.exportable(), flat, {}, directory / KERAS_FILE, directory / SAVED_MODEL_DIRECTORY
         )
         self.export_loading = written["loading"] or None
         self._report.event(ModelExported(str(directory), self.export_loading, time=time.time()))
