@@ -41,7 +41,7 @@ class ComputeLimit:
 
         from edl.keras import model_contract
         from edl.keras.network import KerasNetwork
-        from edl.numerics.array_types import RowBatch
+        from edl.numerics.parameter_store import RowBatch
         from edl.worker.feed_pipeline import FeedFunction
         from edl.worker.record_stream import RecordWindow
 

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.api.tables import TableSpec
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 
 ROWS, DIM, BATCH, EXPONENT, NOISE = 5000, 8, 256, 1.1, 0.5
 TABLE = TableSpec("emb", ROWS, DIM, {"name": "normal", "mean": 0.0, "stddev": 0.05}, seed=1)

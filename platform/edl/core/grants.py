@@ -486,7 +486,8 @@ def check_corrupt_limit(state: JobState) -> None:
             kind, _, epoch = one_pass.partition(" ")
             where = f"epoch {int(epoch) + 1}" if kind == TRAINING else kind
             limit = state.settings.max_corrupt
-            message = f"{corrupt_records} corrupt records in {where}; data.max_corrupt_records allows {limit}: see the workers' logs"
+            counts = f"{corrupt_records} corrupt records in {where}; data.max_corrupt_records allows {limit}"
+            message = f"{counts}: see the workers' logs"
             state.end_job("Failed", message, kind="input")
 
 

@@ -1,8 +1,12 @@
-"""Lease revocation: immediate for leases that change no parameters, confirmed by every PS for training leases."""
+"""Lease revocation: immediate for leases that change no parameters, confirmed by every PS for training leases.
+
+A revocation is complete when every PS has reported the steps that it applied. ``settle_leases`` then decides which
+steps count, and which records return to the ledger.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +15,8 @@ from edl.api.events import LeaseRevoked, RangeQuarantined, RecordsRequeued
 from edl.api.journal_entries import LeaseReturned, RevocationStarted
 from edl.core import checkpointing
 from edl.core.events import LeasesRevoked, RevokeLeases, Tick
-from edl.core.lease_settlement import LeaseRevocation, settle_leases
 from edl.core.lease_timeouts import LeaseHolder
-from edl.core.ledger import TRAINING
+from edl.core.ledger import TRAINING, Lease, LeaseRevocation
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME, RecordRange, describe_ranges
 from edl.core.state import JobState
 
@@ -158,6 +161,35 @@ def settle_revocations(state: JobState, now: float) -> None:
         quarantine = _judge_crash(state, revocation, settlements)
         for s in reversed(settlements):
             _requeue_records(state, revocation, s, quarantine.get(s.lease, 0))
+
+
+def settle_leases(revocation: LeaseRevocation, leases: Mapping[int, Lease]) -> list[LeaseReturned]:
+    """The journal entries that return the leases of a completed revocation, oldest first.
+
+    Steps that the worker reported were applied by all PS; a PS that has fewer of them has rolled back to a
+    checkpoint since. Steps that were not reported count as done only if every PS has applied them.
+    """
+    settlements = []
+    # At most one minibatch was in progress: that of the first unfinished lease.
+    in_flight = revocation.in_flight
+    for number in sorted(revocation.leases):
+        lease = leases.get(number)
+        # Already closed in another way.
+        if lease is None:
+            continue
+        # Clamp to the range: a faulty worker can push a step beyond its end.
+        reported_steps = [min(applied[number], lease.step_count) for applied in revocation.applied_steps.values()]
+        applied_steps = [max(steps, lease.done_steps) for steps in reported_steps] or [lease.done_steps]
+        low, high = min(applied_steps), max(applied_steps)
+        repeated = 0
+        if low < lease.step_count and (in_flight or high > low):
+            repeated = lease.record_after_steps(max(high, low + 1)) - lease.record_after_steps(low)
+            in_flight = False
+        # Steps that only some PS applied are pushed again under a new lease number. Those PS then
+        # count them twice.
+        extra = revocation.admitted_steps(number, low) or None
+        settlements.append(LeaseReturned(lease=number, through=low, partial=high - low, repeated=repeated, extra=extra))
+    return settlements
 
 
 def _requeue_records(state: JobState, revocation: LeaseRevocation, settlement: LeaseReturned, quarantine: int) -> None:

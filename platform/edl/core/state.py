@@ -73,7 +73,6 @@ from edl.core.events import (
     TrainingStalled,
 )
 from edl.core.job_pods import JobPods
-from edl.core.lease_settlement import LeaseRevocation
 from edl.core.lease_timeouts import LeaseHolder, LeaseTimeouts
 from edl.core.ledger import (
     BEST_MODEL,
@@ -85,6 +84,7 @@ from edl.core.ledger import (
     PREDICTION,
     TRAINING,
     Lease,
+    LeaseRevocation,
     Ledger,
     shuffled_ledger,
     single_task_ledger,

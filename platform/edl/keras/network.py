@@ -51,8 +51,9 @@ from edl.keras.ps_embedding import PsEmbedding, find_ps_embeddings
 from edl.keras.row_binding import BoundRows, IdTracer, LookupRecording, check_id_dependencies, using_row_provider
 from edl.keras.traced_function import TracedFunction, as_array
 from edl.keras.user_code import user_code
-from edl.numerics.array_types import Floats, RowsByTable
+from edl.numerics.array_types import Floats
 from edl.numerics.model_declaration import check_table_shape
+from edl.numerics.parameter_store import RowsByTable
 from edl.numerics.unique_ids import UniqueIdFinder, UniqueIds, positions_in
 
 _LOG = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""The environment of a master: its cluster and, on Kubernetes, the leader lease and the status publisher."""
+"""The environment of a master: its cluster and, on Kubernetes, the leader lease and the status publisher.
+
+``LocalMasterBackend`` is that of one machine, ``edl.cluster.kubernetes.master_backend`` that of a pod.
+"""
 
 from __future__ import annotations
 
@@ -78,40 +81,6 @@ class LocalMasterBackend:
         """Nothing to release."""
 
 
-class KubernetesMasterBackend:
-    """Kubernetes backend: the Job becomes Complete or Failed, and no pod outlives it.
-
-    Raises:
-        BadInputError: this is not a master's pod, or it has no service account.
-    """
-
-    gone_seconds = 8.0
-
-    def __init__(self, spec: JobSpec, variables: Mapping[str, str]) -> None:
-        # Imported here: a master on one machine never imports the Kubernetes client.
-        from edl.cluster.kubernetes.master_backend import KubeMasterBackend
-
-        self._platform = KubeMasterBackend.from_environment(spec, variables)
-        self.cluster: JobCluster = self._platform.cluster
-        self.fence: MasterFence = self._platform.fence
-        self.status_publisher: StatusPublisher = self._platform.status_publisher
-        self.durable = self._platform.durable
-
-    def acquire(self, stopping: threading.Event) -> bool:
-        """Wait for the job's Lease."""
-        return self._platform.acquire(stopping)
-
-    def conclude(self, *, failed: bool) -> int:
-        """Decide the Job's result: a pod that exits 0 makes it Complete; a failed job must not be restarted."""
-        # Before the exit: a Job whose pod exits with an error would start another master.
-        self._platform.conclude(failed=failed)
-        return FAILED_EXIT if failed else DONE_EXIT
-
-    def close(self) -> None:
-        """Publish what is pending and release the Lease."""
-        self._platform.close()
-
-
 def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> MasterBackend:
     """Choose the backend from the environment.
 
@@ -121,8 +90,11 @@ def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> M
         variables: environment variables of this process; ``EDL_JOB_UID`` is set only in pods.
 
     Raises:
-        BadInputError: a variable is missing.
+        BadInputError: a variable is missing, or the pod has no service account.
     """
     if variables.get("EDL_JOB_UID"):
-        return KubernetesMasterBackend(spec, variables)
+        # Imported here: a master on one machine never imports the Kubernetes client.
+        from edl.cluster.kubernetes.master_backend import KubeMasterBackend
+
+        return KubeMasterBackend.from_environment(spec, variables)
     return LocalMasterBackend(LocalCluster.from_environment(token))

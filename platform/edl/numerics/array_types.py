@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,17 +13,3 @@ Ids = NDArray[np.int64]
 
 StepNumbers = NDArray[np.uint32]
 """For each row, the step that last named it, ``[n]``."""
-
-
-class RowBatch(NamedTuple):
-    """Rows of a table: ids ``[n]``, and their values or gradients, ``[n, dim]`` float32.
-
-    Pulled rows contain each id once. Gradients may contain an id several times; the table sums
-    them.
-    """
-
-    ids: Ids
-    values: Floats
-
-
-RowsByTable: TypeAlias = Mapping[str, RowBatch]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from edl.api.tables import TableSpec
-from edl.numerics.array_types import Floats, Ids, RowsByTable
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention
 from edl.numerics.memory_errors import out_of_memory_error, partial_update_error
 from edl.numerics.model_declaration import ModelDeclaration
@@ -22,6 +22,20 @@ from edl.numerics.numpy_table import NumpyTable
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, UpdateRule, make_blocks, make_rule
 from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot
+
+
+class RowBatch(NamedTuple):
+    """Rows of a table: ids ``[n]``, and their values or gradients, ``[n, dim]`` float32.
+
+    Pulled rows contain each id once. Gradients may contain an id several times; the table sums
+    them.
+    """
+
+    ids: Ids
+    values: Floats
+
+
+RowsByTable: TypeAlias = Mapping[str, RowBatch]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
-from edl.numerics.array_types import Floats, Ids, RowBatch
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.memory_errors import out_of_memory_error
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.push_updates import PendingPush

@@ -47,7 +47,7 @@ class NativeExtension:
 def find_extension() -> NativeExtension:
     """Try to import the native extension."""
     try:
-        from edl.numerics.native_kernels import NATIVE_OPTIMIZERS
+        from edl.numerics.native_table import NATIVE_OPTIMIZERS
     except ImportError as error:
         return NativeExtension(problem=f"the native extension cannot be imported ({error})")
     return NativeExtension(NATIVE_OPTIMIZERS)

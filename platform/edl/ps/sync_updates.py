@@ -13,8 +13,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import numpy as np
 
 from edl.api.errors import RefusedError
-from edl.numerics.array_types import Floats, RowBatch
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.array_types import Floats
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.model_state import ModelState
 from edl.ps.push_updates import PendingPush, PushCounter, PushCounts

@@ -31,8 +31,8 @@ from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
-from edl.numerics.array_types import RowBatch
 from edl.numerics.initializers import initial_rows
+from edl.numerics.parameter_store import RowBatch
 from edl.worker import task_loop
 from edl.worker.record_stream import CorruptRecordSkipper
 from edl.worker.trainer import add_record_range, find_nonfinite_gradient, is_finite, report_not_finite

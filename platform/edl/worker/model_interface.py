@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, Ids, RowsByTable
+from edl.numerics.array_types import Floats, Ids
+from edl.numerics.parameter_store import RowsByTable
 
 
 class StepResultLike(Protocol):

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.numerics import aligned_memory
-from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.array_types import Floats, Ids
+from edl.numerics.parameter_store import PushGradients, RowBatch, RowsByTable
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import FrameKind

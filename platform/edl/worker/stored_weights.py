@@ -15,8 +15,9 @@ import numpy as np
 from edl.api.errors import BadInputError, StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, Ids, RowBatch, RowsByTable
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
+from edl.numerics.parameter_store import RowBatch, RowsByTable
 from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
 from edl.storage.durable_files import read_json
 

@@ -20,8 +20,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from edl.api.errors import BadInputError, JobFailedError
-from edl.numerics.array_types import Floats, RowBatch, RowsByTable
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.array_types import Floats
+from edl.numerics.parameter_store import PushGradients, RowBatch, RowsByTable
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows

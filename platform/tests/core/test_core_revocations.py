@@ -22,8 +22,8 @@ from edl.core.events import (
     WorkerLeft,
 )
 from edl.core.job import JobStateMachine
-from edl.core.lease_settlement import LeaseRevocation, settle_leases
-from edl.core.ledger import Lease
+from edl.core.ledger import Lease, LeaseRevocation
+from edl.core.revocation import settle_leases
 from edl.core.shuffle import RecordRange
 
 LEASE = (1 << 32) + 1

@@ -14,8 +14,8 @@ import tensorflow as tf
 from edl.keras import model_export
 from edl.keras.model_contract import ModelModule
 from edl.keras.network import KerasNetwork
-from edl.numerics.array_types import RowBatch
 from edl.numerics.initializers import initial_rows
+from edl.numerics.parameter_store import RowBatch
 
 SERVE_ALL = 1
 """A threshold that every table reaches."""

@@ -22,7 +22,7 @@ import tensorflow as tf  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.optimizer_translation import GradientClipping  # noqa: E402
-from edl.numerics.array_types import RowBatch  # noqa: E402
+from edl.numerics.parameter_store import RowBatch  # noqa: E402
 
 VOCABULARY, DIM = 50, 2
 IDS = np.array([[3, 7, 3], [49, 3, 7], [0, 0, 1]], np.int64)

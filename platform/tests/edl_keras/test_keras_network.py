@@ -26,8 +26,8 @@ from edl.keras import model_export  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.numerics.array_types import RowBatch  # noqa: E402
 from edl.numerics.initializers import initial_rows  # noqa: E402
+from edl.numerics.parameter_store import RowBatch  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RNG = np.random.default_rng(0)

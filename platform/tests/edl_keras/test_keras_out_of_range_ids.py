@@ -27,7 +27,7 @@ from edl.keras.out_of_range_ids import id_out_of_range_error  # noqa: E402
 from edl.keras.user_callbacks import NoCallbacks  # noqa: E402
 from edl.keras.user_code import UserCodeError, user_code  # noqa: E402
 from edl.layers import Embedding  # noqa: E402
-from edl.numerics.array_types import RowBatch  # noqa: E402
+from edl.numerics.parameter_store import RowBatch  # noqa: E402
 from edl.worker.lease_client import LeasedTask  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 from edl.worker.trainer import add_record_range  # noqa: E402

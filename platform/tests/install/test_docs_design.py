@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -90,6 +93,50 @@ def test_the_walks_name_what_a_file_defines() -> None:
         if not all(_defines((PACKAGE / file).read_text(encoding="utf-8"), part) for part in name.split("."))
     ]
     assert wrong == []
+
+
+@dataclass(frozen=True)
+class WalkCounts:
+    """Files on the main road and in all, forms, package changes on the main road and in all."""
+
+    main_files: int
+    all_files: int
+    forms: int
+    main_changes: int
+    all_changes: int
+
+
+def _count_walk(walk: str) -> WalkCounts:
+    """Count the steps of one walk by the rules of 0009; a step with a question mark is not on the main road."""
+    steps = re.findall(r"^\d+\.\s+(\?\s+)?`([\w/]+\.py)`(.*?)(?=^\d+\. |\Z)", walk, re.MULTILINE | re.DOTALL)
+    asked, files = [mark for mark, _, _ in steps], [file for _, file, _ in steps]
+    main = [file for mark, file in zip(asked, files, strict=True) if not mark]
+    forms = [form for _, _, text in steps for form in re.findall(r"\*\*", text.partition("Form:")[2])]
+    return WalkCounts(len(set(main)), len(set(files)), len(forms) // 2, _count_changes(main), _count_changes(files))
+
+
+def _count_changes(files: Sequence[str]) -> int:
+    rooms = [file.partition("/")[0] for file in files]
+    return sum(one != other for one, other in pairwise(rooms))
+
+
+def test_the_counts_of_the_walks_are_those_of_their_steps() -> None:
+    """In the appendix before each walk, and in the table of 0009."""
+    number = r"(\d+)"
+    files = rf"{number} files on the main road, {number} in all; {number} forms; "
+    stated_counts = files + rf"{number} package changes \({number} in all\)"
+    text = (DOCS / "design" / "0009-walks-after.md").read_text(encoding="utf-8")
+    walks = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    counts = [_count_walk(walk) for walk in walks]
+    stated = [re.search(stated_counts, " ".join(walk.split())) for walk in walks]
+    assert [WalkCounts(*map(int, match.groups())) for match in stated if match] == counts
+    table = (DOCS / "design" / "0009-the-redesign.md").read_text(encoding="utf-8")
+    rows = [
+        int(now)
+        for now in re.findall(r"^\| .*\| (?:files|forms|package).* \| \d+ \| (\d+) \| \d+ \|$", table, re.MULTILINE)
+    ]
+    totals = [sum(astuple(walk)[place] for walk in counts) for place in range(5)]
+    assert rows == [value for walk in counts for value in astuple(walk)] + totals
 
 
 def _defines(source: str, name: str) -> bool:

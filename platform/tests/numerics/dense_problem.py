@@ -8,10 +8,9 @@ from support.table_contract import StoreTable
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 
 STEPS = 200
 ROWS, DIM = 12, 3

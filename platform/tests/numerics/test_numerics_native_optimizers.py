@@ -25,8 +25,7 @@ from edl.numerics.optimizers import make_rule
 from edl.numerics.parameter_store import FlatParameters, PushGradients
 
 if importlib.util.find_spec("edl.numerics._native") is not None:
-    from edl.numerics.native_kernels import NATIVE_OPTIMIZERS, make_flat_rule
-    from edl.numerics.native_table import NativeTable
+    from edl.numerics.native_table import NATIVE_OPTIMIZERS, NativeTable, make_flat_rule
 
 pytestmark = pytest.mark.native
 SERVED = {name: spec for name, spec in CASES.items() if spec.name != "lamb"}

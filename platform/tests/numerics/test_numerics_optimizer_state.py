@@ -15,12 +15,11 @@ from support.examples import examples
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays, make_rule
 from edl.numerics.optimizers.adam import momentum_product
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, load_owned_part
 from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, cut_directory
 from edl.storage.checkpoint_shards import write_shard

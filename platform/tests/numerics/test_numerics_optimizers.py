@@ -10,10 +10,9 @@ from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, clos
 from numerics.lazy_reference import FORMULAS, LazyReference
 from numerics.optimizer_cases import CASES, KERAS
 
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 
 
 @pytest.fixture(params=CASES)

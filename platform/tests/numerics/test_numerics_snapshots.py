@@ -12,11 +12,10 @@ from ps.shard_arrays import shard_arrays
 from support.table_contract import array, declared
 
 from edl.api.errors import StorageError
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import PinError, TableSnapshot
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer

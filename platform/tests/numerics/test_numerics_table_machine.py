@@ -22,7 +22,7 @@ from support.table_contract import array, declared, dyadic, initial
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, Ids, RowBatch
+from edl.numerics.array_types import Floats, Ids
 from edl.numerics.embedding_table import EmbeddingTable
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.numpy_table import NumpyTable
@@ -30,7 +30,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.optimizers import ParameterUpdate, ScratchArrays
 from edl.numerics.optimizers import make_rule as rule_of
 from edl.numerics.parameter_snapshot import ParameterSnapshot, RowArrays, TableSnapshot, join_rows
-from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, RowBatch
 
 HAS_NATIVE = importlib.util.find_spec("edl.numerics._native") is not None
 if HAS_NATIVE:

@@ -12,10 +12,9 @@ import numpy as np
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 from edl.ps.shard_restore import CutSnapshot
 from edl.ps.shard_writer import write_cut_shard
 

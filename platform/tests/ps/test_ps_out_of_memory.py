@@ -18,11 +18,10 @@ from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
 from edl.numerics import numpy_table
-from edl.numerics.array_types import RowBatch
 from edl.numerics.memory_errors import OUT_OF_MEMORY_HINT, OutOfMemoryError, PartialUpdateError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import FlatParameters, PushGradients
+from edl.numerics.parameter_store import FlatParameters, PushGradients, RowBatch
 from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import MasterAttachment

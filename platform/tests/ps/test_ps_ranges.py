@@ -10,9 +10,9 @@ import pytest
 from ps.conftest import PsHarness
 
 from edl.api.variables import VariableSpec
-from edl.core.lease_settlement import LeaseRevocation, settle_leases
-from edl.core.ledger import Lease
+from edl.core.ledger import Lease, LeaseRevocation
 from edl.core.partition import initial_placement
+from edl.core.revocation import settle_leases
 from edl.core.shuffle import RecordRange
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec

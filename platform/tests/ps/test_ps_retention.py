@@ -13,11 +13,10 @@ from support.text_keys import missing_keys
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement
-from edl.numerics.array_types import RowBatch
 from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.applied_steps import AdmissionOutcome, PushId
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NATIVE_STORE, NUMPY_STORE, NativeExtension, StoreFactory

@@ -15,10 +15,9 @@ from edl.api.errors import StorageError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement, owner_of_name, slot_of_row
-from edl.numerics.array_types import RowBatch
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import NumpyParameterStore, PushGradients
+from edl.numerics.parameter_store import NumpyParameterStore, PushGradients, RowBatch
 from edl.ps.shard_restore import CutSnapshot, cut_from_shard, merge_cuts, select_owned
 from edl.transport.peer_errors import BulkRefusedError
 

@@ -14,11 +14,10 @@ from support.sleep_clock import SleepClock
 from edl.api.strategy import Strategy
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import RowBatch
 from edl.numerics.embedding_table import RowRetention, TableFullError
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.applied_steps import PushId
 from edl.ps.messages import MasterAttachment
 from edl.ps.model_state import NUMPY_STORE, StoreFactory

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as arrays
 from ps.conftest import BulkWorker, PsHarness
 
 from edl.api.strategy import Strategy
-from edl.numerics.array_types import RowBatch
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowBatch
 from edl.ps.messages import MasterAttachment
 from edl.ps.sync_updates import merge_gradients
 from edl.transport import edl_pb2 as pb

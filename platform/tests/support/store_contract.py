@@ -12,11 +12,11 @@ from support.examples import examples
 
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
-from edl.numerics.array_types import Floats, RowBatch
+from edl.numerics.array_types import Floats
 from edl.numerics.initializers import initial_rows
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import ParameterStore, PushGradients
+from edl.numerics.parameter_store import ParameterStore, PushGradients, RowBatch
 
 UNIFORM = {"name": "uniform", "minval": -0.05, "maxval": 0.05}
 TABLE = TableSpec("emb", 5000, 2, UNIFORM, seed=9)

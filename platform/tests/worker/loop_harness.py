@@ -21,9 +21,8 @@ from edl.api.variables import VariableSpec
 from edl.core.partition import initial_placement as first_placement
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Source
 from edl.keras.user_callbacks import NoCallbacks
-from edl.numerics.array_types import RowsByTable
 from edl.numerics.optimizer_spec import OptimizerSpec
-from edl.numerics.parameter_store import PushGradients
+from edl.numerics.parameter_store import PushGradients, RowsByTable
 from edl.ps.bulk_handler import BulkRequestHandler
 from edl.ps.messages import AttachResult, MasterAttachment
 from edl.ps.parameter_server import ParameterServer

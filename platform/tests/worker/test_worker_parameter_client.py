@@ -9,7 +9,7 @@ import pytest
 from worker.loop_harness import FEATURES, LEASE, LinearNetwork, LoopHarness, gradient_push
 
 from edl.api.errors import JobFailedError, RefusedError
-from edl.numerics.array_types import RowBatch
+from edl.numerics.parameter_store import RowBatch
 from edl.ps.messages import MasterAttachment
 from edl.worker.parameter_client import MAX_VALUE_AGE_SECONDS
 

@@ -25,10 +25,9 @@ from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.optimizer_state import describe_keras_state  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
-from edl.numerics.array_types import RowBatch  # noqa: E402
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState  # noqa: E402
 from edl.numerics.model_declaration import ModelDeclaration  # noqa: E402
-from edl.numerics.parameter_store import PushGradients  # noqa: E402
+from edl.numerics.parameter_store import PushGradients, RowBatch  # noqa: E402
 from edl.ps.keras_checkpoint import KerasCheckpoint, load_checkpoint  # noqa: E402
 from edl.ps.model_state import ModelState  # noqa: E402
 from edl.ps.shard_restore import CutSnapshot  # noqa: E402

@@ -209,13 +209,16 @@ class MasterPodInfo:
 
 
 class KubeMasterBackend:
-    """The master's view of its job on Kubernetes.
+    """A ``MasterBackend`` of ``edl.master.backend``: the Job becomes Complete or Failed, and no pod outlives it.
 
     Args:
         spec: the job's spec, from which its pods are rendered.
         pod_info: the pod in which the master runs.
         make_client: makes an API client with or without a rate limiter; the fence has a client without one.
     """
+
+    gone_seconds = 8.0
+    """Maximum seconds for pods to end at the end of the job."""
 
     def __init__(
         self, spec: JobSpec, pod_info: MasterPodInfo, make_client: Callable[[RateLimiter | None], KubeClient]
@@ -262,12 +265,15 @@ class KubeMasterBackend:
         threading.Thread(target=self._adopt_objects, name="ownership", daemon=True).start()
         return True
 
-    def conclude(self, *, failed: bool) -> None:
+    def conclude(self, *, failed: bool) -> int:
         """Remove the pods of the job. If it failed, prevent that Kubernetes starts another master.
 
         Retries for a while if the server is unreachable. If that fails for a failed job, another master starts, finds
         the end of the job in its journal, and does this again. What remains of a completed job is deleted with its
         Job, except a token without an owner.
+
+        Returns:
+            The master's exit code, which decides the Job's result: a pod that exits with 0 makes it Complete.
         """
         until = time.monotonic() + CONCLUDE_SECONDS
         steps: list[Callable[[], bool]] = [partial(self._clear_pods, keep_crashed=failed and not self.durable)]
@@ -276,6 +282,7 @@ class KubeMasterBackend:
         done = [_retry_until(step, until) for step in steps]
         if all(done):  # otherwise another master may start, and its pod mounts the token
             self._concluded = _retry_until(partial(self._delete_unowned_token, job_ended=True), until)
+        return 1 if failed else 0
 
     def close(self) -> None:
         """Publish the last status, release the Lease, and delete the token if the Job is gone.
