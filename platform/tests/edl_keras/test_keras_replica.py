@@ -24,7 +24,8 @@ from edl.keras import replica as replica_module  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.replica import ModelReplica, ReplicaStep  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
-from edl.storage.checkpoint_shards import cut_directory, shard_path, write_shard  # noqa: E402
+from edl.storage.checkpoint_manifest import cut_directory  # noqa: E402
+from edl.storage.checkpoint_shards import shard_path, write_shard  # noqa: E402
 from edl.storage.safetensors_writer import read_array_file  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
 

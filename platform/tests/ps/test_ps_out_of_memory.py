@@ -217,7 +217,7 @@ import numpy as np
 from edl.api.errors import RefusedError
 from edl.ps.model_state import StoreFactory
 from edl.numerics.parameter_store import PushGradients
-from edl.numerics.array_types import RowBatch
+from edl.numerics.parameter_store import RowBatch
 from edl.ps.model_state import ModelState
 from edl.api.tables import TableSpec
 from edl.numerics.model_declaration import ModelDeclaration

@@ -375,7 +375,7 @@ def test_a_live_servers_address_is_not_taken(start: Start) -> None:
 
 KILLED = """
 import signal, sys
-from edl.transport.bulk_client import BulkServer
+from edl.transport.bulk_server import BulkServer
 server = BulkServer(sys.argv[1], sys.argv[2], None, max_body_bytes=1)
 server.start()
 print(server.address, flush=True)

@@ -281,7 +281,7 @@ def test_a_server_is_back_on_its_address(start: Start, open_channel: Opened) -> 
 
 KILLED = """
 import signal, sys
-from edl.transport.control_client import start_control_server
+from edl.transport.control_server import start_control_server
 print(start_control_server(lambda server: None, sys.argv[1], sys.argv[2], 2).address, flush=True)
 signal.pause()
 """

@@ -31,7 +31,7 @@ SERVER = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({LIMIT // 2}, {LIMIT}))
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import start_control_server
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 from edl.transport.open_files import raise_open_files_limit
 

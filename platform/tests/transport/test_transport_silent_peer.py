@@ -28,8 +28,9 @@ FOREVER = 30.0
 SERVER = """
 import sys, threading
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_client import OutgoingFrame, BulkServer, FrameKind
-from edl.transport.control_client import start_control_server
+from edl.transport.bulk_connection import FrameKind, OutgoingFrame
+from edl.transport.bulk_server import BulkServer
+from edl.transport.control_server import start_control_server
 from edl.transport.edl_pb2_grpc import MasterServicer, add_MasterServicer_to_server
 
 class Echo(MasterServicer):
