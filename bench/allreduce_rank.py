@@ -21,6 +21,7 @@ from peer import serve_questions
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
+from edl.collective.reduction_plan import Algorithm
 from edl.worker.allreduce.gradient_sums import GradientSums
 
 TOKEN = "benchmark"
@@ -48,7 +49,10 @@ class GradientBuffer:
 
 
 def serve_edl(rank: int, address: str, native: bool) -> None:
-    """Questions: ``members`` once, then ``bytes``, ``warm``, ``count``, and ``wire_type`` for compressed gradients."""
+    """Questions: ``members`` once, then ``bytes``, ``warm`` and ``count``.
+
+    ``wire_type``: of compressed gradients; ``algorithm``: another one than that for this size.
+    """
     buffers: dict[int, Any] = {}
     with CollectiveListener(address, TOKEN, shared_memory=native) as listener:
         communicators: list[Communicator] = []
@@ -76,7 +80,12 @@ def serve_edl(rank: int, address: str, native: bool) -> None:
                     sums.end_step(0, is_applied=True)
 
                 return {"seconds": median_seconds(reduce_compressed, question["warm"], question["count"])}
-            return {"seconds": median_seconds(lambda: reduce(buffer), question["warm"], question["count"])}
+            algorithm = Algorithm[question["algorithm"]] if "algorithm" in question else None
+            return {
+                "seconds": median_seconds(
+                    lambda: reduce(buffer, algorithm=algorithm), question["warm"], question["count"]
+                )
+            }
 
         serve_questions(answer_question, address=listener.address)
         for communicator in communicators:

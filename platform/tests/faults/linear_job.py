@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from faults.kill_points import KILL_POINTS
 from numpy.typing import NDArray
 from safetensors import safe_open
 from support.job_folder import EXAMPLE_FEED, JobFolder, write_example_arrays, write_module
@@ -114,6 +115,7 @@ class LinearJob:
         every_steps: int = 400,
         embedding: bool = False,
         record_seconds: float = 0.0,
+        kill_points: bool = False,
         **fields: Any,
     ) -> LinearJob:
         """Write model, data and job file to ``folder``.
@@ -122,6 +124,7 @@ class LinearJob:
             folder: of everything.
             records: of an epoch.
             record_seconds: how long the input of a record takes until ``hurry``.
+            kill_points: workers die where ``order_kills`` says.
             fields: further ones of the job file.
         """
         constants: dict[str, Any] = {
@@ -135,6 +138,9 @@ class LinearJob:
         if record_seconds:
             constants |= {"SECONDS": record_seconds, "HURRY": str(folder / HURRY)}
             text += PACED_FEED
+        if kill_points:
+            constants |= {"ORDERS": str(folder)}
+            text += KILL_POINTS
         zoo = write_module(folder, "linear", text, constants)
         random = np.random.default_rng(7)
         written = {}

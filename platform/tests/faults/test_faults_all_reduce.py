@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 from faults.conftest import Measure
+from faults.kill_points import order_kills, wait_for_kills
 from faults.linear_job import LinearJob
 from support.job_process import JobProcess, Line
 from support.journal_bytes import read_entries
@@ -123,6 +124,40 @@ def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) ->
     full = job.total // 46
     steps = max(entry["step"] for entry in entries if entry["kind"] in ("steps", "world_started"))
     assert full <= steps <= full + job.epochs + 60, summary
+
+
+@pytest.mark.repetition
+@pytest.mark.timeout(400)
+def test_workers_are_killed_at_each_point_of_a_step(all_reduce: Make) -> None:
+    """Before its gradient, before and within the reduction, before and after its update; also two in one step."""
+    job = all_reduce(kill_points=True, records=120_000)
+    points = [("compute", 1), ("computed", 1), ("reducing", 1), ("reduced", 1), ("applied", 1), ("reduced", 2)]
+    with job.start() as run:
+        known = 0
+        for point, count in points:
+            world_of(run, 3, after=known)
+            known = len(run.lines)
+            wait_for_kills(order_kills(job.job_folder.folder, point, count))
+        world_of(run, 3, after=known)
+        check_end(job, run, lost=sum(count for _, count in points))
+
+
+@pytest.mark.repetition
+@pytest.mark.timeout(400)
+def test_workers_are_killed_at_each_point_of_a_change_of_the_world(all_reduce: Make) -> None:
+    """After the death of one: who is about to confirm the next round, a worker that fetches the state, its source."""
+    job = all_reduce(kill_points=True, records=120_000)
+    points = ["confirm", "fetch", "serve"]
+    with job.start() as run:
+        known = 0
+        for point in points:
+            world_of(run, 3, after=known)
+            known = len(run.lines)
+            taken = order_kills(job.job_folder.folder, point)
+            run.send("worker", min(run.pids("worker")), SIGKILL)
+            wait_for_kills(taken)
+        world_of(run, 3, after=known)
+        check_end(job, run, lost=2 * len(points))
 
 
 @pytest.mark.repetition

@@ -1,0 +1,85 @@
+"""SIGKILL of a real worker of strategy AllReduce at a named point of the protocol.
+
+The module of the job holds ``KILL_POINTS``. An order is a file ``<point>.<number>`` in the folder ``ORDERS``: the first
+worker that reaches this point takes it, so of two orders for one point two workers die in the same step.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+KILL_POINTS = """
+
+import signal
+from pathlib import Path
+
+from edl.worker.allreduce.gradient_sums import GradientSums
+from edl.worker.allreduce.step_follower import StepFollower
+from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.world_client import WorldClient
+
+
+def takes_order(point):
+    for order in Path(ORDERS).glob(point + ".[0-9]"):
+        try:
+            order.rename(order.with_suffix(order.suffix + ".taken"))
+        except FileNotFoundError:
+            continue
+        return True
+    return False
+
+
+def die_before(owner, name, point):
+    plain = getattr(owner, name)
+
+    def dies(self, *arguments, **named):
+        if takes_order(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, *arguments, **named)
+
+    setattr(owner, name, dies)
+
+
+def die_within_reduction():
+    plain = GradientSums.reduce
+
+    def dies(self, communicator, *arguments, **named):
+        if not takes_order("reducing"):
+            return plain(self, communicator, *arguments, **named)
+        communicator.fail_after(8)
+        try:
+            return plain(self, communicator, *arguments, **named)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    GradientSums.reduce = dies
+
+
+die_before(StepLoop, "_compute", "compute")
+die_before(GradientSums, "reduce", "computed")
+die_within_reduction()
+die_before(StepLoop, "_apply_sums", "reduced")
+die_before(WorldClient, "apply_step", "applied")
+die_before(WorldClient, "confirm", "confirm")
+die_before(StepFollower, "_take_state", "fetch")
+die_before(StepLoop, "_copy_for_follower", "serve")
+"""
+
+
+def order_kills(folder: Path, point: str, count: int = 1) -> list[Path]:
+    """The next ``count`` workers that reach ``point`` die there; returns the files that appear when they do."""
+    orders = [folder / f"{point}.{number}" for number in range(count)]
+    for order in orders:
+        order.touch()
+    return [order.with_suffix(order.suffix + ".taken") for order in orders]
+
+
+def wait_for_kills(taken: list[Path], seconds: float = 60.0) -> None:
+    """Wait until all orders were carried out, and forget them."""
+    until = time.monotonic() + seconds
+    while not all(file.exists() for file in taken):
+        assert time.monotonic() < until, f"nobody came to {[file.name for file in taken if not file.exists()]}"
+        time.sleep(0.01)
+    for file in taken:
+        file.unlink()
