@@ -359,6 +359,10 @@ def exec_local_worker(plan: LocalRunPlan, *, as_json: bool) -> NoReturn:
     run = plan.run_dir
     make_run_directory(run)  # a resumed one too, which an older version may have left readable for all
     write_run_spec(run, dump_job_spec(plan.spec))
+    if plan.checkpoint_restart is not None:
+        # After the spec: it says that the run needs no journal any more.
+        restart_journal(plan.checkpoint_restart, f"edl run, process {os.getpid()}")
+        reopen_run(run)
     started = _run_started_event(plan, time.time())
     append_json_line(run.events, to_json(started))
     print(line(started) if as_json else "\n".join(plan.plan_lines()), flush=True)

@@ -146,6 +146,8 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 
 _MISSING_UPDATES_KEY = "lacking"
 """Key in the ledger of parameter servers: updates that a server has lost."""
+_LOCAL_KEYS = ("records_done", "records_skipped", "window", "evaluated", "callbacks")
+"""What only strategy Local has in the ledger of a checkpoint."""
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
 _ONE_WRITER_HINT = "A journal has one writer. Stop the job first."
 
@@ -174,7 +176,7 @@ class CheckpointRestart:
     @property
     def ledger(self) -> Mapping[str, Any]:
         """The ledger position, without what only the old strategy needs."""
-        own = {DATASET_KEY, *((WORLD_STEP_KEY, _MISSING_UPDATES_KEY) if self.new_strategy else ())}
+        own = {DATASET_KEY, *((WORLD_STEP_KEY, _MISSING_UPDATES_KEY, *_LOCAL_KEYS) if self.new_strategy else ())}
         return {name: value for name, value in self.checkpoint.ledger.items() if name not in own}
 
     @property
@@ -187,9 +189,10 @@ class CheckpointRestart:
         skipped_lines = [f"checkpoint {one.cut} cannot be used: {one.reason}" for one in self.skipped_checkpoints]
         what = f"the journal is ignored: the run goes back to checkpoint {self.checkpoint.cut} at step {self.step:,}"
         if self.new_strategy:
+            journal = "without a journal" if self.new_strategy == "Local" else "with a new journal"
             what = (
                 f"strategy {self.new_strategy} continues at checkpoint {self.checkpoint.cut} of strategy "
-                f"{self.old_strategy}, with a new journal, at step {self.step:,}"
+                f"{self.old_strategy}, {journal}, at step {self.step:,}"
             )
         if self.step != self.checkpoint.step:
             what += f": it counts minibatches, of which the {self.checkpoint.step:,} steps had several"
@@ -247,7 +250,8 @@ def plan_restart(run: RunDirectory) -> CheckpointRestart:
 def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool = True) -> Path:
     """Replace the journal by one that begins at the checkpoint; return the folder with the old segments.
 
-    Idempotent: after a crash in between, calling it again gives the same result.
+    Strategy Local continues without a journal. Idempotent: after a crash in between, calling it again gives the same
+    result.
 
     Args:
         restart: the result of ``plan_restart``.
@@ -268,8 +272,9 @@ def restart_journal(restart: CheckpointRestart, holder: str, *, exclusive: bool 
         old = list_segments(run.journal)
         # above all others, so that lease numbers, which contain the incarnation, are not reused
         segment = SegmentId(old[-1].incarnation + 1 if old else 1, 1)
-        entries = b"".join(encode_record(entry) for entry in _initial_entries(restart))
-        SegmentWriter(run.journal, segment, encode_record({"holder": holder, "fence": {}}), entries).close()
+        if restart.new_strategy != "Local":
+            entries = b"".join(encode_record(entry) for entry in _initial_entries(restart))
+            SegmentWriter(run.journal, segment, encode_record({"holder": holder, "fence": {}}), entries).close()
         return _move_segments_aside(run, old, segment)
     finally:
         if lock is not None:

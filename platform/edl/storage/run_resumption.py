@@ -38,7 +38,7 @@ FIXED_FIELDS = (
 """Fields that must not change: they determine the ranges in the ledger, or the variables in the checkpoints."""
 
 
-_EXCHANGEABLE_STRATEGIES = frozenset({"ParameterServer", "AllReduce"})
+_EXCHANGEABLE_STRATEGIES = (frozenset({"ParameterServer", "AllReduce"}), frozenset({"Local", "AllReduce"}))
 """Strategies with the same ledger, which continue from each other's checkpoints."""
 
 
@@ -75,7 +75,7 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
 
 def _is_allowed(change: FieldChange) -> bool:
     path, *values = change
-    return path == "strategy.name" and set(values) == _EXCHANGEABLE_STRATEGIES
+    return path == "strategy.name" and frozenset(values) in _EXCHANGEABLE_STRATEGIES
 
 
 def format_change(change: FieldChange) -> str:

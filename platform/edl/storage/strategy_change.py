@@ -45,11 +45,11 @@ def plan_resumption(run: RunDirectory, spec: JobSpec, *, from_checkpoint: bool) 
         StorageError: the folder cannot be read.
     """
     old, new = load_job_file(run.spec).strategy.name, spec.strategy.name
-    if new == "Local":
-        # It has no journal, and always continues from a checkpoint.
-        return None
     if old == new:
-        return plan_restart(run) if from_checkpoint else None
+        # Strategy Local has no journal, and always continues from a checkpoint.
+        return plan_restart(run) if from_checkpoint and new != "Local" else None
+    if old == "Local":
+        return _leave_local(run, new, from_checkpoint=from_checkpoint)
     decided = _CallbackReplay()
     try:
         with nullcontext() if from_checkpoint else explain_journal_damage(run):
@@ -61,10 +61,44 @@ def plan_resumption(run: RunDirectory, spec: JobSpec, *, from_checkpoint: bool) 
         if not from_checkpoint:
             raise
     restart = plan_restart(run)
+    if new == "Local":
+        if not from_checkpoint:
+            _refuse_decided(decided.state.evaluations if decided.state.specs else 0, old, new)
+        return replace(restart, old_strategy=old, new_strategy=new)
     if new == "ParameterServer":
         _check_convertible(restart.checkpoint)
     carried = tuple(entry.to_json() for entry in decided.entries_at(restart.checkpoint.step))
     return replace(restart, old_strategy=old, new_strategy=new, carried_entries=carried)
+
+
+def _leave_local(run: RunDirectory, new: str, *, from_checkpoint: bool) -> CheckpointRestart:
+    """The checkpoint of strategy Local, which has no journal, at which another strategy begins one.
+
+    Raises:
+        BadInputError: there is no intact checkpoint, or callbacks have decided by evaluations.
+        StorageError: the folder cannot be read.
+    """
+    restart = plan_restart(run)
+    callbacks = restart.checkpoint.ledger.get("callbacks") or {}
+    if not from_checkpoint:
+        _refuse_decided(callbacks.get("evaluations", 0) if callbacks.get("monitors") else 0, "Local", new)
+    return replace(restart, old_strategy="Local", new_strategy=new)
+
+
+def _refuse_decided(evaluations: int, old: str, new: str) -> None:
+    """Refuse to continue with callbacks whose progress the other strategy cannot take over.
+
+    Strategy Local runs Keras' own callbacks and keeps their weights; otherwise the master decides, by checkpoints.
+
+    Raises:
+        BadInputError: they have seen evaluations.
+    """
+    if evaluations:
+        raise BadInputError(
+            f"the run's callbacks have decided by {evaluations} evaluations under strategy {old}, and strategy {new} "
+            "cannot take over what they know",
+            hint="keep the strategy, or add --from-checkpoint: then their evaluations so far do not count",
+        )
 
 
 def _check_convertible(checkpoint: CheckpointManifest) -> None:

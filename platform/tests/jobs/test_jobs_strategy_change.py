@@ -58,6 +58,42 @@ def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_p
         np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
+LOCAL = ("--set", "strategy.name=Local")
+
+
+def test_local_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -> None:
+    """A single worker makes the steps of strategy Local."""
+
+    def make(folder: Path) -> JobFolder:
+        job = make_job(folder)
+        job.spec["train"]["max_steps"] = 2000
+        job.spec["workers"] = {"max": 1}
+        job.file.write_text(json.dumps(job.spec))
+        return job
+
+    with make(tmp_path / "straight").run(*LOCAL) as run:
+        run.summary()
+        expected = checkpoint_arrays(newest_cut(run.run_dir))
+    job = make(tmp_path / "changed")
+    with job.run(*LOCAL) as run:
+        first = stop_at(run, 200)
+    with job.run("--resume", *ALL_REDUCE) as run:
+        started = run.wait_event("run_started")
+        assert any("strategy AllReduce continues at checkpoint" in line for line in started["changes"])
+        run.wait_step(first["step"] + 1, timeout=240.0)
+        second = stop_at(run, first["step"] + 200)
+        assert second["records_done"] > first["records_done"]
+    with job.run("--resume", *LOCAL) as run:
+        summary = run.summary()
+        found = checkpoint_arrays(newest_cut(run.run_dir))
+        ledger = json.loads((newest_cut(run.run_dir) / "manifest.json").read_text())["ledger"]
+    assert second["step"] < ledger["done_steps"] == 2000
+    assert summary["records_done"] == ledger["done_records"]
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
 def test_an_optimizer_that_servers_do_not_have_is_named(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     zoo = tmp_path / "zoo"

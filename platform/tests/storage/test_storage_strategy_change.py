@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from edl.api.journal_entries import CallbacksDeclared, CutAnnounced, DatasetEnte
 from edl.core.cuts import WORLD_STEP_KEY
 from edl.core.evaluation import CallbackState, EvaluationResult, ReduceLROnPlateau, callbacks_to_json
 from edl.core.job import JobStateMachine
+from edl.core.shuffle import RecordRange
 from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_text
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState
@@ -25,7 +27,7 @@ from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import RunDirectory, make_run_directory, write_run_spec
-from edl.storage.run_resumption import check_resume_changes
+from edl.storage.run_resumption import check_resume_changes, has_journal
 from edl.storage.strategy_change import plan_resumption
 
 PLATEAU = ReduceLROnPlateau("loss", "min", factor=0.5, patience=1, rate=0.1)
@@ -162,7 +164,60 @@ def test_a_state_that_servers_do_not_have_is_refused_before_anything_changes(tmp
         plan_resumption(run, make_spec(SERVERS), from_checkpoint=False)
 
 
-def test_local_and_the_others_do_not_continue_each_other(tmp_path: Path) -> None:
-    run = make_run(tmp_path, RANKS, [])
-    with pytest.raises(BadInputError, match=r"strategy.name was AllReduce, is Local"):
+def test_local_and_parameter_servers_do_not_continue_each_other(tmp_path: Path) -> None:
+    run = make_run(tmp_path, SERVERS, [])
+    with pytest.raises(BadInputError, match=r"strategy.name was ParameterServer, is Local"):
         check_resume_changes(run, make_spec("Local"))
+
+
+def make_local_run(folder: Path, callbacks: Mapping[str, Any]) -> RunDirectory:
+    """A run of strategy Local with a checkpoint after eight of the 16 records of a task."""
+    run = RunDirectory(folder / "r1")
+    make_run_directory(run)
+    write_run_spec(run, dump_job_spec(make_spec("Local")))
+    directory = cut_directory(run.checkpoints, 2)
+    shard = write_shard(directory, 0, {"dense/w": np.zeros(3, np.float32)})
+    ledger = {"epoch": 0, "index": 1, "returned": [[0, "a", 8, 16]], "leases": [], "quarantined": []}
+    ledger |= {"done_records": 8, "done_steps": 2, DATASET_KEY: {"training": [["a", 64]], "validation": []}}
+    ledger |= {"records_done": 8, "records_skipped": 0, "window": 0, "evaluated": -1, "callbacks": callbacks}
+    commit_checkpoint(directory, CheckpointManifest(2, 2, "now", (shard,), ledger))
+    return run
+
+
+def test_a_run_of_strategy_local_gets_a_journal_with_its_position(tmp_path: Path) -> None:
+    run = make_local_run(tmp_path, {})
+    assert not has_journal(run)
+    state = continue_run(run, RANKS)
+    training = state.training_ledger
+    assert training is not None
+    assert (training.done_records, training.done_steps) == (8, 2)
+    assert training.next_range() == RecordRange(0, "a", 8, 16)
+    assert state.world is not None
+    assert state.world.checkpoint_step == 2
+    assert state.checkpoint is not None
+    assert not {"window", "callbacks"} & state.checkpoint.ledger.keys()
+
+
+def test_strategy_local_leaves_the_journal_aside(tmp_path: Path) -> None:
+    run = make_run(tmp_path, RANKS, [])
+    spec = make_spec("Local")
+    check_resume_changes(run, spec)
+    restart = plan_resumption(run, spec, from_checkpoint=False)
+    assert restart is not None
+    assert "without a journal, at step 12: it counts minibatches" in restart.describe_losses()[0]
+    aside = restart_journal(restart, "the test")
+    assert not has_journal(run)
+    assert list(aside.iterdir())
+    write_run_spec(run, dump_job_spec(spec))
+    assert plan_resumption(run, spec, from_checkpoint=False) is None
+
+
+def test_callbacks_that_have_decided_cannot_change_to_or_from_local(tmp_path: Path) -> None:
+    ranks = make_run(tmp_path / "ranks", RANKS, evaluated((2, 0.5), (4, 0.6))[1])
+    local = make_local_run(tmp_path / "local", {"evaluations": 2, "monitors": [{"best": 0.5, "wait": 1}]})
+    for run, new in ((ranks, "Local"), (local, RANKS)):
+        with pytest.raises(BadInputError, match="have decided by 2 evaluations"):
+            plan_resumption(run, make_spec(new), from_checkpoint=False)
+        assert plan_resumption(run, make_spec(new), from_checkpoint=True) is not None
+    own = make_local_run(tmp_path / "own", {"evaluations": 2, "monitors": []})
+    assert plan_resumption(own, make_spec(RANKS), from_checkpoint=False) is not None

@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.text_keys import missing_keys
 
 from edl.core import shuffle
 from edl.jobfile.event_json import parse_event_line
-from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.jobfile.loader import dump_job_spec, load_job_file, load_job_text
 from edl.storage.checkpoint_manifest import newest_intact_checkpoint
 from edl.storage.checkpoint_shards import read_shard, shard_path
 from edl.storage.run_directory import RunDirectory, create_run
@@ -231,19 +232,49 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
 
 
 def test_steps_come_in_the_order_in_which_shards_are_planned(train_locally: Callable[..., LocalTraining]) -> None:
-    from edl.worker.local_strategy.local_training import steps
+    from edl.worker.local_strategy.local_training import make_ledger, steps
 
     job = train_locally()
     run, _ = job.run(max_steps=1)
     spec = load_job_file(run.spec)
     sources = [shuffle.RecordSource("a", 30), shuffle.RecordSource("b", 7)]
-    planned = list(steps(spec, sources))
+    planned = list(steps(make_ledger(spec.train, sources, None)))
     for epoch in range(2):
         windows = [(p.task.source, *p.task.step_range(p.step)) for p in planned if p.epoch == epoch]
         covered = [(s, i) for s, start, end in windows for i in range(start, end)]
         assert sorted(covered) == [(s.name, i) for s in sources for i in range(s.records)]
         order = [(s.source, s.start) for s in shuffle.plan_epoch(sources, 12, spec.train.seed, epoch)]
         assert list(dict.fromkeys((p.task.source, p.task.start) for p in planned if p.epoch == epoch)) == order
+
+
+@pytest.mark.parametrize("window", [0, 4, 24])
+def test_a_position_in_the_data_is_a_ledger_from_which_the_same_steps_follow(window: int) -> None:
+    """Also within a window of several leases, which only the holder of a lease continues."""
+    from edl.worker.local_strategy.local_training import ledger_position, make_ledger, steps
+
+    spec = load_job_text(
+        "name: job\nmodel: {zoo: ., definition: m.f}\ndata: {training: t.csv}\n"
+        "train: {minibatch_size: 4, minibatches_per_task: 2, epochs: 2}\n",
+        "job.yaml",
+    )
+    sources = [shuffle.RecordSource("a", 50), shuffle.RecordSource("b", 7)]
+    order = shuffle.ShuffleOrder(tuple(sources), (((50, 1),), ((7, 1),)), window, 3) if window else None
+
+    def ranges(planned: Any) -> list[Any]:
+        return [(each.epoch, each.task.source, *each.task.step_range(each.step)) for each in planned]
+
+    whole = ranges(steps(make_ledger(spec.train, sources, order)))
+    assert sum(end - start for *_, start, end in whole) == 2 * 57
+    for done in range(len(whole)):
+        ledger = make_ledger(spec.train, sources, order)
+        first = list(islice(steps(ledger), done))
+        position = json.loads(json.dumps(ledger_position(ledger, first[-1] if first else None)))
+        assert position["done_steps"] == done
+        assert not position["leases"]
+        resumed = make_ledger(spec.train, sources, order)
+        resumed.restore_snapshot(position)
+        assert resumed.count_remaining_records() == 2 * 57 - position["done_records"]
+        assert ranges(first) + ranges(steps(resumed)) == whole
 
 
 def test_nan_stops_and_names_the_records(

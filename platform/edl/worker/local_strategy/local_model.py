@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.core import evaluation
+from edl.keras.model_building import is_seed_state
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import uses_dynamic_loss_scaling
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
@@ -88,14 +89,19 @@ class LocalModel(TrainableModel):
         """Everything that training changes, for a checkpoint, by the names of :meth:`named_variables`."""
         return {name: np.asarray(variable) for name, variable in self.named_variables()}
 
-    def restore(self, arrays: Mapping[str, Any]) -> None:
+    def restore(self, arrays: Mapping[str, Any], *, by_ranks: bool = False) -> None:
         """Restore the arrays of a checkpoint.
+
+        Args:
+            by_ranks: ranks of strategy AllReduce wrote it. Each had random generators of its own, whose states are not
+                in it: those of this model stay as they are.
 
         Raises:
             BadInputError: another model or optimizer wrote the checkpoint.
         """
         # All names and shapes are compared before the first assignment: no half-restored model.
-        own_arrays = self.arrays()
+        seeds = {name for name, variable in self.named_variables() if by_ranks and is_seed_state(variable)}
+        own_arrays = {name: array for name, array in self.arrays().items() if name not in seeds}
         for name in sorted({*own_arrays, *arrays}):
             if name not in own_arrays or name not in arrays or own_arrays[name].shape != arrays[name].shape:
                 raise BadInputError(
@@ -103,4 +109,5 @@ class LocalModel(TrainableModel):
                     hint="start a new run, without --resume",
                 )
         for name, variable in self.named_variables():
-            variable.assign(arrays[name])
+            if name not in seeds:
+                variable.assign(arrays[name])

@@ -1,14 +1,15 @@
 """The training loop of strategy Local: the records in the order in which a distributed job leases them.
 
-Every window of records is one step, also if it is skipped. So the step number determines the position in the data:
-a resumed run restores a checkpoint and skips as many windows as the checkpoint has steps.
+Every window of records is one step, also if it is skipped. The position in the data is a training ledger, as the master
+of a distributed job keeps it, of which a single worker leases one range after the other. Checkpoints contain it, so
+runs of strategy AllReduce continue from them, and this strategy from those of AllReduce.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,16 +26,17 @@ from edl.api.events import (
     ModelExported,
     WarningRaised,
 )
-from edl.api.job_spec import JobSpec
-from edl.core import shuffle
-from edl.core.cuts import STOPPED
-from edl.core.shuffle import SHUFFLED_SOURCE
+from edl.api.job_spec import JobSpec, TrainSpec
+from edl.core.cuts import STOPPED, WORLD_STEP_KEY
+from edl.core.ledger import Ledger, shuffled_ledger
+from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_size_error
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import ShuffledReader
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
+from edl.storage.checkpoint_manifest import DATASET_KEY, CheckpointManifest, list_cuts
 from edl.storage.run_directory import RunDirectory
 from edl.worker.feed_pipeline import FeedFunction, feed_in_background
 from edl.worker.lease_client import LeasedTask, PositionDescriber
@@ -57,37 +59,64 @@ class Planned:
     step: int
 
 
-def steps(
-    spec: JobSpec, sources: list[shuffle.RecordSource], window: int = 0, named: PositionDescriber | None = None
-) -> Iterator[Planned]:
-    """Generate all steps of a job.
+_WORKER = "local"
+"""Holds the leases of the ledger. It continues the shard that it has begun."""
+
+
+def make_ledger(train: TrainSpec, sources: Sequence[RecordSource], order: ShuffleOrder | None) -> Ledger:
+    """The training ledger of a distributed job, with nothing done.
 
     Args:
-        spec: the job.
+        train: the job's section ``train``.
         sources: the sources of the training records.
-        window: the window of the shuffled order; the steps are ranges of its positions. 0: ranges of the sources.
+        order: the shuffled order, whose positions are leased; None: ranges of the sources.
+    """
+    lease_records = train.minibatch_size * train.minibatches_per_task
+    if order is not None:
+        return shuffled_ledger(order, train.epochs, train.minibatch_size, lease_records)
+    return Ledger(ShardPlan(tuple(sources), lease_records, train.seed), train.epochs, train.minibatch_size)
+
+
+def steps(ledger: Ledger, window: int = 0, named: PositionDescriber | None = None) -> Iterator[Planned]:
+    """Generate the steps that are left of a ledger, which changes with them.
+
+    Args:
+        ledger: the training ledger, without leases.
+        window: the window of the shuffled order; 0: records are not shuffled.
         named: returns the records at positions, for messages.
     """
-    # A shuffled order is already random, so its positions are planned in sequence.
-    train, seed = spec.train, None if window else spec.train.seed
-    if window:
-        sources = [shuffle.RecordSource(SHUFFLED_SOURCE, sum(source.records for source in sources))]
-    size = train.minibatch_size * train.minibatches_per_task
-    for epoch in range(train.epochs):
-        for shard in shuffle.plan_epoch(sources, size, seed, epoch):
-            task = LeasedTask(
-                0,
-                "training",
-                shard.source,
-                shard.start,
-                shard.end,
-                train.minibatch_size,
-                epoch,
-                shuffle_window=window,
-                position_describer=named,
-            )
-            for step in range(task.step_count):
-                yield Planned(epoch, task, step)
+    number, work = 0, ledger.next_range(worker=_WORKER)
+    while work is not None:
+        number += 1
+        ledger.grant_range(number, work, _WORKER)
+        # Only the holder of a lease continues its shard.
+        if number > 1:
+            ledger.finish_lease(number - 1)
+        task = LeasedTask(
+            number,
+            "training",
+            work.source,
+            work.start,
+            work.end,
+            ledger.minibatch,
+            work.epoch,
+            shuffle_window=window,
+            position_describer=named,
+        )
+        for step in range(task.step_count):
+            yield Planned(work.epoch, task, step)
+        work = ledger.next_range(worker=_WORKER)
+
+
+def ledger_position(ledger: Ledger, last: Planned | None) -> dict[str, Any]:
+    """The snapshot of a ledger of which ``steps`` has yielded ``last``, which is done."""
+    return _continue_begun(ledger.snapshot_at_cut({} if last is None else {last.task.lease_id: last.step + 1}))
+
+
+def _continue_begun(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """A snapshot whose begun shards come next: nobody holds a lease of them."""
+    continued = {name: value for name, value in snapshot.items() if name != "begun"}
+    return {**continued, "returned": [*snapshot["returned"], *snapshot.get("begun", ())]}
 
 
 class LocalTraining:
@@ -132,6 +161,16 @@ class LocalTraining:
         """Records since the last trained minibatch, and how many of them ``feed`` dropped."""
         self._epoch_records = 0
         self._saved = 0
+        self._cut_offset = 0
+        """Numbers of checkpoints are steps, plus this: those of another strategy may be higher."""
+        self._position: Mapping[str, Any] | None = None
+        """The ledger of the checkpoint from which the run was resumed."""
+        self._ledger: Ledger | None = None
+        """The ledger of the steps that are trained; the feeding thread has one of its own."""
+        self._last: Planned | None = None
+        self._dataset: Mapping[str, Any] = {}
+        self._quarantined = 0
+        """Records that made workers crash under strategy AllReduce: they are not trained."""
         self._evaluated = -1
         self._evaluation_due = False
         """Whether the resumed run was stopped after a step and before the evaluation that follows it."""
@@ -153,7 +192,7 @@ class LocalTraining:
         """Why training ended, in the words of a distributed job."""
         if self._stopped:
             return self._watcher.stop_reason or "a callback stopped training"
-        if self._done < self._all:
+        if self._done + self._quarantined < self._all:
             return f"max_steps is reached: {self._step} steps are done"
         return "all records are done"
 
@@ -162,20 +201,40 @@ class LocalTraining:
         manifest = checkpoint_manifest.newest_intact_checkpoint(self._run.checkpoints, _tell_skipped)
         if manifest is None or manifest.directory is None:
             return
-        arrays, _ = checkpoint_shards.read_shard(checkpoint_shards.shard_path(manifest.directory, 0))
+        arrays: dict[str, Any] = {}
+        for shard in manifest.shards:
+            arrays |= checkpoint_shards.read_shard(manifest.directory / shard.file)[0]
         # Weights that callbacks keep are no variables of the model.
         best_values = {name: array for name, array in arrays.items() if name.startswith("best/")}
-        self._model.restore({name: array for name, array in arrays.items() if name not in best_values})
-        self._watcher.restore(manifest.ledger.get("callbacks", {}), best_values)
-        self._step = self._saved = manifest.version
-        self._done, self._skipped = manifest.ledger["records_done"], manifest.ledger["records_skipped"]
+        ledger, by_ranks = manifest.ledger, WORLD_STEP_KEY in manifest.ledger
+        self._model.restore(
+            {name: array for name, array in arrays.items() if name not in best_values}, by_ranks=by_ranks
+        )
+        self._watcher.restore(ledger.get("callbacks", {}), best_values)
+        self._resume_position(manifest)
         # Older checkpoints lack "evaluated" and "window": they count as evaluated and not shuffled.
-        evaluated, every = manifest.ledger.get("evaluated", manifest.version), self._spec.train.evaluation_steps
+        evaluated, every = ledger.get("evaluated", self._step), self._spec.train.evaluation_steps
         self._evaluation_due = every is not None and self._step % every == 0 and evaluated < self._step
-        self._window = manifest.ledger.get("window", 0)
+        order = (ledger.get(DATASET_KEY) or {}).get("order") if by_ranks else None
+        self._window = order["window"] if order else ledger.get("window", 0)
         self._report.event(
             WarningRaised(f"continuing from checkpoint {manifest.cut}, at step {self._step:,}", time=time.time())
         )
+
+    def _resume_position(self, found: CheckpointManifest) -> None:
+        """Take over steps and ledger of a checkpoint; older ones of this strategy have the number of steps only."""
+        ledger = found.ledger
+        if "returned" in ledger:
+            self._position = _continue_begun(ledger)
+            self._step, self._done = ledger["done_steps"], ledger["done_records"]
+            self._quarantined = sum(end - start for _, _, start, end in ledger["quarantined"])
+        else:
+            self._step, self._done = found.version, ledger["records_done"]
+        self._saved, self._skipped = self._step, ledger.get("records_skipped", 0)
+        if WORLD_STEP_KEY in ledger:
+            self._cut_offset = max(0, list_cuts(self._run.checkpoints)[-1] + 1 - self._step)
+        else:
+            self._cut_offset = found.cut - self._step
 
     def run(self) -> str | None:
         """Train, evaluate, write the last checkpoint and export; returns the export's directory.
@@ -185,11 +244,12 @@ class LocalTraining:
             BadInputError: an epoch has fewer records than a minibatch, or ``feed`` drops all records of an epoch.
         """
         reader = self._readers("training")
-        sources = [shuffle.RecordSource(s.name, s.records) for s in reader.sources()]
+        sources = [RecordSource(s.name, s.records) for s in reader.sources()]
         epochs, records = self._spec.train.epochs, sum(source.records for source in sources)
-        if not self._step and (why := shuffle.training_size_error(self._spec.train.minibatch_size, records, epochs)):
+        if not self._step and (why := training_size_error(self._spec.train.minibatch_size, records, epochs)):
             raise BadInputError(why)
         self._choose_order(reader, records)
+        self._dataset = self._describe_dataset(sources)
         self._epoch_records = records
         total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
@@ -218,7 +278,7 @@ class LocalTraining:
     def _leave_if_stopped(self) -> None:
         if self._stop.wanted is not None:
             self._save()
-            reason = f"{STOPPED}: checkpoint {self._saved} contains all {self._step:,} steps"
+            reason = f"{STOPPED}: checkpoint {self._saved + self._cut_offset} contains all {self._step:,} steps"
             raise StoppedError(self._stop.wanted, reason)
 
     def _choose_order(self, reader: Reader, records: int) -> None:
@@ -230,13 +290,33 @@ class LocalTraining:
         if self._window:
             self._shuffled = ShuffledReader(reader, shuffled_order(reader, self._window, train.seed))
 
-    def _train(self, sources: list[shuffle.RecordSource]) -> None:
+    def _describe_dataset(self, sources: Sequence[RecordSource]) -> dict[str, Any]:
+        """The data set as a master describes it in its journal."""
+        validation = self._readers("validation").sources() if self._spec.data.validation else ()
+        rows = [[source.name, source.records] for source in sources if source.records]
+        order = {} if self._shuffled is None else {"order": self._shuffled.order.to_json()}
+        return {"training": rows, "validation": [[each.name, each.records] for each in validation], **order}
+
+    def _remaining_ledger(self, sources: Sequence[RecordSource]) -> Ledger:
+        """The ledger at which training begins, or goes on."""
+        ledger = make_ledger(self._spec.train, sources, None if self._shuffled is None else self._shuffled.order)
+        if self._position is not None:
+            ledger.restore_snapshot(self._position)
+        elif self._step:
+            # An older checkpoint has the number of steps only.
+            last = next(islice(steps(ledger), self._step - 1, None), None)
+            ledger.restore_snapshot(ledger_position(ledger, last))
+        return ledger
+
+    def _train(self, sources: list[RecordSource]) -> None:
         train, every = self._spec.train, self._spec.checkpoint
+        left = None if train.max_steps is None else max(0, train.max_steps - self._step)
 
-        def rest() -> Iterator[Planned]:
+        def rest(ledger: Ledger) -> Iterator[Planned]:
             named = None if self._shuffled is None else self._shuffled.describe_positions
-            return islice(steps(self._spec, sources, self._window or 0, named), self._step, train.max_steps)
+            return islice(steps(ledger, self._window or 0, named), left)
 
+        self._ledger = self._remaining_ledger(sources)
         before = bool(getattr(self._model.model, "stop_training", False))
         # Callbacks must see the same evaluations as in a run that was not interrupted.
         if self._evaluation_due and not before:
@@ -246,10 +326,9 @@ class LocalTraining:
         if getattr(self._model.model, "stop_training", False):
             self._stopped = True
             return
-        # Two iterators over the same plan, because the feeding thread is ahead of training.
-        for plan, minibatch in zip(
-            rest(), feed_in_background(self._feeders("training"), self._read(rest())), strict=True
-        ):
+        # Two ledgers with the same steps, because the feeding thread is ahead of training.
+        ahead = feed_in_background(self._feeders("training"), self._read(rest(self._remaining_ledger(sources))))
+        for plan, minibatch in zip(rest(self._ledger), ahead, strict=True):
             self._watcher.begin_epoch(plan.epoch)
             self._train_step(plan, minibatch)
             self._leave_if_stopped()
@@ -290,6 +369,7 @@ class LocalTraining:
                 self._not_finite += 1
                 report_not_finite(plan.task, plan.step, value, self._not_finite, skip=skip)
         records, skipped = self._windows.pop(self._step)
+        self._last = plan
         self._step += 1
         self._done += records
         self._skipped += skipped
@@ -347,9 +427,13 @@ class LocalTraining:
         if self._spec.checkpoint is None or self._saved == self._step:
             return
         began = time.perf_counter()
-        directory = checkpoint_manifest.cut_directory(self._run.checkpoints, self._step)
+        assert self._ledger is not None
+        cut = self._step + self._cut_offset
+        directory = checkpoint_manifest.cut_directory(self._run.checkpoints, cut)
         shard = checkpoint_shards.write_shard(directory, 0, self._model.arrays() | self._watcher.weight_arrays())
         ledger = {
+            **ledger_position(self._ledger, self._last),
+            DATASET_KEY: self._dataset,
             "records_done": self._done,
             "records_skipped": self._skipped,
             "window": self._window,
@@ -357,13 +441,11 @@ class LocalTraining:
             "callbacks": self._watcher.state(),
         }
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        checkpoint_manifest.commit_checkpoint(
-            directory, checkpoint_manifest.CheckpointManifest(self._step, self._step, created, (shard,), ledger)
-        )
+        checkpoint_manifest.commit_checkpoint(directory, CheckpointManifest(cut, self._step, created, (shard,), ledger))
         checkpoint_manifest.prune_checkpoints(self._run.checkpoints, self._spec.checkpoint.keep)
         self._saved = self._step
         pause = time.perf_counter() - began
-        self._report.event(CheckpointSaved(self._step, self._step, pause, time=time.time()))
+        self._report.event(CheckpointSaved(cut, self._step, pause, time=time.time()))
 
     def _export(self) -> str | None:
         if self._spec.export is None:
