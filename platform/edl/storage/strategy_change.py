@@ -20,7 +20,7 @@ from edl.api.journal_entries import (
     ParametersRolledBack,
     WorldAnnounced,
 )
-from edl.core.cuts import checkpoint_step
+from edl.core.cuts import WORLD_STEP_KEY, checkpoint_step
 from edl.core.evaluation import CallbackState, callbacks_from_json, callbacks_to_json
 from edl.jobfile.loader import load_job_file
 from edl.numerics.keras_state import KERAS_STATE_KEY, KerasState
@@ -64,6 +64,12 @@ def plan_resumption(run: RunDirectory, spec: JobSpec, *, from_checkpoint: bool) 
     if new == "Local":
         if not from_checkpoint:
             _refuse_decided(decided.state.evaluations if decided.state.specs else 0, old, new)
+        if WORLD_STEP_KEY not in restart.checkpoint.ledger and "records_done" not in restart.checkpoint.ledger:
+            raise BadInputError(
+                "parameter servers wrote the newest checkpoint, and strategy Local continues from those of AllReduce",
+                where=str(restart.checkpoint.directory),
+                hint="resume with strategy AllReduce until it has written another checkpoint",
+            )
         return replace(restart, old_strategy=old, new_strategy=new)
     if new == "ParameterServer":
         _check_convertible(restart.checkpoint)

@@ -221,3 +221,11 @@ def test_callbacks_that_have_decided_cannot_change_to_or_from_local(tmp_path: Pa
         assert plan_resumption(run, make_spec(new), from_checkpoint=True) is not None
     own = make_local_run(tmp_path / "own", {"evaluations": 2, "monitors": []})
     assert plan_resumption(own, make_spec(RANKS), from_checkpoint=False) is not None
+
+
+def test_strategy_local_does_not_read_what_parameter_servers_wrote(tmp_path: Path) -> None:
+    """The run has changed to AllReduce, which has written no checkpoint yet."""
+    run = make_run(tmp_path, SERVERS, [])
+    write_run_spec(run, dump_job_spec(make_spec(RANKS)))
+    with pytest.raises(BadInputError, match="parameter servers wrote the newest checkpoint"):
+        plan_resumption(run, make_spec("Local"), from_checkpoint=False)

@@ -218,12 +218,13 @@ def test_a_run_from_before_there_were_windows_goes_on_without_one(
         found = newest_intact_checkpoint(*arguments)
         assert found is not None
         assert found.ledger["window"] == 0
-        return replace(found, ledger={name: value for name, value in found.ledger.items() if name != "window"})
+        # Neither had they a position in the data other than the number of steps.
+        return replace(found, ledger={name: found.ledger[name] for name in ("records_done", "records_skipped")})
 
     job = train_locally()
     whole, _ = job.run(shuffle={"window": 0})
     parted, _ = job.run(max_steps=11, shuffle={"window": 0})
-    monkeypatch.setattr(local_training.checkpoint_shards, "newest_intact_checkpoint", older)
+    monkeypatch.setattr(local_training.checkpoint_manifest, "newest_intact_checkpoint", older)
     job.run(parted)
     monkeypatch.undo()
     expected, found = arrays(whole), arrays(parted)
