@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from cli.cli_harness import CliHarness, cli_with_job
@@ -17,6 +18,12 @@ from edl.jobfile.published_status import PublishedStatus
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
     return cli_with_job(monkeypatch, capsys)
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`edl list` also shows the runs of the folder that it is called in: those of `make demo`, for example."""
+    monkeypatch.chdir(tmp_path)
 
 
 def fill(cluster: InMemoryCluster) -> None:
