@@ -40,9 +40,10 @@ class RegressionReplica(CountingReplica):
         self.buffers = (*self.buffers, np.zeros(INPUTS + 1, np.float32))
         self.gradient_counts = (RECORDS, INPUTS)
 
-    def compute(self, features: range, labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
+    def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
         result = super().compute(features, labels, weights, adds=adds)
-        x, y = X[features.start : features.stop], Y[features.start : features.stop]
+        records = list(features)
+        x, y = X[records], Y[records]
         self.buffers[1][:INPUTS] += x.T @ (x @ self.weights - y)
         # 1/3 is none of the numbers of bfloat16.
         self.buffers[1][INPUTS] += np.float32(len(features) / 3)

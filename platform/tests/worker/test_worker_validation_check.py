@@ -101,6 +101,8 @@ def test_a_feed_that_takes_the_cells_of_other_columns_is_refused(tmp_path: Path,
     assert not missing_keys(str(refused.value), "data.validation", "test.csv")
 
 
+# Another test of this process may have set a seed for all random operations.
+@pytest.mark.filterwarnings("ignore:Seed .* from outer graph:UserWarning")
 def test_cells_that_feed_does_not_take_may_stand_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         check(tmp_path, by_position, "a,b,y,id\n1,2,3,7\n")
