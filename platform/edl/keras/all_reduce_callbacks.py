@@ -28,7 +28,7 @@ from edl.core.evaluation import CallbackSpec, ReduceLROnPlateau
 from edl.keras import monitor_callbacks
 from edl.keras.model_contract import ModelModule
 from edl.keras.rank_callbacks import MakeParams, NoRankCallbacks, RankCallbacks
-from edl.keras.replica import ModelReplica
+from edl.keras.replica_state import ReplicaState
 from edl.keras.user_callbacks import is_keras_class
 from edl.keras.user_code import source_file, user_code
 
@@ -60,7 +60,7 @@ class SharedCallbacks:
 
 def declare_training_callbacks(
     module: ModelModule,
-    model: ModelReplica,
+    model: ReplicaState,
     spec: JobSpec,
     *,
     worker_index: int | None = None,
@@ -103,6 +103,13 @@ def declare_training_callbacks(
     schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
     owners = [kind.__name__ for kind in (ReduceLROnPlateau,) if any(isinstance(each, kind) for each in declared)]
     owners += ["LearningRateScheduler"] if schedulers else []
+    if owners and not model.uses_own_optimizer:
+        raise BadInputError(
+            f"{' and '.join(owners)} sets the learning rate of the optimizer of compile(), but train_step() makes no "
+            "update with it",
+            hint="use it as self.optimizer, or pass a schedule of keras.optimizers.schedules to the optimizers of the "
+            "model",
+        )
     if own := [each for each in others if each not in schedulers]:
         rank_callbacks: RankCallbacks | NoRankCallbacks = RankCallbacks(
             own, model, worker_index=worker_index, params=make_params(), rate_owner=" and ".join(owners)
@@ -143,7 +150,7 @@ class _ScheduledRates:
     twice when the world changes.
     """
 
-    def __init__(self, schedulers: Sequence[Any], model: ModelReplica, zoo: Path) -> None:
+    def __init__(self, schedulers: Sequence[Any], model: ReplicaState, zoo: Path) -> None:
         self._schedulers = schedulers
         self._optimizer = model.optimizer
         self._zoo = zoo

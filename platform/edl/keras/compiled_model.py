@@ -37,23 +37,31 @@ class CompileArguments:
         return None if self.weighted_metrics is None else lambda: _renew(self.weighted_metrics)
 
 
-def read_compile_arguments(model: Any, made_by: str, where: str) -> CompileArguments:
+def _refuse_evaluation(labels: Any, predictions: Any) -> Any:
+    raise BadInputError(
+        "the model is compiled without a loss, so it cannot be evaluated", hint="pass loss to compile()"
+    )
+
+
+def read_compile_arguments(model: Any, made_by: str, where: str, *, needs_loss: bool = True) -> CompileArguments:
     """The arguments of a compiled model.
 
     Args:
         model: the value that the user's function returned.
         made_by: that function, as messages name it.
         where: its file.
+        needs_loss: whether ``compile()`` must have got a loss.
 
     Raises:
         BadInputError: an argument is missing, or cannot have its effect; the error names it.
     """
     config: Mapping[str, Any] = model._compile_config.config
-    if config["loss"] is None:
+    if config["loss"] is None and needs_loss:
         raise BadInputError(
             f"the model that {made_by} returned is compiled without a loss",
             where=where,
-            hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and leave compile() out",
+            hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and leave compile() out; "
+            "a model with a train_step() of its own needs one for evaluations only",
         )
     # Attributes, not the arguments: they may be set after compile().
     if model.run_eagerly:
@@ -71,7 +79,11 @@ def read_compile_arguments(model: Any, made_by: str, where: str) -> CompileArgum
                 made_by,
             )
     return CompileArguments(
-        model.optimizer, config["loss"], config["loss_weights"], config["metrics"], config["weighted_metrics"]
+        model.optimizer,
+        config["loss"] or _refuse_evaluation,
+        config["loss_weights"],
+        config["metrics"],
+        config["weighted_metrics"],
     )
 
 

@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
-from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.api.errors import BadInputError
 from edl.keras.compiled_model import restore_compile
+from edl.keras.traced_function import find_written_variables
 from edl.keras.user_code import source_file
 
 
@@ -37,11 +36,6 @@ class StepGradients:
     gradients: list[Any]
     records: Any
     predictions: Any = None
-
-
-def has_custom_train_step(model: Any) -> bool:
-    """Whether the user's class defines ``train_step``."""
-    return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
 
 
 class CustomTrainStep:
@@ -136,16 +130,13 @@ class CustomTrainStep:
         """Refuse a step that writes variables which are neither averaged nor the step's own metrics."""
         allowed = {id(v.value.handle) for v in (*self._may_change, *self._model.metrics_variables)}
         named = {id(v.value.handle): v.path for v in (*self._model.variables, *self._optimizer.variables)}
-        outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
-        for operation in graph.get_operations():
-            for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]:
-                written = outer_by_inner.get(id(handle))
-                if written is not None and written not in allowed:
-                    raise self._error(
-                        f"writes the variable '{named.get(written, operation.name)}' by itself",
-                        "let self.optimizer.apply() change variables; a second optimizer, or an average that the step "
-                        "keeps, would differ between the workers",
-                    )
+        for operation, written in find_written_variables(graph):
+            if written not in allowed:
+                raise self._error(
+                    f"writes the variable '{named.get(written, operation.name)}' by itself",
+                    "let an optimizer of the model change variables, with apply() or apply_gradients(); an average "
+                    "that the step keeps would differ between the workers",
+                )
 
     def _error(self, what: str, hint: str) -> BadInputError:
         kind = type(self._model).__name__

@@ -104,6 +104,13 @@ _REMEDY_BY_METHOD: Mapping[str, str] = {
 _COMPILE_ARGUMENTS = ("loss", "loss_weights", "metrics", "weighted_metrics")
 
 
+def has_own_train_step(model: Any) -> bool:
+    """Whether the user's class defines ``train_step``."""
+    import keras
+
+    return "train_step" in vars(model) or type(model).train_step is not keras.Model.train_step
+
+
 def refuse_custom_training(
     model: Any, made_by: str, where: str, *, may_be_compiled: bool = False, may_have_train_step: bool = False
 ) -> None:
@@ -124,8 +131,10 @@ def refuse_custom_training(
     """
     import keras
 
+    # A train_step of the user's uses the metrics of the model, if it likes.
+    allowed = ("train_step", "metrics") if may_have_train_step and has_own_train_step(model) else ()
     for method, instead in _REMEDY_BY_METHOD.items():
-        if is_blocked_method(model, method) or (may_have_train_step and method == "train_step"):
+        if is_blocked_method(model, method) or method in allowed:
             continue
         if method in vars(model) or getattr(type(model), method, None) is not getattr(keras.Model, method, None):
             kind = type(model)
@@ -165,6 +174,8 @@ def refuse_metrics_in_layers(model: Any, where: str = "the model") -> None:
         BadInputError: a layer has a metric.
     """
     for layer in model._flatten_layers():
+        if layer is model and has_own_train_step(model):
+            continue
         for metric in getattr(layer, "_metrics", ()):
             owner = "the model" if layer is model else f"the layer '{layer.name}'"
             raise BadInputError(
@@ -302,7 +313,7 @@ def load_model_module(
         module = import_zoo_module(zoo, zoo_module)
     make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
     if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
-        compiled = _read_compiled_model(zoo_module, make_model)
+        compiled = _read_compiled_model(zoo_module, make_model, needs_metrics=needs_metrics)
         if compiled is not None:
             return _compiled_module(zoo, module, zoo_module, make_model, compiled)
     functions = {
@@ -324,12 +335,20 @@ def load_model_module(
     )
 
 
-def _read_compiled_model(zoo_module: ZooModule, make_model: Callable[..., Any]) -> CompileArguments | None:
+def _read_compiled_model(
+    zoo_module: ZooModule, make_model: Callable[..., Any], *, needs_metrics: bool
+) -> CompileArguments | None:
     """The arguments of ``compile()`` if the user's function compiles its model; None if it does not."""
     model = make_model(may_be_compiled=True)
     if not getattr(model, "compiled", False):
         return None
-    return read_compile_arguments(model, f"{zoo_module.function}()", str(zoo_module.path))
+    return read_compile_arguments(
+        model,
+        f"{zoo_module.function}()",
+        str(zoo_module.path),
+        # Only an evaluation needs one, if train_step() computes its own.
+        needs_loss=needs_metrics or not has_own_train_step(model),
+    )
 
 
 def _compiled_module(

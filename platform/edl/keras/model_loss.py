@@ -710,6 +710,13 @@ def uses_dynamic_loss_scaling(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+def updating_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: without a ``LossScaleOptimizer``, and each of a ``MultiOptimizer``."""
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
+    return list(optimizer.optimizers) if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]
+
+
 def warn_if_loss_unscaled(model: Any, optimizer: Any, *, trains_locally: bool) -> None:
     """Warn and name a layer that computes in float16 if the loss is not scaled.
 

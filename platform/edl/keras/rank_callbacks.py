@@ -23,8 +23,8 @@ from typing import Any
 import keras
 
 from edl.api.errors import BadInputError
-from edl.keras.replica import ModelReplica
-from edl.keras.trainable_model import updating_optimizers
+from edl.keras.model_loss import updating_optimizers
+from edl.keras.replica_state import ReplicaState
 from edl.keras.user_callbacks import CallbackParams, KerasCallbacks
 
 _LOG = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RankCallbacks:
     def __init__(
         self,
         callbacks: Sequence[Any],
-        replica: ModelReplica,
+        replica: ReplicaState,
         *,
         worker_index: int | None,
         params: CallbackParams,

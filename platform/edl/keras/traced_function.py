@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.numerics.aligned_memory import is_aligned
 
 _TENSOR_TYPES = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)
-_TRACING_LOCK = threading.Lock()
+TRACING_LOCK = threading.Lock()
 """Several threads may call functions of one model, but only one may trace: Keras marks layers that are being called."""
 
 
@@ -51,11 +52,11 @@ class TracedFunction:
     def find_trace(self, *arguments: Any) -> tuple[Any, list[Any]]:
         """Find or create the trace for these types and shapes; also returns the arguments' leaves as tensors."""
         leaves = [as_tensor(leaf) for leaf in tf.nest.flatten(arguments)]
-        key = tuple(_signature_key(leaf) for leaf in leaves)
+        key = tuple(signature_key(leaf) for leaf in leaves)
         trace = self._traces.get(key)
         if trace is None:
             packed = tf.nest.pack_sequence_as(arguments, leaves)
-            with _TRACING_LOCK:
+            with TRACING_LOCK:
                 trace = self._tf_function.get_concrete_function(*tf.nest.map_structure(spec_for_any_count, packed))
             self._traces[key] = trace
         return trace, leaves
@@ -64,6 +65,14 @@ class TracedFunction:
 def as_array(tensor: Any) -> NDArray[Any]:
     """A read-only array that shares the tensor's memory."""
     return np.asarray(memoryview(tensor))
+
+
+def host_array(value: Any) -> NDArray[Any]:
+    """The values of a tensor or variable, without a copy where TensorFlow allows it."""
+    tensor = tf.convert_to_tensor(value)
+    # bfloat16 has no code in Python's buffer protocol.
+    array: NDArray[Any] = tensor.numpy() if tensor.dtype == tf.bfloat16 else as_array(tensor)
+    return array
 
 
 def spec_for_any_count(value: Any) -> Any:
@@ -85,7 +94,8 @@ def as_tensor(leaf: Any) -> Any:
     return tf.convert_to_tensor(leaf)
 
 
-def _signature_key(tensor: Any) -> Any:
+def signature_key(tensor: Any) -> Any:
+    """What a trace for this tensor depends on: its type, and its shape without the first dimension."""
     return (tensor.dtype, *tensor.shape.as_list()[1:]) if isinstance(tensor, tf.Tensor) else spec_for_any_count(tensor)
 
 
@@ -125,6 +135,15 @@ def iter_dependencies(
             seen.add(operation)
             yield operation
             left += [value.op for value in inputs_of(operation) if value.dtype != tf.resource]
+
+
+def find_written_variables(graph: Any) -> Iterator[tuple[Any, int]]:
+    """Generate the operations of a graph that write variables, each with the ``id`` of the variable's handle."""
+    outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
+    for operation in graph.get_operations():
+        for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]:
+            if id(handle) in outer_by_inner:
+                yield operation, outer_by_inner[id(handle)]
 
 
 def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from edl.keras.evaluated_copy import CopyEvaluator
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
 from edl.keras.model_building import ModelVariables, build_model
 from edl.keras.model_contract import ModelModule
-from edl.keras.model_loss import ModelLoss, warn_if_loss_unscaled
+from edl.keras.model_loss import ModelLoss, updating_optimizers, warn_if_loss_unscaled
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.user_code import user_code
 
@@ -32,8 +31,7 @@ class TrainableModel:
         self.module = module
         self.model = build_model(module, seed=seed, sample=sample)
         self.optimizer = module.optimizer()
-        # Its slot variables must exist when the state of another process is compared with this one's.
-        self.optimizer.build(self.model.trainable_variables)
+        self._build_optimizer()
         self.variables = ModelVariables.from_model(
             self.model, lambda name: 0, 1, trained_by_ps=False, float32_only=float32_only
         )
@@ -44,6 +42,10 @@ class TrainableModel:
         self._objective = ModelLoss(module, outputs)
         self._evaluate = tf.function(self._evaluate_graph, autograph=False, reduce_retracing=True)
         self._predict = tf.function(self._predict_graph, autograph=False, reduce_retracing=True)
+
+    def _build_optimizer(self) -> None:
+        # Its slot variables must exist when the state of another process is compared with this one's.
+        self.optimizer.build(self.model.trainable_variables)
 
     def finalize(self) -> bool:
         """Finalize the weights as ``keras.Model.fit`` does at its end; returns whether they changed.
@@ -99,12 +101,15 @@ class TrainableModel:
         The names are ``dense/<variable>`` as in a distributed job, ``state/<n>`` for variables outside the flat buffer,
         such as the states of random generators, and ``slot/<n>`` for the optimizer's variables.
         """
+        yield from self._named_model_variables()
+        for number, variable in enumerate(self.optimizer.variables):
+            yield f"slot/{number}", variable
+
+    def _named_model_variables(self) -> Iterator[tuple[str, Any]]:
         for spec, weight in zip(self.variables.specs, self.variables.weights, strict=True):
             yield f"dense/{spec.name}", weight
         for number, variable in enumerate(self.variables.local_variables):
             yield f"state/{number}", variable
-        for number, variable in enumerate(self.optimizer.variables):
-            yield f"slot/{number}", variable
 
     def exportable(self) -> Any:
         """The attributes of a network that :func:`edl.keras.model_export.export_model` reads."""
@@ -115,10 +120,3 @@ class TrainableModel:
             offsets=self.variables.offsets,
             tables=(),
         )
-
-
-def updating_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: without a ``LossScaleOptimizer``, and each of a ``MultiOptimizer``."""
-    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
-        optimizer = inner
-    return list(optimizer.optimizers) if isinstance(optimizer, keras.optimizers.MultiOptimizer) else [optimizer]

@@ -307,14 +307,15 @@ class _JobCheck:
 
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
-        from edl.keras.replica import ModelReplica
+        from edl.keras.several_updates import build_replica
 
-        replica = ModelReplica(
+        replica = build_replica(
             self.module,
             seed=self._spec.train.seed,
             rank_seed=0,
             sample=sample,
             max_dense_gradient=self._spec.strategy.max_dense_gradient,
+            first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
         )
         declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
         yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
@@ -323,10 +324,8 @@ class _JobCheck:
             return
         task, minibatch = first
         with add_record_range(task, 0):
-            result = replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
-        if result.finite:
-            replica.apply(result.weight)
-        else:
+            result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
+        if not result.finite:
             report_not_finite(
                 task, 0, result.loss, 1, skip=self._spec.train.on_nan == "skip", gradient=result.nonfinite
             )

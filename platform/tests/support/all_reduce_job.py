@@ -318,6 +318,9 @@ class AllReduceJob:
         self.make_stream: Callable[[], Any] = CountingStream
         self.make_replica: Callable[[int], Any] = lambda index: CountingReplica(records, seconds=self.seconds)
         self.gradient_compression = "none"
+        self.find_updates: Callable[[Any], Any] = lambda replica: None
+        """Returns what the loop gets as ``several_updates``."""
+        self.skip_nan = False
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
@@ -569,7 +572,7 @@ class AllReduceJob:
             lambda task: self._run_task(rank, task, progress),
             self.make_facts(index),
             max_steps=self.settings.max_steps,
-            skip_nan=False,
+            skip_nan=self.skip_nan,
             epoch_rate=self.epoch_rate,
             callbacks=rank.callbacks,
             on_left=lambda: None,
@@ -577,6 +580,7 @@ class AllReduceJob:
             shard_bytes=self.shard_bytes,
             evaluation=rank.evaluation,
             gradient_compression=self.gradient_compression,
+            several_updates=self.find_updates(rank.replica),
         )
         record_steps(rank)
         prepare(rank)

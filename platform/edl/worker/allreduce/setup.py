@@ -23,6 +23,7 @@ from edl.keras.model_contract import ModelModule
 from edl.keras.optimizer_state import describe_keras_state
 from edl.keras.rank_callbacks import NoRankCallbacks, RankCallbacks
 from edl.keras.replica import ModelReplica
+from edl.keras.several_updates import SeveralUpdatesReplica, build_replica
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
@@ -54,13 +55,8 @@ RETURN_SECONDS = 3.0
 _UID_SUFFIX_LENGTH = 8
 
 
-class FirstMinibatch(Protocol):
-    """Has the first minibatch of the training data; ``WorkerRuntime`` does."""
-
-    def first_minibatch(self) -> tuple[LeasedTask, Any] | None: ...
-
-
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
+AnyReplica = ModelReplica | SeveralUpdatesReplica
 
 
 def prepare_all_reduce(
@@ -73,9 +69,10 @@ def prepare_all_reduce(
     """
     spec = runtime.spec
     runtime.check_validation_data()
-    replica, callbacks = _build_model(runtime, module)
+    first = runtime.first_minibatch()
+    replica, callbacks = _build_model(runtime, module, first)
     scale_rate = make_rate_scaling(spec.strategy)
-    trace_model(runtime, replica, scale_rate)
+    trace_model(first, replica, scale_rate)
     checkpoints = _make_checkpoint_writer(runtime, replica)
     evaluator = ReplicaEvaluator(runtime, replica, callbacks.own, checkpoints.read)
     if may_evaluate_copies(spec) and not callbacks.declared:
@@ -123,6 +120,7 @@ def prepare_all_reduce(
         global_batch=spec.strategy.global_batch,
         evaluation=evaluation,
         gradient_compression=spec.strategy.gradient_compression,
+        several_updates=replica if isinstance(replica, SeveralUpdatesReplica) else None,
     )
     runtime.world_exit.set_result(lambda: wait_until_left(left, checkpoints, loop.step_seconds))
     for name, target in (("world", world.run), ("world reports", world.send_reports)):
@@ -140,14 +138,17 @@ def prepare_all_reduce(
     return train
 
 
-def _build_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[ModelReplica, SharedCallbacks]:
+def _build_model(
+    runtime: WorkerRuntime, module: ModelModule, first: tuple[LeasedTask, Any] | None
+) -> tuple[AnyReplica, SharedCallbacks]:
     spec, index = runtime.spec, runtime.identity.index
-    replica = ModelReplica(
+    replica = build_replica(
         module,
         seed=spec.train.seed,
         rank_seed=spec.train.seed + index,
         sample=runtime.first_features(),
         max_dense_gradient=spec.strategy.max_dense_gradient,
+        first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
     )
     callbacks = declare_training_callbacks(
         module,
@@ -165,7 +166,7 @@ def _register(runtime: WorkerRuntime, callbacks: SharedCallbacks) -> None:
     runtime.session.register(ready=True, callbacks=declared)
 
 
-def _make_checkpoint_writer(runtime: WorkerRuntime, replica: ModelReplica) -> CheckpointWriter:
+def _make_checkpoint_writer(runtime: WorkerRuntime, replica: AnyReplica) -> CheckpointWriter:
     keras_state = describe_keras_state(replica)
     return CheckpointWriter(
         RunDirectory(runtime.identity.run_dir).checkpoints,
@@ -175,7 +176,7 @@ def _make_checkpoint_writer(runtime: WorkerRuntime, replica: ModelReplica) -> Ch
 
 
 def _make_copy_evaluation(
-    runtime: WorkerRuntime, replica: ModelReplica, evaluator: ReplicaEvaluator
+    runtime: WorkerRuntime, replica: AnyReplica, evaluator: ReplicaEvaluator
 ) -> CopyEvaluation[CopiedValues]:
     """Evaluates copies on a thread; failures of its tasks are reported to the master like those of other tasks."""
     handlers: TaskHandlers = {
@@ -247,19 +248,25 @@ def ring_address(identity: ProcessIdentity) -> str:
 
 
 def trace_model(
-    runtime: FirstMinibatch, replica: ModelReplica, scale_rate: Callable[[int], float] | None = None
+    first: tuple[LeasedTask, Any] | None, replica: AnyReplica, scale_rate: Callable[[int], float] | None = None
 ) -> None:
-    """Trace forward pass, backward pass and update now: later, all other workers would wait for it."""
-    first = runtime.first_minibatch()
+    """Trace forward pass, backward pass and update now: later, all other workers would wait for it.
+
+    Args:
+        first: the first minibatch of the training data, with its range; None: there is none.
+    """
     if first is None:
         return
     task, minibatch = first
     state = replica.pack_state()
     with add_record_range(task, 0):
-        result = replica.compute(minibatch.features, minibatch.labels, minibatch.weights)
-    if result.finite:
-        # An update with a factor of the learning rate is another trace.
-        replica.apply(result.weight or 1.0, scale_rate(1) if scale_rate is not None else None)
+        replica.take_step(
+            minibatch.features,
+            minibatch.labels,
+            minibatch.weights,
+            # An update with a factor of the learning rate is another trace.
+            learning_rate_factor=scale_rate(1) if scale_rate is not None else None,
+        )
     replica.restore_statistics()
     replica.unpack_state(state)
 
@@ -277,7 +284,7 @@ class ReplicaEvaluator:
     def __init__(
         self,
         runtime: WorkerRuntime,
-        replica: ModelReplica,
+        replica: AnyReplica,
         callbacks: RankCallbacks | NoRankCallbacks,
         read_checkpoint: Callable[[int], Arrays],
     ) -> None:

@@ -95,7 +95,7 @@ class StateDigests:
             if other.model != facts[0].model:
                 raise BadInputError(
                     f"{name_rank(facts, 0)} and {name_rank(facts, rank)} have different models: names, shapes or "
-                    "types of variables differ",
+                    "types of variables, or the updates of train_step(), differ",
                     hint="every worker must build the same model: check the packages and random choices in model code",
                 )
         self.difference = describe_difference(facts)

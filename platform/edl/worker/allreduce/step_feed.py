@@ -61,7 +61,7 @@ class StepFeed:
         if request.model != self._fingerprint:
             raise PeerRefusedError(
                 "the worker that joins and this member of the world have different models: names, shapes or types of "
-                "variables differ",
+                "variables, or the updates of train_step(), differ",
                 kind="model",
                 hint="every worker must build the same model: check the packages and random choices in model code",
             )

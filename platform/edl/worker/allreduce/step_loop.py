@@ -36,6 +36,7 @@ from edl.worker.allreduce.state_digests import StateDigests
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
+from edl.worker.allreduce.update_sums import UpdatesReplica, UpdateSums
 from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
@@ -125,6 +126,7 @@ class StepLoop:
         shard_bytes: the least bytes of a shard, if several ranks write a checkpoint.
         evaluation: evaluates copies of the variables while this rank takes part in the steps.
         gradient_compression: ``strategy.gradient_compression``.
+        several_updates: the model again, if each step of it makes several updates; None: one.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class StepLoop:
         shard_bytes: int = SHARD_BYTES,
         evaluation: CopyEvaluation[Any],
         gradient_compression: str = "none",
+        several_updates: UpdatesReplica | None = None,
     ) -> None:
         self._replica = replica
         # Rank 0 starts with it again when no worker is left whose state counts.
@@ -162,7 +165,14 @@ class StepLoop:
         self._gate = gate
         self._run_task = run_task
         self._digests = StateDigests(replica, facts)
-        self._sums = GradientSums(replica, gradient_compression)
+        self._updates: UpdateSums | None = None
+        if several_updates is None:
+            self._sums = GradientSums(replica, gradient_compression)
+        else:
+            self._updates = UpdateSums(
+                several_updates, gradient_compression, self._begin_update, self._report_not_finite
+            )
+            self._sums = GradientSums(several_updates.updates[-1], gradient_compression)
         self._max_steps = max_steps
         self._skip_nan = skip_nan
         self._scale_rate = scale_rate
@@ -509,6 +519,8 @@ class StepLoop:
         """Compute the sum of the gradients of some minibatches, which together are these shares."""
         self._callbacks.begin_step(self._world.step, epoch)
         count, weight, weighted_loss = 0, 0.0, 0.0
+        if self._updates is not None:
+            self._updates.begin_step()
         for task, loaded in loaded_steps:
             if loaded.minibatch is None:
                 continue
@@ -516,22 +528,27 @@ class StepLoop:
             with add_record_range(task, loaded.step):
                 result = self._replica.compute(minibatch.features, minibatch.labels, minibatch.weights, adds=count > 0)
             if not result.finite:
-                self._nonfinite_count += 1
-                report_not_finite(
-                    task,
-                    loaded.step,
-                    result.loss,
-                    self._nonfinite_count,
-                    skip=self._skip_nan,
-                    gradient=f"the gradient of '{result.nonfinite}'",
-                )
+                self._report_not_finite(task, loaded.step, result)
                 # The others are done as well, so their corrupt records count.
                 for _ in loaded_steps:
                     pass
                 return StepMessage(shares, is_finite=False)
+            if self._updates is not None:
+                self._updates.add_minibatch(task, loaded.step)
             count, weight = count + 1, weight + result.weight
             weighted_loss += result.weight * result.loss
         return StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
+
+    def _report_not_finite(self, task: LeasedTask, step: int, result: ReplicaStepLike) -> None:
+        self._nonfinite_count += 1
+        report_not_finite(
+            task,
+            step,
+            result.loss,
+            self._nonfinite_count,
+            skip=self._skip_nan,
+            gradient=f"the gradient of '{result.nonfinite}'",
+        )
 
     def _current_lease(self, view: View, *, nobody_has_records: bool) -> OpenLease | None:
         """The lease whose records come next; None if there are none now, or if this rank may not train."""
@@ -547,6 +564,8 @@ class StepLoop:
 
     def _reduce(self, communicator: Communicator, message: StepMessage) -> StepOutcome:
         """Reduce one step and apply it."""
+        if self._updates is not None:
+            message = self._updates.reduce(communicator, message, self._world.step)
         if not message.has_gradient:
             self._replica.clear()
         messages = self._sums.reduce(
@@ -557,6 +576,8 @@ class StepLoop:
         self._apply_sums(outcome, communicator.size)
         self._world.apply_step(outcome.shares, outcome.loss)
         self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
+        if self._updates is not None:
+            self._updates.end_step(self._world.step, is_applied=outcome.changes_variables)
         self._note_stop(outcome)
         if self._batch is not None:
             self._batch.add_step(self._world.step, outcome.shares)
@@ -571,11 +592,15 @@ class StepLoop:
         if not outcome.changes_variables:
             self._replica.restore_statistics()
             return
+        self._replica.apply(outcome.weight, self._begin_update(outcome, world_size))
+        self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
+
+    def _begin_update(self, outcome: StepOutcome, world_size: int) -> float | None:
+        """Call the callbacks, and set the learning rate; returns its factor."""
         # Also on a rank without records, and on a worker that follows.
         self._callbacks.begin_step(self._world.step, outcome.epoch)
         self._set_learning_rate(outcome)
-        self._replica.apply(outcome.weight, self._scale_rate(world_size) if self._scale_rate is not None else None)
-        self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
+        return self._scale_rate(world_size) if self._scale_rate is not None else None
 
     def _set_learning_rate(self, outcome: StepOutcome) -> None:
         """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""

@@ -1,0 +1,254 @@
+"""The state of a rank under strategy AllReduce: all variables of its model and its optimizers, equal on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.api.errors import BadInputError
+from edl.keras.evaluated_copy import CopiedValues, copy_values
+from edl.keras.model_building import is_seed_state, seed_worker_randomness
+from edl.keras.model_contract import ModelModule, refuse_stateful_layers
+from edl.keras.model_loss import updating_optimizers
+from edl.keras.out_of_range_ids import MODEL_LOCATION
+from edl.keras.summed_update import byte_size
+from edl.keras.traced_function import as_tensor, host_array
+from edl.keras.trainable_model import TrainableModel
+from edl.numerics.aligned_memory import allocate_aligned
+from edl.numerics.checksum import crc32
+
+Array = NDArray[Any]
+
+_PACKED_ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStep:
+    """One rank's result of a minibatch.
+
+    Attributes:
+        loss: the loss, including the model's own losses; may be NaN.
+        weight: the weight of the minibatch. The sum over all ranks is the argument of :meth:`ModelReplica.apply`. For a
+            mean loss, the weighted mean of the ranks' losses is the loss of the step.
+        finite: whether the loss, the gradients and the statistics are finite. With dynamic loss scaling only the loss
+            counts: the optimizer skips steps whose gradients are not finite, and lowers its scale.
+        nonfinite: the first variable whose gradient or statistic is not finite, or ``loss``; empty if all are finite.
+    """
+
+    loss: float
+    weight: float
+    finite: bool
+    nonfinite: str
+
+
+class ReplicaState(TrainableModel):
+    """A rank's model, optimizers and metrics, and copies of their state.
+
+    Args:
+        module: the user's model module.
+        seed: the seed of the initial values, equal on all ranks.
+        sample: the features of a minibatch.
+
+    Raises:
+        BadInputError: several ranks cannot train the model; the error names the layer or variable.
+        UserCodeError: the user's code raised an exception.
+    """
+
+    def __init__(self, module: ModelModule, *, seed: int, sample: Any) -> None:
+        super().__init__(module, seed=seed, sample=sample, float32_only=False)
+        refuse_stateful_layers(self.model)
+        _refuse_synchronized_layers(self.model)
+        self._trained = tuple(self.model.trainable_variables)
+        if not self._trained:
+            raise BadInputError("the model has no trained variable")
+        self._known_variables = {id(variable) for variable in self.model.variables}
+        self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
+        self._old_seed_states: Sequence[Any] = ()
+
+    def _seed_randomness(self, seed: int, rank_seed: int) -> None:
+        seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
+
+    def _describe_sums(self) -> Any:
+        """What the ranks sum, as JSON: only ranks that say the same may train together."""
+        raise NotImplementedError
+
+    def metric_values(self, states: Mapping[str, Any]) -> dict[str, float]:
+        """The values of states that ``edl.core.evaluation.merge_metric_states`` merged."""
+        return self._compute_metrics(states)
+
+    def pack_data(self, features: Any, labels: Any, weights: Any) -> Any:
+        """What ``train_step`` gets, as in ``fit`` with the weights of ``class_weight``; its leaves are tensors."""
+        weights = self._objective.training_weights(labels, weights)
+        data = (features, labels) if weights is None else (features, labels, weights)
+        return tf.nest.map_structure(as_tensor, data)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the optimizer's learning rate, which is part of the state."""
+        self.optimizer.learning_rate = rate
+
+    def restore_statistics(self) -> None:
+        """Undo what a step that was not applied has changed in the model."""
+        for variable, old in zip(self._seed_states, self._old_seed_states, strict=False):
+            variable.assign(old)
+        self._old_seed_states = ()
+
+    def _refuse_new_variables(self) -> None:
+        new = next((v for v in self.model.variables if id(v) not in self._known_variables), None)
+        if new is not None:
+            raise BadInputError(
+                f"the variable '{new.path}' was created by a training step, after the model was built",
+                where=MODEL_LOCATION,
+                hint="create all variables in build(), or in a call with training=False",
+            )
+
+    @property
+    def uses_own_optimizer(self) -> bool:
+        """Whether steps use ``model.optimizer``, whose learning rate callbacks set."""
+        return True
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether :meth:`finalize` changes the weights."""
+        return any(optimizer.use_ema for optimizer in updating_optimizers(self.optimizer))
+
+    def copy_final_values(self) -> CopiedValues:
+        """The values of the model's variables as ``fit`` would leave them now: the averages with ``use_ema``."""
+        if not self.averages_weights:
+            return copy_values(self.model)
+        state = self.pack_state()
+        try:
+            self.finalize()
+            return copy_values(self.model)
+        finally:
+            self.unpack_state(state)
+
+    def state_sizes(self) -> dict[str, int]:
+        """The bytes of each array that :meth:`state_arrays` returns."""
+        return {name: byte_size(variable) for name, variable in self._state_variables()}
+
+    def state_arrays(self, names: Iterable[str] | None = None) -> dict[str, Array]:
+        """Everything that must be equal on all ranks, by its name in checkpoints: see ``named_variables``.
+
+        The states of random generators are left out.
+
+        Args:
+            names: copy only these arrays; None: all.
+        """
+        wanted = None if names is None else set(names)
+        return {
+            name: host_array(variable).copy()
+            for name, variable in self._state_variables()
+            if wanted is None or name in wanted
+        }
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Assign arrays that :meth:`state_arrays` returned; further ones, such as states of random layers, are ignored.
+
+        Raises:
+            BadInputError: another model or optimizer has written them; nothing was assigned.
+        """
+        variables = self._state_variables()
+        for name, variable in variables:
+            if name not in arrays or _describe(variable) != _describe(arrays[name]):
+                raise BadInputError(
+                    f"the checkpoint was written with another model or optimizer: they differ in {name}",
+                    hint="start a new run, without --resume",
+                )
+        for name, variable in variables:
+            variable.assign(arrays[name])
+
+    def pack_state(self) -> NDArray[np.uint8]:
+        """A copy of the state as one array; its size is a multiple of eight bytes."""
+        packed = allocate_aligned(self._packed_size(), dtype=np.uint8)
+        packed.fill(0)
+        start = 0
+        for _, variable in self._state_variables():
+            size = byte_size(variable)
+            packed[start : start + size] = host_array(variable).reshape(-1).view(np.uint8)
+            start += _padded(size)
+        return packed
+
+    def unpack_state(self, packed: Array) -> None:
+        """Assign a state that :meth:`pack_state` copied.
+
+        Raises:
+            BadInputError: another model or optimizer has written it; nothing was assigned.
+        """
+        data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
+        if data.size != self._packed_size():
+            raise BadInputError(
+                f"the state of the other rank has {data.size:,} bytes, this rank's has {self._packed_size():,}: their "
+                "models or optimizers differ",
+                where=MODEL_LOCATION,
+            )
+        start = 0
+        for _, variable in self._state_variables():
+            size = byte_size(variable)
+            values = data[start : start + size].view(_numpy_type(variable)).reshape(tuple(variable.shape))
+            # A copy: TensorFlow may use an aligned array without one.
+            variable.assign(values.copy())
+            start += _padded(size)
+
+    def digest(self) -> int:
+        """A digest of 64 bits of the state: names, shapes, types and values.
+
+        The values are in it as a CRC-32 of each variable: all ranks wait for it when a round begins, and a
+        cryptographic hash takes dozens of times as long.
+        """
+        found = hashlib.blake2b(digest_size=8)
+        for name, variable in self._state_variables():
+            found.update(json.dumps([name, *_describe(variable), _checksum(variable)]).encode())
+        return int.from_bytes(found.digest(), "big")
+
+    def variable_digests(self) -> dict[str, int]:
+        """A digest of 32 bits of each variable's values, by its name in checkpoints."""
+        return {name: _checksum(variable) for name, variable in self._state_variables()}
+
+    def fingerprint(self) -> str:
+        """A digest of names, shapes and types of the state, and of what is summed.
+
+        Only ranks with equal fingerprints may train together.
+        """
+        state = [[name, *_describe(variable)] for name, variable in self._state_variables()]
+        return hashlib.sha256(json.dumps([state, self._describe_sums()]).encode()).hexdigest()
+
+    def _state_variables(self) -> list[tuple[str, Any]]:
+        return [(name, variable) for name, variable in self.named_variables() if not is_seed_state(variable)]
+
+    def _packed_size(self) -> int:
+        return sum(_padded(byte_size(variable)) for _, variable in self._state_variables())
+
+
+def _refuse_synchronized_layers(model: Any) -> None:
+    for layer in model._flatten_layers():
+        if getattr(layer, "synchronized", False):
+            raise BadInputError(
+                f"the layer '{layer.name}' ({type(layer).__name__}) has synchronized=True, but EDL does not combine "
+                "the batch means of several workers within a step",
+                where=MODEL_LOCATION,
+                hint="remove synchronized=True: moving means and variances are combined after each step",
+            )
+
+
+def _numpy_type(variable: Any) -> Any:
+    return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+
+
+def _checksum(variable: Any) -> int:
+    return crc32(np.ascontiguousarray(host_array(variable)).reshape(-1).view(np.uint8).data)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _PACKED_ALIGNMENT) * _PACKED_ALIGNMENT
+
+
+def _describe(variable: Any) -> list[Any]:
+    """Shape and type of a variable or an array."""
+    return [list(variable.shape), str(variable.dtype)]

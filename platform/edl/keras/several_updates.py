@@ -1,0 +1,330 @@
+"""One rank's model whose ``train_step`` makes several updates: the ranks sum the gradients of each.
+
+The gradients of an update depend on the updates before it. So a step is: compute the first gradients, sum them over all
+ranks, apply the sums, compute the next gradients with the new variables, and so on. Whoever calls this has the network.
+
+A step that is abandoned in its middle has changed variables. So before its first update the values of all variables are
+kept, and :meth:`SeveralUpdatesReplica.restore_statistics` puts them back. Keeping costs nothing until a variable is
+assigned: TensorFlow then takes new memory for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from edl.api.strategy import MAX_DENSE_GRADIENT
+from edl.keras.model_contract import ModelModule, has_own_train_step
+from edl.keras.model_loss import LossReduction
+from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
+from edl.keras.replica import ModelReplica
+from edl.keras.replica_state import ReplicaState, ReplicaStep
+from edl.keras.segmented_step import SegmentedTrace
+from edl.keras.step_updates import OWN_OPTIMIZER, TracedUpdate, UpdateTracer
+from edl.keras.summed_update import SummedUpdate
+from edl.keras.traced_function import TRACING_LOCK, signature_key
+from edl.keras.user_code import user_code
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _RunningStep:
+    """A minibatch whose gradients are being computed.
+
+    Attributes:
+        trace: the graphs.
+        values: what the later graphs get of the earlier ones.
+    """
+
+    trace: SegmentedTrace
+    values: dict[int, Any]
+
+
+class SeveralUpdatesReplica(ReplicaState):
+    """A rank's model, optimizers and metrics. Not thread-safe.
+
+    After an exception of a method other than :meth:`find_updates` the state is undefined.
+
+    Args:
+        module: the user's model module.
+        seed: the seed of the initial values, equal on all ranks.
+        rank_seed: a number of this rank, as of ``ModelReplica``.
+        sample: the features of a minibatch.
+        first: features, labels and weights (or None) of a minibatch; only types and shapes count.
+        max_dense_gradient: ``strategy.max_dense_gradient``, in bytes, of each update.
+
+    Attributes:
+        updates: the updates of a step, in order.
+        buffers: those of all updates.
+
+    Raises:
+        BadInputError: several ranks cannot train the model; the error names the layer or variable.
+        UserCodeError: the user's code raised an exception.
+    """
+
+    def __init__(
+        self,
+        module: ModelModule,
+        *,
+        seed: int,
+        rank_seed: int,
+        sample: Any,
+        first: tuple[Any, Any, Any],
+        max_dense_gradient: int = MAX_DENSE_GRADIENT,
+    ) -> None:
+        super().__init__(module, seed=seed, sample=sample)
+        self._tracer = UpdateTracer(self.model, self.optimizer)
+        with user_code(module.zoo, "train_step()"), assert_dense_ids_in_range():
+            found = self._tracer.find_updates(self.pack_data(*first))
+            self._refuse_new_variables()
+            if self._tracer.uses_loss and self._objective.declared_reduction is not LossReduction.MEAN:
+                self._tracer.refuse_other_losses()
+            for update in found:
+                if not update.optimizer.built:
+                    # As Keras does with the first update.
+                    update.optimizer.build(list(update.trained))
+        self._found = found
+        self._optimizers = {update.name: update.optimizer for update in found}
+        self.updates = tuple(
+            SummedUpdate(module, self.model, each.optimizer, each.trained, each.statistics, max_dense_gradient)
+            for each in found
+        )
+        self.buffers: tuple[Array, ...] = tuple(buffer for update in self.updates for buffer in update.buffers)
+        self._traces: dict[Any, SegmentedTrace] = {}
+        self._running: list[_RunningStep] = []
+        self._next = 0
+        """The number of the update that is applied next."""
+        self._kept: Sequence[Any] = ()
+        """The values of the state before the first update of a step that is not complete."""
+        self._seed_randomness(seed, rank_seed)
+
+    def _build_optimizer(self) -> None:
+        """They are built when it is known which variables each of them gets."""
+
+    @property
+    def gradient_counts(self) -> tuple[int, ...]:
+        """Of each buffer, the elements at its beginning that are gradients."""
+        return tuple(count for update in self.updates for count in update.gradient_counts)
+
+    @property
+    def skips_infinite_gradients(self) -> bool:
+        """Whether all optimizers expect infinite gradients."""
+        return all(update.skips_infinite_gradients for update in self.updates)
+
+    @property
+    def uses_own_optimizer(self) -> bool:
+        """Whether ``model.optimizer`` makes an update: its learning rate is what callbacks set."""
+        return OWN_OPTIMIZER in self._optimizers
+
+    def named_variables(self) -> Iterator[tuple[str, Any]]:
+        """As of ``TrainableModel``; the variables of an optimizer are ``slot/<attribute>/<n>``, such as
+        ``slot/d_optimizer/0``."""
+        yield from self._named_model_variables()
+        for name, optimizer in self._optimizers.items():
+            for number, variable in enumerate(optimizer.variables):
+                yield f"slot/{name}/{number}", variable
+
+    def finalize(self) -> bool:
+        """Finalize the weights as ``keras.Model.fit`` does: with ``model.optimizer`` alone."""
+        if self.averages_weights:
+            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            inner.finalize_variable_values(list(inner._trainable_variables))
+        return self.averages_weights
+
+    @property
+    def averages_weights(self) -> bool:
+        """Whether :meth:`finalize` changes the weights."""
+        return self.uses_own_optimizer and super().averages_weights
+
+    def _describe_sums(self) -> Any:
+        return [
+            [
+                each.name,
+                type(each.optimizer).__name__,
+                *([v.path for v in part] for part in (each.trained, each.statistics)),
+            ]
+            for each in self._found
+        ]
+
+    # ------------------------------------------------------------------ a step
+
+    def compute(self, features: Any, labels: Any, weights: Any = None, *, adds: bool = False) -> ReplicaStep:
+        """Compute the gradients of the first update, and write this rank's addend to its buffers.
+
+        Args:
+            features: the features that ``feed`` yielded.
+            labels: the labels that ``feed`` yielded.
+            weights: the sample weights that ``feed`` yielded, if any.
+            adds: a further minibatch of the same step: its addends are added.
+
+        Returns:
+            The result; its loss is 0 if further updates follow.
+
+        Raises:
+            BadInputError: an id is outside of an embedding, or several ranks cannot train the model.
+            UserCodeError: the model or the loss raised an exception.
+        """
+        data = self.pack_data(features, labels, weights)
+        trace = self._find_trace(data)
+        if not adds:
+            self._running.clear()
+            self._old_seed_states = [tf.identity(variable.value) for variable in self._seed_states]
+        self._running.append(_RunningStep(trace, trace.bind(data)))
+        return self._run(0, self._running[-1], adds=adds)
+
+    def compute_update(self, number: int, minibatch: int) -> ReplicaStep:
+        """Compute the gradients of a later update: those before it have been applied.
+
+        Args:
+            number: of the update, from 1.
+            minibatch: the number of the minibatch, in the order of the calls of :meth:`compute`.
+
+        Returns:
+            The result; the loss is that of the step if this is the last update.
+        """
+        return self._run(number, self._running[minibatch], adds=minibatch > 0)
+
+    def clear(self) -> None:
+        """Set the buffers of the update that comes next to the addend of a rank without records."""
+        self.updates[self._next].clear()
+
+    def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+        """Apply the sums of the next update: see :meth:`SummedUpdate.apply`."""
+        if self._next == 0 and len(self.updates) > 1:
+            self._kept = [tf.identity(variable.value) for _, variable in self._state_variables()]
+        self.updates[self._next].apply(total_weight, learning_rate_factor)
+        self._next += 1
+        if self._next == len(self.updates):
+            self._next, self._kept, self._old_seed_states = 0, (), ()
+            self._running.clear()
+
+    def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
+        """Apply the sums of all updates that have not been applied: the last one, or all on a worker that follows."""
+        self.apply_next(total_weight, learning_rate_factor)
+        while self._next:
+            self.apply_next(total_weight, learning_rate_factor)
+
+    def restore_statistics(self) -> None:
+        """Undo a step that is not complete."""
+        super().restore_statistics()
+        if self._kept:
+            for (_, variable), value in zip(self._state_variables(), self._kept, strict=True):
+                variable.assign(value)
+        self._next, self._kept = 0, ()
+        self._running.clear()
+
+    def take_step(
+        self, features: Any, labels: Any, weights: Any = None, *, learning_rate_factor: float | None = None
+    ) -> ReplicaStep:
+        """Take a step as the only rank; one that is not finite is not applied."""
+        result = self.compute(features, labels, weights)
+        for number in range(1, len(self.updates)):
+            if not result.finite:
+                break
+            self.apply_next(result.weight or 1.0, learning_rate_factor)
+            result = self.compute_update(number, 0)
+        if result.finite:
+            self.apply_next(result.weight or 1.0, learning_rate_factor)
+        else:
+            self.restore_statistics()
+        return result
+
+    def _run(self, number: int, running: _RunningStep, *, adds: bool) -> ReplicaStep:
+        update = self.updates[number]
+        with user_code(self.module.zoo, "train_step()"), explain_dense_id_errors(self.model):
+            loss, weight, *rest = running.trace.segments[number].run(running.values)
+        gradients, tails = rest[: len(update.trained)], rest[len(update.trained) :]
+        result = ReplicaStep(float(loss), float(weight), math.isfinite(loss), "")
+        if update.write(gradients, tails, result.weight, adds=adds) and result.finite:
+            return result
+        return replace(result, finite=False, nonfinite=update.find_nonfinite())
+
+    # ------------------------------------------------------------------ traced functions
+
+    def _find_trace(self, data: Any) -> SegmentedTrace:
+        key = tuple(signature_key(leaf) for leaf in tf.nest.flatten(data))
+        trace = self._traces.get(key)
+        if trace is None:
+            with TRACING_LOCK, user_code(self.module.zoo, "train_step()"), explain_dense_id_errors(self.model):
+                trace = self._trace(data)
+            self._traces[key] = trace
+        return trace
+
+    def _trace(self, data: Any) -> SegmentedTrace:
+        before: list[list[Any]] = []
+
+        def begin_segment() -> None:
+            statistics = self.updates[len(before)].statistics
+            before.append([tf.identity(variable.value) for variable in statistics])
+
+        def make_results(traced: TracedUpdate) -> Sequence[Any]:
+            return self._make_results(traced, before[traced.number])
+
+        with assert_dense_ids_in_range():
+            trace = self._tracer.trace(self._found, begin_segment, make_results, data)
+        self._refuse_new_variables()
+        return trace
+
+    def _make_results(self, traced: TracedUpdate, before: Sequence[Any]) -> Sequence[Any]:
+        """Loss, weight, the gradients, and the ends of the buffers."""
+        update = self.updates[traced.number]
+        changes = [tf.identity(v.value) - old for v, old in zip(update.statistics, before, strict=True)]
+        # Until the update is applied, the statistics are as before: another rank may fail.
+        for variable, old in zip(update.statistics, before, strict=True):
+            variable.value.assign(old)
+        features, labels, *weights = traced.data
+        records = tf.cast(tf.shape(tf.nest.flatten(features)[0])[0], tf.float64)
+        # A step of the user's gives the gradients of a mean.
+        weight = self._objective.minibatch_weight(LossReduction.MEAN, records, labels, *weights)
+        update.refuse_large_tables(traced.gradients)
+        has_gradient = [gradient is not None for gradient in traced.gradients]
+        # A missing one becomes a 0, which fills its place in the buffer.
+        found = [
+            tf.zeros([], variable.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+            for variable, gradient in zip(update.trained, traced.gradients, strict=True)
+        ]
+        tails = update.make_tails(LossReduction.MEAN, records, has_gradient, changes)
+        loss = tf.constant(0.0) if traced.loss is None else traced.loss
+        return loss, weight, *found, *tails
+
+
+def build_replica(
+    module: ModelModule,
+    *,
+    seed: int,
+    rank_seed: int,
+    sample: Any,
+    first: tuple[Any, Any, Any] | None,
+    max_dense_gradient: int = MAX_DENSE_GRADIENT,
+) -> ModelReplica | SeveralUpdatesReplica:
+    """Build a rank's model: for one update a step, or for the updates that its ``train_step`` makes.
+
+    Args:
+        first: features, labels and weights (or None) of a minibatch, from which the updates are found; None: there are
+            no records.
+        max_dense_gradient: ``strategy.max_dense_gradient``, in bytes.
+
+    Raises:
+        BadInputError: several ranks cannot train the model; the error names the layer or variable.
+        UserCodeError: the user's code raised an exception.
+    """
+    replica = ModelReplica(module, seed=seed, rank_seed=rank_seed, sample=sample, max_dense_gradient=max_dense_gradient)
+    if first is None or not has_own_train_step(replica.model):
+        return replica
+    with user_code(module.zoo, "train_step()"):
+        if UpdateTracer(replica.model, replica.optimizer).makes_one_update(replica.pack_data(*first)):
+            return replica
+    return SeveralUpdatesReplica(
+        module,
+        seed=seed,
+        rank_seed=rank_seed,
+        sample=sample,
+        first=first,
+        max_dense_gradient=max_dense_gradient,
+    )

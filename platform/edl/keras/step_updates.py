@@ -1,0 +1,325 @@
+"""The updates that a ``train_step`` of the user's makes, found and traced for strategy AllReduce.
+
+A step of several updates, as of a GAN, is traced into one graph for each (``segmented_step``): the gradients of the
+first update end the first graph, and what the user's code does after ``apply`` is traced into the second one. So the
+ranks can sum and apply the first gradients before the second graph runs. The last graph contains what follows the last
+update as well; it sees the variables before this update.
+
+The optimizers are those that the model has as attributes, alone or in a list, tuple or dictionary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from edl.api.errors import BadInputError
+from edl.keras.compiled_model import restore_compile
+from edl.keras.model_building import FLOAT_TYPES, is_seed_state
+from edl.keras.segmented_step import SegmentedTrace, SegmentTrace, trace_segments
+from edl.keras.traced_function import find_written_variables, spec_for_any_count
+from edl.keras.user_code import source_file
+
+OWN_OPTIMIZER = "optimizer"
+"""The attribute of the optimizer that ``compile()`` got, or the module's ``optimizer()``."""
+
+
+@dataclass(frozen=True)
+class StepUpdate:
+    """One update of a step.
+
+    Attributes:
+        name: the optimizer as an attribute of the model, such as ``d_optimizer`` or ``optimizers/0``.
+        optimizer: it applies the update.
+        trained: the variables that it gets, in this order.
+        statistics: the variables of layers that the step changes since the update before.
+    """
+
+    name: str
+    optimizer: Any
+    trained: tuple[Any, ...]
+    statistics: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """What the trace of a step has at one of its updates.
+
+    Attributes:
+        number: which one it is, from 0.
+        data: what ``train_step`` got.
+        gradients: of each variable of the update; None: it has none.
+        is_last: whether no update follows.
+        loss: the loss of the step; None before its end.
+    """
+
+    number: int
+    data: Any
+    gradients: Sequence[Any]
+    is_last: bool
+    loss: Any = None
+
+
+class UpdateTracer:
+    """Traces the ``train_step`` of a model.
+
+    Args:
+        model: the user's model.
+        optimizer: becomes ``model.optimizer``.
+
+    Attributes:
+        uses_loss: whether the step that was traced last calls ``compute_loss``.
+    """
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        restore_compile(model)
+        self._model = model
+        self.uses_loss = False
+        model.optimizer = optimizer
+        self._optimizers = _find_optimizers(model)
+        self._where = source_file(type(model)) or "the model"
+        self._variables = {id(v): v for v in model.variables} | {id(v.value): v for v in model.variables}
+
+    def makes_one_update(self, data: Any) -> bool:
+        """Whether a step makes no other update than one with ``self.optimizer``; nothing is run.
+
+        Args:
+            data: what ``train_step`` gets; only types and shapes count.
+        """
+        names: list[str] = []
+
+        def trace(given: Any) -> None:
+            self._call(given, lambda name, optimizer, pairs: names.append(name))
+
+        tf.function(trace, autograph=False).get_concrete_function(tf.nest.map_structure(spec_for_any_count, data))
+        return names in ([], [OWN_OPTIMIZER])
+
+    def find_updates(self, data: Any) -> tuple[StepUpdate, ...]:
+        """Find the updates of a step; nothing is run.
+
+        Args:
+            data: what ``train_step`` gets; only types and shapes count.
+
+        Raises:
+            BadInputError: several ranks cannot combine what the step does; the error names it.
+        """
+        updates: list[StepUpdate] = []
+
+        def trace(segments: SegmentTrace, given: Any) -> None:
+            def keep(name: str, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+                self._refuse_nested(segments)
+                updates.append(StepUpdate(name, optimizer, tuple(self._find_trained(v) for _, v in pairs)))
+                segments.cut([])
+
+            self._call(given, keep)
+            segments.end([])
+
+        traced = trace_segments(trace, [tf.nest.map_structure(spec_for_any_count, data)])
+        written = [self._find_statistics(segment.graph) for segment in traced.segments]
+        if updates and written[-1]:
+            raise self._error(
+                f"changes the variable '{written[-1][0].path}' after its last update",
+                "call the layers before it",
+            )
+        return tuple(
+            StepUpdate(each.name, each.optimizer, each.trained, changed)
+            for each, changed in zip(updates, written, strict=False)
+        )
+
+    def refuse_other_losses(self) -> None:
+        """Raise the error of a step that uses a loss which is not declared as a mean: updates count by records."""
+        raise self._error(
+            "makes several updates and calls compute_loss(), whose loss is not known to be a mean over records",
+            "compile() with a loss of keras.losses (reduction='sum_over_batch_size'), or compute a mean in the step",
+        )
+
+    def trace(
+        self,
+        updates: Sequence[StepUpdate],
+        begin_segment: Callable[[], None],
+        make_results: Callable[[TracedUpdate], Sequence[Any]],
+        data: Any,
+    ) -> SegmentedTrace:
+        """Trace a step with these updates, with a segment for each.
+
+        Args:
+            updates: what :meth:`find_updates` found.
+            begin_segment: called at the beginning of each segment.
+            make_results: returns the results of the segment of an update.
+            data: what ``train_step`` gets; only types and shapes count.
+
+        Raises:
+            BadInputError: for these types and shapes the step makes other updates.
+        """
+
+        def trace(segments: SegmentTrace, given: Any) -> None:
+            gradients: list[list[Any]] = []
+
+            def keep(name: str, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+                self._refuse_nested(segments)
+                number = len(gradients)
+                trained = tuple(self._find_trained(variable) for _, variable in pairs)
+                if number >= len(updates) or (name, _paths(trained)) != (
+                    updates[number].name,
+                    _paths(updates[number].trained),
+                ):
+                    raise self._error(
+                        f"makes other updates for some minibatches: number {number + 1} is {_describe(name, trained)}",
+                        "make the same updates for every type and shape of minibatch",
+                    )
+                gradients.append([gradient for gradient, _ in pairs])
+                if number < len(updates) - 1:
+                    segments.cut(make_results(TracedUpdate(number, given, gradients[-1], is_last=False)))
+                    begin_segment()
+
+            begin_segment()
+            for metric in self._model.metrics:
+                # So a returned metric is that of this minibatch.
+                metric.reset_state()
+            loss = self._call(given, keep)
+            if len(gradients) != len(updates):
+                raise self._error(
+                    f"makes {len(gradients)} updates for some minibatches and {len(updates)} for others",
+                    "make the same updates for every type and shape of minibatch",
+                )
+            segments.end(make_results(TracedUpdate(len(updates) - 1, given, gradients[-1], is_last=True, loss=loss)))
+
+        return trace_segments(trace, [tf.nest.map_structure(spec_for_any_count, data)])
+
+    def _call(self, data: Any, keep: Callable[..., None]) -> Any:
+        """Call ``train_step``; returns its loss, a float32 scalar."""
+        losses: list[Any] = []
+        compute_loss = self._model.compute_loss
+
+        def record_loss(*arguments: Any, **named: Any) -> Any:
+            losses.append(compute_loss(*arguments, **named))
+            return losses[-1]
+
+        vars(self._model)["compute_loss"] = record_loss
+        try:
+            with _capture_updates(self._optimizers, keep):
+                logs = self._model.train_step(data)
+        finally:
+            del vars(self._model)["compute_loss"]
+        self.uses_loss = bool(losses)
+        found = losses[-1:] or _returned_losses(logs)
+        if not found:
+            raise self._error(
+                "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
+            )
+        return tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in found])
+
+    def _find_trained(self, variable: Any) -> Any:
+        found = self._variables.get(id(variable))
+        if found is None or found.dtype not in FLOAT_TYPES:
+            raise self._error(
+                f"applies a gradient to '{getattr(variable, 'path', getattr(variable, 'name', variable))}', which is "
+                "no trained variable of the model",
+                "pass variables of the model's layers",
+            )
+        return found
+
+    def _find_statistics(self, graph: Any) -> tuple[Any, ...]:
+        """The variables that a segment changes, but for metrics and states of random generators.
+
+        Raises:
+            BadInputError: one of them belongs to no layer, or is no float.
+        """
+        model = self._model
+        own = {id(v) for layer in model._flatten_layers(include_self=False) for v in layer._non_trainable_variables}
+        ignored = {id(v.value.handle) for v in model.metrics_variables}
+        ignored |= {id(v.value.handle) for v in model.variables if is_seed_state(v)}
+        named = {id(v.value.handle): v for v in model.variables}
+        named |= {id(v.value.handle): v for each in self._optimizers.values() for v in each.variables}
+        found: dict[int, Any] = {}
+        for operation, handle in find_written_variables(graph):
+            if handle in ignored:
+                continue
+            variable = named.get(handle)
+            if variable is None or id(variable) not in own:
+                raise self._error(
+                    f"writes the variable '{operation.name if variable is None else variable.path}' by itself",
+                    "let an optimizer of the model change variables, with apply() or apply_gradients(); what else the "
+                    "step writes would differ between the workers",
+                )
+            if variable.dtype not in FLOAT_TYPES:
+                raise self._error(
+                    f"changes the variable '{variable.path}' ({variable.dtype}), but changes of several workers can "
+                    "only be averaged for floats",
+                    "make it a float32 variable",
+                )
+            found[handle] = variable
+        return tuple(found.values())
+
+    def _refuse_nested(self, segments: SegmentTrace) -> None:
+        if not segments.is_current:
+            raise self._error(
+                "makes an update inside of a condition, a loop of TensorFlow or a tf.function",
+                "call apply() in train_step() itself: the number of updates must not depend on values; "
+                "@tf.function is not needed",
+            )
+
+    def _error(self, what: str, hint: str) -> BadInputError:
+        kind = type(self._model).__name__
+        return BadInputError(
+            f"train_step() of the model ({kind}) {what}, which strategy AllReduce cannot combine over the workers",
+            where=self._where,
+            hint=hint,
+        )
+
+
+def _find_optimizers(model: Any) -> dict[str, Any]:
+    """The optimizers of a model by their attribute; each once."""
+    found: dict[str, Any] = {}
+    # Private ones are Keras' and TensorFlow's own lists of the same objects.
+    attributes = {name: value for name, value in vars(model).items() if not name.startswith("_")}
+    for name in sorted(attributes, key=lambda name: (name != OWN_OPTIMIZER, name)):
+        value = attributes[name]
+        parts: Mapping[str, Any] = {name: value}
+        if isinstance(value, Mapping):
+            parts = {f"{name}/{key}": each for key, each in value.items()}
+        elif isinstance(value, list | tuple):
+            parts = {f"{name}/{at}": each for at, each in enumerate(value)}
+        for path, each in parts.items():
+            if isinstance(each, keras.optimizers.Optimizer) and all(each is not other for other in found.values()):
+                found[path] = each
+    return found
+
+
+@contextmanager
+def _capture_updates(optimizers: Mapping[str, Any], keep: Callable[..., None]) -> Iterator[None]:
+    """Let ``apply`` of these optimizers hand over what it gets. ``apply_gradients`` calls it."""
+
+    def capture(name: str, optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+        if trainable_variables is None:
+            trainable_variables = getattr(optimizer, "_trainable_variables", ())
+        keep(name, optimizer, list(zip(grads, trainable_variables, strict=True)))
+
+    try:
+        for name, optimizer in optimizers.items():
+            vars(optimizer)["apply"] = partial(capture, name, optimizer)
+        yield
+    finally:
+        for optimizer in optimizers.values():
+            vars(optimizer).pop("apply", None)
+
+
+def _returned_losses(logs: Any) -> list[Any]:
+    """The value ``loss``, or else all whose names end so."""
+    if not isinstance(logs, Mapping):
+        return []
+    return [logs["loss"]] if "loss" in logs else [value for name, value in logs.items() if name.endswith("loss")]
+
+
+def _paths(variables: Sequence[Any]) -> list[str]:
+    return [variable.path for variable in variables]
+
+
+def _describe(name: str, trained: Sequence[Any]) -> str:
+    return f"self.{name} with {len(trained)} variables, from '{trained[0].path}'" if trained else f"self.{name}"

@@ -1,0 +1,289 @@
+"""A ``train_step`` with several updates under AllReduce: several ranks do what Keras does with the union."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+import tensorflow as tf  # noqa: E402
+from support.gan_model import ADVERSARIAL, PERSISTENT, TWO_CRITIC_STEPS, write_gan  # noqa: E402
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.jobfile.loader import load_job_text  # noqa: E402
+from edl.keras.all_reduce_callbacks import declare_training_callbacks  # noqa: E402
+from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.optimizer_state import describe_keras_state  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
+
+RECORDS = 24
+
+
+def load_gan(folder: Path, *, needs_metrics: bool = False) -> ModelModule:
+    choice = SimpleNamespace(zoo=folder, definition="gan.custom_model", params={})
+    return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
+
+
+def make_data(records: int = RECORDS) -> tuple[Any, Any]:
+    random = np.random.default_rng(5)
+    return {"real": random.normal(size=(records, 3)), "noise": random.normal(size=(records, 2))}, np.zeros((records, 1))
+
+
+def make_ranks(folder: Path, step: str, count: int = 1, changes: Mapping[str, str] | None = None) -> list[Any]:
+    write_gan(folder, step, changes)
+    x, y = make_data(1)
+    return [
+        build_replica(load_gan(folder), seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in range(count)
+    ]
+
+
+def pick(data: tuple[Any, Any], part: Any) -> tuple[Any, Any]:
+    return {name: values[part] for name, values in data[0].items()}, data[1][part]
+
+
+def sum_over(ranks: list[Any], number: int) -> None:
+    for buffers in zip(*(rank.updates[number].buffers for rank in ranks), strict=True):
+        total = np.sum(buffers, axis=0)
+        for buffer in buffers:
+            buffer[:] = total
+
+
+def train_together(ranks: list[Any], data: tuple[Any, Any], idle: tuple[int, ...] = ()) -> float:
+    """One step: each rank has its part of the records, and idle ones have none; returns the loss."""
+    busy = [rank for at, rank in enumerate(ranks) if at not in idle]
+    parts = np.array_split(np.arange(len(data[1])), len(busy))
+    results = [rank.compute(*pick(data, part)) for rank, part in zip(busy, parts, strict=True)]
+    weight = sum(result.weight for result in results)
+    for number in range(len(ranks[0].updates)):
+        for rank in ranks:
+            if rank not in busy:
+                rank.clear()
+        assert all(result.finite for result in results)
+        sum_over(ranks, number)
+        for rank in ranks:
+            rank.apply_next(weight)
+        if number + 1 < len(ranks[0].updates):
+            results = [rank.compute_update(number + 1, 0) for rank in busy]
+    return sum(result.weight * result.loss for result in results) / weight
+
+
+def train_plainly(folder: Path, weights: list[Any], data: tuple[Any, Any], steps: int) -> tuple[Any, list[float]]:
+    """The model's own ``train_step`` with all records, as ``fit`` calls it; returns the model and the losses."""
+    scope: dict[str, Any] = {}
+    exec((folder / "gan.py").read_text(), scope)
+    plain = scope["custom_model"]()
+    plain({name: values[:1] for name, values in data[0].items()})
+    plain.set_weights(weights)
+    step = tf.function(plain.train_step, autograph=False)
+    losses = []
+    for _ in range(steps):
+        for metric in plain.metrics:
+            metric.reset_state()
+        logs = step((tf.nest.map_structure(tf.constant, data[0]), tf.constant(data[1])))
+        losses.append(sum(float(value) for value in logs.values()))
+    return plain, losses
+
+
+@pytest.mark.parametrize(
+    ("step", "count", "updates"),
+    [
+        (ADVERSARIAL, 1, ["d_optimizer", "g_optimizer"]),
+        (ADVERSARIAL, 3, ["d_optimizer", "g_optimizer"]),
+        # Both gradients before both updates, from one tape: the second graph uses what the first one has computed.
+        (PERSISTENT, 2, ["d_optimizer", "g_optimizer"]),
+        (TWO_CRITIC_STEPS, 2, ["d_optimizer", "d_optimizer", "g_optimizer"]),
+    ],
+    ids=["one rank", "three ranks", "one tape", "three updates"],
+)
+def test_ranks_train_as_keras_does_with_the_union(tmp_path: Path, step: str, count: int, updates: list[str]) -> None:
+    ranks = make_ranks(tmp_path, step, count)
+    assert [update.name for update in ranks[0]._found] == updates
+    data = make_data()
+    weights = ranks[0].model.get_weights()
+    losses = [train_together(ranks, data) for _ in range(20)]
+    plain, expected = train_plainly(tmp_path, weights, data, 20)
+    for rank in ranks:
+        for mine, theirs in zip(rank.model.get_weights(), plain.get_weights(), strict=True):
+            assert mine.dtype == np.float64
+            assert np.linalg.norm(mine - theirs) <= 1e-9 * np.linalg.norm(theirs)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert len({rank.digest() for rank in ranks}) == 1
+    assert int(ranks[0].model.g_optimizer.iterations) == 20
+
+
+def test_idle_ranks_and_followers_make_the_same_updates(tmp_path: Path) -> None:
+    worker, idle, follower = make_ranks(tmp_path, ADVERSARIAL, 3)
+    data = make_data()
+    for _ in range(3):
+        train_together([worker, idle], data, idle=(1,))
+        for mine, theirs in zip(follower.buffers, worker.buffers, strict=True):
+            mine[:] = theirs
+        follower.apply(float(RECORDS))
+        assert len({rank.digest() for rank in (worker, idle, follower)}) == 1
+
+
+def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
+    data = make_data()
+    train_together([rank], data)
+    before = rank.digest()
+    result = rank.compute(*data)
+    assert rank.digest() == before
+    rank.apply_next(result.weight)
+    rank.compute_update(1, 0)
+    assert rank.digest() != before
+    rank.restore_statistics()
+    assert rank.digest() == before
+    train_together([rank], data)
+    (other,) = make_ranks(tmp_path, ADVERSARIAL)
+    for _ in range(2):
+        train_together([other], data)
+    assert other.digest() == rank.digest()
+
+
+def test_several_minibatches_of_a_step_are_added_in_each_update(tmp_path: Path) -> None:
+    one, parts = make_ranks(tmp_path, ADVERSARIAL, 2)
+    data = make_data()
+    for _ in range(3):
+        train_together([one], data)
+        weight = sum(parts.compute(*pick(data, slice(at, at + 8)), adds=at > 0).weight for at in range(0, 24, 8))
+        parts.apply_next(weight)
+        assert all(parts.compute_update(1, number).finite for number in range(3))
+        parts.apply_next(weight)
+    for mine, theirs in zip(parts.model.get_weights(), one.model.get_weights(), strict=True):
+        assert np.linalg.norm(mine - theirs) <= 1e-9 * np.linalg.norm(theirs)
+
+
+def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
+    before = rank.digest()
+    x, y = make_data()
+    # Labels count in the generator's loss only.
+    y[3] = np.nan
+    first = rank.compute(x, y)
+    assert first.finite
+    rank.apply_next(first.weight)
+    second = rank.compute_update(1, 0)
+    assert not second.finite
+    assert "generator" in second.nonfinite or "to_real" in second.nonfinite
+    rank.restore_statistics()
+    assert not rank.take_step(x, y).finite
+    assert rank.digest() == before
+
+
+def test_the_state_has_the_slots_of_both_optimizers(tmp_path: Path) -> None:
+    first, second = make_ranks(tmp_path, ADVERSARIAL, 2)
+    for _ in range(2):
+        train_together([first], make_data())
+    arrays = first.state_arrays()
+    names = {name.rpartition("/")[0] for name in arrays if name.startswith("slot/")}
+    assert names == {"slot/d_optimizer", "slot/g_optimizer"}
+    second.load_state(arrays)
+    assert second.digest() == first.digest()
+    for rank in (first, second):
+        train_together([rank], make_data())
+    assert second.digest() == first.digest()
+    # Parameter servers have one optimizer.
+    assert describe_keras_state(first).optimizer is None
+    assert "several updates" in describe_keras_state(first).problem
+
+
+def test_ranks_with_other_updates_have_another_fingerprint(tmp_path: Path) -> None:
+    (two,) = make_ranks(tmp_path / "a", ADVERSARIAL)
+    (three,) = make_ranks(tmp_path / "b", TWO_CRITIC_STEPS)
+    assert two.state_sizes() == three.state_sizes()
+    assert two.fingerprint() != three.fingerprint()
+
+
+def test_statistics_of_layers_are_those_of_the_union(tmp_path: Path) -> None:
+    layer = 'keras.layers.BatchNormalization(momentum=0.5, dtype="float64")'
+    changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1, {layer})'}
+    one, *ranks = make_ranks(tmp_path, ADVERSARIAL, 3, changes)
+    data = make_data()
+    # With two calls of the layer in a step, their variances are far below the one that it begins with.
+    data[0]["real"] *= 0.1
+    weights = one.model.get_weights()
+    train_together([one], data)
+    plain, _ = train_plainly(tmp_path, weights, data, 1)
+    for mine, theirs in zip(one.model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+    for _ in range(3):
+        train_together(ranks, data)
+    assert ranks[0].digest() == ranks[1].digest()
+
+
+APPLY_D = "self.d_optimizer.apply_gradients(zip(gradients, self.discriminator.trainable_weights))"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "by", "named"),
+    [
+        (APPLY_D, f"tf.cond(d_loss > 0, lambda: [{APPLY_D}, 0][1], lambda: 0)", "inside of a condition"),
+        (APPLY_D, f"{APPLY_D}; self.steps.assign_add(1.0)", "writes the variable '.*steps'"),
+        (APPLY_D, f"{APPLY_D}; self.generator.layers[0].kernel.assign_add([[1.0] * 4] * 2)", "writes the variable"),
+        (APPLY_D, "self.d_optimizer.apply_gradients([(gradients[0], self.outside)])", "no trained variable"),
+        ("return ", "self.norm(fake, training=True); return ", "after its last update"),
+    ],
+)
+def test_what_several_ranks_cannot_combine_is_refused_by_name(
+    tmp_path: Path, replaced: str, by: str, named: str
+) -> None:
+    with pytest.raises(BadInputError, match=named) as refused:
+        make_ranks(tmp_path, ADVERSARIAL.replace(replaced, by))
+    assert "train_step() of the model (GAN)" in str(refused.value)
+    assert refused.value.where.endswith("gan.py")
+
+
+def test_other_updates_for_minibatches_of_another_type_are_refused(tmp_path: Path) -> None:
+    step = ADVERSARIAL.replace(APPLY_D, f"{APPLY_D} if x['noise'].dtype == tf.float64 else None")
+    (rank,) = make_ranks(tmp_path, step)
+    x, y = make_data()
+    with pytest.raises(BadInputError, match="updates for some minibatches"):
+        rank.compute({**x, "noise": x["noise"].astype(np.float32)}, y)
+    assert rank.compute(x, y).finite
+
+
+def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path: Path) -> None:
+    step = "x, y = data\nwith tf.GradientTape() as tape:\n    loss = tf.reduce_mean(self(x) ** 2)\n"
+    step += "weights = self.discriminator.trainable_weights\n"
+    step += "self.OPTIMIZER.apply(tape.gradient(loss, weights), weights)\nreturn {'loss': loss}"
+    (one,) = make_ranks(tmp_path / "a", step.replace("OPTIMIZER", "optimizer"))
+    assert isinstance(one, ModelReplica)
+    (other,) = make_ranks(tmp_path / "b", step.replace("OPTIMIZER", "d_optimizer"))
+    assert isinstance(other, SeveralUpdatesReplica)
+    assert other.take_step(*make_data()).loss > 0
+
+
+def test_other_strategies_refuse_it_by_name(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL)
+    choice = SimpleNamespace(zoo=tmp_path, definition="gan.custom_model", params={})
+    with pytest.raises(BadInputError, match=r"train_step\(\)") as refused:
+        load_model_module(choice)
+    assert "AllReduce" in (refused.value.hint or "")
+
+
+def test_without_a_loss_in_compile_it_is_trained_but_not_evaluated(tmp_path: Path) -> None:
+    write_gan(tmp_path, ADVERSARIAL)
+    assert load_gan(tmp_path).make_model() is not None
+    with pytest.raises(BadInputError, match="compiled without a loss") as refused:
+        load_gan(tmp_path, needs_metrics=True)
+    assert "evaluations only" in (refused.value.hint or "")
+
+
+def test_a_callback_that_sets_the_rate_of_an_unused_optimizer_is_refused(tmp_path: Path) -> None:
+    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
+    spec = load_job_text("name: gan\nmodel: {definition: gan.custom_model}\ndata: {training: train}\n", "job.yaml")
+    with (tmp_path / "gan.py").open("a") as source:
+        source.write("\ndef callbacks():\n    return [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)]\n")
+    with pytest.raises(BadInputError, match=r"LearningRateScheduler .*makes no update with it"):
+        declare_training_callbacks(load_gan(tmp_path), rank, spec)
