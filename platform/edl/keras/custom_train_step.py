@@ -109,8 +109,8 @@ class CustomTrainStep:
             count = len(updates)
             raise self._error(
                 f"applies {count} updates" if count else "does not apply gradients through self.optimizer",
-                "call self.optimizer.apply(gradients, variables) or apply_gradients() exactly once; add the losses of "
-                "several networks, or train with strategy: {name: Local} and one call of fit",
+                "call self.optimizer.apply(gradients, variables) or apply_gradients() exactly once; or make "
+                "the same updates for every minibatch, with optimizers that are attributes of the model",
             )
         positions = {id(variable): at for at, variable in enumerate(self._trained)}
         positions |= {id(variable.value): at for at, variable in enumerate(self._trained)}

@@ -55,14 +55,12 @@ class TracedUpdate:
         number: which one it is, from 0.
         data: what ``train_step`` got.
         gradients: of each variable of the update; None: it has none.
-        is_last: whether no update follows.
         loss: the loss of the step; None before its end.
     """
 
     number: int
     data: Any
     gradients: Sequence[Any]
-    is_last: bool
     loss: Any = None
 
 
@@ -175,7 +173,7 @@ class UpdateTracer:
                     )
                 gradients.append([gradient for gradient, _ in pairs])
                 if number < len(updates) - 1:
-                    segments.cut(make_results(TracedUpdate(number, given, gradients[-1], is_last=False)))
+                    segments.cut(make_results(TracedUpdate(number, given, gradients[-1])))
                     begin_segment()
 
             begin_segment()
@@ -188,7 +186,7 @@ class UpdateTracer:
                     f"makes {len(gradients)} updates for some minibatches and {len(updates)} for others",
                     "make the same updates for every type and shape of minibatch",
                 )
-            segments.end(make_results(TracedUpdate(len(updates) - 1, given, gradients[-1], is_last=True, loss=loss)))
+            segments.end(make_results(TracedUpdate(len(updates) - 1, given, gradients[-1], loss=loss)))
 
         return trace_segments(trace, [tf.nest.map_structure(spec_for_any_count, data)])
 

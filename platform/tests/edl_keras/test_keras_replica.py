@@ -1195,7 +1195,7 @@ def test_an_optimizer_that_makes_a_variable_late_is_refused_by_name() -> None:
 
 
 def compiled_updates(replica: ModelReplica) -> list[bool]:
-    return [update.is_compiled for update in replica._apply_by_case.values()]
+    return [update.is_compiled for update in replica._update._apply_by_case.values()]
 
 
 def small_model() -> Any:

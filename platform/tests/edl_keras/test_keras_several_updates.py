@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
 ]
 
+import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from support.gan_model import ADVERSARIAL, PERSISTENT, TWO_CRITIC_STEPS, write_gan  # noqa: E402
 
@@ -283,7 +285,6 @@ def test_without_a_loss_in_compile_it_is_trained_but_not_evaluated(tmp_path: Pat
 def test_a_callback_that_sets_the_rate_of_an_unused_optimizer_is_refused(tmp_path: Path) -> None:
     (rank,) = make_ranks(tmp_path, ADVERSARIAL)
     spec = load_job_text("name: gan\nmodel: {definition: gan.custom_model}\ndata: {training: train}\n", "job.yaml")
-    with (tmp_path / "gan.py").open("a") as source:
-        source.write("\ndef callbacks():\n    return [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)]\n")
+    module = replace(rank.module, callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
     with pytest.raises(BadInputError, match=r"LearningRateScheduler .*makes no update with it"):
-        declare_training_callbacks(load_gan(tmp_path), rank, spec)
+        declare_training_callbacks(module, rank, spec)
