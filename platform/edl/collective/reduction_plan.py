@@ -34,7 +34,7 @@ _MOST_STEPS = 60_000
 GATHER_BYTES = 64 * 1024
 """Up to this many bytes in all n buffers together, GATHER is used.
 
-The limit is a guess that has not been measured (docs/design/0011-collective.md).
+``bench/allreduce_sizes.py`` compares the algorithms (docs/design/0011-collective.md).
 """
 
 
