@@ -9,7 +9,8 @@ by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,59 @@ class StepGradients:
     predictions: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class ComputedLoss:
+    """What ``compute_loss`` returned, and the predictions that it got."""
+
+    loss: Any
+    predictions: Any
+
+
+@contextmanager
+def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
+    """Yield a list that gets a value for each call of ``model.compute_loss``.
+
+    Raises:
+        BadInputError: the model is not compiled, so Keras knows no loss.
+    """
+    losses: list[ComputedLoss] = []
+    compute_loss = model.compute_loss
+
+    def record_loss(x: Any = None, y: Any = None, y_pred: Any = None, *arguments: Any, **named: Any) -> Any:
+        if not model.compiled:
+            raise train_step_error(
+                model,
+                "calls compute_loss(), but the model is not compiled, so Keras knows no loss",
+                "compile the model with loss, optimizer and metrics, and leave loss(), optimizer() and "
+                "eval_metrics_fn() out of the module",
+            )
+        losses.append(ComputedLoss(compute_loss(x, y, y_pred, *arguments, **named), y_pred))
+        return losses[-1].loss
+
+    vars(model)["compute_loss"] = record_loss
+    try:
+        yield losses
+    finally:
+        del vars(model)["compute_loss"]
+
+
+def train_step_error(model: Any, what: str, hint: str) -> BadInputError:
+    """The error of a ``train_step`` that several ranks cannot combine."""
+    return BadInputError(
+        f"train_step() of the model ({type(model).__name__}) {what}, which strategy AllReduce cannot combine over the "
+        "workers",
+        where=source_file(type(model)) or "the model",
+        hint=hint,
+    )
+
+
+def missing_loss_error(model: Any) -> BadInputError:
+    """The error of a ``train_step`` whose loss EDL does not learn."""
+    return train_step_error(
+        model, "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
+    )
+
+
 class CustomTrainStep:
     """Calls ``train_step`` of a model in a traced function.
 
@@ -54,7 +108,6 @@ class CustomTrainStep:
         self._optimizer = optimizer
         self._trained = trained
         self._may_change = tuple(may_change)
-        self._where = source_file(type(model)) or "the model"
         model.optimizer = optimizer
 
     def compute(self, features: Any, labels: Any, weights: Any) -> StepGradients:
@@ -64,42 +117,25 @@ class CustomTrainStep:
             BadInputError: several ranks cannot combine what the step does; the error names it.
         """
         captured = _CapturingOptimizer(self._optimizer)
-        losses: list[Any] = []
-        predictions: list[Any] = []
-        compute_loss = self._model.compute_loss
-
-        def record_loss(x: Any = None, y: Any = None, y_pred: Any = None, *arguments: Any, **named: Any) -> Any:
-            if not self._model.compiled:
-                raise self._error(
-                    "calls compute_loss(), but the model is not compiled, so Keras knows no loss",
-                    "compile the model with loss, optimizer and metrics, and leave loss(), optimizer() and "
-                    "eval_metrics_fn() out of the module",
-                )
-            losses.append(compute_loss(x, y, y_pred, *arguments, **named))
-            predictions.append(y_pred)
-            return losses[-1]
-
         self._model.optimizer = captured
-        vars(self._model)["compute_loss"] = record_loss
         try:
-            logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
+            with capture_losses(self._model) as losses:
+                logs = self._model.train_step((features, labels) if weights is None else (features, labels, weights))
         finally:
             self._model.optimizer = self._optimizer
-            del vars(self._model)["compute_loss"]
         gradients = self._sort_gradients(captured.updates)
         self._refuse_writes(tf.compat.v1.get_default_graph())
-        loss = losses[-1] if losses else logs.get("loss") if isinstance(logs, Mapping) else None
+        loss = losses[-1].loss if losses else logs.get("loss") if isinstance(logs, Mapping) else None
         if loss is None:
-            raise self._error(
-                "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
-            )
+            raise missing_loss_error(self._model)
         records = tf.shape(tf.nest.flatten(features)[0])[0]
         loss = tf.reduce_mean(tf.cast(loss, tf.float32))
-        return StepGradients(loss, gradients, records, predictions[-1] if predictions else None)
+        return StepGradients(loss, gradients, records, losses[-1].predictions if losses else None)
 
     def refuse_summed_loss(self) -> None:
         """Raise the error of a step that uses a summed loss: its gradients would count by records."""
-        raise self._error(
+        raise train_step_error(
+            self._model,
             "uses a loss that is a sum over records",
             "return one value per record from the loss of compile(), or give it reduction='sum_over_batch_size'",
         )
@@ -107,7 +143,8 @@ class CustomTrainStep:
     def _sort_gradients(self, updates: list[list[tuple[Any, Any]]]) -> list[Any]:
         if len(updates) != 1:
             count = len(updates)
-            raise self._error(
+            raise train_step_error(
+                self._model,
                 f"applies {count} updates" if count else "does not apply gradients through self.optimizer",
                 "call self.optimizer.apply(gradients, variables) or apply_gradients() exactly once; or make "
                 "the same updates for every minibatch, with optimizers that are attributes of the model",
@@ -118,7 +155,8 @@ class CustomTrainStep:
         for gradient, variable in updates[0]:
             at = positions.get(id(variable))
             if at is None:
-                raise self._error(
+                raise train_step_error(
+                    self._model,
                     f"applies a gradient to '{getattr(variable, 'path', getattr(variable, 'name', variable))}', which "
                     "is no trained variable of the model",
                     "pass variables of self.trainable_variables",
@@ -132,19 +170,12 @@ class CustomTrainStep:
         named = {id(v.value.handle): v.path for v in (*self._model.variables, *self._optimizer.variables)}
         for operation, written in find_written_variables(graph):
             if written not in allowed:
-                raise self._error(
+                raise train_step_error(
+                    self._model,
                     f"writes the variable '{named.get(written, operation.name)}' by itself",
                     "let an optimizer of the model change variables, with apply() or apply_gradients(); an average "
                     "that the step keeps would differ between the workers",
                 )
-
-    def _error(self, what: str, hint: str) -> BadInputError:
-        kind = type(self._model).__name__
-        return BadInputError(
-            f"train_step() of the model ({kind}) {what}, which strategy AllReduce cannot combine over the workers",
-            where=self._where,
-            hint=hint,
-        )
 
 
 class _CapturingOptimizer:

@@ -19,12 +19,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from edl.api.errors import BadInputError
 from edl.keras.compiled_model import restore_compile
+from edl.keras.custom_train_step import capture_losses, missing_loss_error, train_step_error
 from edl.keras.model_building import FLOAT_TYPES, is_seed_state
 from edl.keras.segmented_step import SegmentedTrace, SegmentTrace, trace_segments
 from edl.keras.traced_function import find_written_variables, spec_for_any_count
-from edl.keras.user_code import source_file
 
 OWN_OPTIMIZER = "optimizer"
 """The attribute of the optimizer that ``compile()`` got, or the module's ``optimizer()``."""
@@ -81,7 +80,6 @@ class UpdateTracer:
         self.uses_loss = False
         model.optimizer = optimizer
         self._optimizers = _find_optimizers(model)
-        self._where = source_file(type(model)) or "the model"
         self._variables = {id(v): v for v in model.variables} | {id(v.value): v for v in model.variables}
 
     def makes_one_update(self, data: Any) -> bool:
@@ -121,7 +119,8 @@ class UpdateTracer:
         traced = trace_segments(trace, [tf.nest.map_structure(spec_for_any_count, data)])
         written = [self._find_statistics(segment.graph) for segment in traced.segments]
         if updates and written[-1]:
-            raise self._error(
+            raise train_step_error(
+                self._model,
                 f"changes the variable '{written[-1][0].path}' after its last update",
                 "call the layers before it",
             )
@@ -132,7 +131,8 @@ class UpdateTracer:
 
     def refuse_other_losses(self) -> None:
         """Raise the error of a step that uses a loss which is not declared as a mean: updates count by records."""
-        raise self._error(
+        raise train_step_error(
+            self._model,
             "makes several updates and calls compute_loss(), whose loss is not known to be a mean over records",
             "compile() with a loss of keras.losses (reduction='sum_over_batch_size'), or compute a mean in the step",
         )
@@ -167,7 +167,8 @@ class UpdateTracer:
                     updates[number].name,
                     _paths(updates[number].trained),
                 ):
-                    raise self._error(
+                    raise train_step_error(
+                        self._model,
                         f"makes other updates for some minibatches: number {number + 1} is {_describe(name, trained)}",
                         "make the same updates for every type and shape of minibatch",
                     )
@@ -182,7 +183,8 @@ class UpdateTracer:
                 metric.reset_state()
             loss = self._call(given, keep)
             if len(gradients) != len(updates):
-                raise self._error(
+                raise train_step_error(
+                    self._model,
                     f"makes {len(gradients)} updates for some minibatches and {len(updates)} for others",
                     "make the same updates for every type and shape of minibatch",
                 )
@@ -192,31 +194,19 @@ class UpdateTracer:
 
     def _call(self, data: Any, keep: Callable[..., None]) -> Any:
         """Call ``train_step``; returns its loss, a float32 scalar."""
-        losses: list[Any] = []
-        compute_loss = self._model.compute_loss
-
-        def record_loss(*arguments: Any, **named: Any) -> Any:
-            losses.append(compute_loss(*arguments, **named))
-            return losses[-1]
-
-        vars(self._model)["compute_loss"] = record_loss
-        try:
-            with _capture_updates(self._optimizers, keep):
-                logs = self._model.train_step(data)
-        finally:
-            del vars(self._model)["compute_loss"]
+        with capture_losses(self._model) as losses, _capture_updates(self._optimizers, keep):
+            logs = self._model.train_step(data)
         self.uses_loss = bool(losses)
-        found = losses[-1:] or _returned_losses(logs)
+        found = [losses[-1].loss] if losses else _returned_losses(logs)
         if not found:
-            raise self._error(
-                "neither calls compute_loss() nor returns a value 'loss'", "return {'loss': loss, ...} from it"
-            )
+            raise missing_loss_error(self._model)
         return tf.add_n([tf.reduce_mean(tf.cast(each, tf.float32)) for each in found])
 
     def _find_trained(self, variable: Any) -> Any:
         found = self._variables.get(id(variable))
         if found is None or found.dtype not in FLOAT_TYPES:
-            raise self._error(
+            raise train_step_error(
+                self._model,
                 f"applies a gradient to '{getattr(variable, 'path', getattr(variable, 'name', variable))}', which is "
                 "no trained variable of the model",
                 "pass variables of the model's layers",
@@ -241,13 +231,15 @@ class UpdateTracer:
                 continue
             variable = named.get(handle)
             if variable is None or id(variable) not in own:
-                raise self._error(
+                raise train_step_error(
+                    self._model,
                     f"writes the variable '{operation.name if variable is None else variable.path}' by itself",
                     "let an optimizer of the model change variables, with apply() or apply_gradients(); what else the "
                     "step writes would differ between the workers",
                 )
             if variable.dtype not in FLOAT_TYPES:
-                raise self._error(
+                raise train_step_error(
+                    self._model,
                     f"changes the variable '{variable.path}' ({variable.dtype}), but changes of several workers can "
                     "only be averaged for floats",
                     "make it a float32 variable",
@@ -257,19 +249,12 @@ class UpdateTracer:
 
     def _refuse_nested(self, segments: SegmentTrace) -> None:
         if not segments.is_current:
-            raise self._error(
+            raise train_step_error(
+                self._model,
                 "makes an update inside of a condition, a loop of TensorFlow or a tf.function",
                 "call apply() in train_step() itself: the number of updates must not depend on values; "
                 "@tf.function is not needed",
             )
-
-    def _error(self, what: str, hint: str) -> BadInputError:
-        kind = type(self._model).__name__
-        return BadInputError(
-            f"train_step() of the model ({kind}) {what}, which strategy AllReduce cannot combine over the workers",
-            where=self._where,
-            hint=hint,
-        )
 
 
 def _find_optimizers(model: Any) -> dict[str, Any]:

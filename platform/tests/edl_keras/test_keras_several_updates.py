@@ -246,6 +246,19 @@ def test_what_several_ranks_cannot_combine_is_refused_by_name(
     assert refused.value.where.endswith("gan.py")
 
 
+def test_a_step_that_needs_the_loss_of_compile_is_refused_without_compile(tmp_path: Path) -> None:
+    step = ADVERSARIAL.replace("return ", "self.compute_loss(x, y, fake); return ")
+    with pytest.raises(BadInputError, match=r"compute_loss\(\), but the model is not compiled"):
+        make_ranks(
+            tmp_path,
+            step,
+            changes={
+                "super().compile()\n": "pass\n",
+                "def feed": 'loss = "mse"\noptimizer = "sgd"\neval_metrics_fn = dict\n\ndef feed',
+            },
+        )
+
+
 def test_other_updates_for_minibatches_of_another_type_are_refused(tmp_path: Path) -> None:
     step = ADVERSARIAL.replace(APPLY_D, f"{APPLY_D} if x['noise'].dtype == tf.float64 else None")
     (rank,) = make_ranks(tmp_path, step)

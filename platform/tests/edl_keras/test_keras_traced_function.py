@@ -12,8 +12,7 @@ pytestmark = pytest.mark.tensorflow
 
 import tensorflow as tf  # noqa: E402
 
-from edl.keras import traced_function as traced_module  # noqa: E402
-from edl.keras.traced_function import TracedFunction, as_array  # noqa: E402
+from edl.keras.traced_function import TRACING_LOCK, TracedFunction, as_array  # noqa: E402
 from edl.numerics import aligned_memory  # noqa: E402
 
 
@@ -23,7 +22,7 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
     held: list[bool] = []
 
     def function(value: Any) -> Any:
-        held.append(traced_module._TRACING_LOCK.locked())
+        held.append(TRACING_LOCK.locked())
         return value
 
     traced = TracedFunction(function)
@@ -31,7 +30,7 @@ def test_a_function_is_traced_while_no_other_of_its_model_is(argument: Any) -> N
     traced(argument)
 
     assert held == [True]
-    assert not traced_module._TRACING_LOCK.locked()
+    assert not TRACING_LOCK.locked()
 
 
 def test_an_aligned_array_is_not_copied() -> None:

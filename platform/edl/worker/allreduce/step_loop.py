@@ -36,7 +36,7 @@ from edl.worker.allreduce.state_digests import StateDigests
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage, StepOutcome
-from edl.worker.allreduce.update_sums import UpdatesReplica, UpdateSums
+from edl.worker.allreduce.update_sums import UpdateResult, UpdatesReplica, UpdateSums
 from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
@@ -52,19 +52,6 @@ _DIGEST_MASK = (1 << 62) - 1
 """Whole numbers in messages have at most 62 bits."""
 
 
-class ReplicaStepLike(Protocol):
-    """The result of one rank's minibatch."""
-
-    @property
-    def loss(self) -> float: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def finite(self) -> bool: ...
-    @property
-    def nonfinite(self) -> str: ...
-
-
 class ReplicaLike(Protocol):
     """One rank's model and optimizer; ``edl.keras.replica`` implements it."""
 
@@ -74,7 +61,7 @@ class ReplicaLike(Protocol):
     def gradient_counts(self) -> Sequence[int]: ...
     @property
     def skips_infinite_gradients(self) -> bool: ...
-    def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> ReplicaStepLike: ...
+    def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> UpdateResult: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
     def set_learning_rate(self, rate: float) -> None: ...
@@ -539,7 +526,7 @@ class StepLoop:
             weighted_loss += result.weight * result.loss
         return StepMessage(shares, count > 0, weight, weighted_loss / weight if weight else 0.0)
 
-    def _report_not_finite(self, task: LeasedTask, step: int, result: ReplicaStepLike) -> None:
+    def _report_not_finite(self, task: LeasedTask, step: int, result: UpdateResult) -> None:
         self._nonfinite_count += 1
         report_not_finite(
             task,
