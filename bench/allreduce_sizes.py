@@ -18,10 +18,10 @@ from figures import BenchFigure, ScriptResult
 from peer import ask_all
 from script import main, print_progress
 
-from edl.collective.reduction_plan import Algorithm
+from edl.collective.reduction_plan import GATHER_BYTES, Algorithm
 
 TOTAL_BYTES = (16 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20)
-"""Of the buffers of all ranks together."""
+"""Of the buffers of all ranks together; ``GATHER_BYTES`` is one of them."""
 SIZES = (2, 4, 8)
 Times = dict[str, dict[str, dict[str, float]]]
 """Seconds by contestant, total size and algorithm."""
@@ -57,10 +57,23 @@ def measure_algorithms(arguments: argparse.Namespace) -> ScriptResult:
 
 
 def figures(rounds: list[Times]) -> Iterator[BenchFigure]:
+    """For each kind of ranks: up to which size GATHER is faster, and both algorithms' times at the border of EDL."""
     for ranks in rounds[0]:
-        for total in rounds[0][ranks]:
-            ratio = statistics.median(times[ranks][total]["GATHER"] / times[ranks][total]["RING"] for times in rounds)
-            yield BenchFigure(f"{ranks}: {int(total) >> 10} KiB in all, GATHER of RING: time", ratio, "x")
+        ratios = {
+            int(total): statistics.median(
+                times[ranks][total]["GATHER"] / times[ranks][total]["RING"] for times in rounds
+            )
+            for total in rounds[0][ranks]
+        }
+        faster = 0
+        for total in sorted(ratios):
+            if ratios[total] > 1:
+                break
+            faster = total
+        yield BenchFigure(f"{ranks}: GATHER is faster than RING up to, in all", faster >> 10, "KiB")
+        yield BenchFigure(
+            f"{ranks}: time of GATHER, of RING's, {GATHER_BYTES >> 10} KiB in all", ratios[GATHER_BYTES], "x"
+        )
 
 
 def options(parser: argparse.ArgumentParser) -> None:

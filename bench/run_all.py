@@ -1,6 +1,6 @@
 """All benchmarks, one after another: ``bench/results/<name>.json`` and the table in ``docs/benchmarks.md``.
 
-About fifty minutes on two cores; nothing else should run meanwhile. A script that fails or takes too long is
+About an hour on two cores; nothing else should run meanwhile. A script that fails or takes too long is
 reported, the others still run, and the exit code is 1. A requirement that is not met is a result, not a failure.
 
     python bench/run_all.py [--quick] [NAME ...]
@@ -56,6 +56,7 @@ SCRIPTS = (
     BenchScript("cut_pause", 180, ("--rounds", "2")),
     BenchScript("bulk_plane", 180, ("--rounds", "1", "--seconds", "0.1")),
     BenchScript("allreduce", 300, ("--rounds", "1", "--no-tune")),
+    BenchScript("allreduce_sizes", 240, ("--rounds", "1", "--count", "20")),
     BenchScript("allreduce_training", 600, ("--rounds", "1", "--seconds", "2")),
     BenchScript("allreduce_recovery", 480, ("--rounds", "1")),
     BenchScript("allreduce_churn", 720, ("--rounds", "1", "--kills", "2", "--every", "10")),

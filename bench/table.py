@@ -22,6 +22,7 @@ ORDER = (
     "native_table",
     "bulk_plane",
     "allreduce",
+    "allreduce_sizes",
     "allreduce_training",
     "allreduce_recovery",
     "allreduce_churn",
