@@ -15,6 +15,7 @@ import tensorflow as tf
 from number_reader import custom_data_reader
 from step_times import note_step
 
+from edl.keras.replica import ModelReplica
 from edl.numerics.aligned_memory import allocate_aligned
 from edl.worker.allreduce import setup
 
@@ -36,13 +37,17 @@ class ArrayStep:
 
 
 class ArrayReplica:
-    """In the place of ``edl.keras.replica.ModelReplica``."""
+    """In the place of ``edl.keras.replica.ModelReplica``; what takes no part in a step is that of a tiny Keras model."""
 
-    def __init__(self, module, *, seed, rank_seed, sample):
+    def __init__(self, module, *, seed, rank_seed, sample, **settings):
+        self._small = ModelReplica(module, seed=seed, rank_seed=rank_seed, sample=sample)
         self.state = np.zeros(PARAMETERS, np.float32)
         self.buffers = (allocate_aligned(PARAMETERS, dtype=np.float32),)
         self.gradient_counts, self.skips_infinite_gradients = (PARAMETERS,), False
         self.clear()
+
+    def __getattr__(self, name):
+        return getattr(self._small, name)
 
     def compute(self, features, labels, weights=None, *, adds=False):
         time.sleep(STEP_SECONDS)
@@ -60,10 +65,18 @@ class ArrayReplica:
         self.state -= self.buffers[0] * (RATE / np.float32(total_weight))
         note_step()
 
+    def take_step(self, features, labels, weights=None, *, learning_rate_factor=None):
+        step = self.compute(features, labels, weights)
+        self.apply(step.weight, learning_rate_factor)
+        return step
+
     def restore_statistics(self):
         pass
 
-    def state_arrays(self):
+    def state_sizes(self):
+        return {"state": self.state.nbytes}
+
+    def state_arrays(self, names=None):
         return {"state": self.state.copy()}
 
     def load_state(self, arrays):
@@ -85,7 +98,8 @@ class ArrayReplica:
         return str(PARAMETERS)
 
 
-setattr(setup, "ModelReplica", ArrayReplica)  # noqa: B010  a type checker refuses the assignment
+assert hasattr(setup, "build_replica"), "workers make their replica in another way now"
+setattr(setup, "build_replica", ArrayReplica)  # noqa: B010  a type checker refuses the assignment
 
 
 def custom_model():
