@@ -29,7 +29,7 @@ def check_steps(job: AllReduceJob) -> None:
         records = [each for its_epoch, each in steps if its_epoch == epoch]
         assert Counter(at for each in records for at in each) == Counter(range(job.records))
         assert [len(each) for each in records[:-1]] == [size] * (job.records // size - (job.records % size == 0))
-        assert len(records[-1]) == job.records % size or size
+        assert len(records[-1]) == (job.records % size or size)
     assert [epoch for epoch, _ in steps] == sorted(epoch for epoch, _ in steps)
 
 
