@@ -1,4 +1,4 @@
-"""Restores a parameter server from checkpoint shards, also of a different number of servers.
+"""Restores a parameter server from checkpoint shards, and reshards: a run may resume with another number of servers.
 
 :mod:`edl.ps.shard_writer` describes the content of a shard.
 """
