@@ -172,7 +172,7 @@ def _body_checksum(body: dict[str, Any]) -> int:
 
 
 def commit_checkpoint(directory: Path, manifest: CheckpointManifest) -> None:
-    """Commit the cut in ``directory``. From now on it is a checkpoint, and ``newest_intact_checkpoint`` finds it.
+    """Write the manifest, the last file of a checkpoint: from now on ``newest_intact_checkpoint`` finds it.
 
     Raises:
         StorageError: a shard is missing or has another size, or the manifest cannot be written. The cut is not
