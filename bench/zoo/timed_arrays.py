@@ -37,7 +37,7 @@ class ArrayStep:
 
 
 class ArrayReplica:
-    """In the place of ``edl.keras.replica.ModelReplica``; what takes no part in a step is that of a tiny Keras model."""
+    """In the place of ``edl.keras.replica.ModelReplica``; what takes no part in a step is a tiny Keras model's."""
 
     def __init__(self, module, *, seed, rank_seed, sample, **settings):
         self._small = ModelReplica(module, seed=seed, rank_seed=rank_seed, sample=sample)
