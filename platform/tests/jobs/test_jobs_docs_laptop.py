@@ -20,7 +20,7 @@ def test_tutorial_on_your_laptop(tmp_path: Path) -> None:
     programs = Path(sys.executable).parent
     env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
 
-    printed = run(script(blocks(PAGE)), folder=tmp_path, env=env, seconds=SECONDS)
+    run(script(blocks(PAGE)), folder=tmp_path, env=env, seconds=SECONDS)
 
     runs = tmp_path / "digits" / ".edl" / "local" / "digits"
     plain, killed = (json.loads((runs / name / "summary.json").read_text()) for name in ("r1", "r2"))
@@ -30,4 +30,6 @@ def test_tutorial_on_your_laptop(tmp_path: Path) -> None:
     assert killed["records_repeated"] <= 64, "the minibatch in flight, at most"
     assert (runs / "r1" / "export" / "model.keras").is_file()
     assert any((tmp_path / "digits" / "predictions").iterdir())
-    assert "goes on" in printed, "the interrupted run was resumed"
+    events = [json.loads(line) for line in (runs / "r3" / "events.jsonl").read_text().splitlines()]
+    resumed = [event["resumed"] for event in events if event["event"] == "run_started"]
+    assert resumed == [False, True], "the interrupted run was resumed"
