@@ -286,6 +286,8 @@ def _obey(state: JobState, rounds: WorldRounds, commands: list[RoundCommand], lo
     """Carry out what the rounds decided: entries first."""
     for command in commands:
         if isinstance(command, CloseRound | ChangeAtBoundary):
+            if isinstance(command, CloseRound) and command.warning:
+                state.emit(WarningRaised(command.warning))
             state.notify_workers()
         elif isinstance(command, RoundAnnounced):
             _announce(state, rounds, command)

@@ -87,10 +87,14 @@ class CloseRound:
     """Tell these workers that the round is over: they stop what they are reducing, and report.
 
     A worker that has not heard of the round yet reports as well: it has done nothing since the one before.
+
+    Attributes:
+        warning: what users must hear of; empty if nothing.
     """
 
     round: RoundId
     workers: tuple[str, ...]
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,9 @@ class StateDiverged:
 
 
 _SHORTAGE = "workers are ready"
+_BROKEN_CONNECTION = "a connection between members broke"
+FAILED_ROUNDS_LIMIT = 3
+"""After so many rounds in succession that ended before their first step, users hear of it."""
 
 RoundCommand: TypeAlias = CloseRound | ChangeAtBoundary | RoundAnnounced | RoundStarted | StepsCommitted | StateDiverged
 
@@ -204,6 +211,7 @@ class WorldRounds:
         saves_last: whether the last worker that has the newest state saves it before it leaves.
         difference: why the members of the newest round that started may round differently; in the journal.
         states_taken: how often all members took one member's state, because they do; in the journal.
+        failed_rounds: rounds in succession that ended before they ran, because a connection broke.
     """
 
     incarnation: int = 1
@@ -233,6 +241,7 @@ class WorldRounds:
     saves_last: bool = False
     difference: str = ""
     states_taken: int = 0
+    failed_rounds: int = 0
 
     @property
     def phase(self) -> RoundPhase:
@@ -344,8 +353,13 @@ class WorldRounds:
             self.lost.add(worker)
             # After a loss the survivors wait for nobody who may be slow or dead.
             self.joining.clear()
-            if not self.is_closing and not is_known:
-                return self._close(f"{worker} was lost: {reason}")
+            if not is_known:
+                cause = f"{worker} was lost: {reason}"
+                if not self.is_closing:
+                    return self._close(cause)
+                if self.waiting_reason == _BROKEN_CONNECTION:
+                    # Its neighbours were faster than the cluster, and could not say why.
+                    self.waiting_reason = cause
         return self._announce_if_complete() if self.is_closing else []
 
     def handle_report(self, worker: str, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:
@@ -356,8 +370,11 @@ class WorldRounds:
         """
         if round_id != self.round or worker not in self.members or worker in self.lost:
             return []
-        reason = self.pending_change or "a connection between members broke"
-        commands = [] if self.is_closing else self._close(reason)
+        commands = []
+        if not self.is_closing:
+            has_started = self.phase is RoundPhase.RUNNING
+            self.failed_rounds = 0 if has_started else self.failed_rounds + 1
+            commands = self._close(self.pending_change or _BROKEN_CONNECTION)
         self.reports[worker] = report
         return commands + self._announce_if_complete()
 
@@ -417,7 +434,14 @@ class WorldRounds:
         self.confirmed.clear()
         self.waiting_reason = reason
         survivors = [worker for worker in self.members if worker not in self.lost]
-        return [CloseRound(self.round, (*survivors, *self.candidates)), *self._announce_if_complete()]
+        warning = self._failure_text() if self.failed_rounds == FAILED_ROUNDS_LIMIT else ""
+        return [CloseRound(self.round, (*survivors, *self.candidates), warning), *self._announce_if_complete()]
+
+    def _failure_text(self) -> str:
+        return (
+            f"{self.failed_rounds} rounds in succession ended before their first step: workers cannot connect to each "
+            "other; their logs name the neighbour"
+        )
 
     def _announce_if_complete(self) -> list[RoundCommand]:
         """Announce the next round, if every survivor has reported and there are enough members.
@@ -500,6 +524,8 @@ class WorldRounds:
         self.confirmed.clear()
         self.change_reason = entry.reason
         self.waiting_reason = "the members of a new round fetch its state"
+        if self.failed_rounds >= FAILED_ROUNDS_LIMIT:
+            self.waiting_reason = self._failure_text()
 
     def apply_started(self, entry: RoundStarted) -> None:
         """Apply that the newest round runs."""
@@ -512,7 +538,7 @@ class WorldRounds:
         self.left_at_boundary.clear()
         self.candidates.clear()
         self.reports.clear()
-        self.waiting_reason = ""
+        self.waiting_reason, self.failed_rounds = "", 0
 
     def apply_committed(self, entry: StepsCommitted) -> None:
         """Apply that steps are done."""

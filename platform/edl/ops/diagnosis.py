@@ -394,8 +394,12 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
         yield JobFinding(format_short_list(refused), f"the cluster refuses it: {text}", refusal_remedy(text))
 
 
+_TRAINING_PHASES = ("Starting", "Training")
+_WAITING_WORLD_REMEDY = "Usually over in seconds, or when a new worker has built its model; else its log says more."
+
+
 def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
-    """Fewer running workers than ``workers.min``."""
+    """Fewer running workers than ``workers.min``, or none that trains together with others."""
     status, running = job.status, job.running_workers
     if status is not None and status.starved:
         left = "the job continues with them" if running > 1 else "the job continues with that one"
@@ -407,3 +411,6 @@ def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
             f"{status.workers_min}; {left if running else 'training waits until one starts'}",
             remedy,
         )
+    elif status is not None and status.phase in _TRAINING_PHASES:
+        if status.world is not None and not status.world.running:
+            yield JobFinding(job.name, f"nobody trains: {status.world.reason}", _WAITING_WORLD_REMEDY)

@@ -310,3 +310,32 @@ def test_the_simulation_notices_a_rule_that_is_left_out(
         simulate([seed, *range(3_000)])
     # An invariant failed, and not the broken rule itself.
     assert isinstance(noticed.value.__cause__, AssertionError)
+
+
+def test_a_loss_that_a_broken_connection_announced_is_the_reason_of_the_change() -> None:
+    rounds = running("a", "b", "c")
+    rounds.report("a", 0)
+    rounds.do(rounds.rounds.handle_lost("b", "Killed (SIGKILL)"))
+    announced = rounds.report("c", 0)[-1]
+    assert isinstance(announced, RoundAnnounced)
+    assert announced.reason == "b was lost: Killed (SIGKILL)"
+
+
+def test_members_that_cannot_connect_to_each_other_are_told_of_once() -> None:
+    """Each round is announced, and a member's connection breaks before its first step."""
+    rounds = running("a", "b")
+    rounds.report("a", 0)
+    rounds.report("b", 0)
+    warnings = []
+    for _ in range(5):
+        assert rounds.rounds.phase is RoundPhase.CONFIRMING
+        commands = rounds.report("a", 0) + rounds.report("b", 0)
+        warnings += [command.warning for command in commands if isinstance(command, CloseRound) and command.warning]
+    assert len(warnings) == 1
+    assert not missing_keys(warnings[0], "3 rounds", "cannot connect to each other")
+    assert not missing_keys(rounds.rounds.waiting_reason, "5 rounds", "cannot connect to each other")
+    rounds.confirm()
+    assert rounds.rounds.waiting_reason == ""
+    rounds.report("a", 0)
+    rounds.report("b", 0)
+    assert not missing_keys(rounds.rounds.waiting_reason, "fetch its state")

@@ -23,7 +23,7 @@ from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.events import RecordsRequeued, RequeuedRecordsLeased, RoleEnded, RoleLeaving, RollbackDone, WarningRaised
-from edl.api.status import JobFailure, ParametersStatus, TableStatus, TimelinePoint
+from edl.api.status import JobFailure, ParametersStatus, TableStatus, TimelinePoint, WorldStatus
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.published_status import PublishedStatus
@@ -145,6 +145,16 @@ def test_what_starvation_means_depends_on_who_is_left(
     published = PublishedStatus(replace(STATUS, starved=True, workers_min=3, workers=STATUS.workers[:running]))
     (starved,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
     assert not missing_keys(starved.text, "starved", "workers.min is 3", *keys)
+
+
+@pytest.mark.parametrize(("starved", "text"), [(False, "nobody trains: 1 of 2"), (True, "workers.min is 3")])
+def test_workers_that_run_and_do_not_train_together_are_found(
+    cluster: InMemoryCluster, starved: bool, text: str
+) -> None:
+    world = WorldStatus(running=False, reason="1 of 2 workers are ready")
+    published = PublishedStatus(replace(STATUS, starved=starved, workers_min=3, phase="Training", world=world))
+    (waiting,) = findings(job_view(published), [put_pod(cluster, Role.MASTER)])
+    assert not missing_keys(waiting.text, text, "nobody trains", "1 of 2 workers are ready")
 
 
 def test_records_that_went_back_are_not_said_to_be_leased_before_they_are() -> None:

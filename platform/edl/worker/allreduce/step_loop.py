@@ -299,7 +299,7 @@ class StepLoop:
             digest = self._digests.compare_states(communicator, view.step)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
-            _LOG.info("%s ended before it started: %s", view.round, error)
+            _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
 
     def _share_state(self, view: View, communicator: Communicator) -> None:
