@@ -401,16 +401,18 @@ _WAITING_WORLD_REMEDY = "Usually over in seconds, or when a new worker has built
 def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
     """Fewer running workers than ``workers.min``, or none that trains together with others."""
     status, running = job.status, job.running_workers
-    if status is not None and status.starved:
+    if status is None:
+        return
+    awaited = status.world.reason if status.world is not None and not status.world.running else ""
+    if status.starved:
         left = "the job continues with them" if running > 1 else "the job continues with that one"
-        if status.world is not None and not status.world.running:
-            left = f"nobody trains: {status.world.reason}"
+        if awaited:
+            left = f"nobody trains: {awaited}"
         yield JobFinding(
             job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
             f"{status.workers_min}; {left if running else 'training waits until one starts'}",
             remedy,
         )
-    elif status is not None and status.phase in _TRAINING_PHASES:
-        if status.world is not None and not status.world.running:
-            yield JobFinding(job.name, f"nobody trains: {status.world.reason}", _WAITING_WORLD_REMEDY)
+    elif awaited and status.phase in _TRAINING_PHASES:
+        yield JobFinding(job.name, f"nobody trains: {awaited}", _WAITING_WORLD_REMEDY)
