@@ -75,8 +75,8 @@ class WorldChange:
         step: a median step before the kill.
         exited: from the kill to the end of the process. Its memory is freed before its sockets are closed.
         killed: from the kill until all survivors had applied the next step, less a median step.
-        joined: the longest gap around the successor's first step.
-        starting: the longest gap while the successor imported TensorFlow and built its model.
+        joined: the longest gap around the round that the successor joined.
+        starting: the longest gap while the successor imported TensorFlow, built its model and followed.
         join_step: a median step while the successor was being awaited, with three workers.
     """
 
@@ -173,8 +173,8 @@ def change_world(run: JobProcess, times: Path) -> WorldChange:
     killed = run.send("worker", victim, SIGKILL)
     exited = run.wait_event("role_ended", after=seen, role="worker", index=victim)["time"]
     successor: int = run.wait_event("role_started", after=seen, role="worker")["pid"]
-    wait_for_steps(times, [successor], killed)
-    joined = float(read_step_times(times, successor)[0])
+    # It follows the steps of the others before that.
+    joined = run.wait_event("world_changed", after=seen, workers=WORKERS)["time"]
     time.sleep(AROUND_SECONDS)
     wait_for_steps(times, [*survivors, successor], joined + AROUND_SECONDS)
     steps = [read_step_times(times, pid) for pid in survivors]
