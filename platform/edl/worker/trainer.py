@@ -140,15 +140,27 @@ def find_nonfinite_gradient(network: NetworkLike, result: StepResultLike) -> str
 
 
 def report_not_finite(
-    task: LeasedTask, step: int, loss: float, count: int, *, skip: bool, gradient: str = "a gradient"
+    task: LeasedTask,
+    step: int,
+    loss: float,
+    count: int,
+    *,
+    skip: bool,
+    gradient: str = "a gradient",
+    rank: int | None = None,
 ) -> None:
     """Stop the job, or log that the step is skipped; the message names ``gradient`` if the loss is finite.
+
+    Args:
+        rank: of this worker, if several make a step together.
 
     Raises:
         NotFiniteError: ``skip`` is false.
     """
     source, records = task.describe_records(step)
     description = f"loss {loss}" if not math.isfinite(loss) else f"{gradient} is not finite, loss {loss:g}"
+    if rank is not None:
+        description += f", of rank {rank}"
     if not skip:
         raise NotFiniteError(
             f"{description} from {records}" if not math.isfinite(loss) else f"{description}, from {records}",

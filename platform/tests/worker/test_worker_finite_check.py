@@ -70,6 +70,8 @@ def test_the_message_says_what_where_and_what_to_do() -> None:
     assert "\n  " in str(caught.value), "there is a hint"
     with pytest.raises(NotFiniteError, match=r"loss nan\b.*records 64 to 95"):
         report_not_finite(TASK, 0, float("nan"), 1, skip=False)
+    with pytest.raises(NotFiniteError, match=r"loss nan, of rank 2 from records 64 to 95"):
+        report_not_finite(TASK, 0, float("nan"), 1, skip=False, rank=2)
 
 
 def test_a_step_that_is_left_out_is_told_with_its_records(caplog: pytest.LogCaptureFixture) -> None:

@@ -145,6 +145,7 @@ def test_a_gradient_that_is_not_finite_ends_the_job_if_it_must(folder: Path) -> 
         rank.ended.wait(60)
         assert "sums" in str(rank.error)
         assert "not finite" in str(rank.error)
+        assert "of rank 0" in str(rank.error)
 
 
 def test_a_checkpoint_has_both_updates_of_its_steps(folder: Path) -> None:

@@ -535,6 +535,7 @@ class StepLoop:
             self._nonfinite_count,
             skip=self._skip_nan,
             gradient=f"the gradient of '{result.nonfinite}'",
+            rank=self._world.rank,
         )
 
     def _current_lease(self, view: View, *, nobody_has_records: bool) -> OpenLease | None:
