@@ -346,7 +346,16 @@ class JobState:
     def __post_init__(self) -> None:
         self.pods = JobPods(self.settings.ps)
         if self.settings.all_reduce:
-            self.world = WorldRounds(self.incarnation, self.settings.workers_min, saves_last=self.settings.durable)
+            self.world = WorldRounds(
+                self.incarnation,
+                self.settings.workers_min,
+                saves_last=self.settings.durable,
+                node_of=self._node_of,
+            )
+
+    def _node_of(self, worker: str) -> str:
+        pod = self.pods.by_uid.get(worker)
+        return pod.node if pod is not None else ""
 
     # ------------------------------------------------------------------ queries
 

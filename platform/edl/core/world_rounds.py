@@ -21,7 +21,7 @@ journal entries. ``apply_*`` methods change what the journal brings back, live a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -179,6 +179,19 @@ RoundCommand: TypeAlias = CloseRound | ChangeAtBoundary | RoundAnnounced | Round
 # The rounds.
 
 
+def group_by_node(members: Sequence[str], node_of: Callable[[str], str]) -> tuple[str, ...]:
+    """The members with those of one node side by side, so that the ring crosses the network once for each node.
+
+    The nodes stand in the order of their first members, so the first member stays the first: rank 0 reports the
+    steps and writes checkpoints.
+    """
+    nodes = {worker: node_of(worker) for worker in members}
+    positions: dict[str, int] = {}
+    for node in nodes.values():
+        positions.setdefault(node, len(positions))
+    return tuple(sorted(members, key=lambda worker: positions[nodes[worker]]))
+
+
 @dataclass(slots=True)
 class WorldRounds:
     """The rounds of one job, as its master sees them.
@@ -209,6 +222,7 @@ class WorldRounds:
         waiting_reason: why no round runs, for users; empty if one does.
         change_reason: why the newest round was announced.
         saves_last: whether the last worker that has the newest state saves it before it leaves.
+        node_of: returns the node of a worker; empty if it is unknown, or if all run on one machine.
         difference: why the members of the newest round that started may round differently; in the journal.
         states_taken: how often all members took one member's state, because they do; in the journal.
         failed_rounds: rounds in succession that ended before they ran, because a connection broke.
@@ -239,6 +253,7 @@ class WorldRounds:
     waiting_reason: str = "no worker is ready yet"
     change_reason: str = ""
     saves_last: bool = False
+    node_of: Callable[[str], str] = field(default=lambda worker: "", repr=False, compare=False)
     difference: str = ""
     states_taken: int = 0
     failed_rounds: int = 0
@@ -456,7 +471,8 @@ class WorldRounds:
         if any(self._believed_step(worker) is not None for worker in staying):
             self.released.update(self.leaving.intersection(survivors))
         joining = [worker for worker, _ in sorted(self.candidates.items(), key=lambda item: item[::-1])]
-        # Their order assigns the ranks: those that stay keep their order and close the gaps, new ones come last.
+        # Their order assigns the ranks: those that stay keep their order and close the gaps, new ones come last. Then
+        # each node's members move to its first one.
         members = (*staying, *(worker for worker in joining if worker in self.reports))
         if len(members) < max(1, self.members_min):
             self.waiting_reason = self._shortage(len(members))
@@ -470,6 +486,7 @@ class WorldRounds:
             # A worker that leaves may have the newest state. It stays for one more round, to pass the state on.
             step, leaving_holders = self._furthest_step(survivors)
             members, holders = (*leaving_holders[:1], *members), leaving_holders[:1]
+        members = group_by_node(members, self.node_of)
         number = RoundId(self.incarnation, self.round.number + 1)
         joined = tuple(worker for worker in members if worker in self.candidates)
         reason = self.waiting_reason

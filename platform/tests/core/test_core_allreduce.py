@@ -25,6 +25,20 @@ def test_the_first_worker_trains_alone_and_the_next_ones_join() -> None:
     assert set(master.rounds.members) == {"w0", "w1", "w2"}
 
 
+def test_the_pods_of_a_node_have_neighbouring_ranks() -> None:
+    master = AllReduceMaster(started=5, nodes=("a", "b", "a", "b", "a"), workers_min=4)
+    master.start_round("w0", "w1", "w2", "w3")
+    assert master.rounds.members == ("w0", "w2", "w1", "w3")
+    # A new master knows the nodes from the cluster.
+    master.restart()
+    master.start_round("w4")
+    assert master.rounds.members == ("w0", "w2", "w4", "w1", "w3")
+    master.kill("w0")
+    for worker in ("w1", "w2", "w3", "w4"):
+        master.report(worker, RankPhase.ENDED, step=0)
+    assert master.rounds.members == ("w2", "w4", "w1", "w3")
+
+
 def test_below_the_minimum_no_round_starts_and_the_job_says_why() -> None:
     master = AllReduceMaster(workers_min=2)
     view = master.report("w0", RankPhase.OUTSIDE)

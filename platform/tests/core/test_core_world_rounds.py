@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import pytest
 from core.world_simulator import WorldSimulator
+from hypothesis import given
+from hypothesis import strategies as st
 from support.all_reduce_master import make_report
 from support.examples import examples
 from support.text_keys import missing_keys
@@ -25,6 +28,7 @@ from edl.core.world_rounds import (
     StateDiverged,
     StepsCommitted,
     WorldRounds,
+    group_by_node,
 )
 
 SEEDS = examples(2_000)
@@ -135,6 +139,31 @@ def test_a_step_whose_last_holder_dies_was_never_made() -> None:
     assert (announced.members, announced.step) == (("a",), 0)
     rounds.confirm()
     assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 0, {})
+
+
+@given(st.lists(st.sampled_from(["", "n1", "n2", "n3", "n4"]), max_size=20))
+def test_the_members_of_a_node_are_neighbours_in_the_ring(nodes: list[str]) -> None:
+    members = [f"w{at}" for at in range(len(nodes))]
+    node_of = dict(zip(members, nodes, strict=True)).__getitem__
+    ring = group_by_node(members, node_of)
+    assert sorted(ring, key=members.index) == members
+    assert ring[:1] == tuple(members[:1]), "rank 0 stays rank 0"
+    borders = sum(node_of(one) != node_of(next_one) for one, next_one in itertools.pairwise(ring))
+    assert borders == max(0, len(set(nodes)) - 1)
+    for node in set(nodes):
+        assert [w for w in ring if node_of(w) == node] == [w for w in members if node_of(w) == node]
+    assert group_by_node(ring, node_of) == ring, "no rank changes without a reason"
+    assert group_by_node(members, lambda worker: "") == tuple(members)
+
+
+def test_a_worker_that_joins_stands_beside_those_of_its_node() -> None:
+    rounds = running("a", "b")
+    rounds.rounds.node_of = {"a": "n1", "b": "n2", "c": "n1"}.__getitem__
+    rounds.do(rounds.rounds.handle_candidate("c", 2, rounds.rounds.round, MemberReport()))
+    for worker in ("a", "b"):
+        rounds.report(worker, 0)
+    rounds.do(rounds.rounds.handle_candidate("c", 2, rounds.rounds.round, MemberReport()))
+    assert rounds.rounds.members == ("a", "c", "b")
 
 
 def test_a_worker_that_was_outside_of_a_round_brings_no_state() -> None:

@@ -29,6 +29,7 @@ from edl.core.world_rounds import (
     StepsCommitted,
     StepShares,
     WorldRounds,
+    group_by_node,
 )
 
 Record = tuple[int, int]
@@ -40,6 +41,11 @@ def is_corrupt(record: Record) -> bool:
 
 
 """Epoch and record."""
+
+
+def node_of(worker: str) -> str:
+    """Three nodes."""
+    return f"node-{int(worker[1:]) % 3}"
 
 
 @dataclass
@@ -123,7 +129,7 @@ class WorldSimulator:
     def start_master(self) -> None:
         """A new master replays the journal; the messages on their way to the old one are lost."""
         self.incarnation += 1
-        self.rounds = WorldRounds(self.incarnation, self.members_min, self.checkpoint.step)
+        self.rounds = WorldRounds(self.incarnation, self.members_min, self.checkpoint.step, node_of=node_of)
         for entry in self.journal:
             self._apply_to_rounds(entry)
         self.messages = [message for message in self.messages if message[0] in self._worker_handlers()]
@@ -193,6 +199,8 @@ class WorldSimulator:
             elif isinstance(command, ChangeAtBoundary):
                 self.send(self.worker_hears_boundary, self.random.choice(self.rounds.members), command.round)
             else:
+                if isinstance(command, RoundAnnounced):
+                    assert command.members == group_by_node(command.members, node_of), "a node's members are apart"
                 if isinstance(command, RoundStarted):
                     states = [self.workers[uid].state.state_round for uid in self.rounds.members]
                     assert all(each == command.round for each in states), "a member lacks the first state of a round"

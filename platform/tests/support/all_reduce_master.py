@@ -48,6 +48,8 @@ class AllReduceMaster:
     Args:
         started: workers that run from the beginning.
         records: of one epoch.
+        sources: the training files with their records; None: one with ``records``.
+        nodes: the node of each worker, by index.
         validation: records that are evaluated.
         callbacks: what each worker declares; None: it says nothing of callbacks.
         settings: changes of the job's settings.
@@ -58,11 +60,14 @@ class AllReduceMaster:
         *,
         started: int = 3,
         records: int = 96,
+        sources: tuple[tuple[str, int], ...] | None = None,
+        nodes: Sequence[str] = (),
         validation: int = 0,
         callbacks: tuple[CallbackSpec, ...] | None = None,
         **settings: Any,
     ) -> None:
-        self.records, self.callbacks = records, callbacks
+        self.sources, self.callbacks = sources or (("a", records),), callbacks
+        self.nodes = nodes
         self.validation = (("v", validation),) if validation else ()
         self.settings = JobSettings(
             **(
@@ -95,11 +100,11 @@ class AllReduceMaster:
         self._take(self.state.begin_incarnation(self.number))
         for index, uid in enumerate(self.workers):
             if uid not in self.gone:
-                self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
+                self._show_pod(uid, index)
                 self.handle(ModelDeclared(uid, self.callbacks))
         self.handle(PodsSynced())
         if not self.state.is_dataset_known:
-            self.handle(DatasetDescribed(training=(("a", self.records),), validation=self.validation))
+            self.handle(DatasetDescribed(training=self.sources, validation=self.validation))
 
     @property
     def rounds(self) -> WorldRounds:
@@ -165,9 +170,13 @@ class AllReduceMaster:
         """The cluster says that a new worker runs; it has built its model. Returns its uid."""
         uid, index = f"w{len(self.workers)}", len(self.workers)
         self.workers.append(uid)
-        self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started")))
+        self._show_pod(uid, index)
         self.handle(ModelDeclared(uid, self.callbacks))
         return uid
+
+    def _show_pod(self, uid: str, index: int) -> None:
+        node = self.nodes[index] if index < len(self.nodes) else ""
+        self.handle(PodChanged(PodStatus(uid, Role.WORKER, index, PodPhase.RUNNING, reason="Started", node=node)))
 
     def kill(self, worker: str, exit_code: int = 137) -> None:
         """The cluster says that a worker has ended, and knows no cause."""
