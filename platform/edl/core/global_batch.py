@@ -132,20 +132,33 @@ class EpochProgress:
         return max(0, left - sum(records for _, records in self.steps))
 
 
-def limit_lease(left: int, held: int, leases: int, global_batch: int, world: int) -> int:
+def member_part(left: int, position: int, world: int) -> int:
+    """The part of one worker of what is left, in steps or records.
+
+    The parts of all are what is left, and differ by one at most. So if no worker holds more than its part, all run out
+    of records in the same steps; and as long as there are records that nobody holds, some worker may have more.
+
+    Args:
+        left: what is not done, leased or not.
+        position: of the worker among those that train.
+        world: the number of workers that train.
+    """
+    return left // world + (1 if position < left % world else 0)
+
+
+def limit_lease(left: int, held: int, leases: int, global_batch: int, position: int, world: int) -> int:
     """The most records of the next lease of a worker; 0: it gets none now.
 
-    A worker holds at most its part of the records that the epoch has left. So at the end of an epoch all workers run
-    out of records in the same steps. And as long as there are records that nobody holds, some worker gets them.
+    A worker holds at most its part of the records that the epoch has left.
 
     Args:
         left: records of the epoch that are not done.
         held: those that this worker holds.
         leases: how many more leases it may hold; it may hold more if they are small.
         global_batch: records of a step.
-        world: number of workers in the world.
+        position, world: as in ``member_part``.
     """
     share = -(-global_batch // world)
     if leases <= 0 and held >= SHARES_AHEAD * share:
         return 0
-    return max(0, -(-left // world) - held)
+    return max(0, member_part(left, position, world) - held)

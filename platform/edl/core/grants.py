@@ -29,7 +29,7 @@ from edl.core.events import (
     TaskReported,
     WaitForWork,
 )
-from edl.core.global_batch import lease_count_error, limit_lease
+from edl.core.global_batch import lease_count_error, limit_lease, member_part
 from edl.core.lease_timeouts import LeaseHolder
 from edl.core.ledger import (
     BEST_MODEL,
@@ -189,7 +189,7 @@ def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRa
     if state.settings.global_batch is not None:
         work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
     else:
-        work = _next_untried_range(state, ledger, worker) if lease_count < MAX_TRAINING_LEASES else None
+        work = _next_minibatch_range(state, ledger, worker) if lease_count < MAX_TRAINING_LEASES else None
     if work is None:
         return None
     work = _isolate_suspects(state, work)
@@ -214,6 +214,21 @@ def _isolate_suspects(state: JobState, work: RecordRange) -> RecordRange:
     return suspects.add_control(work, minibatch) if suspects.controls_due and not suspects.is_suspect(work) else work
 
 
+def _next_minibatch_range(state: JobState, ledger: Ledger, worker: str) -> RecordRange | None:
+    """The next training range of a member that adds a minibatch to each step; shorter when few steps are left."""
+    work, members = _next_untried_range(state, ledger, worker), world_evaluations.training_members(state)
+    if work is None or worker not in members:
+        return work
+    # Each shard has a step at least: then everybody may hold all leases in full.
+    lease_steps = -(-ledger.lease_records // ledger.minibatch)
+    if ledger.planned_shards >= (MAX_TRAINING_LEASES + 1) * lease_steps * len(members):
+        return work
+    held = sum(lease.step_count - lease.done_steps for lease in ledger.worker_leases(worker))
+    # Steps of all epochs: the next epoch's are leased before this one's are done.
+    most = member_part(ledger.unfinished_steps, members.index(worker), len(members)) - held
+    return work.split(min(work.end, work.start + most * ledger.minibatch))[0] if most > 0 else None
+
+
 def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch: int) -> RecordRange | None:
     """The next training range of a member whose steps have a fixed number of records.
 
@@ -228,8 +243,9 @@ def _next_batch_range(state: JobState, ledger: Ledger, worker: str, global_batch
         return suspect
     leases = ledger.worker_leases(worker)
     held_steps = sum(lease.step_count - lease.done_steps for lease in leases)
-    trains = [w for w in state.world.members if not world_evaluations.evaluates_copy(state, w)] if state.world else []
-    most = limit_lease(left, held_steps, MAX_TRAINING_LEASES - len(leases), global_batch, max(1, len(trains)))
+    members = world_evaluations.training_members(state)
+    more_leases = MAX_TRAINING_LEASES - len(leases)
+    most = limit_lease(left, held_steps, more_leases, global_batch, members.index(worker), len(members))
     return work.split(min(work.end, work.start + most))[0] if most else None
 
 

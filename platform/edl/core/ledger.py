@@ -157,6 +157,8 @@ class Ledger:
     """
     _leases_by_worker: dict[str, dict[int, Lease]] = field(default_factory=dict)
     """Leases by worker, maintained for the same reason: a thousand workers hold two leases each."""
+    _unleased_steps: int | None = field(default=None, compare=False)
+    """Steps of planned, returned and begun ranges, maintained from the first time that they are needed."""
 
     def __post_init__(self) -> None:
         if not self.plan.shard_count:
@@ -176,12 +178,48 @@ class Ledger:
     @property
     def has_work(self) -> bool:
         """Whether there is work to lease."""
-        return self.epoch < self.epochs or self._returned_range() is not None or self._first_rest() is not None
+        return (
+            self.epoch < self.epochs or self._returned_range() is not None or self._first_rest(self.epochs) is not None
+        )
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing is planned, returned or leased."""
         return not self.has_work and not self.leases
+
+    @property
+    def planned_shards(self) -> int:
+        """Shards of this epoch and of later ones that no lease has begun."""
+        return max(0, self.plan.shard_count * (self.epochs - self.epoch) - self.shard_index)
+
+    @property
+    def unfinished_steps(self) -> int:
+        """Steps of all epochs that are not done, leased or not."""
+        if self._unleased_steps is None:
+            self._unleased_steps = self._count_unleased_steps()
+        return self._unleased_steps + self.outstanding_steps
+
+    def _count_unleased_steps(self) -> int:
+        planned = 0
+        if self.epoch < self.epochs:
+            # Few shards are reached, or few are left.
+            reached, shards = self.shard_index, self.plan.shard_count
+            is_early = reached <= shards // 2
+            counted = sum(
+                self._count_steps(self.plan.shard(self.epoch, index))
+                for index in (range(reached) if is_early else range(reached, shards))
+            )
+            whole = self.plan.count_steps(self.minibatch)
+            planned = whole * (self.epochs - self.epoch - 1) + (whole - counted if is_early else counted)
+        return planned + sum(map(self._count_steps, (*self.returned_ranges, *self.shard_rests.values())))
+
+    def _count_steps(self, work: RecordRange) -> int:
+        """The minibatches of a range; none beyond the last epoch."""
+        return -(-work.records // self.minibatch) if work.epoch < self.epochs else 0
+
+    def _add_unleased_steps(self, steps: int) -> None:
+        if self._unleased_steps is not None:
+            self._unleased_steps += steps
 
     def oldest_lease(self) -> int | None:
         """The oldest lease. Leases are granted in numeric order, and the dict keeps that order."""
@@ -200,19 +238,20 @@ class Ledger:
             max_steps: maximum number of steps that may still be handed out.
             worker: the requesting worker. It continues the shard that it has begun, whose blocks it holds
                 in memory.
-            skips: returned ranges that are left for later.
+            skips: returned and begun ranges that are left for later.
         """
         if max_steps is not None and max_steps <= 0:
             return None
         # Rests of earlier epochs come before the plan, so that an epoch ends before the next one
         # begins; rests of this epoch come last, because other workers would have to read their blocks
-        # again.
+        # again. A shard of a single lease has a rest if the lease was shorter, and needs no such order.
+        first = self.epochs if self.plan.size <= self.lease_records else self.epoch
         work = (
             self._returned_range(skips)
-            or self._continued_rest(worker)
-            or self._first_rest(self.epoch)
+            or self._continued_rest(worker, skips)
+            or self._first_rest(first, skips)
             or self._planned_range()
-            or self._first_rest()
+            or self._first_rest(self.epochs, skips)
         )
         if work is None:
             return None
@@ -224,7 +263,7 @@ class Ledger:
         found = (work for work in self.returned_ranges if work.epoch < self.epochs)
         return next((work for work in found if skips is None or not skips(work)), None)
 
-    def _continued_rest(self, worker: str) -> RecordRange | None:
+    def _continued_rest(self, worker: str, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
         """The rest of the shard of which this worker holds a lease."""
         if not self.shard_rests:
             return None
@@ -233,12 +272,13 @@ class Ledger:
             for lease in self.worker_leases(worker)
         )
         rests = (self.shard_rests.get(end) for end in ends)
-        return next((rest for rest in rests if rest is not None and rest.epoch < self.epochs), None)
+        found = (rest for rest in rests if rest is not None and rest.epoch < self.epochs)
+        return next((rest for rest in found if skips is None or not skips(rest)), None)
 
-    def _first_rest(self, before: int | None = None) -> RecordRange | None:
-        """The first rest of any shard; ``before``: only of an earlier epoch, which is finished first."""
-        last = self.epochs if before is None else min(before, self.epochs)
-        return next((work for work in self.shard_rests.values() if work.epoch < last), None)
+    def _first_rest(self, before: int, skips: Callable[[RecordRange], bool] | None = None) -> RecordRange | None:
+        """The first rest of any shard of an epoch before this one."""
+        found = (work for work in self.shard_rests.values() if work.epoch < min(before, self.epochs))
+        return next((work for work in found if skips is None or not skips(work)), None)
 
     def _planned_range(self) -> RecordRange | None:
         return self._current_shard() if self.epoch < self.epochs else None
@@ -254,18 +294,22 @@ class Ledger:
             (position for position, each in enumerate(self.returned_ranges) if _starts_with(each, work)), None
         )
         if position is not None:
-            rest = self.returned_ranges[position].split(work.end)[1]
+            whole = self.returned_ranges[position]
+            rest = whole.split(work.end)[1]
             del self.returned_ranges[position]
             if rest.records:
                 self.returned_ranges.insert(position, rest)
         else:
             shard_rest = self.shard_rests.pop((work.epoch, work.source, work.start), None)
+            whole = self._current_shard() if shard_rest is None else shard_rest
             if shard_rest is None:
-                shard_rest = self._current_shard()
-                if not _starts_with(shard_rest, work):
+                if not _starts_with(whole, work):
                     raise ValueError(f"{work} is not next: {self.next_range()}")
                 self._advance_plan()
-            self._keep_rest(shard_rest.split(work.end)[1])
+            rest = whole.split(work.end)[1]
+            self._keep_rest(rest)
+        # A range that is split within a minibatch has one more.
+        self._add_unleased_steps(self._count_steps(rest) - self._count_steps(whole))
         lease = self._add_lease(Lease(number, work, self.minibatch, worker))
         self.outstanding_steps += lease.step_count
         return lease
@@ -334,6 +378,7 @@ class Ledger:
             self.quarantined_ranges.append(bad)
         if rest.records:
             self.returned_ranges.appendleft(rest)
+            self._add_unleased_steps(self._count_steps(rest))
         return rest
 
     def open_epoch(self) -> tuple[int, int]:
@@ -401,6 +446,7 @@ class Ledger:
             self._add_lease(Lease(n, RecordRange(*row), m, w, t, skipped_records=skipped[0] if skipped else 0))
         # Follows from the leases, so it is not in the snapshot.
         self.outstanding_steps = sum(lease.step_count - lease.done_steps for lease in self.leases.values())
+        self._unleased_steps = None
         self.done_records, self.done_steps = snapshot["done_records"], snapshot["done_steps"]
         self.quarantined_ranges = [RecordRange(*row) for row in snapshot["quarantined"]]
 

@@ -118,6 +118,14 @@ class ShardPlan:
         """Records per epoch."""
         return sum(source.records for source in self.sources)
 
+    def count_steps(self, minibatch: int) -> int:
+        """Steps per epoch: the minibatches of all shards."""
+        steps = 0
+        for source in self.sources:
+            full, rest = divmod(source.records, self.size)
+            steps += full * -(-self.size // minibatch) + -(-rest // minibatch)
+        return steps
+
     def shard(self, epoch: int, index: int) -> RecordRange:
         """The ``index``-th shard of an epoch."""
         if self.seed is not None:

@@ -524,13 +524,14 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
         state.shuffle_order = ShuffleOrder.from_json(entry.training, entry.order)
         state.ledgers[TRAINING] = shuffled_ledger(
-            state.shuffle_order, s.epochs, s.step_records, s.task_records, splits_leases=s.global_batch is not None
+            state.shuffle_order, s.epochs, s.step_records, s.task_records, splits_leases=s.all_reduce
         )
     state.validation = _nonempty_sources(entry.validation)
 
 
 def _range_ledger(settings: JobSettings, kind: str, plan: ShardPlan, epochs: int) -> Ledger:
-    if kind == TRAINING and settings.global_batch is not None:
+    # Leases shorten at the end of training. What is left of a shard is not work that has come back.
+    if kind == TRAINING and settings.all_reduce:
         return Ledger(plan, epochs, settings.step_records, settings.task_records)
     return Ledger(plan, epochs, settings.minibatch)
 

@@ -131,6 +131,17 @@ def evaluates_copy(state: JobState, worker: str) -> bool:
     )
 
 
+def training_members(state: JobState) -> tuple[str, ...]:
+    """The members that take training records, by rank: all but those that evaluate a copy."""
+    rounds, running = state.world, state.evaluation
+    if rounds is None:
+        return ()
+    if running is None or not running.of_copy:
+        return rounds.members
+    evaluators = state.evaluation_copies.holders(rounds, running.step)
+    return tuple(worker for worker in rounds.members if worker not in evaluators)
+
+
 def evaluated_step(state: JobState) -> int:
     """The step whose copies are being evaluated; 0: there is none."""
     running = state.evaluation

@@ -14,6 +14,7 @@ from edl.core.global_batch import (
     divide_step,
     lease_count_error,
     limit_lease,
+    member_part,
 )
 
 ranks = st.lists(st.integers(0, 40).map(RankRecords), min_size=1, max_size=9)
@@ -91,17 +92,25 @@ def test_a_step_that_waits_gets_records_if_nobody_holds_them(
     unleased: int, held: list[int], share: int, leases: int
 ) -> None:
     world, left = len(held), unleased + sum(held)
-    limits = [limit_lease(left, each, leases, share * world, world) for each in held]
+    limits = [limit_lease(left, each, leases, share * world, at, world) for at, each in enumerate(held)]
     # Otherwise all ranks would wait for ever.
     assert any(limits) or sum(held) >= share * world
 
 
 def test_a_worker_holds_its_part_of_what_is_left() -> None:
-    assert limit_lease(400, 30, 1, 20, 4) == 70
-    assert limit_lease(400, 100, 1, 20, 4) == 0
+    assert limit_lease(400, 30, 1, 20, 0, 4) == 70
+    assert limit_lease(400, 100, 1, 20, 0, 4) == 0
+    assert [limit_lease(402, 100, 1, 20, position, 4) for position in range(4)] == [1, 1, 0, 0]
     # It may hold more leases if they are small.
-    assert limit_lease(400, 39, 0, 20, 4) == 61
-    assert limit_lease(400, 40, 0, 20, 4) == 0
+    assert limit_lease(400, 39, 0, 20, 0, 4) == 61
+    assert limit_lease(400, 40, 0, 20, 0, 4) == 0
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12))
+def test_the_parts_of_all_workers_are_what_is_left(left: int, world: int) -> None:
+    parts = [member_part(left, position, world) for position in range(world)]
+    assert sum(parts) == left
+    assert max(parts) - min(parts) <= 1
 
 
 @settings(deadline=None)
@@ -122,7 +131,8 @@ def test_in_an_undisturbed_epoch_a_rank_has_no_records_in_two_steps_at_most(
             while unleased:
                 available = sum(leases[rank])
                 held = available + sum(shares[rank] for shares in pending[-lag:] if lag)
-                most = min(lease_records, limit_lease(left_in_ledger, held, 3 - len(leases[rank]), size, world))
+                limit = limit_lease(left_in_ledger, held, 3 - len(leases[rank]), size, rank, world)
+                most = min(lease_records, limit)
                 if not most:
                     break
                 leases[rank].append(min(most, unleased))

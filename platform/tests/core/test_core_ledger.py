@@ -50,12 +50,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------ moves
 
-    @rule(most=st.none() | st.integers(0, 4), worker=st.sampled_from(["v", "w"]))
-    def lease(self, most: int | None, worker: str) -> None:
+    @rule(
+        most=st.none() | st.integers(0, 4), worker=st.sampled_from(["v", "w"]), beginning=st.none() | st.integers(1, 6)
+    )
+    def lease(self, most: int | None, worker: str, beginning: int | None) -> None:
         work = self.ledger.next_range(most, worker)
         if work is None:
             assert not self.ledger.has_work or (most is not None and most <= 0)
             return
+        if beginning is not None:
+            work = work.split(min(work.end, work.start + beginning))[0]
         self.number += 1
         lease = self._move("grant_range", self.number, work, worker)
         assert most is None or lease.step_count <= most
@@ -190,6 +194,16 @@ class LedgerMachine(RuleBasedStateMachine):
         assert ledger.oldest_lease() == min(self.leased, default=None)
 
     @invariant()
+    def unfinished_steps_are_those_of_all_places(self) -> None:
+        ledger = self.ledger
+        shards = [(epoch, at) for epoch in range(ledger.epochs) for at in range(ledger.plan.shard_count)]
+        planned = [ledger.plan.shard(*each) for each in shards if each >= (ledger.epoch, ledger.shard_index)]
+        assert ledger.planned_shards == len(planned)
+        back = [work for work in (*ledger.returned_ranges, *ledger.shard_rests.values()) if work.epoch < ledger.epochs]
+        unleased = sum(-(-work.records // ledger.minibatch) for work in (*planned, *back))
+        assert ledger.unfinished_steps == unleased + ledger.outstanding_steps
+
+    @invariant()
     def who_holds_what_is_what_the_leases_say(self) -> None:
         ledger = self.ledger
         workers = {lease.worker for lease in ledger.leases.values()}
@@ -238,6 +252,16 @@ def test_a_shard_of_several_leases_stays_with_its_worker_and_others_help_at_the_
     assert ledger.next_range(worker="u") == RecordRange(1, "", 10, 20), "nothing is planned: it helps"
     ledger.requeue_lease(0, 1)
     assert ledger.next_range(worker="v") == RecordRange(0, "", 5, 10), "what came back goes before everything else"
+
+
+def test_the_rest_of_a_shard_of_one_lease_comes_next_unless_it_is_left_for_later() -> None:
+    """Under AllReduce, where a lease may be shorter than its shard."""
+    ledger = Ledger(ShardPlan((RecordSource("a", 40),), 20), 1, 5, lease_records=20)
+    ledger.grant_range(1, RecordRange(0, "a", 0, 10), "v")
+    rest, planned = RecordRange(0, "a", 10, 20), RecordRange(0, "a", 20, 40)
+    assert ledger.next_range(worker="w") == rest
+    for worker in ("v", "w"):
+        assert ledger.next_range(worker=worker, skips=lambda work: work.start == 10) == planned
 
 
 def test_an_epoch_is_finished_before_the_next_one_is_begun() -> None:

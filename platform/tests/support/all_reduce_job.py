@@ -724,6 +724,8 @@ class AllReduceJob:
         with self.changed:
             training = self.state.ledgers[TRAINING]
             training.epochs = min(training.epochs, training.epoch + 1)
+            # The ledger counts on its epochs.
+            training.restore_snapshot(training.to_snapshot())
             self.settings = self.state.settings = replace(self.settings, epochs=training.epochs)
 
     def wait_for_seconds(self, seconds: float) -> None:

@@ -372,7 +372,8 @@ def test_a_worker_whose_state_does_not_count_builds_the_initial_one_when_all_oth
 def test_a_joiner_gets_the_shares_of_many_steps_that_no_master_has_acknowledged(folder, monkeypatch):
     # As if there were a thousand ranks, or no master for a minute.
     monkeypatch.setattr("edl.collective.communicator.MAX_CONTROL_BYTES", 2048)
-    with AllReduceJob(folder, records=1200, task_records=600, seconds=0.001, workers_min=2) as job:
+    # A lease of each rank has 400 steps.
+    with AllReduceJob(folder, records=3200, task_records=1600, seconds=0.001, workers_min=2) as job:
         ranks = [job.start_rank() for _ in range(2)]
         job.wait_for_step(3)
         job.stop_master()
