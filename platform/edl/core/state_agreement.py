@@ -90,6 +90,29 @@ def describe_version_conflict(facts: Sequence[RankFacts]) -> str:
     return ""
 
 
+def describe_model_difference(
+    first: str, first_variables: Mapping[str, str], second: str, second_variables: Mapping[str, str]
+) -> str:
+    """In which variable two models differ first.
+
+    Args:
+        first, second: the workers, for users.
+        first_variables, second_variables: type and shape of each variable of their models, by its name, in order.
+    """
+    for name, kind in first_variables.items():
+        if name not in second_variables:
+            return f"only {first} has the variable '{name}' ({kind})"
+        if second_variables[name] != kind:
+            return f"'{name}' is {kind} on {first} and {second_variables[name]} on {second}"
+    for name, kind in second_variables.items():
+        if name not in first_variables:
+            return f"only {second} has the variable '{name}' ({kind})"
+    for name, other in zip(first_variables, second_variables, strict=True):
+        if name != other:
+            return f"their variables have another order: '{name}' comes first on {first} and '{other}' on {second}"
+    return "the updates of train_step(), or the variables whose gradients are summed, differ"
+
+
 def describe_difference(facts: Sequence[RankFacts]) -> str:
     """Why the ranks may round differently, after the first rank that may; empty if all compute the same bits."""
     first = facts[0]

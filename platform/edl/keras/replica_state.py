@@ -211,6 +211,11 @@ class ReplicaState(TrainableModel):
         """A digest of 32 bits of each variable's values, by its name in checkpoints."""
         return {name: _checksum(variable) for name, variable in self._state_variables()}
 
+    def describe_variables(self) -> dict[str, str]:
+        """Type and shape of each variable of the state for users, by its name in checkpoints."""
+        described = ((name, *_describe(variable)) for name, variable in self._state_variables())
+        return {name: f"{dtype} of shape {tuple(shape)}" for name, shape, dtype in described}
+
     def fingerprint(self) -> str:
         """A digest of names, shapes and types of the state, and of what is summed.
 

@@ -827,6 +827,13 @@ def test_the_state_of_another_model_is_refused_before_anything_is_assigned() -> 
     assert mine.fingerprint() != other.fingerprint()
 
 
+def test_the_variables_of_the_state_are_described_for_users() -> None:
+    (replica,) = build(module(many_types, optimizer=OPTIMIZERS["Adam"]), 1)
+    described = replica.describe_variables()
+    assert described.keys() == replica.state_arrays().keys()
+    assert {"bool of shape (3,)", "bfloat16 of shape (3,)", "float32 of shape (3, 1)"} <= set(described.values())
+
+
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
 def test_a_checkpoint_brings_the_state_back_to_the_bit(optimizer: str, tmp_path: Path) -> None:
     source, target = build(module(many_types, optimizer=OPTIMIZERS[optimizer]), 2)

@@ -110,6 +110,8 @@ class CountingReplica:
         self.updates = 0
         self.rate_of_update: dict[int, float] = {}
         """Of the updates that this rank applied."""
+        self.factor_of_update: dict[int, tuple[float, float | None]] = {}
+        """Of the same: the weight of all ranks, and the factor of the learning rate."""
         self.seconds = seconds
         self.buffers: tuple[np.ndarray[Any, Any], ...] = (np.zeros(records, np.float64),)
         self.gradient_counts: tuple[int, ...] = (records,)
@@ -138,6 +140,7 @@ class CountingReplica:
         self.rates += self.buffers[0] * self.rate
         self.updates += 1
         self.rate_of_update[self.updates] = self.rate
+        self.factor_of_update[self.updates] = total_weight, learning_rate_factor
         self.fail_at("applied")
 
     def set_learning_rate(self, rate: float) -> None:
@@ -181,6 +184,9 @@ class CountingReplica:
 
     def variable_digests(self) -> dict[str, int]:
         return {name: crc32(array.tobytes()) for name, array in self.state_arrays().items()}
+
+    def describe_variables(self) -> dict[str, str]:
+        return {name: f"{array.dtype} of shape {array.shape}" for name, array in self._arrays().items()}
 
     def fingerprint(self) -> str:
         return str(len(self.counts))
@@ -321,6 +327,7 @@ class AllReduceJob:
         self.find_updates: Callable[[Any], Any] = lambda replica: None
         """Returns what the loop gets as ``several_updates``."""
         self.skip_nan = False
+        self.scale_rate: Callable[[int], float] | None = None
         self.make_facts: Callable[[int], RankFacts] = lambda index: RankFacts(f"worker-{index}")
         self.folder, self.records, self.seconds = folder, records, seconds
         self.checkpoints = CheckpointCoordinator(folder / "checkpoints", 2, lambda: self.cuts_in_use())
@@ -534,7 +541,7 @@ class AllReduceJob:
         index = len(self.ranks)
         rank = Rank(f"w{index}", index, self.make_replica(index))
         session = _RankSession(self, rank)
-        feed = StepFeed(rank.replica.fingerprint())
+        feed = StepFeed(f"worker-{index}", rank.replica)
         rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN, handle_frame=feed.handle_frame)
         rank.listener.start()
         rank.connection = RoundConnection(rank.listener)
@@ -573,6 +580,7 @@ class AllReduceJob:
             self.make_facts(index),
             max_steps=self.settings.max_steps,
             skip_nan=self.skip_nan,
+            scale_rate=self.scale_rate,
             epoch_rate=self.epoch_rate,
             callbacks=rank.callbacks,
             on_left=lambda: None,

@@ -272,3 +272,20 @@ def test_evaluations_under_random_faults(folder, seed):
             job.wait_for_seconds(random.random() * 0.3)
         job.wait_for_end()
         check_evaluations(job)
+
+
+def test_the_learning_rate_is_scaled_by_the_ranks_that_gave_a_step_records(folder):
+    """A rank that evaluates gives none, one that has no further lease neither; a worker that follows knows it, too."""
+    with evaluating_job(folder, workers_min=3) as job:
+        job.scale_rate = lambda ranks: float(ranks)
+        for _ in range(3):
+            job.start_rank()
+        job.wait(lambda: job.state.evaluation is not None)
+        job.wait_for_step(job.state.evaluation.step + 5)
+        job.start_rank()
+        job.wait_for_end()
+        minibatch = job.settings.minibatch
+        for rank in job.ranks:
+            factors = rank.replica.factor_of_update.values()
+            assert all(factor == weight / minibatch for weight, factor in factors)
+        assert len({factor for _, factor in job.ranks[0].replica.factor_of_update.values()}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -131,6 +132,42 @@ def test_different_packages_are_an_error(folder):
         for error in wait_for_errors(job):
             assert isinstance(error, BadInputError)
             assert "worker-0 (rank 0) has keras 3.0, worker-1 (rank 1) has keras 3.1" in error.message
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_different_models_are_an_error_that_names_ranks_and_variable(folder, ranks):
+    with AllReduceJob(folder, records=RECORDS, workers_min=ranks) as job:
+        job.make_replica = lambda index: CountingReplica(RECORDS + (index == ranks - 1))
+        for _ in range(ranks):
+            job.start_rank()
+        first, last = "worker-0 (rank 0)", f"worker-{ranks - 1} (rank {ranks - 1})"
+        # The first end closes the round: a rank that has not heard everything by then waits for the next one.
+        until = time.monotonic() + BOUND
+        while not (errors := [rank.error for rank in job.ranks if rank.error is not None]):
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        for error in errors:
+            assert isinstance(error, BadInputError)
+            assert error.message == (
+                f"{first} and {last} have different models: 'counts' is float64 of shape ({RECORDS},) on {first} "
+                f"and float64 of shape ({RECORDS + 1},) on {last}"
+            )
+
+
+def test_many_variables_with_long_names_are_compared_as_well(folder):
+    """Together they are longer than a control message."""
+
+    class LargeReplica(CountingReplica):
+        def describe_variables(self) -> dict[str, str]:
+            return {f"{'layer/' * 30}{at}": "float32 of shape ()" for at in range(2_000)} | super().describe_variables()
+
+    replicas = [LargeReplica(4), LargeReplica(5), LargeReplica(4)]
+    digests = [StateDigests(replica, RankFacts(f"worker-{at}")) for at, replica in enumerate(replicas)]
+    with RankThreads(NUMPY[1], folder, most=3) as threads, threads.round(3) as ranks:
+        outcomes = threads.outcomes(lambda rank: digests[rank.rank].compare_ranks(rank), ranks)
+    for outcome in outcomes:
+        assert isinstance(outcome, BadInputError)
+        assert "'counts' is float64 of shape (4,) on worker-0 (rank 0) and float64 of shape (5,)" in outcome.message
 
 
 def test_after_a_round_of_different_processors_all_take_one_state_once(folder):

@@ -170,17 +170,18 @@ def test_a_follower_that_is_too_slow_gets_the_state_when_it_joins(folder, monkey
         assert joined.uid not in holders_of_round_with(job, joined)
 
 
-def test_a_worker_with_another_model_is_refused(folder):
+def test_a_worker_with_another_model_is_refused_and_learns_which_variable_differs(folder):
     with AllReduceJob(folder, RECORDS, seconds=0.003) as job:
         start_world(job)
-
-        def change_model(rank: Rank) -> None:
-            rank.replica.fingerprint = lambda: "another"  # type: ignore[method-assign]
-
-        other = job.start_rank(change_model)
+        job.make_replica = lambda index: CountingReplica(RECORDS + 1)
+        other = job.start_rank()
         assert other.ended.wait(BOUND)
         assert isinstance(other.error, BadInputError)
-        assert "different models" in str(other.error)
+        # Worker 2 follows rank 2 % 2.
+        assert other.error.message == (
+            f"worker-2 and worker-0 have different models: 'counts' is float64 of shape ({RECORDS + 1},) on worker-2 "
+            f"and float64 of shape ({RECORDS},) on worker-0"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ frames
@@ -189,7 +190,7 @@ def test_a_worker_with_another_model_is_refused(folder):
 @pytest.fixture
 def feed(folder):
     """A member's listener, and its feed of a model of four numbers."""
-    feed = StepFeed(CountingReplica(4).fingerprint())
+    feed = StepFeed("worker-0", CountingReplica(4))
     with CollectiveListener(f"unix:{folder}/ring", TOKEN, handle_frame=feed.handle_frame) as listener:
         yield listener.address, feed
         feed.close()
@@ -205,6 +206,15 @@ def follow(address: str, number: int = 1) -> BulkConnection:
 def test_only_one_who_has_the_token_may_follow(feed):
     with pytest.raises(BulkRefusedError, match="token"):
         BulkClient(feed[0], "another token", timeout=5.0)
+
+
+@pytest.mark.parametrize("model", ["another", "{", "[]", '{"worker": 1}', '{"worker": "w", "variables": {"a": 1}}'])
+def test_a_model_that_nothing_is_known_of_is_refused_as_well(feed, model):
+    with BulkClient(feed[0], TOKEN, timeout=5.0, max_body=0) as client:
+        request = pb.FollowRound(round=pb.Round(incarnation=1, number=1), model=model)
+        with pytest.raises(BulkRefusedError, match="the worker that joins and worker-0 have different models") as error:
+            client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
+        assert error.value.kind == "model"
 
 
 def test_a_request_that_is_no_message_is_refused(feed):
@@ -302,7 +312,7 @@ def follower(folder):
         view = View(version=1, round=RoundId(1, 1), phase=RoundPhase.RUNNING, source_address=listener.address)
         world._view = view
         size = replica.pack_state().nbytes
-        made = StepFollower(replica, world, TOKEN, size, lambda outcome, size: None, must_end=lambda: False)
+        made = StepFollower("w", replica, world, TOKEN, size, lambda outcome: None, must_end=lambda: False)
         yield lambda *frames: (sent.extend(frames), made.follow(view)), replica, world
 
 

@@ -40,14 +40,14 @@ def test_the_outcome_is_the_weighted_mean_and_what_any_rank_asks_for() -> None:
     ]
     outcome = StepOutcome.from_messages([part.encode() for part in parts])
     assert (outcome.shares, outcome.weight) == ((Share(1, 0, 4), Share(2, 4, 16)), 16.0)
-    assert (outcome.has_gradient, outcome.loss, outcome.is_finite) == (True, 1.75, True)
+    assert (outcome.gradient_count, outcome.loss, outcome.is_finite) == (2, 1.75, True)
     assert (outcome.leaves_round, outcome.pauses) == (False, False)
     assert (outcome.available, outcome.epoch_left) == ((RankRecords(), RankRecords(8), RankRecords()), 20)
     parts.append(StepMessage((Share(3, 0, 4),), is_finite=False, leaves_round=True, pauses=True))
     outcome = StepOutcome.from_messages([part.encode() for part in parts])
     assert (outcome.is_finite, outcome.leaves_round, outcome.pauses) == (False, True, True)
     nothing = StepOutcome.from_messages([StepMessage().encode()])
-    assert (nothing.shares, nothing.weight, nothing.has_gradient, nothing.loss) == ((), 0.0, False, None)
+    assert (nothing.shares, nothing.weight, nothing.gradient_count, nothing.loss) == ((), 0.0, 0, None)
 
 
 def make_outcome(*parts: tuple[int, float | None]) -> StepOutcome:

@@ -84,7 +84,8 @@ def prepare_all_reduce(
         BEST_MODEL: evaluator.write_best_model,
     }
     evaluation = _make_copy_evaluation(runtime, replica, evaluator)
-    feed = StepFeed(replica.fingerprint())
+    worker = f"worker-{runtime.identity.index}"
+    feed = StepFeed(worker, replica)
     listener = CollectiveListener(
         ring_address(runtime.identity), runtime.identity.token, handle_frame=feed.handle_frame
     )
@@ -110,7 +111,7 @@ def prepare_all_reduce(
         checkpoints,
         runtime.gate,
         tasks.run_task,
-        read_rank_facts(f"worker-{runtime.identity.index}"),
+        read_rank_facts(worker),
         max_steps=spec.train.max_steps,
         skip_nan=spec.train.on_nan == "skip",
         scale_rate=scale_rate,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, Protocol
 
@@ -19,17 +20,21 @@ from edl.core.state_agreement import (
     Drift,
     RankFacts,
     describe_difference,
+    describe_model_difference,
     describe_version_conflict,
     find_divergence,
     is_digest_step,
     name_rank,
 )
 from edl.core.strict_json import decode_json
+from edl.worker.allreduce.model_description import MODEL_HINT, format_variables, parse_variables
 
 _LOG = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 _DIGEST_BYTES = 8
+_MAX_TABLE_BYTES = 16 << 20
+"""Of the names, types and shapes of a model's variables."""
 
 
 class Reducer(Protocol):
@@ -51,6 +56,7 @@ class ComparedReplica(Protocol):
     def unpack_state(self, buffer: Array) -> None: ...
     def digest(self) -> int: ...
     def variable_digests(self) -> Mapping[str, int]: ...
+    def describe_variables(self) -> Mapping[str, str]: ...
     def fingerprint(self) -> str: ...
 
 
@@ -93,11 +99,7 @@ class StateDigests:
             )
         for rank, other in enumerate(facts):
             if other.model != facts[0].model:
-                raise BadInputError(
-                    f"{name_rank(facts, 0)} and {name_rank(facts, rank)} have different models: names, shapes or "
-                    "types of variables, or the updates of train_step(), differ",
-                    hint="every worker must build the same model: check the packages and random choices in model code",
-                )
+                self._raise_model_difference(communicator, rank)
         self.difference = describe_difference(facts)
         self.takes_state = bool(self.difference) or any(answer["drifted"] for answer in answers)
         if self.difference:
@@ -165,6 +167,27 @@ class StateDigests:
                     "does not explain that",
                     hint=_HINT,
                 )
+
+    def _raise_model_difference(self, communicator: Reducer, other: int) -> NoReturn:
+        """Exchange the variables of rank 0 and of another rank, whose models differ, and name the first difference."""
+        own = b""
+        if communicator.rank in (0, other):
+            own = format_variables(self._replica.describe_variables())
+        answers = communicator.exchange(len(own).to_bytes(_DIGEST_BYTES, "big"))
+        sizes = [int.from_bytes(answers[rank], "big") for rank in (0, other)]
+        tables: list[Mapping[str, str]] = [{}, {}]
+        if max(sizes) <= _MAX_TABLE_BYTES:
+            # As data: they may be longer than a control message.
+            data = np.zeros(sum(sizes), np.uint8)
+            if own:
+                start = 0 if communicator.rank == 0 else sizes[0]
+                data[start : start + len(own)] = np.frombuffer(own, np.uint8)
+            communicator.all_reduce(data)
+            with suppress(ValueError):
+                tables = [parse_variables(part.tobytes()) for part in (data[: sizes[0]], data[sizes[0] :])]
+        names = [name_rank(self._facts, rank) for rank in (0, other)]
+        difference = describe_model_difference(names[0], tables[0], names[1], tables[1])
+        raise BadInputError(f"{names[0]} and {names[1]} have different models: {difference}", hint=MODEL_HINT)
 
     def _raise_divergence(self, communicator: Reducer, step: int) -> NoReturn:
         own = self._replica.variable_digests()

@@ -11,18 +11,21 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
 import numpy as np
 
 from edl.api.errors import EdlError
 from edl.api.round_id import RoundId
+from edl.core.state_agreement import describe_model_difference
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
 from edl.transport.bulk_server import HandOver
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError
+from edl.worker.allreduce.model_description import MODEL_HINT, parse_model
 
 _LOG = logging.getLogger(__name__)
 
@@ -35,15 +38,24 @@ QUEUED_BYTES = 64 << 20
 Array = np.ndarray[Any, Any]
 
 
+class DescribedReplica(Protocol):
+    """What is needed of ``ReplicaLike``."""
+
+    def describe_variables(self) -> Mapping[str, str]: ...
+    def fingerprint(self) -> str: ...
+
+
 class StepFeed:
     """The followers of this member; thread-safe.
 
     Args:
-        fingerprint: of the model. A worker with another one is refused.
+        worker: this member, for users.
+        replica: its model. A worker with another one is refused.
     """
 
-    def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
+    def __init__(self, worker: str, replica: DescribedReplica) -> None:
+        self._worker = worker
+        self._fingerprint, self._variables = replica.fingerprint(), replica.describe_variables()
         self._lock = threading.Lock()
         self._waiting: list[tuple[RoundId, socket.socket]] = []
         self._streams: list[_FollowerStream] = []
@@ -59,14 +71,17 @@ class StepFeed:
             raise PeerRefusedError(f"Here rounds are joined or followed, not {frame.kind.name}", kind="bad")
         request = parse_message(pb.FollowRound, frame.meta)
         if request.model != self._fingerprint:
-            raise PeerRefusedError(
-                "the worker that joins and this member of the world have different models: names, shapes or types of "
-                "variables, or the updates of train_step(), differ",
-                kind="model",
-                hint="every worker must build the same model: check the packages and random choices in model code",
-            )
+            raise PeerRefusedError(self._describe_conflict(request.model), kind="model", hint=MODEL_HINT)
         round_id = RoundId(request.round.incarnation, request.round.number)
         return HandOver(OutgoingFrame(FrameKind.FOLLOWED_ROUND), lambda sock: self._add(round_id, sock))
+
+    def _describe_conflict(self, model: str) -> str:
+        """Why a worker cannot follow: after a first refusal it sends its variables in the place of the fingerprint."""
+        joiner, difference = "the worker that joins", "names, shapes or types of variables, or the updates, differ"
+        with suppress(ValueError):
+            joiner, variables = parse_model(model)
+            difference = describe_model_difference(joiner, variables, self._worker, self._variables)
+        return f"{joiner} and {self._worker} have different models: {difference}"
 
     def _add(self, round_id: RoundId, sock: socket.socket) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ import logging
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +24,7 @@ from edl.transport.bulk_client import BulkClient
 from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameKind, FrameLimits, ReceivedFrame
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
+from edl.worker.allreduce.model_description import format_model
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 
@@ -34,6 +35,7 @@ PEER_SECONDS = 5.0
 CLOSING_SECONDS = 1.0
 """Seconds for which the last steps of a round may still arrive after the master has closed it."""
 _CHECK_SECONDS = 0.05
+_MAX_DESCRIBED_BYTES = MAX_META_BYTES // 2
 BEHIND = 1
 """A follower asks to join when at most so many frames wait for it at its source."""
 
@@ -46,6 +48,7 @@ class FollowingReplica(Protocol):
     @property
     def buffers(self) -> Sequence[Array]: ...
     def unpack_state(self, buffer: Array) -> None: ...
+    def describe_variables(self) -> Mapping[str, str]: ...
     def fingerprint(self) -> str: ...
 
 
@@ -53,23 +56,26 @@ class StepFollower:
     """Follows rounds.
 
     Args:
+        worker: this worker, for users.
         replica: the model.
         world: the rounds.
         token: the job's token.
         state_bytes: size of a packed state of this model.
-        apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said and their number.
+        apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said.
         must_end: whether this worker was told to end, or the job has no more work.
     """
 
     def __init__(
         self,
+        worker: str,
         replica: FollowingReplica,
         world: WorldClient,
         token: str,
         state_bytes: int,
-        apply: Callable[[StepOutcome, int], None],
+        apply: Callable[[StepOutcome], None],
         must_end: Callable[[], bool],
     ) -> None:
+        self._worker = worker
         self._replica = replica
         self._world = world
         self._token = token
@@ -90,9 +96,10 @@ class StepFollower:
             EdlError: the master is lost.
         """
         try:
-            connection, sock = self._connect(view)
+            connection, sock = self._connect(view, self._replica.fingerprint())
         except BulkRefusedError as refused:
             if refused.kind == "model":
+                refused = self._ask_for_difference(view) or refused
                 raise BadInputError(refused.message, hint=refused.hint) from refused
             _LOG.info("%s cannot be followed: %s", view.round, refused)
         except EdlError as error:
@@ -104,10 +111,24 @@ class StepFollower:
                 connection.close()
         self._world.end_following()
 
-    def _connect(self, view: View) -> tuple[BulkConnection, socket.socket]:
+    def _ask_for_difference(self, view: View) -> BulkRefusedError | None:
+        """The refusal that names the first variable in which the models differ; None: the source is gone."""
+        described = format_model(self._worker, self._replica.describe_variables())
+        if len(described.encode()) > _MAX_DESCRIBED_BYTES:
+            return None
+        try:
+            connection, _ = self._connect(view, described)
+        except BulkRefusedError as refused:
+            return refused if refused.kind == "model" else None
+        except EdlError:
+            return None
+        connection.close()
+        return None
+
+    def _connect(self, view: View, model: str) -> tuple[BulkConnection, socket.socket]:
         with BulkClient(view.source_address, self._token, timeout=PEER_SECONDS, max_body=0) as client:
             round_id = pb.Round(incarnation=view.round.incarnation, number=view.round.number)
-            request = pb.FollowRound(round=round_id, model=self._replica.fingerprint())
+            request = pb.FollowRound(round=round_id, model=model)
             reply = client.request(FrameKind.FOLLOW_ROUND, request.SerializeToString())
             client.check_reply_kind(FrameKind.FOLLOW_ROUND, reply)
             sock = client.release_socket()
@@ -177,7 +198,7 @@ class StepFollower:
             for buffer in self._replica.buffers:
                 np.copyto(buffer.reshape(-1).view(np.uint8), data[start : start + buffer.nbytes])
                 start += buffer.nbytes
-        self._apply(outcome, len(message.messages))
+        self._apply(outcome)
         self._world.follow_step(outcome.shares)
         if message.behind <= BEHIND:
             self._world.catch_up()

@@ -73,6 +73,7 @@ class ReplicaLike(Protocol):
     def unpack_state(self, buffer: np.ndarray[Any, Any]) -> None: ...
     def digest(self) -> int: ...
     def variable_digests(self) -> Mapping[str, int]: ...
+    def describe_variables(self) -> Mapping[str, str]: ...
     def fingerprint(self) -> str: ...
 
 
@@ -104,7 +105,8 @@ class StepLoop:
         facts: what decides how this worker rounds.
         max_steps: ``train.max_steps``.
         skip_nan: whether ``train.on_nan`` is ``skip``.
-        scale_rate: returns the factor of the learning rate for a number of ranks; None: it does not change.
+        scale_rate: returns the factor of the learning rate for the number of ranks that give a step records; None: it
+            does not change.
         epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
         callbacks: the user's own callbacks.
         on_left: called when the worker is in no round any more, after it was told to end.
@@ -174,6 +176,7 @@ class StepLoop:
             assert isinstance(shares, BatchShareSource)
             self._batch = BatchPlan(global_batch, max_steps, shares)
         self._follower = StepFollower(
+            facts.worker,
             replica,
             world,
             connection.token,
@@ -561,7 +564,7 @@ class StepLoop:
         )
         outcome = StepOutcome.from_messages(messages)
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
-        self._apply_sums(outcome, communicator.size)
+        self._apply_sums(outcome)
         self._world.apply_step(outcome.shares, outcome.loss)
         self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
         if self._updates is not None:
@@ -575,20 +578,20 @@ class StepLoop:
             self._world.report_steps_soon()
         return outcome
 
-    def _apply_sums(self, outcome: StepOutcome, world_size: int) -> None:
+    def _apply_sums(self, outcome: StepOutcome) -> None:
         """Apply the sums in the replica's buffers: those of this rank's reduction, or of a member that it follows."""
         if not outcome.changes_variables:
             self._replica.restore_statistics()
             return
-        self._replica.apply(outcome.weight, self._begin_update(outcome, world_size))
+        self._replica.apply(outcome.weight, self._begin_update(outcome))
         self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
 
-    def _begin_update(self, outcome: StepOutcome, world_size: int) -> float | None:
+    def _begin_update(self, outcome: StepOutcome) -> float | None:
         """Call the callbacks, and set the learning rate; returns its factor."""
         # Also on a rank without records, and on a worker that follows.
         self._callbacks.begin_step(self._world.step, outcome.epoch)
         self._set_learning_rate(outcome)
-        return self._scale_rate(world_size) if self._scale_rate is not None else None
+        return self._scale_rate(outcome.gradient_count) if self._scale_rate is not None else None
 
     def _set_learning_rate(self, outcome: StepOutcome) -> None:
         """Set the rate of this step, which is the same on all ranks; the variable is part of the state."""

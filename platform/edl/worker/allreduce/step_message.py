@@ -110,7 +110,7 @@ class StepOutcome:
     Attributes:
         shares: the shares of all ranks, by rank.
         weight: sum of the weights.
-        has_gradient: whether any rank adds a gradient.
+        gradient_count: how many ranks add a gradient.
         loss: mean loss, weighted; None if no rank has a weight.
         is_finite: whether the step may be applied.
         leaves_round: whether all ranks leave the round now.
@@ -130,7 +130,7 @@ class StepOutcome:
 
     shares: StepShares
     weight: float
-    has_gradient: bool
+    gradient_count: int
     loss: float | None
     is_finite: bool
     leaves_round: bool
@@ -147,7 +147,7 @@ class StepOutcome:
     @property
     def changes_variables(self) -> bool:
         """Whether the sums are applied."""
-        return self.is_finite and self.has_gradient
+        return self.is_finite and self.gradient_count > 0
 
     @classmethod
     def from_messages(cls, messages: Sequence[bytes]) -> StepOutcome:
@@ -167,7 +167,7 @@ class StepOutcome:
         return cls(
             shares=tuple(share for part in parts for share in part.shares),
             weight=weight,
-            has_gradient=any(part.has_gradient for part in parts),
+            gradient_count=sum(part.has_gradient for part in parts),
             loss=sum(part.weight * part.loss for part in parts) / weight if weight else None,
             is_finite=all(part.is_finite for part in parts),
             leaves_round=any(part.leaves_round for part in parts),

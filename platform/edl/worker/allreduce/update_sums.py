@@ -47,8 +47,7 @@ class UpdateSums:
     Args:
         replica: the model.
         wire_type: ``strategy.gradient_compression``.
-        begin_update: called before an update with what the ranks said and their number; returns the factor of the
-            learning rate.
+        begin_update: called before an update with what the ranks said; returns the factor of the learning rate.
         report_not_finite: called when a gradient or the loss of a minibatch is not finite.
     """
 
@@ -56,7 +55,7 @@ class UpdateSums:
         self,
         replica: UpdatesReplica,
         wire_type: str,
-        begin_update: Callable[[StepOutcome, int], float | None],
+        begin_update: Callable[[StepOutcome], float | None],
         report_not_finite: Callable[[LeasedTask, int, Any], None],
     ) -> None:
         self._replica = replica
@@ -96,7 +95,7 @@ class UpdateSums:
             if not outcome.changes_variables:
                 # All ranks know it: the last reduction carries no gradient.
                 return message if outcome.is_finite else _without_gradient(message)
-            self._replica.apply_next(outcome.weight, self._begin_update(outcome, communicator.size))
+            self._replica.apply_next(outcome.weight, self._begin_update(outcome))
             if message.has_gradient:
                 message = self._compute(number + 1, message)
         return message
