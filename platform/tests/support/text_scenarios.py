@@ -16,8 +16,12 @@ from typing import Any
 from support.core_harness import JournaledJob
 
 from edl.api.cluster_port import PodOptions, PodPhase, PodStatus, Role, TerminationCause
+from edl.api.round_id import RoundId
 from edl.core import events as ev
+from edl.core.cuts import WrittenShard
+from edl.core.rank_state import RankPhase
 from edl.core.state import JobSettings
+from edl.core.world_rounds import MemberReport, RoundPhase
 
 Words = list[str]
 Fields = dict[str, str]
@@ -56,7 +60,8 @@ class ScenarioRunner(JournaledJob):
             return []
         self.now, what, who = float(words[0]), words[1], words[2:]
         commands = self.restart() if what == "master" else self.see(_EVENTS[what](self, who, fields))
-        return [command_text(command) for command in commands]
+        # What a worker is told when it looks again is in its next answer.
+        return [command_text(command) for command in commands if not isinstance(command, ev.NotifyWorkers)]
 
     def _begin(self, fields: Fields) -> None:
         self.dataset = {name: fields.pop(name) for name in ("training", "validation") if name in fields}
@@ -78,7 +83,8 @@ class ScenarioRunner(JournaledJob):
         yield from (ev.CutPrepared(name, 1) for name in servers)
         yield from (ev.UpdatesHeld(name, 1, {}) for name in servers)
         yield from (ev.SnapshotTaken(name, 1, 0, 0.0) for name in servers)
-        yield ev.CheckpointSaveFinished(1)
+        if servers:
+            yield ev.CheckpointSaveFinished(1)
 
 
 # ------------------------------------------------------------------------------------------------ events
@@ -148,6 +154,47 @@ def _report(who: Words, fields: Fields) -> ev.CoreEvent:
     return ev.TaskReported(who[0], _lease(who[1]), None, result)
 
 
+def _world(phase: RankPhase) -> Callable[[ScenarioRunner, Words, Fields], ev.CoreEvent]:
+    """``runs worker-0 step=3 stable=2 1.1=8``: a worker's message about the rounds of AllReduce.
+
+    The leases have the records that are done with the steps after ``after``, which a master has acknowledged, up to
+    ``step`` (``runs``: up to ``stable``). ``copied=2@8``: it has copied the state of step 8 for checkpoint 2;
+    ``written=2@8``: and the file is on the disk. Unless the line says it, all rounds are the newest one.
+    """
+
+    def report(runner: ScenarioRunner, who: Words, fields: Fields) -> ev.CoreEvent:
+        rounds = runner.state.world
+        assert rounds is not None
+        stable = int(fields.get("stable", 0))
+        known = _round(fields["round"]) if "round" in fields else rounds.round
+        report = MemberReport(
+            state_round=_round(fields["state_round"]) if "state_round" in fields else known,
+            step=stable if phase is RankPhase.RUNNING else _whole(fields, "step"),
+            digest=int(fields.get("digest", 7)),
+            after=int(fields.get("after", rounds.committed_step)),
+            done=_applied(fields),
+        )
+        return ev.WorldReported(
+            who[0], phase, known, report, stable, is_leaving="leaving" in who, copied=_copied(fields, report)
+        )
+
+    return report
+
+
+def _round(text: str) -> RoundId:
+    incarnation, number = text.split(".")
+    return RoundId(int(incarnation), int(number))
+
+
+def _copied(fields: Fields, report: MemberReport) -> ev.CopiedState | None:
+    text = fields.get("written") or fields.get("copied")
+    if text is None:
+        return None
+    cut, step = map(int, text.split("@"))
+    file = WrittenShard(f"cut-{cut}", 1, 1) if "written" in fields else None
+    return ev.CopiedState(cut, step, 0.0, file, dict(report.done))
+
+
 _EVENTS: Mapping[str, Callable[[ScenarioRunner, Words, Fields], ev.CoreEvent]] = {
     "pod": pod,
     "synced": lambda runner, who, fields: ev.PodsSynced(),
@@ -178,6 +225,13 @@ _EVENTS: Mapping[str, Callable[[ScenarioRunner, Words, Fields], ev.CoreEvent]] =
     "heard": lambda runner, who, fields: ev.PsHeartbeat(who[0]),
     "told-to-go": lambda runner, who, fields: ev.PsLeaving(who[0]),
     "tick": lambda runner, who, fields: ev.Tick(),
+    "outside": _world(RankPhase.OUTSIDE),
+    "follows": _world(RankPhase.FOLLOWING),
+    "caught-up": _world(RankPhase.CAUGHT_UP),
+    "fetches": _world(RankPhase.FETCHING),
+    "confirms": _world(RankPhase.CONFIRMED),
+    "runs": _world(RankPhase.RUNNING),
+    "ends": _world(RankPhase.ENDED),
 }
 
 
@@ -203,6 +257,8 @@ def command_text(command: ev.CoreCommand) -> str:
         case ev.Acknowledged(lost, fatal, refusal):
             said = [f"lost {' '.join(map(_number, lost))}"] * bool(lost) + ["fatal"] * fatal + [refusal] * bool(refusal)
             return f"answer   {', '.join(said) or 'yes'}"
+        case ev.WorldView():
+            return f"answer   {_view(command)}"
         case ev.MayEnd(value, reason):
             return f"answer   {'end' if value else 'serve on'}: {reason}"
         case ev.EndJob(phase, reason):
@@ -229,6 +285,30 @@ _TOLD = (
     *("cause", "message", "reason"),
 )
 """Fields of events that are shown, in their order."""
+
+
+def _view(view: ev.WorldView) -> str:
+    """What a worker must see of the rounds of AllReduce, without what does not concern it."""
+    parts = [f"round {view.round.incarnation}.{view.round.number} {view.phase.value}"]
+    if not view.is_member:
+        parts.append("outside")
+    elif view.phase is not RoundPhase.CLOSING:
+        parts.append(f"ranks {' '.join(view.members)}")
+    if view.phase is RoundPhase.CONFIRMING and view.is_member:
+        restored = f"checkpoint {view.restore_cut}" if view.restore_cut else "the beginning"
+        parts.append(f"state of {' '.join(view.holders) or restored}, step {view.step}")
+    if view.phase is RoundPhase.RUNNING and view.leases:
+        leases = (f"{_number(lease)}:{done}" for lease, done in view.leases.items())
+        parts.append(f"step {view.committed_step} entered, records {' '.join(leases)}")
+    if view.checkpoint is not None:
+        parts.append(f"copy cut={view.checkpoint.cut} after step {view.checkpoint.at_step}")
+    if view.source:
+        parts.append(f"follow {view.source}")
+    if view.must_pause:
+        parts.append("pause")
+    if view.reason:
+        parts.append(f"{'change' if view.must_change else 'wait'}: {view.reason}")
+    return ", ".join(parts)
 
 
 def _wish(wish: PodOptions) -> str:
@@ -258,8 +338,12 @@ def _value(name: str, value: Any) -> str:
     match name, value:
         case ("lease" | "born" | "below", int()):
             return _number(value)
-        case "leases", _:
-            return _list(value)
+        case (("leases" | "returned"), [*numbers]):
+            return _list(tuple(numbers))
+        case "done", list():
+            return ",".join(f"{_number(lease)}:{records}" for lease, records, *_ in value)
+        case (("members" | "holders" | "joined"), list()):
+            return f'"{" ".join(value)}"' if len(value) > 1 else value[0]
         case "missing", _:
             return f'"{"; ".join(f"ps-{each.index}: {each.reason}" for each in value)}"'
         case "work", [epoch, source, start, end]:
