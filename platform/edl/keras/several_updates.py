@@ -3,9 +3,9 @@
 The gradients of an update depend on the updates before it. So a step is: compute the first gradients, sum them over all
 ranks, apply the sums, compute the next gradients with the new variables, and so on. Whoever calls this has the network.
 
-A step that is abandoned in its middle has changed variables. So before its first update the values of all variables are
-kept, and :meth:`SeveralUpdatesReplica.restore_statistics` puts them back. Keeping costs nothing until a variable is
-assigned: TensorFlow then takes new memory for it.
+A step that is abandoned in its middle has changed variables. So before it sets the learning rate or makes its first
+update the values of all variables are kept, and :meth:`SeveralUpdatesReplica.restore_statistics` puts them back. To
+keep them costs nothing until a variable is assigned: TensorFlow then takes new memory for it.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SeveralUpdatesReplica(ReplicaState):
         self._next = 0
         """The number of the update that is applied next."""
         self._kept: Sequence[Any] = ()
-        """The values of the state before the first update of a step that is not complete."""
+        """The values of the state before a step that is not complete; empty: the step has changed nothing yet."""
         self._seed_randomness(seed, rank_seed)
 
     def _build_optimizer(self) -> None:
@@ -194,10 +194,14 @@ class SeveralUpdatesReplica(ReplicaState):
         """Set the buffers of the update that comes next to the addend of a rank without records."""
         self.updates[self._next].clear()
 
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of ``model.optimizer`` for the step that is made next; undone with the step."""
+        self._keep_state()
+        super().set_learning_rate(rate)
+
     def apply_next(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         """Apply the sums of the next update: see :meth:`SummedUpdate.apply`."""
-        if self._next == 0 and len(self.updates) > 1:
-            self._kept = [tf.identity(variable.value) for _, variable in self._state_variables()]
+        self._keep_state()
         self.updates[self._next].apply(total_weight, learning_rate_factor)
         self._next += 1
         if self._next == len(self.updates):
@@ -209,6 +213,11 @@ class SeveralUpdatesReplica(ReplicaState):
         self.apply_next(total_weight, learning_rate_factor)
         while self._next:
             self.apply_next(total_weight, learning_rate_factor)
+
+    def _keep_state(self) -> None:
+        """Keep what :meth:`restore_statistics` puts back, unless this step has changed it already."""
+        if not self._kept and len(self.updates) > 1:
+            self._kept = [tf.identity(variable.value) for _, variable in self._state_variables()]
 
     def restore_statistics(self) -> None:
         """Undo a step that is not complete."""

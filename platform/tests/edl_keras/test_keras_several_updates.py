@@ -17,8 +17,16 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from support.gan_model import ADVERSARIAL, PERSISTENT, TWO_CRITIC_STEPS, write_gan  # noqa: E402
+from support.gan_model import (  # noqa: E402
+    ADVERSARIAL,
+    PERSISTENT,
+    TWO_CRITIC_STEPS,
+    Records,
+    make_records,
+    pick,
+    train_plainly,
+    write_gan,
+)
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
@@ -36,21 +44,12 @@ def load_gan(folder: Path, *, needs_metrics: bool = False) -> ModelModule:
     return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
 
 
-def make_data(records: int = RECORDS) -> tuple[Any, Any]:
-    random = np.random.default_rng(5)
-    return {"real": random.normal(size=(records, 3)), "noise": random.normal(size=(records, 2))}, np.zeros((records, 1))
-
-
 def make_ranks(folder: Path, step: str, count: int = 1, changes: Mapping[str, str] | None = None) -> list[Any]:
     write_gan(folder, step, changes)
-    x, y = make_data(1)
+    x, y = make_records(1)
     return [
         build_replica(load_gan(folder), seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in range(count)
     ]
-
-
-def pick(data: tuple[Any, Any], part: Any) -> tuple[Any, Any]:
-    return {name: values[part] for name, values in data[0].items()}, data[1][part]
 
 
 def sum_over(ranks: list[Any], number: int) -> None:
@@ -60,7 +59,7 @@ def sum_over(ranks: list[Any], number: int) -> None:
             buffer[:] = total
 
 
-def train_together(ranks: list[Any], data: tuple[Any, Any], idle: tuple[int, ...] = ()) -> float:
+def train_together(ranks: list[Any], data: Records, idle: tuple[int, ...] = ()) -> float:
     """One step: each rank has its part of the records, and idle ones have none; returns the loss."""
     busy = [rank for at, rank in enumerate(ranks) if at not in idle]
     parts = np.array_split(np.arange(len(data[1])), len(busy))
@@ -79,23 +78,6 @@ def train_together(ranks: list[Any], data: tuple[Any, Any], idle: tuple[int, ...
     return sum(result.weight * result.loss for result in results) / weight
 
 
-def train_plainly(folder: Path, weights: list[Any], data: tuple[Any, Any], steps: int) -> tuple[Any, list[float]]:
-    """The model's own ``train_step`` with all records, as ``fit`` calls it; returns the model and the losses."""
-    scope: dict[str, Any] = {}
-    exec((folder / "gan.py").read_text(), scope)
-    plain = scope["custom_model"]()
-    plain({name: values[:1] for name, values in data[0].items()})
-    plain.set_weights(weights)
-    step = tf.function(plain.train_step, autograph=False)
-    losses = []
-    for _ in range(steps):
-        for metric in plain.metrics:
-            metric.reset_state()
-        logs = step((tf.nest.map_structure(tf.constant, data[0]), tf.constant(data[1])))
-        losses.append(sum(float(value) for value in logs.values()))
-    return plain, losses
-
-
 @pytest.mark.parametrize(
     ("step", "count", "updates"),
     [
@@ -110,10 +92,10 @@ def train_plainly(folder: Path, weights: list[Any], data: tuple[Any, Any], steps
 def test_ranks_train_as_keras_does_with_the_union(tmp_path: Path, step: str, count: int, updates: list[str]) -> None:
     ranks = make_ranks(tmp_path, step, count)
     assert [update.name for update in ranks[0]._found] == updates
-    data = make_data()
+    data = make_records(RECORDS)
     weights = ranks[0].model.get_weights()
     losses = [train_together(ranks, data) for _ in range(20)]
-    plain, expected = train_plainly(tmp_path, weights, data, 20)
+    plain, expected = train_plainly(tmp_path, weights, [data] * 20)
     for rank in ranks:
         for mine, theirs in zip(rank.model.get_weights(), plain.get_weights(), strict=True):
             assert mine.dtype == np.float64
@@ -125,7 +107,7 @@ def test_ranks_train_as_keras_does_with_the_union(tmp_path: Path, step: str, cou
 
 def test_idle_ranks_and_followers_make_the_same_updates(tmp_path: Path) -> None:
     worker, idle, follower = make_ranks(tmp_path, ADVERSARIAL, 3)
-    data = make_data()
+    data = make_records(RECORDS)
     for _ in range(3):
         train_together([worker, idle], data, idle=(1,))
         for mine, theirs in zip(follower.buffers, worker.buffers, strict=True):
@@ -134,10 +116,18 @@ def test_idle_ranks_and_followers_make_the_same_updates(tmp_path: Path) -> None:
         assert len({rank.digest() for rank in (worker, idle, follower)}) == 1
 
 
-def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: Path) -> None:
-    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
-    data = make_data()
+WIDE = ', keras.layers.Dense(512, dtype="float64")' * 2
+"""Layers with more elements than an update needs to be compiled by XLA."""
+
+
+@pytest.mark.parametrize("wide", ["", WIDE], ids=["op by op", "by XLA"])
+def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: Path, wide: str) -> None:
+    """XLA writes to the memory of the variables: what is kept must not be in it."""
+    changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1{wide})'}
+    (rank,) = make_ranks(tmp_path, ADVERSARIAL, changes=changes)
+    data = make_records(RECORDS)
     train_together([rank], data)
+    assert [each.is_compiled for each in rank.updates[0]._apply_by_case.values()] == [bool(wide)]
     before = rank.digest()
     result = rank.compute(*data)
     assert rank.digest() == before
@@ -147,15 +137,36 @@ def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: 
     rank.restore_statistics()
     assert rank.digest() == before
     train_together([rank], data)
-    (other,) = make_ranks(tmp_path, ADVERSARIAL)
+    (other,) = make_ranks(tmp_path, ADVERSARIAL, changes=changes)
     for _ in range(2):
         train_together([other], data)
     assert other.digest() == rank.digest()
 
 
+def test_the_learning_rate_of_an_abandoned_step_is_put_back(tmp_path: Path) -> None:
+    """It is set before the first update. A rank whose round broke before that has the old one."""
+    step = ADVERSARIAL.replace("self.g_optimizer", "self.optimizer")
+    (rank,) = make_ranks(tmp_path, step, changes={"super().compile()": "super().compile(g_optimizer)"})
+    assert rank.uses_own_optimizer
+    data = make_records(RECORDS)
+    before = rank.digest()
+    result = rank.compute(*data)
+    rank.set_learning_rate(0.125)
+    rank.apply_next(result.weight)
+    rank.restore_statistics()
+    assert rank.digest() == before
+    rank.compute(*data)
+    rank.set_learning_rate(0.125)
+    rank.apply_next(result.weight)
+    rank.compute_update(1, 0)
+    rank.apply_next(result.weight)
+    rank.restore_statistics()
+    assert float(rank.optimizer.learning_rate) == 0.125
+
+
 def test_several_minibatches_of_a_step_are_added_in_each_update(tmp_path: Path) -> None:
     one, parts = make_ranks(tmp_path, ADVERSARIAL, 2)
-    data = make_data()
+    data = make_records(RECORDS)
     for _ in range(3):
         train_together([one], data)
         weight = sum(parts.compute(*pick(data, slice(at, at + 8)), adds=at > 0).weight for at in range(0, 24, 8))
@@ -169,7 +180,7 @@ def test_several_minibatches_of_a_step_are_added_in_each_update(tmp_path: Path) 
 def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(tmp_path: Path) -> None:
     (rank,) = make_ranks(tmp_path, ADVERSARIAL)
     before = rank.digest()
-    x, y = make_data()
+    x, y = make_records(RECORDS)
     # Labels count in the generator's loss only.
     y[3] = np.nan
     first = rank.compute(x, y)
@@ -186,14 +197,14 @@ def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(tmp_path: P
 def test_the_state_has_the_slots_of_both_optimizers(tmp_path: Path) -> None:
     first, second = make_ranks(tmp_path, ADVERSARIAL, 2)
     for _ in range(2):
-        train_together([first], make_data())
+        train_together([first], make_records(RECORDS))
     arrays = first.state_arrays()
     names = {name.rpartition("/")[0] for name in arrays if name.startswith("slot/")}
     assert names == {"slot/d_optimizer", "slot/g_optimizer"}
     second.load_state(arrays)
     assert second.digest() == first.digest()
     for rank in (first, second):
-        train_together([rank], make_data())
+        train_together([rank], make_records(RECORDS))
     assert second.digest() == first.digest()
     # Parameter servers have one optimizer.
     assert describe_keras_state(first).optimizer is None
@@ -211,12 +222,12 @@ def test_statistics_of_layers_are_those_of_the_union(tmp_path: Path) -> None:
     layer = 'keras.layers.BatchNormalization(momentum=0.5, dtype="float64")'
     changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1, {layer})'}
     one, *ranks = make_ranks(tmp_path, ADVERSARIAL, 3, changes)
-    data = make_data()
+    data = make_records(RECORDS)
     # With two calls of the layer in a step, their variances are far below the one that it begins with.
     data[0]["real"] *= 0.1
     weights = one.model.get_weights()
     train_together([one], data)
-    plain, _ = train_plainly(tmp_path, weights, data, 1)
+    plain, _ = train_plainly(tmp_path, weights, [data])
     for mine, theirs in zip(one.model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
     for _ in range(3):
@@ -262,7 +273,7 @@ def test_a_step_that_needs_the_loss_of_compile_is_refused_without_compile(tmp_pa
 def test_other_updates_for_minibatches_of_another_type_are_refused(tmp_path: Path) -> None:
     step = ADVERSARIAL.replace(APPLY_D, f"{APPLY_D} if x['noise'].dtype == tf.float64 else None")
     (rank,) = make_ranks(tmp_path, step)
-    x, y = make_data()
+    x, y = make_records(RECORDS)
     with pytest.raises(BadInputError, match="updates for some minibatches"):
         rank.compute({**x, "noise": x["noise"].astype(np.float32)}, y)
     assert rank.compute(x, y).finite
@@ -276,7 +287,7 @@ def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path:
     assert isinstance(one, ModelReplica)
     (other,) = make_ranks(tmp_path / "b", step.replace("OPTIMIZER", "d_optimizer"))
     assert isinstance(other, SeveralUpdatesReplica)
-    assert other.take_step(*make_data()).loss > 0
+    assert other.take_step(*make_records(RECORDS)).loss > 0
 
 
 def test_other_strategies_refuse_it_by_name(tmp_path: Path) -> None:

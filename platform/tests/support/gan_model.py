@@ -5,8 +5,14 @@ Real records and noise are features, so that all ranks and Keras get the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Records = tuple[dict[str, Any], Any]
+"""Features and labels."""
 
 SOURCE = """
 import keras, tensorflow as tf
@@ -103,3 +109,47 @@ def write_gan(folder: Path, step: str, changes: Mapping[str, str] | None = None)
         assert old in source
         source = source.replace(old, new)
     (folder / "gan.py").write_text(source)
+
+
+def make_records(count: int, dtype: str = "float64") -> Records:
+    """Random records."""
+    random = np.random.default_rng(5)
+    features = {"real": random.normal(size=(count, 3)), "noise": random.normal(size=(count, 2))}
+    return {name: values.astype(dtype) for name, values in features.items()}, np.zeros((count, 1), dtype)
+
+
+def pick(records: Records, part: slice | Sequence[int]) -> Records:
+    """Some of the records."""
+    features, labels = records
+    return {name: values[part] for name, values in features.items()}, labels[part]
+
+
+def train_plainly(folder: Path, weights: Sequence[Any], steps: Iterable[Records]) -> tuple[Any, list[float]]:
+    """The module's own ``train_step``, as ``fit`` calls it, for each of these batches; returns the model and losses.
+
+    Args:
+        folder: where ``write_gan`` wrote the module.
+        weights: the first ones; none: those of a job with seed 0.
+        steps: the records of each step, of all ranks.
+    """
+    import keras
+    import tensorflow as tf
+
+    scope: dict[str, Any] = {}
+    exec((folder / "gan.py").read_text(), scope)
+    # As in every process of a job.
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    plain = scope["custom_model"]()
+    step = tf.function(plain.train_step, autograph=False, reduce_retracing=True)
+    losses: list[float] = []
+    for features, labels in steps:
+        if not plain.built:
+            plain(pick((features, labels), slice(1))[0])
+        if weights and not losses:
+            plain.set_weights(weights)
+        for metric in plain.metrics:
+            metric.reset_state()
+        logs = step((tf.nest.map_structure(tf.constant, features), tf.constant(labels)))
+        losses.append(sum(float(value) for value in logs.values()))
+    return plain, losses
