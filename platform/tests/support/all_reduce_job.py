@@ -642,11 +642,15 @@ class AllReduceJob:
         cut = payload.get("checkpoint", payload.get("cut", 0))
         rank.replica.fail_at(task.kind)
         arrays = rank.checkpoints.read(cut) if cut else rank.replica.state_arrays()
-        self.exported.append((task.kind, cut, int(arrays["updates"][0])))
+        self.exported.append((task.kind, cut, self.count_updates(arrays)))
         is_best = task.kind == BEST_MODEL
         result: Any = {"place": payload["place"], "cut": cut, "path": "best"} if is_best else ["export"]
         with suppress(RetryableError):
             self.handle(TaskReported(rank.uid, task.lease_id, None, result))
+
+    def count_updates(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
+        """The number of steps in a state."""
+        return int(arrays["updates"][0])
 
     def _run_copy_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
         """Evaluation of the copy that the rank has, and nothing without one; called on the thread of the evaluation."""
