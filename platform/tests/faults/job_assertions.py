@@ -8,6 +8,11 @@ from support.job_process import JobProcess, Line
 from edl.simulation.ledger_recount import LedgerRecount
 
 
+def world_of(run: JobProcess, workers: int, after: int = 0) -> Line:
+    """Wait for a round of AllReduce with so many workers, from line ``after`` on."""
+    return run.wait_event("world_changed", after=after, workers=workers)
+
+
 def finished(
     job: LinearJob, run: JobProcess, *, lost: int = 0, silent: int = 0, timeout: float = 90.0
 ) -> tuple[Line, LedgerRecount]:

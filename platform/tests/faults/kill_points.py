@@ -11,12 +11,14 @@ from pathlib import Path
 
 KILL_POINTS = """
 
+import os
 import signal
 from pathlib import Path
 
 from edl.worker.allreduce.gradient_sums import GradientSums
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_loop import StepLoop
+from edl.worker.allreduce.update_sums import UpdateSums
 from edl.worker.allreduce.world_client import WorldClient
 
 
@@ -59,6 +61,7 @@ def die_within_reduction():
 die_before(StepLoop, "_compute", "compute")
 die_before(GradientSums, "reduce", "computed")
 die_within_reduction()
+die_before(UpdateSums, "_compute", "updated")
 die_before(StepLoop, "_apply_sums", "reduced")
 die_before(WorldClient, "apply_step", "applied")
 die_before(WorldClient, "confirm", "confirm")

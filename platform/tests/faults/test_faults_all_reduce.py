@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 from faults.conftest import Measure
+from faults.job_assertions import world_of
 from faults.kill_points import order_kills, wait_for_kills
 from faults.linear_job import LinearJob
 from support.job_process import JobProcess, Line
@@ -42,11 +43,6 @@ def all_reduce(linear: Make) -> Make:
         return job
 
     return make
-
-
-def world_of(run: JobProcess, workers: int, after: int = 0) -> Line:
-    """Wait for a round with so many workers, from line ``after`` on."""
-    return run.wait_event("world_changed", after=after, workers=workers)
 
 
 def check_end(
