@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from operator import index
 from typing import Any
 
 from edl.api.round_id import RoundId
-from edl.core.world_rounds import NO_ROUND, MemberReport, RoundAnnounced, Share, StepShares
+from edl.core.world_rounds import MAX_NUMBER, NO_ROUND, MemberReport, RoundAnnounced, Share, StepShares
 
 
 @dataclass(slots=True)
@@ -73,9 +74,25 @@ class PendingShares:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PendingShares:
-        done = {int(row[0]): (int(row[1]), int(row[2]), int(row[3])) for row in data["done"]}
-        newest = tuple(Share(*map(int, share)) for share in data["newest"])
-        return cls(int(data["after"]), int(data["step"]), done, newest)
+        """Read what ``to_json`` of another worker returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else, or a number is impossible.
+        """
+        after, step = index(data["after"]), index(data["step"])
+        if not 0 <= after <= MAX_NUMBER or not 0 <= step <= MAX_NUMBER:
+            raise ValueError(f"the steps {after} and {step} are impossible")
+        done = {}
+        for lease, records, at_step, skipped in data["done"]:
+            # The first records of a lease are a share, too.
+            if not Share(lease, 0, records, skipped).is_possible or not 0 <= index(at_step) <= MAX_NUMBER:
+                raise ValueError(f"it has impossible records of a lease, {[lease, records, at_step, skipped]}")
+            done[index(lease)] = (index(records), at_step, index(skipped))
+        newest = tuple(Share(*map(index, share)) for share in data["newest"])
+        for each in newest:
+            if not each.is_possible:
+                raise ValueError(f"it has an impossible share, {each}")
+        return cls(after, step, done, newest)
 
 
 class RankPhase(Enum):

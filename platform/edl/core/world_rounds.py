@@ -30,6 +30,8 @@ from edl.api.round_id import RoundId
 from edl.core.state_agreement import count_digest_steps
 
 NO_ROUND = RoundId(0, 0)
+MAX_NUMBER = 2**62 - 1
+"""The largest number in a message."""
 
 
 class Share(NamedTuple):
@@ -43,6 +45,13 @@ class Share(NamedTuple):
     start: int
     end: int
     skipped: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there can be such a share: what another process says may be anything."""
+        return (
+            0 <= self.lease <= MAX_NUMBER and 0 <= self.start < self.end <= MAX_NUMBER and 0 <= self.skipped <= self.end
+        )
 
 
 StepShares: TypeAlias = tuple[Share, ...]

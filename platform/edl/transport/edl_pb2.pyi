@@ -784,20 +784,24 @@ class FollowRound(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class RoundState(_message.Message):
-    __slots__ = ("step", "shares")
+    __slots__ = ("step", "shares", "continues")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     step: int
     shares: bytes
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ...) -> None: ...
+    continues: bool
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class RoundStep(_message.Message):
-    __slots__ = ("messages", "behind")
+    __slots__ = ("messages", "behind", "continues")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
+    CONTINUES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedScalarFieldContainer[bytes]
     behind: int
-    def __init__(self, messages: _Optional[_Iterable[bytes]] = ..., behind: _Optional[int] = ...) -> None: ...
+    continues: bool
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ..., behind: _Optional[int] = ..., continues: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason", "kind", "hint")

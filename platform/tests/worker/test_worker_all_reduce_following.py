@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -18,10 +19,10 @@ from edl.core.rank_state import RankPhase
 from edl.core.world_rounds import RoundPhase, Share
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
-from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, OutgoingFrame
+from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameKind, FrameLimits, OutgoingFrame
 from edl.transport.bulk_server import HandOver
 from edl.transport.peer_errors import BulkRefusedError
-from edl.worker.allreduce import step_feed
+from edl.worker.allreduce import step_feed, step_follower
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_message import StepMessage
@@ -288,6 +289,70 @@ def test_a_member_that_ends_closes_the_connections_of_those_that_wait(feed):
         connection.close()
 
 
+def test_all_messages_of_a_thousand_ranks_arrive(feed):
+    """A hundred shares of each: 3 MB, and a frame has at most 1 MiB of them."""
+    address, steps = feed
+    connection = follow(address)
+    while not steps._waiting:
+        pass
+    shares = b"x" * (3 << 20)
+    steps.serve_waiting(RoundId(1, 1), 7, lambda: (shares, np.arange(4.0).view(np.uint8)))
+    message = StepMessage(tuple(Share(lease, 0, 1) for lease in range(100))).encode()
+    steps.add_step([message] * 1000, (np.ones(4),))
+    steps.end_round()
+    states, found, bodies = b"", [], []
+    connection.set_limits(FrameLimits(MAX_META_BYTES, 1 << 16))
+    while (frame := connection.receive()).kind is not FrameKind.ROUND_END:
+        if frame.kind is FrameKind.ROUND_STATE:
+            state = pb.RoundState.FromString(frame.meta)
+            states += state.shares
+        else:
+            state = pb.RoundStep.FromString(frame.meta)
+            found += state.messages
+        bodies.append((state.continues, bytes(frame.body)))
+    connection.close()
+    assert states == shares
+    assert found == [message] * 1000
+    assert [body for continues, body in bodies if not continues] == [np.arange(4.0).tobytes(), np.ones(4).tobytes()]
+    assert {body for continues, body in bodies if continues} == {b""}
+
+
+@pytest.fixture
+def hanging():
+    """A stream to a follower that reads nothing, and is sent its state: more than the kernel keeps for it."""
+    ours, theirs = socket.socketpair()
+    stream = step_feed._FollowerStream(ours)
+    stream.add([frame_of(8 << 20)])
+    while stream.queued_steps:
+        pass
+    yield stream
+    theirs.close()
+
+
+def frame_of(size: int) -> OutgoingFrame:
+    return OutgoingFrame(FrameKind.ROUND_STEP, b"", (memoryview(bytes(size)),))
+
+
+def test_a_follower_that_hangs_lets_only_two_large_steps_wait(hanging, monkeypatch):
+    monkeypatch.setattr(step_feed, "QUEUED_BYTES", 1 << 20)
+    for _ in range(2):
+        hanging.add([frame_of(8 << 20)])
+        assert hanging.is_open
+    hanging.add([OutgoingFrame(FrameKind.ROUND_END)])
+    assert hanging.is_open
+    hanging.add([frame_of(8 << 20)])
+    assert not hanging.is_open
+
+
+def test_of_small_steps_only_the_bytes_are_bounded(hanging, monkeypatch):
+    monkeypatch.setattr(step_feed, "QUEUED_BYTES", 1 << 20)
+    for _ in range(16):
+        hanging.add([frame_of(1 << 16)])
+        assert hanging.is_open
+    hanging.add([frame_of(1)])
+    assert not hanging.is_open
+
+
 @pytest.fixture
 def follower(folder):
     """A follower of a source that sends what the test wants; its replica; and the source's end of the connection."""
@@ -319,6 +384,45 @@ def follower(folder):
 SHARES = b'{"after": 0, "step": 3, "done": [], "newest": []}'
 
 
+def test_what_comes_in_several_frames_is_one_state_and_one_step(follower):
+    follow, replica, world = follower
+    first, last = (StepMessage((Share(lease, 0, 2),), has_gradient=True, weight=2.0).encode() for lease in (1, 2))
+    follow(
+        (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=SHARES[:9], continues=True).SerializeToString(), b""),
+        (
+            FrameKind.ROUND_STATE,
+            pb.RoundState(step=3, shares=SHARES[9:]).SerializeToString(),
+            replica.pack_state().tobytes(),
+        ),
+        (FrameKind.ROUND_STEP, pb.RoundStep(messages=[first], continues=True).SerializeToString(), b""),
+        (FrameKind.ROUND_STEP, pb.RoundStep(messages=[last]).SerializeToString(), np.ones(4).tobytes()),
+        (FrameKind.ROUND_END, b"", b""),
+    )
+    assert (world.step, world.phase) == (4, RankPhase.OUTSIDE)
+    assert world.done_records() == {1: 2, 2: 2}
+
+
+def test_a_message_without_an_end_is_not_kept(follower, monkeypatch):
+    monkeypatch.setattr(step_follower, "MAX_SHARES_BYTES", 1000)
+    follow, _, world = follower
+    part = (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=bytes(600), continues=True).SerializeToString(), b"")
+    follow(part, part, part)
+    assert (world.step, world.phase) == (0, RankPhase.OUTSIDE)
+
+
+def test_a_step_in_the_middle_of_a_state_is_refused(follower):
+    follow, replica, world = follower
+    state = pb.RoundState(step=3, shares=SHARES).SerializeToString()
+    part = pb.RoundState(step=4, shares=SHARES, continues=True).SerializeToString()
+    step = pb.RoundStep(messages=[StepMessage((Share(1, 0, 1),)).encode()]).SerializeToString()
+    follow(
+        (FrameKind.ROUND_STATE, state, replica.pack_state().tobytes()),
+        (FrameKind.ROUND_STATE, part, b""),
+        (FrameKind.ROUND_STEP, step, b""),
+    )
+    assert world.step == 3
+
+
 def test_a_state_and_steps_are_adopted(follower):
     follow, replica, world = follower
     other = CountingReplica(4)
@@ -342,6 +446,19 @@ def test_a_state_and_steps_are_adopted(follower):
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=SHARES).SerializeToString(), b"short"),
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"{}").SerializeToString(), bytes(80)),
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"[").SerializeToString(), bytes(80)),
+        *(
+            (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=shares).SerializeToString(), bytes(80))
+            for shares in (
+                b'{"after": -1, "step": 3, "done": [], "newest": []}',
+                b'{"after": 0, "step": 4611686018427387904, "done": [], "newest": []}',
+                b'{"after": 0, "step": 3, "done": [[1, -2, 3, 0]], "newest": []}',
+                b'{"after": 0, "step": 3, "done": [[1, 2, 3]], "newest": []}',
+                b'{"after": 0, "step": 3, "done": [[1, 2, 3, 4]], "newest": []}',
+                b'{"after": 0, "step": 3, "done": [], "newest": [[1, 2, 1, 0]]}',
+                b'{"after": 0, "step": 3, "done": [], "newest": [[1, 0, 1.5, 0]]}',
+                b"[]",
+            )
+        ),
         (FrameKind.ROUND_STATE, b"\xff", bytes(80)),
         (FrameKind.ROUND_STEP, pb.RoundStep(messages=[b"short"]).SerializeToString(), b""),
         (
@@ -370,6 +487,9 @@ def test_what_is_no_state_and_no_step_changes_nothing(follower, frame):
         pytest.param([StepMessage((Share(1, 2, 1),)).encode()], id="records backwards"),
         pytest.param([StepMessage((Share(-1, 0, 1),)).encode()], id="lease negative"),
         pytest.param([StepMessage((Share(1, 0, 2**62),)).encode()], id="too many records"),
+        pytest.param([StepMessage((Share(2**62, 0, 1),)).encode()], id="lease too large"),
+        pytest.param([StepMessage((Share(1, 0, 1, 2),)).encode()], id="more skipped records than done ones"),
+        pytest.param([StepMessage((Share(1, 0, 1, -1),)).encode()], id="skipped records negative"),
         pytest.param([StepMessage((Share(1, 0, 1),), epoch=-1).encode()], id="epoch negative"),
         pytest.param([StepMessage((Share(1, 0, 1),), learning_rate=float("inf")).encode()], id="rate infinite"),
         pytest.param([StepMessage((Share(1, 0, 1),), copies_cut=-1).encode()], id="checkpoint negative"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -28,6 +29,7 @@ from edl.core.state_agreement import (
 )
 from edl.core.strict_json import decode_json
 from edl.worker.allreduce.model_description import MODEL_HINT, format_variables, parse_variables
+from edl.worker.allreduce.rank_answers import read_answers
 
 _LOG = logging.getLogger(__name__)
 
@@ -86,11 +88,12 @@ class StateDigests:
 
         Raises:
             BadInputError: they cannot train together.
+            PeerRefusedError: what a rank says cannot be read.
             RoundBrokenError: a rank was lost.
         """
         own = self._own_facts.to_json() | {"drifted": self._has_drifted}
-        answers = [decode_json(data) for data in communicator.exchange(json.dumps(own).encode())]
-        self._facts = facts = [RankFacts.from_json(answer) for answer in answers]
+        answers = read_answers(communicator.exchange(json.dumps(own).encode()), _read_facts, "facts about itself")
+        self._facts = facts = [each for each, _ in answers]
         # Before the models: another version may be why these differ.
         if conflict := describe_version_conflict(facts):
             raise BadInputError(
@@ -101,9 +104,13 @@ class StateDigests:
             if other.model != facts[0].model:
                 self._raise_model_difference(communicator, rank)
         self.difference = describe_difference(facts)
-        self.takes_state = bool(self.difference) or any(answer["drifted"] for answer in answers)
+        self.takes_state = bool(self.difference) or any(has_drifted for _, has_drifted in answers)
         if self.difference:
             _LOG.info("the ranks of this round may round differently: %s", self.difference)
+
+    def name_rank(self, rank: int) -> str:
+        """A rank of this round, for users."""
+        return name_rank(self._facts, rank)
 
     def compare_states(self, communicator: Reducer, step: int) -> int:
         """Compare the digests of all ranks, which have applied ``step``; returns the digest.
@@ -148,6 +155,7 @@ class StateDigests:
 
         Raises:
             BadInputError: the state of a rank differs by more than rounding explains.
+            PeerRefusedError: what a rank says cannot be read.
             RoundBrokenError: a rank was lost.
         """
         worst: Drift | None = None
@@ -156,9 +164,8 @@ class StateDigests:
             self._replica.unpack_state(state.view(np.uint8))
             worst = _find_drift(before, self._replica.state_arrays())
         own = json.dumps([worst.variable, worst.relative] if worst is not None else None).encode()
-        answers = communicator.exchange(own)
-        for rank, answer in enumerate(answers):
-            found = json.loads(answer)
+        answers = read_answers(communicator.exchange(own), _read_drift, "a difference of states", self.name_rank)
+        for rank, found in enumerate(answers):
             if found is not None:
                 variable, relative = found
                 raise BadInputError(
@@ -208,6 +215,19 @@ _HINT = (
     "look for code of the model, the optimizer or a callback that assigns other values in one process; if there is "
     "none, the memory or the processor of that machine may be faulty"
 )
+
+
+def _read_facts(data: bytes) -> tuple[RankFacts, bool]:
+    answer = decode_json(data)
+    return RankFacts.from_json(answer), bool(answer["drifted"])
+
+
+def _read_drift(data: bytes) -> tuple[str, float] | None:
+    found = decode_json(data, nonfinite_as_none=True)
+    if found is None:
+        return None
+    variable, relative = found
+    return str(variable), math.nan if relative is None else float(relative)
 
 
 def _find_drift(before: Mapping[str, Array], after: Mapping[str, Array]) -> Drift | None:

@@ -11,7 +11,7 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,7 +21,14 @@ from edl.api.errors import EdlError
 from edl.api.round_id import RoundId
 from edl.core.state_agreement import describe_model_difference
 from edl.transport import edl_pb2 as pb
-from edl.transport.bulk_connection import BulkConnection, FrameKind, FrameLimits, OutgoingFrame, ReceivedFrame
+from edl.transport.bulk_connection import (
+    MAX_META_BYTES,
+    BulkConnection,
+    FrameKind,
+    FrameLimits,
+    OutgoingFrame,
+    ReceivedFrame,
+)
 from edl.transport.bulk_server import HandOver
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import PeerRefusedError
@@ -31,9 +38,15 @@ _LOG = logging.getLogger(__name__)
 
 SEND_SECONDS = 10.0
 """Seconds without progress after which a follower counts as gone."""
-QUEUED_STEPS = 8
-QUEUED_BYTES = 64 << 20
-"""A follower is dropped if more than these steps and more than these bytes wait for it: it is slower than the round."""
+QUEUED_BYTES = 256 << 20
+QUEUED_STEPS = 2
+"""A follower is dropped if more than these bytes and more than these steps wait for it: it is slower than the round.
+
+Of steps that are larger than all these bytes some must wait all the same: while the state of a model with Adam is sent,
+which has three times the bytes of a sum, the ranks make one or two steps.
+"""
+_PART_BYTES = MAX_META_BYTES // 2
+"""What is longer than that travels in several frames: the messages of all ranks, or the shares of a state."""
 
 Array = np.ndarray[Any, Any]
 
@@ -108,10 +121,14 @@ class StepFeed:
         if not current:
             return
         shares, state = copy()
-        meta = pb.RoundState(step=step, shares=shares).SerializeToString()
+        *first, last = _cut_bytes(shares)
+        frames = [
+            *(_state_frame(pb.RoundState(step=step, shares=part, continues=True)) for part in first),
+            _state_frame(pb.RoundState(step=step, shares=last), state.data),
+        ]
         for sock in current:
             stream = _FollowerStream(sock)
-            stream.add(OutgoingFrame(FrameKind.ROUND_STATE, meta, (state.data,)), state.nbytes)
+            stream.add(frames)
             self._streams.append(stream)
 
     def add_step(self, messages: Sequence[bytes], buffers: Sequence[Array]) -> None:
@@ -125,15 +142,16 @@ class StepFeed:
         if not self._streams:
             return
         copies = tuple(buffer.view(np.uint8).copy().data for buffer in buffers)
-        size = sum(each.nbytes for each in copies)
+        *first, last = _cut_messages(messages)
+        frames = [_step_frame(pb.RoundStep(messages=part, continues=True)) for part in first]
         for stream in self._streams:
-            meta = pb.RoundStep(messages=messages, behind=stream.queued_count).SerializeToString()
-            stream.add(OutgoingFrame(FrameKind.ROUND_STEP, meta, copies), size)
+            message = pb.RoundStep(messages=last, behind=stream.queued_steps)
+            stream.add([*frames, _step_frame(message, *copies)])
 
     def end_round(self) -> None:
         """No further step of this round comes. Followers still get those that wait for them."""
         for stream in self._streams:
-            stream.add(OutgoingFrame(FrameKind.ROUND_END), 0)
+            stream.add([OutgoingFrame(FrameKind.ROUND_END)])
         self._streams = []
 
     def close(self) -> None:
@@ -145,45 +163,76 @@ class StepFeed:
             sock.close()
 
 
+def _state_frame(message: pb.RoundState, *buffers: memoryview) -> OutgoingFrame:
+    return OutgoingFrame(FrameKind.ROUND_STATE, message.SerializeToString(), buffers)
+
+
+def _step_frame(message: pb.RoundStep, *buffers: memoryview) -> OutgoingFrame:
+    return OutgoingFrame(FrameKind.ROUND_STEP, message.SerializeToString(), buffers)
+
+
+def _cut_bytes(data: bytes) -> list[bytes]:
+    return [data[start : start + _PART_BYTES] for start in range(0, max(1, len(data)), _PART_BYTES)]
+
+
+def _cut_messages(messages: Sequence[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size = 0
+    for message in messages:
+        if part and size + len(message) > _PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += len(message)
+    yield part
+
+
 class _FollowerStream:
     """Sends frames to one follower in a thread of its own."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._connection = BulkConnection(sock, "the worker that joins", FrameLimits(0, 0), SEND_SECONDS)
-        self._frames: queue.SimpleQueue[OutgoingFrame | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Sequence[OutgoingFrame] | None] = queue.SimpleQueue()
         self._queued_bytes = 0
         self._lock = threading.Lock()
         self.is_open = True
         threading.Thread(target=self._send_all, name="step-feed", daemon=True).start()
 
     @property
-    def queued_count(self) -> int:
-        """Frames that wait to be sent."""
-        return self._frames.qsize()
+    def queued_steps(self) -> int:
+        """Steps that wait to be sent, without the one that is being sent."""
+        return self._steps.qsize()
 
-    def add(self, frame: OutgoingFrame, size: int) -> None:
-        """Queue a frame; a follower for which too much waits is dropped."""
+    def add(self, frames: Sequence[OutgoingFrame]) -> None:
+        """Queue the frames of a step; a follower for which too much waits is dropped."""
+        size = _count_bytes(frames)
         with self._lock:
+            is_too_slow = self.queued_steps >= QUEUED_STEPS and self._queued_bytes + size > QUEUED_BYTES
             self._queued_bytes += size
-            is_too_slow = self.queued_count > QUEUED_STEPS and self._queued_bytes > QUEUED_BYTES
-        if is_too_slow:
+        # The end of a round takes no memory.
+        if size and is_too_slow:
             _LOG.warning("a worker that joins is slower than the others: it gets the state when it enters the world")
             self.is_open = False
             self._connection.shut_down()
-            self._frames.put(None)
+            self._steps.put(None)
             return
-        self._frames.put(frame)
+        self._steps.put(frames)
 
     def _send_all(self) -> None:
         try:
-            while (frame := self._frames.get()) is not None:
-                self._connection.send(*frame)
+            while (frames := self._steps.get()) is not None:
                 with self._lock:
-                    self._queued_bytes -= sum(memoryview(buffer).nbytes for buffer in frame.buffers)
-                if frame.kind is FrameKind.ROUND_END:
+                    self._queued_bytes -= _count_bytes(frames)
+                for frame in frames:
+                    self._connection.send(*frame)
+                if frames[-1].kind is FrameKind.ROUND_END:
                     break
         except EdlError as error:
             _LOG.info("a worker that followed this round is gone: %s", error)
         finally:
             self.is_open = False
             self._connection.close()
+
+
+def _count_bytes(frames: Sequence[OutgoingFrame]) -> int:
+    return sum(len(frame.meta) + sum(memoryview(each).nbytes for each in frame.buffers) for frame in frames)

@@ -16,8 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.api.errors import BadInputError, EdlError
-from edl.core.rank_state import PendingShares
-from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
@@ -25,6 +23,7 @@ from edl.transport.bulk_connection import MAX_META_BYTES, BulkConnection, FrameK
 from edl.transport.message_validation import parse_message
 from edl.transport.peer_errors import BulkRefusedError, PeerRefusedError
 from edl.worker.allreduce.model_description import format_model
+from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
 from edl.worker.allreduce.step_message import StepOutcome
 from edl.worker.allreduce.world_client import View, WorldClient
 
@@ -36,8 +35,9 @@ CLOSING_SECONDS = 1.0
 """Seconds for which the last steps of a round may still arrive after the master has closed it."""
 _CHECK_SECONDS = 0.05
 _MAX_DESCRIBED_BYTES = MAX_META_BYTES // 2
+_SOURCE = "the member that this worker follows"
 BEHIND = 1
-"""A follower asks to join when at most so many frames wait for it at its source."""
+"""A follower asks to join when at most so many steps wait for it at its source."""
 
 Array = np.ndarray[Any, Any]
 
@@ -84,6 +84,10 @@ class StepFollower:
         self._apply = apply
         self._must_end = must_end
         self._has_state = False
+        self._parts: list[bytes] = []
+        """What the frames of a message that is not complete said."""
+        self._parts_kind = FrameKind.ROUND_STATE
+        self._part_bytes = 0
 
     def follow(self, view: View) -> None:
         """Follow the round of this view until no further step of it comes; this worker asks to join then.
@@ -133,10 +137,10 @@ class StepFollower:
             client.check_reply_kind(FrameKind.FOLLOW_ROUND, reply)
             sock = client.release_socket()
         limits = FrameLimits(MAX_META_BYTES, max(self._state_bytes, self._sum_bytes))
-        return BulkConnection(sock, "the member that this worker follows", limits, PEER_SECONDS), sock
+        return BulkConnection(sock, _SOURCE, limits, PEER_SECONDS), sock
 
     def _receive_all(self, view: View, connection: BulkConnection, sock: socket.socket) -> None:
-        self._has_state = False
+        self._has_state, self._parts, self._part_bytes = False, [], 0
         body = memoryview(bytearray(max(self._state_bytes, self._sum_bytes)))
         try:
             while self._wait_for_frame(view, sock):
@@ -170,12 +174,27 @@ class StepFollower:
                 self._world.catch_up()
         return False
 
+    def _join_parts(self, kind: FrameKind, parts: Sequence[bytes], *, continues: bool) -> list[bytes] | None:
+        """What a frame says together with those of the same message before it; None: another one follows."""
+        if self._parts and kind is not self._parts_kind:
+            raise PeerRefusedError(f"a frame {kind.name} came in the middle of a {self._parts_kind.name}", kind="bad")
+        self._parts_kind = kind
+        self._parts += parts
+        # An empty one takes memory as well.
+        self._part_bytes += sum(len(part) + 1 for part in parts)
+        if self._part_bytes > MAX_SHARES_BYTES:
+            raise PeerRefusedError(f"a {kind.name} has more than {MAX_SHARES_BYTES} bytes of messages", kind="bad")
+        if continues:
+            return None
+        joined, self._parts, self._part_bytes = self._parts, [], 0
+        return joined
+
     def _take_state(self, frame: ReceivedFrame) -> None:
         message = parse_message(pb.RoundState, frame.meta)
-        try:
-            shares = PendingShares.from_json(decode_json(message.shares))
-        except (KeyError, TypeError, ValueError) as error:
-            raise PeerRefusedError(f"the shares of the state cannot be read: {error!r}", kind="bad") from error
+        parts = self._join_parts(frame.kind, [message.shares], continues=message.continues)
+        if parts is None:
+            return
+        shares = read_answer(b"".join(parts), read_pending_shares, "shares of its state", _SOURCE)
         if len(frame.body) != self._state_bytes:
             raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
         self._world.begin_following()
@@ -187,10 +206,12 @@ class StepFollower:
         message = parse_message(pb.RoundStep, frame.meta)
         if not self._has_state:
             raise PeerRefusedError("a step came before the state", kind="bad")
-        try:
-            outcome = StepOutcome.from_messages(message.messages)
-        except ValueError as error:
-            raise PeerRefusedError(str(error), kind="bad") from error
+        messages = self._join_parts(frame.kind, message.messages, continues=message.continues)
+        if messages is None:
+            return
+        if not messages:
+            raise PeerRefusedError("a step has no message of any rank", kind="bad")
+        outcome = StepOutcome.from_messages(messages)
         start, data = 0, np.frombuffer(frame.body, np.uint8)
         if outcome.changes_variables:
             if data.size != self._sum_bytes:

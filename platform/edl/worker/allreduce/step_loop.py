@@ -21,7 +21,7 @@ from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.global_batch import NO_RECORDS, RankRecords
-from edl.core.rank_state import PendingShares, RankPhase
+from edl.core.rank_state import RankPhase
 from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
@@ -30,6 +30,7 @@ from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.gradient_sums import GradientSums
+from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.state_digests import StateDigests
@@ -320,8 +321,11 @@ class StepLoop:
         if is_source and view.holders:
             own_shares = json.dumps(self._world.pending_shares()).encode()
         answers = communicator.exchange(json.dumps({"share_bytes": len(own_shares)}).encode())
+        source_name = self._digests.name_rank(source)
         # As data: after a time without a master they are longer than a control message may be.
-        shares = np.zeros(int(decode_json(answers[source])["share_bytes"]), np.uint8)
+        shares = np.zeros(
+            read_answer(answers[source], _read_share_bytes, "the size of its shares", source_name), np.uint8
+        )
         if is_source:
             shares[:] = np.frombuffer(own_shares, np.uint8)
         communicator.all_reduce(shares)
@@ -335,7 +339,9 @@ class StepLoop:
             self._digests.take_state(communicator, state, source, view.step, has_state=not is_lacking)
         if is_lacking:
             self._replica.unpack_state(state.view(np.uint8))
-            pending = PendingShares.from_json(decode_json(shares.tobytes())) if view.holders else None
+            pending = None
+            if view.holders:
+                pending = read_answer(shares.tobytes(), read_pending_shares, "shares of its state", source_name)
             self._world.adopt_state(view.round, view.step, pending)
 
     def _restart_state(self, view: View) -> np.ndarray[Any, Any]:
@@ -352,7 +358,11 @@ class StepLoop:
         except StorageError as error:
             self._world.refuse_checkpoint(view.restore_cut, str(error))
             raise RoundBrokenError(None, f"checkpoint {view.restore_cut} cannot be read: {error}") from error
-        self._replica.load_state(arrays)
+        try:
+            self._replica.load_state(arrays)
+        except BadInputError as error:
+            where = str(self._checkpoints.directory(view.restore_cut))
+            raise BadInputError(error.message, where=where, hint=error.hint) from error
         return self._replica.pack_state()
 
     # ------------------------------------------------------------------ a round
@@ -386,7 +396,7 @@ class StepLoop:
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
                     # Only whether somebody has records: nothing that is as large as the model is sent.
-                    probe = StepOutcome.from_messages(communicator.exchange(message.encode()))
+                    probe = StepOutcome.from_messages(communicator.exchange(message.encode()), self._digests.name_rank)
                     if probe.leaves_round:
                         self._replica.restore_statistics()
                         break
@@ -562,7 +572,7 @@ class StepLoop:
         messages = self._sums.reduce(
             communicator, message.encode(), self._world.step, has_gradient=message.has_gradient
         )
-        outcome = StepOutcome.from_messages(messages)
+        outcome = StepOutcome.from_messages(messages, self._digests.name_rank)
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
         self._apply_sums(outcome)
         self._world.apply_step(outcome.shares, outcome.loss)
@@ -621,3 +631,10 @@ class StepLoop:
     def _close_communicator(self) -> None:
         self._feed.end_round()
         self._connection.close()
+
+
+def _read_share_bytes(data: bytes) -> int:
+    count = decode_json(data)["share_bytes"]
+    if not isinstance(count, int) or not 0 <= count <= MAX_SHARES_BYTES:
+        raise ValueError(f"{count!r} is no number of bytes up to {MAX_SHARES_BYTES}")
+    return count

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edl.core.global_batch import NO_RECORDS, RankRecords
 from edl.core.world_rounds import Share, StepShares
+from edl.worker.allreduce.rank_answers import plain_rank_name, read_answers
 
 _FORMAT = struct.Struct("<ddqdqqqB")
 _SHARE = struct.Struct("<qqqq")
-_MAX_RECORD = 2**62 - 1
 _NOT_FINITE, _LEAVES_ROUND, _PAUSES, _HAS_GRADIENT, _IS_INDIVISIBLE, _MAY_BE_SHORT, _STOPS = 1, 2, 4, 8, 16, 32, 64
 
 
@@ -77,14 +77,18 @@ class StepMessage:
         """
         size = _FORMAT.size
         if len(data) < size or (len(data) - size) % _SHARE.size:
-            raise ValueError(f"a rank's message has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
+            raise ValueError(f"it has {len(data)} bytes, not {size} and {_SHARE.size} for each share")
         weight, loss, epoch, rate, available, epoch_left, copies_cut, flags = _FORMAT.unpack(data[:size])
         shares = tuple(Share(*row) for row in _SHARE.iter_unpack(data[size:]))
         for share in shares:
-            if share.lease < 0 or not 0 <= share.start < share.end <= _MAX_RECORD:
-                raise ValueError(f"a rank's message has an impossible share: {share}")
-        if min(epoch, available, epoch_left, copies_cut) < 0 or not math.isfinite(weight) or math.isinf(rate):
-            raise ValueError("a rank's message has an impossible number")
+            if not share.is_possible:
+                raise ValueError(f"it has an impossible share, {share}")
+        counts = {"epoch": epoch, "available": available, "epoch_left": epoch_left, "copies_cut": copies_cut}
+        for name, number in counts.items():
+            if number < 0:
+                raise ValueError(f"its {name} is {number}")
+        if not math.isfinite(weight) or math.isinf(rate):
+            raise ValueError(f"its weight is {weight} and its learning rate {rate}")
         return cls(
             shares,
             bool(flags & _HAS_GRADIENT),
@@ -150,15 +154,16 @@ class StepOutcome:
         return self.is_finite and self.gradient_count > 0
 
     @classmethod
-    def from_messages(cls, messages: Sequence[bytes]) -> StepOutcome:
-        """Combine the messages of all ranks, by rank.
+    def from_messages(cls, messages: Sequence[bytes], name_rank: Callable[[int], str] = plain_rank_name) -> StepOutcome:
+        """Combine the messages of all ranks, by rank; there is at least one.
+
+        Args:
+            name_rank: the name of a rank in an error.
 
         Raises:
-            ValueError: one of them is impossible, or there are none.
+            PeerRefusedError: the message of a rank is impossible.
         """
-        if not messages:
-            raise ValueError("a step has no message of any rank")
-        parts = [StepMessage.decode(data) for data in messages]
+        parts = read_answers(messages, StepMessage.decode, "a message of a step", name_rank)
         weight = sum(part.weight for part in parts)
         epoch = max((part.epoch for part in parts if part.shares), default=0)
         rates = [(at, x.learning_rate) for at, x in enumerate(parts) if x.shares and x.epoch == epoch]
