@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,13 +22,16 @@ from edl.storage.checkpoint_manifest import (
     CheckpointManifest,
     ShardInfo,
     SkippedCheckpoint,
+    check_shard_size,
     commit_checkpoint,
     cut_directory,
     load_manifest,
     prune_checkpoints,
     prune_for_full_disk,
+    shard_name,
 )
 from edl.storage.durable_files import sync_directory, sync_file, translate_os_errors
+from edl.storage.safetensors_header import read_safetensors_header
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel
 from edl.transport.control_methods import PsControlMethods
@@ -173,8 +176,11 @@ class CheckpointCoordinator:
             reasons = reasons or f"there is no older one in {self.directory}"
             # There may be a newer one, whose master died before it could journal it.
             newer = checkpoint_manifest.newest_intact_checkpoint(self.directory)
-            if newer is not None:
-                reasons += f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
+            reasons += (
+                f"; checkpoint {newer.cut} is intact: --resume RUN --from-checkpoint continues from it"
+                if newer is not None
+                else "; restore the files from a backup, or start a new run"
+            )
             return CheckpointRefused(uid, cut, message, skipped_reasons=reasons)
         older = SavedCheckpoint(manifest.cut, manifest.step, manifest.version, manifest.ledger)
         return CheckpointRefused(uid, cut, message, older, reasons)
@@ -201,12 +207,35 @@ def _written_shards(command: SaveCheckpoint, directory: Path) -> list[ShardInfo]
     """The files that workers have written already.
 
     Raises:
-        StorageError: a worker could not write its file.
+        StorageError: a worker could not write its file, or has not written what it says.
     """
     for shard in command.shards:
         if shard.error:
             raise StorageError(shard.error, where=str(directory))
-    return [ShardInfo(shard.file, shard.size, shard.crc32) for shard in command.shards]
+    shards = [ShardInfo(shard.file, shard.size, shard.crc32) for shard in command.shards]
+    _check_written(directory, shards)
+    return shards
+
+
+def _check_written(directory: Path, shards: Sequence[ShardInfo]) -> None:
+    """Check what workers say of their files as far as that takes no time: the arrays are not read.
+
+    Whoever loads the checkpoint compares the checksums. An older checkpoint stands in if one is wrong.
+
+    Raises:
+        StorageError: a file is missing, has another size or name, is no safetensors file, or has an array of another.
+    """
+    owners: dict[str, str] = {}
+    for index, shard in enumerate(shards):
+        path = directory / shard.file
+        if shard.file != shard_name(index):
+            raise StorageError(
+                f"was reported as written by the worker that writes {shard_name(index)}", where=str(path)
+            )
+        check_shard_size(directory, shard)
+        for array in read_safetensors_header(path).arrays:
+            if (other := owners.setdefault(array, shard.file)) != shard.file:
+                raise StorageError(f"has the array {array}, which {other} has as well", where=str(path))
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

@@ -124,6 +124,7 @@ def parse_result(data: bytes) -> Any:
 
 
 _SHARD_NAME = re.compile(r"ps-[0-9]{1,6}\.safetensors")
+_MAX_CRC32 = 2**32 - 1
 _MAX_DIFFERENCE = 1000
 """Characters of a worker's text about different processors; it is journaled."""
 _MAX_REPORTED_LEASES = 1 << 16
@@ -185,6 +186,8 @@ def _parse_copied_state(message: pb.CopiedState) -> CopiedState:
         # The manifest must not name a file outside of the checkpoint's folder.
         if not message.shard.error and not _SHARD_NAME.fullmatch(file):
             raise PeerRefusedError(f"{file!r} is not the name of a checkpoint's file", kind="bad")
+        if message.shard.crc32 > _MAX_CRC32:
+            raise PeerRefusedError(f"{message.shard.crc32} is not a CRC-32", kind="bad")
         shard = WrittenShard(file, message.shard.size, message.shard.crc32, message.shard.error)
     done = {each.lease: each.end for each in message.done}
     return CopiedState(message.cut, message.step, message.pause_seconds, shard, done, tuple(message.writers))

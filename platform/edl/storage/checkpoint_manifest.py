@@ -84,7 +84,7 @@ class CheckpointManifest:
 
     def shard_path(self, ps_index: int) -> Path | None:
         """The file of a parameter server, in a manifest that was read; None if the cut has none for it."""
-        name = f"ps-{ps_index}.safetensors"
+        name = shard_name(ps_index)
         known = self.directory is not None and any(shard.file == name for shard in self.shards)
         return self.directory / name if known and self.directory else None
 
@@ -96,6 +96,11 @@ class SkippedCheckpoint:
     cut: int
     directory: Path
     reason: str
+
+
+def shard_name(index: int) -> str:
+    """The name of the file that a parameter server writes, or a rank of AllReduce by its place among the writers."""
+    return f"ps-{index}.safetensors"
 
 
 def cut_directory(checkpoints_dir: Path, cut: int) -> Path:

@@ -16,13 +16,14 @@ from edl.storage.checkpoint_manifest import (
     SkippedCheckpoint,
     check_shard_bytes,
     load_manifest,
+    shard_name,
 )
 from edl.storage.safetensors_writer import AnyArray, ArrayShape, read_array_file, write_array_file, write_array_parts
 
 
 def shard_path(directory: Path, ps_index: int) -> Path:
     """The file of a parameter server in the cut in ``directory``."""
-    return directory / f"ps-{ps_index}.safetensors"
+    return directory / shard_name(ps_index)
 
 
 def write_shard(

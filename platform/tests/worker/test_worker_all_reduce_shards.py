@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,14 @@ from edl.api.errors import StorageError
 from edl.api.journal_entries import CutCalledOff
 from edl.core.events import StopRequested
 from edl.core.ledger import TRAINING
+from edl.storage.checkpoint_manifest import (
+    CheckpointManifest,
+    ShardInfo,
+    cut_directory,
+    load_manifest,
+    verify_checkpoint,
+)
+from edl.storage.checkpoint_shards import shard_path
 from edl.worker.allreduce import checkpoint_writer
 
 
@@ -143,3 +154,66 @@ def test_all_workers_are_lost_and_another_number_goes_on_from_the_shards(folder:
 def test_random_faults(folder: Path, seed: int) -> None:
     with SharedJob(folder, records=1600, seconds=0.002, workers=6) as job:
         job.run_with_faults(seed)
+
+
+def remove_file(path: Path, written: ShardInfo) -> ShardInfo:
+    path.unlink()
+    return written
+
+
+def cut_file(path: Path, written: ShardInfo) -> ShardInfo:
+    path.write_bytes(path.read_bytes()[:-8])
+    return written
+
+
+def clear_file(path: Path, written: ShardInfo) -> ShardInfo:
+    path.write_bytes(bytes(written.size))
+    return written
+
+
+def name_other_file(path: Path, written: ShardInfo) -> ShardInfo:
+    first = path.with_name("ps-0.safetensors")
+    return ShardInfo(first.name, first.stat().st_size if first.exists() else written.size, written.crc32)
+
+
+def write_arrays_of_the_first(path: Path, written: ShardInfo) -> ShardInfo:
+    first = path.with_name("ps-0.safetensors")
+    while not first.exists():
+        time.sleep(0.001)
+    path.write_bytes(first.read_bytes())
+    return replace(written, size=path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"),
+    [
+        (remove_file, "is missing"),
+        (cut_file, "bytes instead of"),
+        (clear_file, "safetensors"),
+        (name_other_file, "ps-0.safetensors"),
+        (write_arrays_of_the_first, "as well"),
+    ],
+)
+def test_a_rank_that_says_what_it_has_not_written_is_not_believed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lie: Callable[[Path, ShardInfo], ShardInfo], said: str
+) -> None:
+    lies, write = threading.Event(), checkpoint_writer.write_shard
+
+    def write_and_lie(directory: Path, index: int, arrays: Any, metadata: Any) -> ShardInfo:
+        written = write(directory, index, arrays, metadata)
+        return lie(shard_path(directory, index), written) if index == 1 and lies.is_set() else written
+
+    monkeypatch.setattr(checkpoint_writer, "write_shard", write_and_lie)
+    with SharedJob(folder, records=6000, seconds=0.003) as job:
+        job.start_ranks(2)
+        job.wait_for_checkpoint(7)
+        before = len(job.called_off())
+        lies.set()
+        job.wait(lambda: len(job.called_off()) > before)
+        lies.clear()
+        assert said in job.called_off()[before]
+        assert job.state.checkpoint is not None
+        manifest = load_manifest(cut_directory(job.checkpoints.directory, job.state.checkpoint.cut))
+        assert isinstance(manifest, CheckpointManifest)
+        assert verify_checkpoint(cut_directory(job.checkpoints.directory, manifest.cut), manifest) is None
+        job.hurry()
