@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -70,15 +71,17 @@ def user_code(zoo: Path, action: str, *, function: Callable[..., Any] | None = N
         function: a function of the user's; the error names its file if the traceback has no frame of the user's.
 
     Raises:
-        UserCodeError: for every exception except EDL's own and KeyboardInterrupt. SystemExit counts as an error: a
-            model module must not end the worker.
+        UserCodeError: for every exception except EDL's own. SystemExit counts as an error: a model module must not end
+            the worker. So does KeyboardInterrupt where Ctrl-C does not raise it, as in a worker that has a master.
     """
     try:
         yield
     # An error of EDL already says where and why; contexts may be nested.
     except EdlError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            raise
         raise _to_user_code_error(error, zoo, action, function) from error
 
 

@@ -54,6 +54,8 @@ def _failure_kind(error: EdlError) -> str:
 
 _LOG = logging.getLogger(__name__)
 
+_FAILURES = (Exception, KeyboardInterrupt, SystemExit)
+"""Every error is reported to the master, which decides. The last two only code can raise: workers ignore SIGINT."""
 _FINAL_REPORT_SECONDS = 30.0
 """Seconds that the last reports may take before the worker exits."""
 
@@ -129,7 +131,7 @@ class TaskLoop:
                 return self.report_failure(error, task.lease_id)
             _LOG.info("lease %d: dropped, the pinned version is gone: %s", task.lease_id, error)
             self._progress.drop_lease(task.lease_id)
-        except Exception as error:  # noqa: BLE001  every error is reported to the master, which decides
+        except _FAILURES as error:
             return self.report_failure(error, task.lease_id)
         return None
 
@@ -144,7 +146,7 @@ class TaskLoop:
             code = train()
         except (LeavingError, MasterLostError):
             raise
-        except Exception as error:  # noqa: BLE001  every error is reported to the master, which decides
+        except _FAILURES as error:
             return self.report_failure(error) or 1
         self._progress.flush(_FINAL_REPORT_SECONDS)
         return code

@@ -186,7 +186,8 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
             finish_run = _prepare_tasks(runtime, module, handlers)
     except LeavingError:
         raise
-    except Exception as error:  # noqa: BLE001  every failure is reported to the master
+    # Every failure is reported to the master. Only code raises the last two: workers ignore SIGINT.
+    except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001
         return loop.report_failure(error) or 1
     # TensorFlow is imported and the model is built: the next worker may begin.
     import_slot.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,20 @@ def test_an_error_that_nobody_foresaw_has_one() -> None:
         told = task_loop.describe_failure(error)
     assert (told.kind, told.message) == ("crash", "ZeroDivisionError: by zero")
     assert "Traceback" in told.detail
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)])
+def test_what_would_end_the_process_is_an_error_of_the_code_where_ctrl_c_is_ignored(
+    tmp_path: Path, feed: Callable[..., Any], error: Any
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        found = raised(tmp_path, error, by=feed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert str(found).startswith(f"{tmp_path / 'module.py'}:2: feed() raised {type(error).__name__}")
+
+
+def test_ctrl_c_is_no_error_of_the_code(tmp_path: Path, feed: Callable[..., Any]) -> None:
+    with pytest.raises(KeyboardInterrupt), user_code(tmp_path, "feed()"):
+        feed(KeyboardInterrupt())

@@ -273,10 +273,12 @@ def test_the_loop_does_every_kind_and_ends_with_the_work(harness: LoopHarness) -
         (BadInputError("feed() raised"), "input", 2),
         (NotFiniteError("loss nan"), "nan", 1),
         (MemoryError("out of memory"), "crash", 1),
+        (KeyboardInterrupt("raised by code"), "crash", 1),
+        (SystemExit("raised by code"), "crash", 1),
     ],
 )
 def test_a_failure_is_told_to_the_master(
-    harness: LoopHarness, error: Exception, kind: str, code: int, caplog: pytest.LogCaptureFixture
+    harness: LoopHarness, error: BaseException, kind: str, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(leased: LeasedTask) -> None:
         raise error
@@ -288,6 +290,21 @@ def test_a_failure_is_told_to_the_master(
     assert (told.kind, told.lease) == (kind, LEASE + 1)
     assert str(error) in told.message
     assert bool(told.detail) is (kind == "crash"), "what EDL foresaw needs no traceback"
+    harness.progress.stop()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_loop_of_another_kind_is_told_to_the_master(
+    harness: LoopHarness, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> int:
+        raise kind("raised by code")
+
+    with caplog.at_level(logging.CRITICAL):
+        assert loop(harness).run_guarded(train) == 1
+    (told,) = harness.master.requests("Fail")
+    assert told.message == f"{kind.__name__}: raised by code"
+    assert "in train" in told.detail
     harness.progress.stop()
 
 
