@@ -120,6 +120,8 @@ def _open_run_directory(
 
     restart = plan_resumption(directory, spec, from_checkpoint=from_checkpoint)
     if restart is None:
+        if spec.strategy.name == "AllReduce":
+            local_run_resumption.check_checkpoints(directory)
         local_run_resumption.reopen_run(directory)
     return directory, changes, restart
 

@@ -156,11 +156,13 @@ class ReplicaState(TrainableModel):
         """
         variables = self._state_variables()
         for name, variable in variables:
-            if name not in arrays or _describe(variable) != _describe(arrays[name]):
-                raise BadInputError(
-                    f"the checkpoint was written with another model or optimizer: they differ in {name}",
-                    hint="start a new run, without --resume",
-                )
+            if name in arrays and _describe(variable) == _describe(arrays[name]):
+                continue
+            difference = f"they differ in {name}" if name in arrays else f"it has no {name}"
+            raise BadInputError(
+                f"the checkpoint was written with another model or optimizer: {difference}",
+                hint="restore the model with which the run started, or start a new run, without --resume",
+            )
         for name, variable in variables:
             variable.assign(arrays[name])
 

@@ -7,9 +7,15 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 from edl.core.cuts import SavedCheckpoint
-from edl.storage import checkpoint_manifest, run_resumption
+from edl.storage import run_resumption
+from edl.storage.checkpoint_manifest import SkippedCheckpoint, newest_intact_checkpoint
 from edl.storage.journal_replay import replay_journal
-from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage, usable_checkpoint
+from edl.storage.journal_truncation import (
+    JournaledCuts,
+    check_not_truncated,
+    explain_journal_damage,
+    usable_checkpoint,
+)
 from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
 from edl.storage.run_resumption import (
     has_journal,
@@ -55,7 +61,7 @@ def resume_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     """
     if has_journal(run):
         return _journal_checkpoint(run)
-    found = checkpoint_manifest.newest_intact_checkpoint(run.checkpoints)
+    found = newest_intact_checkpoint(run.checkpoints)
     return SavedCheckpoint(found.cut, found.step, found.version, found.ledger) if found else None
 
 
@@ -63,6 +69,28 @@ def _journal_checkpoint(run: RunDirectory) -> SavedCheckpoint | None:
     with explain_journal_damage(run):
         found = check_not_truncated(run, replay_journal(run.journal)).checkpoint
     return found and usable_checkpoint(run, found)
+
+
+def check_checkpoints(run: RunDirectory) -> None:
+    """Check that a run which continues from a checkpoint has an intact one. Reads every byte of the newest.
+
+    Raises:
+        BadInputError: it has none; the message says of each why it cannot be used.
+        StorageError: the journal is damaged, or the checkpoints cannot be read.
+    """
+    if not has_journal(run):
+        return
+    with explain_journal_damage(run):
+        named = JournaledCuts.from_replay(replay_journal(run.journal)).checkpoint
+    skipped: list[SkippedCheckpoint] = []
+    if named is None or newest_intact_checkpoint(run.checkpoints, skipped.append) is not None:
+        return
+    reasons = "".join(f"\n  checkpoint {one.cut} cannot be used: {one.reason}" for one in skipped)
+    raise BadInputError(
+        f"run {run.run_id} continues from checkpoint {named.cut}, and no checkpoint is intact{reasons}",
+        where=str(run.checkpoints),
+        hint="Restore the files from a backup, or start a new run, without --resume.",
+    )
 
 
 def reopen_run(run: RunDirectory) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli.cli_harness import DONE, SUMMARY, LocalRunHarness
 from support.text_keys import missing_keys
@@ -21,7 +23,14 @@ from edl.core.state import JobSettings
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.ops import local_run_plan, local_run_resumption
 from edl.storage import run_resumption
-from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
+from edl.storage.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    ShardInfo,
+    commit_checkpoint,
+    cut_directory,
+)
+from edl.storage.checkpoint_shards import write_shard
 from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
@@ -341,3 +350,67 @@ def test_a_fault_of_the_model_is_a_reason_to_begin_anew(
     change, command = capsys.readouterr().out.splitlines()[-2:]
     assert not missing_keys(change, "--set")
     assert command.endswith(": edl run job.yaml --set model.params.vocab=10")
+
+
+ALL_REDUCE = ("--set", "strategy.name=AllReduce")
+
+
+def keep_shards(run: RunDirectory, *cuts: int) -> None:
+    """Checkpoints with two files each, of which the newest is the one that the journal names."""
+    journal, _ = Journal.open(run.journal, holder="test")
+    for cut in cuts:
+        folder = cut_directory(run.checkpoints, cut)
+        shards = [write_shard(folder, index, {f"dense/{index}": np.arange(4.0)}) for index in range(2)]
+        commit_checkpoint(folder, CheckpointManifest(cut, 0, "now", tuple(shards), {"done_steps": 5}))
+        journal.append(saved(cut))
+    journal.close()
+
+
+def flip_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGES: list[Any] = [
+    pytest.param("ps-1.safetensors", Path.unlink, "is missing", id="missing"),
+    pytest.param("ps-0.safetensors", lambda path: path.write_bytes(b"short"), "5 bytes", id="truncated"),
+    pytest.param("ps-1.safetensors", flip_byte, "checksum", id="flipped"),
+    pytest.param(MANIFEST_NAME, Path.unlink, "manifest", id="no manifest"),
+    pytest.param(MANIFEST_NAME, flip_byte, "manifest is damaged", id="damaged manifest"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "told"), DAMAGES)
+def test_a_run_without_an_intact_checkpoint_is_refused_with_the_file_and_a_remedy(
+    local_run: LocalRunHarness,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    damage: Callable[[Path], Any],
+    told: str,
+) -> None:
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert local_run.edl("run", "job.yaml", *ALL_REDUCE) == 1
+    run = RunDirectory(local_run.run_dir())
+    keep_shards(run, 2, 3)
+    for cut in (2, 3):
+        damage(cut_directory(run.checkpoints, cut) / file)
+    capsys.readouterr()
+    assert local_run.edl("run", "job.yaml", *ALL_REDUCE, "--resume") == 2
+    error = capsys.readouterr().err
+    assert not missing_keys(error, str(run.checkpoints), "checkpoint 3", "checkpoint 2", told, "backup", "new run")
+    assert file == MANIFEST_NAME or file in error
+    assert local_run.status()["phase"] == "Failed", "nothing was changed"
+
+
+@pytest.mark.parametrize(("file", "damage", "told"), DAMAGES)
+def test_a_run_with_an_older_intact_checkpoint_goes_on(
+    local_run: LocalRunHarness, file: str, damage: Callable[[Path], Any], told: str
+) -> None:
+    local_run.script(["event", FAILED], ["status", FAILED_STATUS])
+    assert local_run.edl("run", "job.yaml", *ALL_REDUCE) == 1
+    run = RunDirectory(local_run.run_dir())
+    keep_shards(run, 2, 3)
+    damage(cut_directory(run.checkpoints, 3) / file)
+    local_run.script(*DONE)
+    assert local_run.edl("run", "job.yaml", *ALL_REDUCE, "--resume") == 0

@@ -104,7 +104,7 @@ class CheckpointWriter:
         with self._lock:
             if self._progress is not copied:
                 return
-        directory = cut_directory(self._checkpoints_dir, copied.cut)
+        directory = self.directory(copied.cut)
         try:
             written = write_shard(directory, shard_index, arrays, self._metadata)
             shard = pb.WrittenShard(file=written.file, size=written.size, crc32=written.crc32)
@@ -120,6 +120,10 @@ class CheckpointWriter:
                 self._progress = written_state
         self.on_written()
 
+    def directory(self, cut: int) -> Path:
+        """The folder of a checkpoint."""
+        return cut_directory(self._checkpoints_dir, cut)
+
     def read(self, cut: int) -> Arrays:
         """The arrays of a checkpoint.
 
@@ -127,7 +131,7 @@ class CheckpointWriter:
             StorageError: it is damaged or cannot be read.
             BadInputError: parameter servers wrote it, and this model cannot continue with their state.
         """
-        directory = cut_directory(self._checkpoints_dir, cut)
+        directory = self.directory(cut)
         manifest = load_manifest(directory)
         if not isinstance(manifest, CheckpointManifest):
             raise StorageError(f"cannot be used: {manifest.reason}", where=str(directory))

@@ -1,0 +1,96 @@
+"""``edl run --resume`` of an AllReduce run whose only checkpoint is damaged, or belongs to another model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs.test_jobs_models import iris
+from support.job_folder import JobFolder, newest_cut
+from support.job_process import edl
+from support.text_keys import missing_keys
+
+from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, load_manifest
+from edl.storage.checkpoint_shards import read_shard, write_shard
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow]
+
+FILE = "ps-0.safetensors"
+MODULE = "from model_zoo.iris.iris_dnn import *\n"
+WIDER = """
+import keras
+from model_zoo.iris.iris_dnn import *
+
+
+def custom_model():
+    inputs = keras.Input((4,), name="rows")
+    return keras.Model(inputs, keras.layers.Dense(3, name="output")(keras.layers.Dense(77, name="hidden")(inputs)))
+"""
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> JobFolder:
+    """A job whose run was stopped; it has one checkpoint."""
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / "zoo").mkdir()
+    (folder / "zoo" / "model.py").write_text(MODULE)
+    job = iris(
+        folder,
+        strategy={"name": "AllReduce"},
+        train={"epochs": 100_000, "minibatch_size": 16, "minibatches_per_task": 8},
+        checkpoint={"every_steps": 1_000_000, "keep": 1},
+        export=None,
+    )
+    job.spec["model"] = {"zoo": "zoo", "definition": "model.custom_model"}
+    job.file.write_text(json.dumps(job.spec))
+    with job.run() as run:
+        run.wait_step(20, timeout=240.0)
+        run.interrupt()
+        assert run.wait() == 130
+    return job
+
+
+def flip_byte(job: JobFolder, cut: Path) -> None:
+    data = bytearray((cut / FILE).read_bytes())
+    data[-1] ^= 1
+    (cut / FILE).write_bytes(data)
+
+
+def drop_array(job: JobFolder, cut: Path) -> None:
+    """Leave one variable out of the file, and let the manifest agree."""
+    manifest = load_manifest(cut)
+    assert isinstance(manifest, CheckpointManifest)
+    arrays, metadata = read_shard(cut / FILE)
+    del arrays[next(name for name in arrays if name.startswith("dense/"))]
+    commit_checkpoint(cut, replace(manifest, shards=(write_shard(cut, 0, arrays, metadata),)))
+
+
+def change_model(job: JobFolder, cut: Path) -> None:
+    (job.folder / "zoo" / "model.py").write_text(WIDER)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(lambda job, cut: (cut / FILE).unlink(), (FILE, "missing", "backup"), id="missing file"),
+        pytest.param(lambda job, cut: (cut / FILE).write_bytes(b"cut"), (FILE, "3 bytes", "backup"), id="truncated"),
+        pytest.param(flip_byte, (FILE, "checksum", "backup"), id="flipped byte"),
+        pytest.param(drop_array, ("cut-0", "has no dense/", "start a new run"), id="missing variable"),
+        pytest.param(change_model, ("cut-0", "another model", "restore the model"), id="other model"),
+    ],
+)
+def test_the_file_and_the_remedy_are_named(
+    stopped: JobFolder, tmp_path: Path, damage: Callable[[JobFolder, Path], None], said: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(stopped.folder, folder)
+    job = JobFolder(folder, stopped.name, stopped.spec)
+    (run_dir,) = (folder / ".edl" / "local" / job.name).glob("r*")
+    damage(job, newest_cut(run_dir))
+    ended = edl("run", str(job.file), "--resume", cwd=folder, timeout=240.0)
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert not missing_keys(ended.stdout + ended.stderr, *said)
