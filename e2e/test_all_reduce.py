@@ -104,7 +104,6 @@ def test_all_workers_are_preempted_and_come_back(make_namespace: MakeNamespace) 
 
 @pytest.mark.alone
 @pytest.mark.breaks
-@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_workers_node_is_lost(make_namespace: MakeNamespace) -> None:
     """The others go on without it before the cluster has noticed, and a worker elsewhere takes its place."""
