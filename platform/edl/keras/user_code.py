@@ -99,8 +99,9 @@ def _to_user_code_error(
     text = _COLOUR_CODE.sub("", str(error))
     user_frames = _frames_below(zoo, traceback.extract_tb(error.__traceback__))
     graph_frames = [] if user_frames else _frames_below(zoo, _graph_frames(text))
+    headline = _error_headline(text)
     return UserCodeError(
-        f"{action} raised {type(error).__name__}: {_error_headline(text)}",
+        f"{action} raised {type(error).__name__}" + (f": {headline}" if headline else ""),
         where=_error_location(error, user_frames or graph_frames, function),
         hint=_find_remedy(text),
         detail=_format_detail(error, text, user_frames, graph_frames),

@@ -19,8 +19,10 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.rank_state import RankPhase
+from edl.master import master_service
 from edl.master.master_service import MemberDirectory, parse_world_report, view_to_reply
 from edl.transport import edl_pb2 as pb
+from edl.transport.handshake import MAX_MESSAGE_BYTES
 from edl.transport.message_validation import check_message
 from edl.transport.peer_errors import PeerRefusedError
 
@@ -133,3 +135,24 @@ def test_an_interval_that_is_never_reached_fits_into_messages(evaluators: int) -
     assert views[0].checkpoint is not None
     assert views[0].checkpoint.at_step > 1 << 60
     assert max(max(view.evaluate_at, view.copy_at) for view in views) > 1 << 60
+
+
+def test_a_file_with_an_impossible_checksum_is_refused() -> None:
+    shard = pb.WrittenShard(file="ps-0.safetensors", size=8, crc32=2**32)
+    request = pb.WorldRequest(phase=RankPhase.RUNNING.value, copied=pb.CopiedState(cut=1, shard=shard))
+    with pytest.raises(PeerRefusedError, match="CRC-32"):
+        parse_world_report(request)
+
+
+def test_a_control_message_has_room_for_the_longest_report() -> None:
+    records = [
+        pb.LeaseRecords(lease=(1000 << 32) + number, end=2**31, skipped=2**31)
+        for number in range(master_service._MAX_REPORTED_LEASES)
+    ]
+    member, copied = pb.Member(uid="w0"), pb.CopiedState(done=records)
+    request = pb.WorldRequest(member=member, phase=RankPhase.RUNNING.value, done=records, copied=copied)
+    assert len(parse_world_report(request).report.done) == len(records)
+    assert request.ByteSize() < MAX_MESSAGE_BYTES
+    request.done.append(records[0])
+    with pytest.raises(PeerRefusedError, match="more than 65536 leases"):
+        parse_world_report(request)
