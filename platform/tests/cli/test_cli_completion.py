@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.in_memory_cluster import InMemoryCluster
 from support.job_objects import put_job
+from support.repetition import repetition
 
 from edl.cli import options as names_completion
 from edl.cli.options import complete_jobs
@@ -70,8 +71,8 @@ def completed(line: str, kubeconfig: str = "/nosuch") -> list[str]:
     [
         ("edl sta", ["status"]),
         ("edl status --wa", ["--watch"]),
-        ("edl data c", ["cp", "clicks"]),
-        ("edl data cp --minu", ["--minutes"]),
+        repetition("edl data c", ["cp", "clicks"]),
+        repetition("edl data cp --minu", ["--minutes"]),
         ("edl logs mnist --role w", ["worker"]),
         ("edl status ", []),
     ],

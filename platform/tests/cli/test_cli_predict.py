@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli.cli_harness import DONE, SUMMARY, LocalRunHarness
+from support.repetition import repetitions
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -235,7 +236,9 @@ def test_the_plan_says_which_run_trained_the_weights(
     assert not missing_keys(said, "run r2", "failed", "checkpoint 1", "step 0", "warning")
 
 
-@pytest.mark.parametrize("strategy", ["{mode: sync, grads_to_wait: 2}", "{name: Local}", "{name: AllReduce}"])
+@pytest.mark.parametrize(
+    "strategy", ["{mode: sync, grads_to_wait: 2}", *repetitions(("{name: Local}", "{name: AllReduce}"))]
+)
 def test_what_only_training_demands_does_not_hinder(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], strategy: str
 ) -> None:

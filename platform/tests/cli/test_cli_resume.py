@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli.cli_harness import DONE, SUMMARY, LocalRunHarness
+from support.repetition import repetitions
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
@@ -51,7 +52,7 @@ def fail(local_run: LocalRunHarness) -> None:
     local_run.script(*DONE)
 
 
-@pytest.mark.parametrize("resume", [["--resume"], ["--resume", "r1"], ["--resume=r1"]])
+@pytest.mark.parametrize("resume", [["--resume"], *repetitions((["--resume", "r1"], ["--resume=r1"]))])
 def test_a_failed_run_goes_on_in_its_directory(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], resume: list[str]
 ) -> None:

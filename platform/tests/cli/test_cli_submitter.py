@@ -26,6 +26,7 @@ from cli.submitter_harness import (
     make_submitter_harness,
 )
 from support.in_memory_cluster import Manifest
+from support.repetition import repetition
 from support.text_keys import missing_keys
 
 from edl.api.events import JobEnded, RunStarted
@@ -210,7 +211,7 @@ def test_killed_at_any_request_it_submits_once_and_to_the_end(harness: Submitter
     assert 15 < number < REQUESTS
 
 
-@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.parametrize("carried_out", [repetition(False), True])
 def test_two_pods_of_one_submitter_submit_once(harness: SubmitterHarness, carried_out: bool) -> None:
     """The second runs from its start to its end while the first waits for an answer."""
     for number in range(1, REQUESTS):
@@ -315,7 +316,7 @@ def test_a_pod_that_does_not_go_is_a_matter_for_a_new_pod(harness: SubmitterHarn
     assert harness.made() == ["edl-mnist-master"]
 
 
-@pytest.mark.parametrize("carried_out", [False, True])
+@pytest.mark.parametrize("carried_out", [False, repetition(True)])
 def test_replaced_at_any_request_the_new_job_stays_untouched(harness: SubmitterHarness, carried_out: bool) -> None:
     """A newer submitter appears while the old one waits for an answer, and runs to its end meanwhile."""
     for number in range(1, REQUESTS):
@@ -395,7 +396,7 @@ def test_what_cannot_be_completed_is_withdrawn(harness: SubmitterHarness) -> Non
     assert harness.cluster.labelled() == []
 
 
-@pytest.mark.parametrize("error", [NoResponseError("no answer"), ServerBusyError("etcd leader changed")])
+@pytest.mark.parametrize("error", [NoResponseError("no answer"), repetition(ServerBusyError("etcd leader changed"))])
 @pytest.mark.parametrize("key", [("GET", "jobs"), ("POST", "jobs"), ("POST", "secrets"), ("PATCH", "jobs")])
 def test_an_absence_is_waited_out_and_a_long_one_is_no_failure(
     harness: SubmitterHarness, key: tuple[str, str], error: NoResponseError | ServerBusyError

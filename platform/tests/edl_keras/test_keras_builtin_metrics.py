@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = pytest.mark.tensorflow
 
@@ -154,15 +155,18 @@ def values_of_keras(metric: Any, labels: Any, predictions: Any, weights: Any = N
     return {"mine": float(found)} if not found.ndim else {f"mine_{at}": float(each) for at, each in enumerate(found)}
 
 
-def slow_if_multi_label(case: str) -> Any:
-    """A case as a parameter; an AUC for each label takes a second or two."""
-    return pytest.param(case, marks=pytest.mark.repetition) if "multi_label" in case else case
+SEVERAL = {"F1Score, macro", "F1Score, micro", "R2Score, adjusted", "R2Score, one number"}
 
 
-OTHERS = [slow_if_multi_label(case) for case in ("F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError")]
+def once_a_class(case: str) -> Any:
+    """A case as a parameter; an AUC for each label takes a second or two, and some classes have several cases."""
+    return repetition(case) if "multi_label" in case or case in SEVERAL else case
 
 
-@pytest.mark.parametrize("case", [slow_if_multi_label(case) for case in CASES])
+OTHERS = [once_a_class(case) for case in ("F1Score", "R2Score", "AUC, multi_label", "MeanSquaredError")]
+
+
+@pytest.mark.parametrize("case", [once_a_class(case) for case in CASES])
 def test_two_halves_give_the_value_of_keras(case: str) -> None:
     metric, (labels, predictions) = CASES[case]
     half = RECORDS // 2

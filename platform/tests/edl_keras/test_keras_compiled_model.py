@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -196,7 +197,7 @@ def feed(dataset, mode, metadata):
 """
 
 
-@pytest.mark.parametrize("kind", [LocalModel, ModelReplica])
+@pytest.mark.parametrize("kind", [repetition(LocalModel), ModelReplica])
 def test_a_function_gets_each_output_with_its_mask_as_in_keras(kind: Any, tmp_path: Path) -> None:
     module = load(tmp_path, MASKED)
     more = {"rank_seed": 0} if kind is ModelReplica else {}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -64,6 +65,7 @@ for metric in self.metrics:
 return {metric.name: metric.result() for metric in self.metrics}
 """
 APPLY_GRADIENTS = "self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))"
+APPLY = "self.optimizer.apply(gradients, self.trainable_variables)"
 
 
 def write(folder: Path, step: str) -> None:
@@ -98,8 +100,9 @@ def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
         rank.apply(sum(step.weight for step in steps))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("apply", [APPLY_GRADIENTS, "self.optimizer.apply(gradients, self.trainable_variables)"])
+@pytest.mark.parametrize(
+    ("apply", "count"), [(APPLY_GRADIENTS, 3), (APPLY, 1), repetition(APPLY_GRADIENTS, 1), repetition(APPLY, 3)]
+)
 def test_ranks_train_as_keras_does_with_the_union(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apply: str, count: int
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetitions
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -47,7 +48,7 @@ def train(replica: ModelReplica, x: Any, y: Any) -> None:
         replica.apply(replica.compute(features, labels).weight)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["averages", "loss scaling", *repetitions(("SGD", "Adam"))])
 def test_a_copy_has_the_metrics_of_its_step_while_the_model_trains_on(optimizer: str) -> None:
     user = ModelModule(
         zoo=Path(__file__).parent,

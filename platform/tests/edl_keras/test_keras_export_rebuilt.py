@@ -89,12 +89,14 @@ def tried_out(layer: Any) -> Model:
     return model_of(layer(name="e"))
 
 
+FEW = [cloned, without_names, tried_out]
 FUNCTIONS = [cloned, cloned_with_its_values, looked_at, without_names, smaller_first, tried_out]
 
 
 def _case(function: Callable[[Any], Model], kind: str) -> Any:
-    """Each function once, and one of them with each kind; the others repeat that."""
-    marks = [] if function is cloned or kind == "keras" else [pytest.mark.repetition]
+    """The functions of FEW with Keras' layer, and one of them with two more; the others repeat that."""
+    few = kind == "keras" if function in FEW else False
+    marks = [] if few or (function is cloned and kind in ("edl", "any id")) else [pytest.mark.repetition]
     return pytest.param(function, kind, id=f"{function.__name__}-{kind}", marks=marks)
 
 

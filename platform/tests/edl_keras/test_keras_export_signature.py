@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -54,8 +55,17 @@ def functional(form: str) -> Any:
     return keras.Model({"tags": tags, "price": price}, keras.layers.Dense(1)(both))
 
 
-@pytest.mark.parametrize("subclassed", [False, True], ids=["functional", "subclassed"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "subclassed"),
+    [
+        pytest.param("ragged", False, id="ragged-functional"),
+        pytest.param("sparse", True, id="sparse-subclassed"),
+        pytest.param("dense", False, id="dense-functional"),
+        repetition("ragged", True, name="ragged-subclassed"),
+        repetition("sparse", False, name="sparse-functional"),
+        repetition("dense", True, name="dense-subclassed"),
+    ],
+)
 def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) -> None:
     tags, parts = FORMS[form]
     features = {"tags": tags, "price": PRICES}

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -125,8 +126,9 @@ WEIGHT_FORMS = {"none": None, "(n,)": WEIGHTS, "(n,1)": WEIGHTS[:, None]}
 
 
 def _weighed(loss: str, weights: str) -> Any:
-    """Each form once, and a function with each form of the weights; the others repeat that."""
-    marks = [] if loss == "function" or weights == "(n,)" else [pytest.mark.repetition]
+    """Without weights, weights for a function and for an object of Keras; the others repeat that."""
+    few = (("function", "none"), ("function", "(n,)"), ("object", "(n,)"))
+    marks = [] if (loss, weights) in few else [pytest.mark.repetition]
     return pytest.param(LOSS_FORMS[loss], WEIGHT_FORMS[weights], id=f"{loss}-{weights}", marks=marks)
 
 
@@ -153,7 +155,7 @@ def test_a_loss_that_is_one_number_cannot_be_weighed(tmp_path: Path) -> None:
     assert "sample_weights" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("labels", [CLASSES, CLASSES[:, None], ONE_HOT], ids=["(n,)", "(n,1)", "one-hot"])
+@pytest.mark.parametrize("labels", [CLASSES, repetition(CLASSES[:, None]), ONE_HOT], ids=["(n,)", "(n,1)", "one-hot"])
 def test_class_weights_count_in_training_only(labels: Any, tmp_path: Path) -> None:
     name = "categorical_crossentropy" if labels is ONE_HOT else "sparse_categorical_crossentropy"
     text = f'{THREE_CLASSES}\nloss = "{name}"\nclass_weight = {{0: 3.0, 2: 0.25}}\n'
@@ -208,10 +210,10 @@ LOSSES = {"number": "mse", "kind": "sparse_categorical_crossentropy"}
 @pytest.mark.parametrize(
     ("outputs", "weights"),
     [
-        pytest.param(AS_DICT, None, id="dict-none"),
+        repetition(AS_DICT, None, name="dict-none"),
         pytest.param(AS_LIST, TWO_WEIGHTS, id="list-by output"),
-        pytest.param(AS_DICT, TWO_WEIGHTS, id="dict-by output", marks=pytest.mark.repetition),
-        pytest.param(AS_LIST, None, id="list-none", marks=pytest.mark.repetition),
+        repetition(AS_DICT, TWO_WEIGHTS, name="dict-by output"),
+        repetition(AS_LIST, None, name="list-none"),
     ],
 )
 def test_a_loss_for_each_output(outputs: str, weights: Any, tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_metrics_as_a_list_and_weighted_ones(tmp_path: Path) -> None:
     assert set(metrics) == {"loss", "accuracy", "top2", "weighted_accuracy", "ce"}
 
 
-@pytest.mark.parametrize("outputs", [AS_DICT, AS_LIST], ids=["dict", "list"])
+@pytest.mark.parametrize("outputs", [AS_DICT, repetition(AS_LIST)], ids=["dict", "list"])
 def test_metrics_by_output(outputs: str, tmp_path: Path) -> None:
     text = (
         f"{outputs}\nloss = {LOSSES}\n"
@@ -326,7 +328,7 @@ def test_what_keras_does_not_know_is_refused_by_name(text: str, named: str, tmp_
 # ---------------------------------------------------------------- what workers of parameter servers compute
 
 
-@pytest.mark.parametrize("weights", [None, TWO_WEIGHTS], ids=["none", "weighted"])
+@pytest.mark.parametrize("weights", [repetition(None), TWO_WEIGHTS], ids=["none", "weighted"])
 def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Path) -> None:
     """One worker, plain SGD: each step of the slab is one of Keras' optimizer."""
     text = f"{AS_DICT}\nloss = {LOSSES}\nloss_weights = [0.3, 2.0]\n".replace(

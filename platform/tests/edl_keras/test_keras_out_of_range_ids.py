@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -101,7 +102,7 @@ def test_ids_of_a_dense_table_are_told_as_those_of_a_served_one(wrong: int) -> N
 
 
 @pytest.mark.parametrize("how", ["train", "evaluate", "predict"])
-@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize("wrong", [50, repetition(-1)])
 @pytest.mark.parametrize("kind", [None, "mean"])
 def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str | None) -> None:
     def model() -> Any:
@@ -160,8 +161,9 @@ def test_ragged_and_float_ids_of_a_dense_table_are_looked_at_too() -> None:
         built.predict(built.initial_values(), {}, np.array([[0, -3.0]], np.float32))
 
 
-@pytest.mark.parametrize("threshold", [SERVED, DENSE])
-@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize(
+    ("threshold", "wrong"), [(SERVED, 50), (DENSE, -1), repetition(DENSE, 50), repetition(SERVED, -1)]
+)
 def test_an_exported_saved_model_refuses_them_as_the_job_does(threshold: int, wrong: int, tmp_path: Path) -> None:
     def model() -> Any:
         inputs = keras.Input([2], dtype="int64")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -114,7 +115,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+REPEATED = ("sequential without an Input", "nested", "a user's subclass")
+
+
+@pytest.mark.parametrize("kind", [repetition(kind) if kind in REPEATED else kind for kind in KINDS])
 def test_a_step_has_the_gradients_of_plain_keras(kind: str) -> None:
     network = network_of(KINDS[kind], IDS)
     assert network.tables
@@ -432,7 +436,10 @@ def test_shapes_may_be_cut() -> None:
     check_step(network_of(lambda: NarrowingLookup(shaped), ids), ids, LABELS)
 
 
-@pytest.mark.parametrize("how", HARMLESS)
+FEW = ("int32 from the beginning", "widened from int8", "of a hash", "of buckets, by an Input")
+
+
+@pytest.mark.parametrize("how", [how if how in FEW else repetition(how) for how in HARMLESS])
 def test_casts_that_lose_nothing_are_served(how: str) -> None:
     model, kind = HARMLESS[how]
     ids = IDS.astype(kind)

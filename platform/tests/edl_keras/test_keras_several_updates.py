@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -81,7 +82,7 @@ def train_together(ranks: list[Any], data: Records, idle: tuple[int, ...] = ()) 
 @pytest.mark.parametrize(
     ("step", "count", "updates"),
     [
-        (ADVERSARIAL, 1, ["d_optimizer", "g_optimizer"]),
+        repetition(ADVERSARIAL, 1, ["d_optimizer", "g_optimizer"]),
         (ADVERSARIAL, 3, ["d_optimizer", "g_optimizer"]),
         # Both gradients before both updates, from one tape: the second graph uses what the first one has computed.
         (PERSISTENT, 2, ["d_optimizer", "g_optimizer"]),

@@ -104,6 +104,7 @@ def test_workers_are_killed(all_reduce: Make, measure: Measure) -> None:
     assert summary["records_repeated"] > 0, "it had a lease, and so perhaps a minibatch in progress"
 
 
+@pytest.mark.repetition
 def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) -> None:
     job = all_reduce(strategy={"global_batch": 46})
     with job.start() as run:

@@ -15,6 +15,7 @@ from edl.simulation.counted_steps import CountedStep
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
 
 
+@pytest.mark.repetition
 def test_a_flipped_bit_costs_what_was_done_since_the_checkpoint(linear: Callable[..., LinearJob]) -> None:
     job = linear(records=16000, ps=2, embedding=True)
     with job.start() as run:

@@ -11,6 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 EDL = Path(__file__).resolve().parents[2] / "edl"
@@ -40,13 +41,14 @@ class ReasonTemplate:
     where: str
 
 
-def reasons() -> list[ReasonTemplate]:
+@cache
+def reasons() -> tuple[ReasonTemplate, ...]:
     """All of them, of every module; those that only pass on somebody else's words are left out."""
-    return [
+    return tuple(
         reason
         for path in sorted(EDL.rglob("*.py"))
         for reason in read(path.read_text(encoding="utf-8"), path.relative_to(EDL).as_posix())
-    ]
+    )
 
 
 def read(text: str, source: str) -> list[ReasonTemplate]:

@@ -216,7 +216,7 @@ def test_all_frames_are_in_the_workers_log(run_output: BadInputRuns) -> None:
     assert re.search(r'File "[^"]*/edl/worker/', log)
 
 
-@pytest.mark.parametrize("name", ["skips", "skips-together"])
+@pytest.mark.parametrize("name", ["skips", pytest.param("skips-together", marks=pytest.mark.repetition)])
 def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_output: BadInputRuns, name: str) -> None:
     job = run_output[name]
     assert job.code == 0, job.errors

@@ -297,7 +297,7 @@ def callbacks():
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.repetition), 2])
 def test_all_reduce_keeps_the_best_weights_as_keras_fit_does(workers: int, tmp_path: Path) -> None:
     """Of two workers the one that writes checkpoints is killed; each has the whole data set in each step."""
     job = job_folder(
@@ -436,6 +436,7 @@ def callbacks():
 """
 
 
+@pytest.mark.repetition
 def test_two_ranks_warm_up_and_stop_by_callbacks_of_the_users_own_as_keras_fit_does(tmp_path: Path) -> None:
     job = job_folder(
         tmp_path,

@@ -61,6 +61,7 @@ def test_parameter_servers_and_all_reduce_continue_each_others_checkpoints(tmp_p
 LOCAL = ("--set", "strategy.name=Local")
 
 
+@pytest.mark.repetition
 def test_local_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -> None:
     """A single worker makes the steps of strategy Local."""
 

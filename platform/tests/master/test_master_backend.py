@@ -127,7 +127,7 @@ def test_who_reads_that_a_job_has_ended_reads_all_about_it(monkeypatch: pytest.M
         assert page.events[-1].kind == "job_ended"
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.repetition), 2])
 def test_a_master_without_its_journal_does_not_train_on_what_the_one_before_it_left(count: int) -> None:
     def versions() -> list[int]:
         servers = [played.server for played in job.servers.values()]

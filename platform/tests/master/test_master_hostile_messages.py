@@ -19,6 +19,7 @@ import pytest
 from master.master_stubs import TOKEN
 from master.test_master_message_fields import METHODS, refusal_of
 from master.test_master_servicer import CONTEXT, WORKER, ServiceHarness
+from support.examples import examples
 from transport.malformed_messages import messages_with
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role
@@ -313,11 +314,12 @@ def walk(relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str
     relay.job.close()
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize("point", POINTS)
 def test_whatever_is_said_to_a_master_it_goes_on_and_so_does_the_next_one(
     relay: MasterRelay, channel: ControlChannel, tmp_path: Path, point: str
 ) -> None:
-    walk(relay, channel, tmp_path, point, seed=1, count=300)
+    walk(relay, channel, tmp_path, point, seed=1, count=examples(300))
 
 
 @pytest.mark.thorough

@@ -9,6 +9,7 @@ import pytest
 from numerics.dense_problem import DIM, NOTHING, ROWS, TABLE, DenseProblem, close, rates
 from numerics.lazy_reference import FORMULAS, LazyReference
 from numerics.optimizer_cases import CASES, KERAS
+from support.repetition import repetition
 
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.optimizer_spec import OPTIMIZER_DEFINITIONS, OptimizerSpec
@@ -20,12 +21,18 @@ def spec(request) -> OptimizerSpec:
     return CASES[request.param]
 
 
+def in_third_if_a_variant(name: str) -> object:
+    """`make test` compares each optimizer with Keras once, `make third` with its options."""
+    return repetition(name) if "," in name else name
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(11)
 
 
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("spec", [in_third_if_a_variant(name) for name in CASES], indirect=True)
 def test_dense_variables_and_rows_move_as_in_keras(spec, rng):
     problem = DenseProblem(spec, rng)
     for found, expected in zip(problem.on_the_ps(), problem.in_keras(), strict=True):

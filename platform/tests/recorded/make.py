@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -106,22 +106,22 @@ def runs() -> None:
     (PLACE / "zoo" / "kills").unlink()
 
 
-def recorded_output(name: str) -> dict[str, Any]:
-    """What the commands say of a run, but for what depends on the time of day."""
-    status = json.loads(edl("status", name, "--local", "--json"))
-    for field in ("age", "age_seconds", "seconds_since_update"):
-        status.pop(field, None)
-    return {
-        "status": status,
-        "events": [json.loads(line) for line in edl("events", name, "--local", "--json").splitlines()],
-    }
-
-
 def edl(*words: str) -> str:
     """Standard output of a command in the place."""
     return subprocess.run(
         [Path(sys.executable).with_name("edl"), *words], cwd=PLACE, capture_output=True, text=True, check=True
     ).stdout
+
+
+def recorded_output(name: str, run_command: Callable[..., str] = edl) -> dict[str, Any]:
+    """What the commands say of a run, but for what depends on the time of day."""
+    status = json.loads(run_command("status", name, "--local", "--json"))
+    for field in ("age", "age_seconds", "seconds_since_update"):
+        status.pop(field, None)
+    return {
+        "status": status,
+        "events": [json.loads(line) for line in run_command("events", name, "--local", "--json").splitlines()],
+    }
 
 
 def main() -> None:

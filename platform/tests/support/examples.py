@@ -1,4 +1,4 @@
-"""How many examples property tests try: a quarter in `make test`, all of them in `make test-all` and `make third`."""
+"""How many examples property tests try: an eighth in `make test`, all of them in `make test-all` and `make third`."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ def examples(count: int) -> int:
     """``max_examples`` of a test that tries ``count`` of them at length."""
     if os.environ.get("EDL_TEST_THOROUGH") == "1":
         return count
-    return min(count, max(FEWEST, count // 4))
+    return min(count, max(FEWEST, count // 8))

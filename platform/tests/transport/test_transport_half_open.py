@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from support.repetition import repetition
 from transport import half_open
 from transport.echo_service import EchoService
 from transport.half_open import HalfOpenConnection
@@ -30,7 +31,7 @@ CONNECTIONS = 20
 ASK = pb.ProgressRequest(member=pb.Member(uid="worker-0", index=7))
 
 
-@pytest.fixture(params=["unix", "tcp"])
+@pytest.fixture(params=[repetition("unix"), "tcp"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlServer]:
     address = f"unix:{tmp_path}/m" if request.param == "unix" else "127.0.0.1:0"
     server = start_control_server(

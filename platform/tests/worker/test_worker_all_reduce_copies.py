@@ -250,7 +250,7 @@ def test_a_stop_during_an_evaluation_ends_the_job(folder):
         assert job.state.checkpoint.step == job.state.step
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 6))])
 def test_evaluations_under_random_faults(folder, seed):
     random = Random(seed)
     with evaluating_job(folder, workers_min=1, workers=6, validation=96, evaluation_workers=2) as job:

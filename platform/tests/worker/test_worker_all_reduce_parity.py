@@ -149,7 +149,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.repetition)])
 @pytest.mark.parametrize("counts", [(3,), pytest.param((1, 2, 4), marks=pytest.mark.repetition)], ids=str)
 @pytest.mark.parametrize(
-    "name", ["Momentum", "Adam", *(pytest.param(name, marks=pytest.mark.repetition) for name in ("SGD", "AdamW"))]
+    "name", ["Adam", *(pytest.param(name, marks=pytest.mark.repetition) for name in ("SGD", "Momentum", "AdamW"))]
 )
 def test_any_number_of_ranks_trains_as_one_process(name: str, counts: tuple[int, ...], dtype: str) -> None:
     ranks = Ranks(make_module(lambda: perceptron(dtype), squared_error, OPTIMIZERS[name]), max(counts))

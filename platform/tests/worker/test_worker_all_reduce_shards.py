@@ -78,7 +78,7 @@ def test_with_a_global_batch_and_a_stop_the_checkpoint_has_every_step(folder: Pa
         assert {int(rank.replica.counts.sum()) for rank in ranks} == {job.state.ledgers[TRAINING].done_records}
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
+@pytest.mark.parametrize("position", [0, *(pytest.param(each, marks=pytest.mark.repetition) for each in (1, 2))])
 def test_a_writer_is_killed_between_its_copy_and_its_report(
     folder: Path, position: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

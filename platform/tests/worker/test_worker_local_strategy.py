@@ -209,6 +209,7 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(train_locally: Callab
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.repetition
 def test_a_run_from_before_there_were_windows_goes_on_without_one(
     train_locally: Callable[..., LocalTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 from support.text_keys import missing_keys
 from worker.loop_harness import LEASE, TOKEN, PsServers, ScriptedMaster
 
@@ -259,7 +260,7 @@ def test_a_job_that_only_predicts_is_tried_as_well(check_job: Any) -> None:
     assert not missing_keys(result["lines"][-1], "prediction", "records 0 to 7", "data.csv", "ok")
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -284,7 +285,7 @@ def test_what_ends_a_run_is_found(refuse_job: Any, spec: Any, source: str, said:
     assert result["exit_code"] == 2
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize("method", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
 def test_what_a_callback_raises_before_the_first_update_is_found(refuse_job: Any, spec: Any, method: str) -> None:
     result = refuse_job(
@@ -316,7 +317,7 @@ def test_what_only_an_evaluation_would_end_with_is_found_too(check_job: Any) -> 
     assert result["exit_code"] == 2
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -413,7 +414,7 @@ STOPPING = "def callbacks():\n    return [keras.callbacks.EarlyStopping({}, pati
 EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
 
 
-@pytest.mark.parametrize("strategy", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("strategy", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 @pytest.mark.parametrize(
     ("source", "spec", "said"),
     [

@@ -217,6 +217,7 @@ def test_a_job_is_trained_evaluated_and_exported(job: WorkerJob) -> None:
     assert Path(directory, "model.keras").exists()
 
 
+@pytest.mark.repetition
 def test_the_users_error_is_told_with_the_users_lines_first(job: WorkerJob) -> None:
     broken = MODEL.partition("def feed")[0] + 'def feed(dataset, mode, metadata):\n    raise KeyError("lable")\n'
     (job.folder / "zoo" / "linear.py").write_text(broken)
@@ -230,7 +231,7 @@ def test_the_users_error_is_told_with_the_users_lines_first(job: WorkerJob) -> N
     assert "linear.py" in told.detail.splitlines()[1]
 
 
-@pytest.mark.parametrize("moment", ["import", "idle"])
+@pytest.mark.parametrize("moment", ["import", pytest.param("idle", marks=pytest.mark.repetition)])
 def test_sigterm_is_a_goodbye(job: WorkerJob, moment: str) -> None:
     """During TensorFlow's import the main thread runs no Python signal handler; the worker leaves all the same."""
     job.master.hold = True
