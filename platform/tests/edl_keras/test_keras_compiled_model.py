@@ -82,6 +82,7 @@ def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> Non
     exec(SOURCE.replace("ARGUMENTS", ARGUMENTS), scope)
     plain = scope["custom_model"]()
     plain.set_weights(trained.model.get_weights())
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     x, labels, weights = make_data()
     for _ in range(5):
         if kind is ModelReplica:
@@ -209,6 +210,7 @@ def test_a_function_gets_each_output_with_its_mask_as_in_keras(kind: Any, tmp_pa
     exec(compile(MASKED, "masked", "exec"), namespace)
     plain = namespace["custom_model"]()
     plain.set_weights(mine.model.get_weights())
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     for _ in range(5):
         plain.train_on_batch(ids, [labels, 2 * labels])
         if kind is LocalModel:

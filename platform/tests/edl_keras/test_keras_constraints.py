@@ -61,7 +61,7 @@ def test_local_applies_them_as_keras_fit(user_model: Any) -> None:
     mine = LocalModel(user_model, seed=1, sample=FEATURES)
     other = user_model.make_model()
     other.set_weights(mine.model.get_weights())
-    other.compile(optimizer=user_model.optimizer(), loss="mse")
+    other.compile(optimizer=user_model.optimizer(), loss="mse", run_eagerly=True)
     for _ in range(12):
         mine.train(FEATURES, LABELS, keep_if_not_finite=False)
     other.fit(FEATURES, LABELS, batch_size=len(LABELS), epochs=12, verbose=0)

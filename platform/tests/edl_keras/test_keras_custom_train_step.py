@@ -115,6 +115,7 @@ def test_ranks_train_as_keras_does_with_the_union(
     exec((tmp_path / "own.py").read_text(), scope)
     plain = scope["custom_model"]()
     plain.set_weights(ranks[0].model.get_weights())
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     x, y = make_data(50)
     for _ in range(6):
         train_together(ranks, x, y)
@@ -247,6 +248,7 @@ def assert_trains_like(ranks: list[ModelReplica], folder: Path, x: Any, y: Any, 
     exec((folder / "own.py").read_text(), scope)
     plain = scope["custom_model"]()
     plain.set_weights(ranks[0].model.get_weights())
+    plain.run_eagerly = True  # to trace its few steps would take longer than to make them
     cuts = np.split(np.arange(len(x)), [len(x) // 3])
     for _ in range(3):
         steps = [

@@ -97,7 +97,11 @@ def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCa
     keras.utils.set_random_seed(1)
     other = user.make_model()
     other.set_weights(mine.model.get_weights())
-    other.compile(optimizer=user.optimizer(), loss=lambda labels, found: 1e-4 * keras.ops.square(labels - found))
+    other.compile(
+        optimizer=user.optimizer(),
+        loss=lambda labels, found: 1e-4 * keras.ops.square(labels - found),
+        run_eagerly=True,
+    )
     before = mine.model.get_weights()
     for _ in range(8):
         _, finite = mine.train(FEATURES, LABELS, keep_if_not_finite=False)

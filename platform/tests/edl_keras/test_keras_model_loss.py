@@ -81,7 +81,7 @@ def batches(*parts: Any) -> list[Any]:
     return [tf.nest.map_structure(lambda array, at=at: tf.constant(array[at]), parts) for at in places]
 
 
-def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 4) -> tuple[list[Any], dict[str, float]]:
+def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 2) -> tuple[list[Any], dict[str, float]]:
     """Trained under Local, from seed 0."""
     model = LocalModel(module, seed=0, sample=X[:1])
     parts = (X, labels) if weights is None else (X, labels, weights)
@@ -95,10 +95,11 @@ def by_edl(module: Any, labels: Any, weights: Any, epochs: int = 4) -> tuple[lis
 
 
 def by_keras(
-    module: Any, labels: Any, weights: Any, *, class_weight: Any = None, epochs: int = 4, **compiled: Any
+    module: Any, labels: Any, weights: Any, *, class_weight: Any = None, epochs: int = 2, **compiled: Any
 ) -> tuple[list[Any], dict[str, float]]:
     model = LocalModel(module, seed=0, sample=X[:1]).model
-    model.compile(optimizer=keras.optimizers.SGD(0.05), **compiled)
+    # A dozen steps: to trace them would take longer than to make them.
+    model.compile(optimizer=keras.optimizers.SGD(0.05), run_eagerly=True, **compiled)
     parts = (X, labels) if weights is None else (X, labels, weights)
     data = tf.data.Dataset.from_tensor_slices(parts).batch(BATCH)
     model.fit(data, epochs=epochs, shuffle=False, verbose=0, class_weight=class_weight)
@@ -341,7 +342,7 @@ def test_the_gradients_of_a_worker_are_those_of_keras(weights: Any, tmp_path: Pa
     )
     slab = network.initial_values()
     parts = (X, TWO) if weights is None else (X, TWO, weights)
-    for _ in range(4):
+    for _ in range(2):
         for batch in batches(*parts):
             slab = slab - np.float32(0.05) * network.train(slab, {}, *batch).flat_gradients
     states: dict[str, Any] = {}

@@ -128,7 +128,9 @@ def minibatches(count: int, records: int = 12, dtype: str = "float32") -> list[M
 class PlainKeras:
     """One process on the union of the minibatches: Keras without EDL."""
 
-    def __init__(self, replica: ModelReplica, mean_loss: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self, replica: ModelReplica, mean_loss: Callable[..., Any] | None = None, *, many_steps: bool = False
+    ) -> None:
         self.model = replica.module.make_model()
         if not self.model.built:
             self.model(replica._sample)
@@ -137,7 +139,8 @@ class PlainKeras:
         self.optimizer = replica.module.optimizer()
         self.optimizer.build(self.model.trainable_variables)
         self._mean_loss = mean_loss or (lambda *given: tf.reduce_mean(replica.module.loss(*given)))
-        self.step = tf.function(self._step, autograph=False, reduce_retracing=True)
+        # To trace a few steps would take longer than to make them.
+        self.step = tf.function(self._step, autograph=False, reduce_retracing=True) if many_steps else self._step
 
     def _step(self, features: Any, *given: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -195,7 +198,7 @@ def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: 
     (buffer,) = replicas[0].buffers
     assert (buffer.dtype, buffer.ndim) == (dtype, 1)
     assert buffer.flags.c_contiguous
-    one, generator = PlainKeras(replicas[0]), np.random.default_rng(1)
+    one, generator = PlainKeras(replicas[0], many_steps=True), np.random.default_rng(1)
     empty = 0
     for minibatch in minibatches(100, dtype=dtype):
         sizes = random_sizes(generator, 12, ranks)
@@ -227,7 +230,7 @@ def test_summed_losses_are_added_and_regularizers_count_once(loss: Any) -> None:
 
     replicas = build(module(named, loss, lambda: keras.optimizers.SGD(0.005)), 3)
     one, generator = PlainKeras(replicas[0], summed_error), np.random.default_rng(2)
-    for minibatch in minibatches(20):
+    for minibatch in minibatches(8):
         results = step(replicas, split(minibatch, random_sizes(generator, 12, 3)))
         assert all(result.weight == 1 for result in results)
         one.step(*minibatch)
@@ -327,7 +330,7 @@ def test_sample_weights_count_as_in_one_process(
 
     replicas = build(module(loss=loss), 3)
     one, generator = PlainKeras(replicas[0], union_loss), np.random.default_rng(4)
-    for x, y in minibatches(20):
+    for x, y in minibatches(8):
         minibatch = (x, y, generator.integers(0, 4, 12).astype(np.float32))
         sizes = [7, 0, 5]
         results = step(replicas, split(minibatch, sizes))
@@ -378,7 +381,7 @@ def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, wei
     rate = 0.002 if reduction == "sum" else 0.05
     replicas = build(module(tagger, loss, lambda: keras.optimizers.SGD(rate)), 3)
     one = PlainKeras(replicas[0], loss)
-    for minibatch in sequences(20):
+    for minibatch in sequences(8):
         whole = minibatch if weighted else minibatch[:2]
         step(replicas, split(whole, [7, 0, 5]))
         one.step(*whole)
@@ -417,7 +420,7 @@ def test_class_weights_count_as_in_one_process() -> None:
             labels, found, 1 + 2 * labels[:, 0]
         ),
     )
-    for x, y in minibatches(20):
+    for x, y in minibatches(8):
         minibatch = (x, (y > 0).astype(np.float32))
         step(replicas, split(minibatch, [4, 8]))
         one.step(*minibatch)
@@ -432,7 +435,7 @@ def test_embeddings_are_trained_by_their_dense_sum(optimizer: str) -> None:
 
     replicas = build(module(embedding, optimizer=OPTIMIZERS[optimizer]), 3)
     one, generator = PlainKeras(replicas[0]), np.random.default_rng(5)
-    for _ in range(20):
+    for _ in range(8):
         x = generator.integers(0, 9, (12, 4)).astype(np.int32)
         y = x[:, :1].astype(np.float32)
         step(replicas, split((x, y), random_sizes(generator, 12, 3)))
@@ -579,7 +582,7 @@ def test_moving_values_are_those_of_the_union(dtype: str, tolerance: float, rank
     """The layer sees the records themselves, so one process computes the same moving values."""
     replicas = build(module(lambda: normalized(dtype)), ranks)
     one, generator = PlainKeras(replicas[0]), np.random.default_rng(8)
-    for x, y in minibatches(30, dtype=dtype):
+    for x, y in minibatches(10, dtype=dtype):
         # The ranks' minibatches differ in their means, as sorted records do.
         order = np.argsort(x[:, 0])
         minibatch = ((x + 3)[order] * np.array([1, 5, 0.2], dtype), y[order])
@@ -598,7 +601,7 @@ def test_micro_batches_of_a_rank_are_as_minibatches_of_several_ranks(dtype: str,
     """Also their moving values: each micro-batch begins with the same ones."""
     user = module(lambda: normalized(dtype), optimizer=OPTIMIZERS["Momentum"])
     accumulating, replicas = build(user, 2), build(user, 4)
-    for x, y in minibatches(20, dtype=dtype):
+    for x, y in minibatches(8, dtype=dtype):
         order = np.argsort(x[:, 0])
         parts = split(((x + 3)[order], y[order]), [5, 3, 0, 4])
         results = [accumulating[0].compute(*parts[0], None), accumulating[0].compute(*parts[1], None, adds=True)]
@@ -681,7 +684,7 @@ def test_a_trained_variable_that_the_forward_pass_changes_equals_one_process() -
 
     replicas = build(module(spectral), 3)
     one = PlainKeras(replicas[0])
-    for minibatch in minibatches(20):
+    for minibatch in minibatches(8):
         step(replicas, split(minibatch, [5, 0, 7]))
         one.step(*minibatch)
     assert_equal_states(replicas)

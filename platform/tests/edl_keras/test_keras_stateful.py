@@ -81,7 +81,7 @@ def test_local_hands_the_state_on_as_keras_does(tmp_path: Path) -> None:
     mine = LocalModel(user, seed=1, sample=None)
     other = user.make_model()
     other.set_weights(mine.model.get_weights())
-    other.compile(optimizer=user.optimizer(), loss="mse")
+    other.compile(optimizer=user.optimizer(), loss="mse", run_eagerly=True)
     for features, labels in zip(FEATURES, LABELS, strict=True):
         loss, _ = mine.train(features, labels, keep_if_not_finite=False)
         assert loss == pytest.approx(float(other.train_on_batch(features, labels)), rel=1e-5)

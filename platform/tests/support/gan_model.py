@@ -141,7 +141,10 @@ def train_plainly(folder: Path, weights: Sequence[Any], steps: Iterable[Records]
     keras.utils.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     plain = scope["custom_model"]()
-    step = tf.function(plain.train_step, autograph=False, reduce_retracing=True)
+    steps = list(steps)
+    # To trace a few steps would take longer than to make them.
+    traced = tf.function(plain.train_step, autograph=False, reduce_retracing=True)
+    step = traced if len(steps) > 10 else plain.train_step
     losses: list[float] = []
     for features, labels in steps:
         if not plain.built:

@@ -429,7 +429,7 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     scope: dict[str, Any] = {}
     exec(PLAIN.replace("{best!r}", repr(str(theirs))), scope)
     model = scope["custom_model"]()
-    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"])
+    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"], run_eagerly=True)
     history = model.fit(
         x, y, batch_size=50, epochs=30, validation_data=(x, y), callbacks=scope["callbacks"](), verbose=0
     ).history
@@ -466,7 +466,7 @@ def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(
     scope: dict[str, Any] = {}
     exec(source, scope)
     model = scope["custom_model"]()
-    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"])
+    model.compile(scope["optimizer"](), loss="mse", metrics=["mae"], run_eagerly=True)
     model.fit(rows[:, :2], rows[:, 2:], batch_size=50, epochs=10, verbose=0)
     exported = keras.models.load_model(run.path / "export" / "model.keras")
     for found, expected in zip(exported.get_weights(), model.get_weights(), strict=True):
