@@ -15,6 +15,8 @@ import os
 import signal
 from pathlib import Path
 
+from edl.collective.round_errors import RoundBrokenError
+from edl.transport.bulk_connection import BulkConnection, FrameKind, encode_frame_head, send_buffers
 from edl.worker.allreduce.gradient_sums import GradientSums
 from edl.worker.allreduce.step_follower import StepFollower
 from edl.worker.allreduce.step_loop import StepLoop
@@ -58,6 +60,54 @@ def die_within_reduction():
     GradientSums.reduce = dies
 
 
+def die_as_the_only_one_that_applied():
+    # All ranks but one lose the end of the same reduction. That one applies the sums, and dies.
+    reduce, apply_step, order, chosen = GradientSums.reduce, WorldClient.apply_step, Path(ORDERS, "only.0"), []
+
+    def loses_end(self, communicator, message, step, **named):
+        answers = reduce(self, communicator, message, step, **named)
+        if order.exists():
+            for number in range(1, communicator.size):
+                try:
+                    Path(ORDERS, f"only.{step}.{number}").touch(exist_ok=False)
+                except FileExistsError:
+                    continue
+                raise RoundBrokenError(None, "the end of a reduction is lost")
+            chosen.append(step)
+        return answers
+
+    def dies(self, *arguments, **named):
+        if chosen:
+            order.rename(order.with_suffix(order.suffix + ".taken"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return apply_step(self, *arguments, **named)
+
+    GradientSums.reduce, WorldClient.apply_step = loses_end, dies
+
+
+def die_within_transfer():
+    send, receive = BulkConnection.send, BulkConnection.receive
+
+    def sends_half(self, kind, meta=b"", buffers=()):
+        if kind is FrameKind.ROUND_STATE and takes_order("sending"):
+            state = memoryview(buffers[0]).cast("B")
+            head = encode_frame_head(kind, len(meta), state.nbytes)
+            send_buffers(self._sock, [head + meta, state[: state.nbytes // 2]])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return send(self, kind, meta, buffers)
+
+    def receives_some(self, into=None, **named):
+        # Only a worker that follows gives memory for what it receives.
+        if into is not None and takes_order("receiving"):
+            self._sock.recv(100)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return receive(self, into, **named)
+
+    BulkConnection.send, BulkConnection.receive = sends_half, receives_some
+
+
+die_as_the_only_one_that_applied()
+die_within_transfer()
 die_before(StepLoop, "_compute", "compute")
 die_before(GradientSums, "reduce", "computed")
 die_within_reduction()

@@ -142,9 +142,12 @@ def test_workers_are_killed_at_each_point_of_a_step(all_reduce: Make) -> None:
 @pytest.mark.repetition
 @pytest.mark.timeout(400)
 def test_workers_are_killed_at_each_point_of_a_change_of_the_world(all_reduce: Make) -> None:
-    """After the death of one: who is about to confirm the next round, a worker that fetches the state, its source."""
+    """After the death of one: who is about to confirm the next round, a worker that fetches the state, its source.
+
+    These two before the transfer, behind it, and within it.
+    """
     job = all_reduce(kill_points=True, records=120_000)
-    points = ["confirm", "fetch", "serve"]
+    points = ["confirm", "fetch", "serve", "sending", "receiving"]
     with job.start() as run:
         known = 0
         for point in points:
@@ -155,6 +158,21 @@ def test_workers_are_killed_at_each_point_of_a_change_of_the_world(all_reduce: M
             wait_for_kills(taken)
         world_of(run, 3, after=known)
         check_end(job, run, lost=2 * len(points))
+
+
+@pytest.mark.repetition
+def test_the_only_worker_that_applied_a_step_is_killed(all_reduce: Make) -> None:
+    job = all_reduce(kill_points=True)
+    with job.start() as run:
+        world_of(run, 3)
+        run.wait_step(20)
+        wait_for_kills(order_kills(job.job_folder.folder, "only"))
+        check_end(job, run, lost=1)
+        entries = read_entries(run.run_dir / "journal")
+    # It was the last holder of the step, which was never made: the survivors go on from the one before.
+    before = max(int(file.name.split(".")[1]) for file in job.job_folder.folder.glob("only.*.2"))
+    rounds_of_two = [entry for entry in entries if entry["kind"] == "world" and len(entry["members"]) == 2]
+    assert rounds_of_two[-1]["step"] == before
 
 
 @pytest.mark.repetition
