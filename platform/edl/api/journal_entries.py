@@ -146,7 +146,7 @@ class LeaseProgressed(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCompleted(JournalEntry):
-    """The rest of a lease's range is done; ``result`` is the result of an evaluation, an export or a best model."""
+    """The rest of a lease's range is done; ``result`` is the result of an evaluation, an export or a model's file."""
 
     kind: ClassVar[str] = "done"
     lease: int

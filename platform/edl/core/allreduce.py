@@ -14,7 +14,7 @@ from edl.api.cluster_port import Role
 from edl.api.events import CallbackDecided, RecordsRequeued, WarningRaised, WorldChanged
 from edl.api.journal_entries import LeaseReturned, StoppedByCallback
 from edl.api.status import RANKS_SHOWN, WorldStatus
-from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations
+from edl.core import member_crashes, world_checkpoints, world_entries, world_evaluations, world_model_files
 from edl.core.checkpointing import steps_before_pause
 from edl.core.events import CheckpointOrder, WorldReported, WorldView, WorldViewed
 from edl.core.grants import check_corrupt_limit, record_heartbeat
@@ -66,6 +66,7 @@ def handle_world_reported(state: JobState, event: WorldReported, now: float) -> 
         if event.is_paused and event.round == rounds.round and event.stable_step == rounds.committed_step:
             _stop_by_callback(state, rounds, event)
             world_evaluations.begin_if_paused(state, rounds)
+            world_model_files.begin_if_paused(state, rounds)
         world_evaluations.advance_evaluation(state, now)
         world_checkpoints.commit_if_complete(state)
         # Before the view: rank 0 would copy its state for a checkpoint that the change of the world calls off.
@@ -152,7 +153,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         leases={n: x.record_after_steps(x.done_steps) - x.record_range.start for n, x in leases.items()},
         last_lease=state.next_lease_number() - 1,
         must_pause=state.world_pauses,
-        evaluate_at=min(world_evaluations.pause_step(state), _LAST_STEP),
+        evaluate_at=min(_pause_step(state), _LAST_STEP),
         restore_cut=rounds.restore_cut,
         checkpoint=_limit_step(world_checkpoints.order_for(state, worker)),
         learning_rate=state.callbacks.learning_rate,
@@ -163,6 +164,12 @@ def view_world(state: JobState, worker: str) -> WorldView:
         copy_at=min(state.evaluation_copies.at_step, _LAST_STEP) if worker in state.evaluation_copies.evaluators else 0,
         evaluated_step=world_evaluations.evaluated_step(state),
     )
+
+
+def _pause_step(state: JobState) -> int:
+    """The step after which all ranks pause by themselves; 0: there is none."""
+    steps = (world_evaluations.pause_step(state), world_model_files.pause_step(state))
+    return min((step for step in steps if step), default=0)
 
 
 def _limit_step(order: CheckpointOrder | None) -> CheckpointOrder | None:
@@ -214,6 +221,7 @@ def _update_pause(state: JobState) -> None:
         or bool(state.callback_stop_reason)
         # No best model is skipped, as with ``keras.fit``; all would wait for the worker that writes it in any case.
         or state.callbacks.best_to_write is not None
+        or world_model_files.is_due(state)
     )
     if pauses != state.world_pauses:
         state.world_pauses = pauses
@@ -420,7 +428,7 @@ def describe_world(state: JobState) -> WorldStatus | None:
         reason=_name_workers(state, rounds.pending_change if is_running else rounds.waiting_reason),
         difference=rounds.difference,
         states_taken=rounds.states_taken,
-        evaluation=world_evaluations.describe_evaluation(state),
+        evaluation=world_evaluations.describe_evaluation(state) or world_model_files.describe_pause(state),
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from edl.core.ledger import Ledger
+from edl.core.model_files import ModelFile
 from edl.core.strict_json import MAX_INTEGER
 
 MetricStates = dict[str, Any]
@@ -174,16 +175,21 @@ class BestCheckpoint(MetricMonitor):
         threshold: only better values are kept; Keras' ``initial_value_threshold``.
         filepath: path of the file that a worker writes, with Keras' placeholders.
         weights_only: whether the file has weights only instead of a whole model.
+        saves_every: whether each evaluation counts as the best one: without ``save_best_only``, if the path has values
+            of the evaluation.
     """
 
     threshold: float | None = None
     filepath: str = ""
     weights_only: bool = False
+    saves_every: bool = False
 
 
 CallbackSpec = EarlyStopping | ReduceLROnPlateau | BestCheckpoint
+DeclaredCallback = CallbackSpec | ModelFile
+"""What workers declare. Of these, a :class:`ModelFile` decides nothing."""
 CALLBACK_TYPES: Mapping[str, type[Any]] = {
-    kind.__name__: kind for kind in (EarlyStopping, ReduceLROnPlateau, BestCheckpoint)
+    kind.__name__: kind for kind in (EarlyStopping, ReduceLROnPlateau, BestCheckpoint, ModelFile)
 }
 
 
@@ -283,16 +289,17 @@ class CallbackState:
 
     # ------------------------------------------------------------------ changes
 
-    def declare_callbacks(self, specs: Sequence[CallbackSpec]) -> CallbackState:
+    def declare_callbacks(self, declared: Sequence[DeclaredCallback]) -> CallbackState:
         """The state for these callbacks: known ones keep their progress, new ones start fresh."""
-        if tuple(specs) == self.specs:
+        specs = deciding_callbacks(declared)
+        if specs == self.specs:
             return self
         before = dict(zip(map(_callback_identity, self.specs), self.progress, strict=True))
         known = tuple(before.get(_callback_identity(callback), _initial_progress(callback)) for callback in specs)
         lowers = any(isinstance(callback, ReduceLROnPlateau) for callback in specs)
         stops = any(isinstance(callback, EarlyStopping) for callback in specs)
         rate, stopped = self.learning_rate if lowers else None, self.stop_reason if stops else ""
-        return CallbackState(tuple(specs), known, self.evaluations, rate, stopped)
+        return CallbackState(specs, known, self.evaluations, rate, stopped)
 
     def apply_evaluation(self, evaluation: EvaluationResult) -> CallbackState:
         """The state after one more evaluation. A value that is not finite is never an improvement."""
@@ -378,15 +385,26 @@ class CallbackState:
     def from_snapshot(cls, snapshot: Mapping[str, Any]) -> CallbackState:
         """Restore what :meth:`to_snapshot` returned."""
         history = tuple((step, state) for step, state in snapshot["history"])
-        return replace(cls(callbacks_from_json(snapshot["declared"])).with_evaluated_state(snapshot), history=history)
+        specs = deciding_callbacks(callbacks_from_json(snapshot["declared"]))
+        return replace(cls(specs).with_evaluated_state(snapshot), history=history)
 
 
-def callbacks_to_json(specs: Sequence[CallbackSpec]) -> list[dict[str, Any]]:
+def deciding_callbacks(declared: Sequence[DeclaredCallback]) -> tuple[CallbackSpec, ...]:
+    """The declared callbacks that decide by evaluations."""
+    return tuple(each for each in declared if not isinstance(each, ModelFile))
+
+
+def model_files(declared: Sequence[DeclaredCallback]) -> tuple[ModelFile, ...]:
+    """The declared callbacks that write files without an evaluation."""
+    return tuple(each for each in declared if isinstance(each, ModelFile))
+
+
+def callbacks_to_json(specs: Sequence[DeclaredCallback]) -> list[dict[str, Any]]:
     """Callbacks as a worker declares them."""
     return [{"kind": type(callback).__name__, **asdict(callback)} for callback in specs]
 
 
-def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
+def callbacks_from_json(rows: Any) -> tuple[DeclaredCallback, ...]:
     """Parse what :func:`callbacks_to_json` returned.
 
     Raises:
@@ -397,7 +415,7 @@ def callbacks_from_json(rows: Any) -> tuple[CallbackSpec, ...]:
     return tuple(_callback_from_row(row) for row in rows)
 
 
-def _callback_from_row(row: Any) -> CallbackSpec:
+def _callback_from_row(row: Any) -> DeclaredCallback:
     kind = CALLBACK_TYPES.get(str(row.get("kind"))) if isinstance(row, dict) else None
     if kind is None:
         raise ValueError(f"a callback must be an object whose kind is one of {', '.join(CALLBACK_TYPES)}")
@@ -407,9 +425,13 @@ def _callback_from_row(row: Any) -> CallbackSpec:
         if name not in kinds or not _is_valid_value(value, kinds[name]):
             raise ValueError(f"{row['kind']}: the argument {name} is unknown or invalid: {str(value)[:60]!r}")
     try:
-        callback: CallbackSpec = kind(**values)
+        callback: DeclaredCallback = kind(**values)
     except TypeError as error:
         raise ValueError(f"{row['kind']}: {error}") from error
+    if isinstance(callback, ModelFile):
+        if callback.every_steps < 0:
+            raise ValueError(f"{row['kind']}: every_steps must be at least 0")
+        return callback
     if callback.mode not in ("min", "max") or callback.min_delta < 0:
         raise ValueError(f"{row['kind']}: mode must be min or max, and min_delta at least 0")
     return callback
@@ -512,6 +534,8 @@ def _apply_best_checkpoint(
 
     A model that could not be written does not become the best.
     """
+    if evaluation.cut and callback.saves_every:
+        return _keep_weights(progress, epoch, evaluation)
     if not evaluation.cut or not callback.is_improvement(value, progress.best):
         return progress
     return replace(_keep_weights(progress, epoch, evaluation), best=value)

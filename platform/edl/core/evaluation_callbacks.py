@@ -14,19 +14,21 @@ from edl.api.journal_entries import BestWeightsRestored, CallbacksDeclared, CutA
 from edl.core.cuts import WORLD_STEP_KEY, CutStage
 from edl.core.evaluation import (
     BestCheckpoint,
-    CallbackSpec,
     CallbackState,
+    DeclaredCallback,
     EvaluationResult,
     EvaluationRound,
     ReduceLROnPlateau,
     callbacks_to_json,
+    deciding_callbacks,
+    model_files,
 )
 from edl.core.events import CheckpointCopyFinished, CopyCheckpoint
 from edl.core.ledger import BEST_MODEL, single_task_ledger
 from edl.core.state import JobState
 
 
-def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
+def declare_callbacks(state: JobState, specs: Sequence[DeclaredCallback]) -> None:
     """Register the callbacks that a worker declares; all workers of a run must declare the same ones."""
     if state.has_ended:
         return
@@ -38,14 +40,14 @@ def declare_callbacks(state: JobState, specs: Sequence[CallbackSpec]) -> None:
         return
     state.declared_callbacks = tuple(specs)
     # A restarted master has them from its journal.
-    if state.declared_callbacks == state.callbacks.specs:
+    if (deciding_callbacks(specs), model_files(specs)) == (state.callbacks.specs, state.model_files.specs):
         return
     state.record_entry(CallbacksDeclared(declared=callbacks_to_json(specs)))
     if state.callbacks.keeps_best_checkpoint and not state.settings.durable:
         state.end_job(
             "Failed",
-            "a callback keeps the best weights (restore_best_weights or save_best_only), but the run has no storage "
-            "for checkpoints: set storage.claim, or remove the option",
+            "a callback keeps the best weights (restore_best_weights or save_best_only), or writes the model of each "
+            "evaluation, but the run has no storage for checkpoints: set storage.claim, or remove the option",
             kind="input",
         )
 
@@ -74,7 +76,12 @@ def _emit_callback_events(
         tell("EarlyStopping", after.stop_reason)
     for callback, now, was in zip(after.specs, after.progress, before.progress, strict=True):
         if isinstance(callback, BestCheckpoint) and now.best_cut != was.best_cut:
-            tell("ModelCheckpoint", f"the best {callback.monitor} so far is {now.best:.6g}, checkpoint {now.best_cut}")
+            best = (
+                "writes the model of"
+                if callback.saves_every
+                else f"the best {callback.monitor} so far is {now.best:.6g},"
+            )
+            tell("ModelCheckpoint", f"{best} checkpoint {now.best_cut}")
     if after.keeps_best_checkpoint and not evaluated_checkpoint(state, evaluation):
         state.emit(
             WarningRaised(

@@ -16,7 +16,7 @@ from edl.api.events import StallBegan
 from edl.api.journal_entries import JournalEntry
 from edl.api.round_id import RoundId
 from edl.core.cuts import SavedCheckpoint, WrittenShard
-from edl.core.evaluation import CallbackSpec
+from edl.core.evaluation import DeclaredCallback
 from edl.core.evaluation_copies import NO_COPY, CopyReport
 from edl.core.rank_state import RankPhase
 from edl.core.shuffle import BlockLayout, RecordRange
@@ -151,13 +151,13 @@ class ModelDeclared:
     """A worker declared the variables and the optimizer to every PS.
 
     Attributes:
-        callbacks: the callbacks for which the master decides; None if the worker does not say.
+        callbacks: the callbacks about which the master decides; None if the worker does not say.
     """
 
     worker: str
     # A restarted master has them in its journal. It compares them, because all workers of a run
     # must declare the same ones.
-    callbacks: tuple[CallbackSpec, ...] | None = None
+    callbacks: tuple[DeclaredCallback, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

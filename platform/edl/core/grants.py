@@ -7,7 +7,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.api.events import EvaluationEnded, ModelExported, RequeuedRecordsLeased
+from edl.api.events import CallbackDecided, EvaluationEnded, ModelExported, RequeuedRecordsLeased
 from edl.api.journal_entries import (
     DatasetEntered,
     EvaluationCompleted,
@@ -16,7 +16,7 @@ from edl.api.journal_entries import (
     LeaseProgressed,
     LeaseReturned,
 )
-from edl.core import evaluation_callbacks, revocation, world_evaluations
+from edl.core import evaluation_callbacks, revocation, world_evaluations, world_model_files
 from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
 from edl.core.events import (
     Acknowledged,
@@ -37,6 +37,7 @@ from edl.core.ledger import (
     EVALUATION,
     EXPORT,
     METRICS,
+    MODEL_FILE,
     PREDICTION,
     STEPWISE_KINDS,
     TRAINING,
@@ -79,7 +80,7 @@ A finished one is open until its steps are stable. A worker must be able to take
 """
 
 # Order matters: work that blocks other workers comes first.
-_KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, EXPORT, EVALUATION, PREDICTION, TRAINING)
+_KIND_PRIORITY = (DESCRIBE, METRICS, BEST_MODEL, MODEL_FILE, EXPORT, EVALUATION, PREDICTION, TRAINING)
 
 
 def handle_lease_requested(state: JobState, event: LeaseRequested, now: float) -> None:
@@ -132,6 +133,8 @@ def grant_lease(state: JobState, worker: str, known_leases: frozenset[int] | Non
             continue
         if kind in (EVALUATION, METRICS) and not world_evaluations.may_evaluate(state, worker, kind):
             continue
+        if kind == MODEL_FILE and not world_model_files.may_write(state, worker):
+            continue
         if state.world is not None and kind == TRAINING and lease.done_steps:
             # The worker gave it up when the previous master took it out of the world. One that it has named to this
             # master it still trains: this request is an older one that waited here, and nobody waits for its answer.
@@ -178,6 +181,8 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
         return None
     if kind in (EVALUATION, METRICS) and not world_evaluations.may_evaluate(state, worker, kind):
         return None
+    if kind == MODEL_FILE and not world_model_files.may_write(state, worker):
+        return None
     return ledger.next_range()
 
 
@@ -190,7 +195,7 @@ def _next_member_range(state: JobState, ledger: Ledger, worker: str) -> RecordRa
         work = _next_batch_range(state, ledger, worker, state.settings.global_batch)
     else:
         work = _next_minibatch_range(state, ledger, worker) if lease_count < MAX_TRAINING_LEASES else None
-    if work is None:
+    if work is None or not world_model_files.may_begin(state, ledger, work):
         return None
     work = _isolate_suspects(state, work)
     # The worker's next crash must identify the minibatch, even if nobody is left to say which steps were applied.
@@ -300,6 +305,8 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
         payload = {"checkpoint": state.checkpoint.cut} if state.best_restored and state.checkpoint is not None else None
     elif kind == BEST_MODEL:
         payload = evaluation_callbacks.best_write_payload(state)
+    elif kind == MODEL_FILE:
+        payload = world_model_files.task_payload(state)
     shuffled = state.shuffle_order if kind == TRAINING else None
     return LeaseReply(
         lease.number,
@@ -535,3 +542,6 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     if kind == EXPORT:
         for path in state.counters.exported:
             state.emit(ModelExported(path=path, loading=state.counters.loading or None))
+    if kind == MODEL_FILE:
+        for path in event.result["paths"]:
+            state.emit(CallbackDecided(step=state.step, callback="ModelCheckpoint", decision=f"wrote {path}"))

@@ -32,6 +32,7 @@ from edl.core import (
     scaling,
     stall,
     world_checkpoints,
+    world_model_files,
 )
 from edl.core.cuts import is_due
 from edl.core.events import CoreCommand, CoreEvent, PhaseEntered, Unpin
@@ -153,6 +154,8 @@ def _finish_training(state: JobState, now: float) -> None:
     if state.final_pin == 0:
         if state.evaluation is None and checkpointing.can_begin_cut(state, now):
             checkpointing.begin_cut(state, checkpoint=state.settings.durable, pin=True)
+        return
+    if world_model_files.is_due(state):
         return
     if state.validation and not state.evaluated_final:
         _enter_phase(state, "Evaluating", _end_reason(state))

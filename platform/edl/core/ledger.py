@@ -486,6 +486,8 @@ TRAINING, EVALUATION, PREDICTION = "training", "evaluation", "prediction"
 DESCRIBE, METRICS, EXPORT = "describe", "metrics", "export"
 BEST_MODEL = "best model"
 """Writing the file of ``ModelCheckpoint(save_best_only=True)``."""
+MODEL_FILE = "model file"
+"""Writing the files of ``ModelCheckpoint`` without ``save_best_only`` that are due at one step."""
 
 STEPWISE_KINDS = (TRAINING, PREDICTION)
 """Kinds whose steps count individually. For the others only the result of the whole task counts."""

@@ -61,7 +61,7 @@ from edl.core.cuts import (
     SavedCheckpoint,
     WorldCheckpoint,
 )
-from edl.core.evaluation import CallbackSpec, CallbackState, EvaluationRound, callbacks_from_json
+from edl.core.evaluation import CallbackState, DeclaredCallback, EvaluationRound, callbacks_from_json, model_files
 from edl.core.evaluation_copies import EvaluationCopies
 from edl.core.events import (
     CoreCommand,
@@ -81,6 +81,7 @@ from edl.core.ledger import (
     EXPORT,
     LEASE_COUNTER_BITS,
     METRICS,
+    MODEL_FILE,
     PREDICTION,
     TRAINING,
     Lease,
@@ -89,6 +90,7 @@ from edl.core.ledger import (
     shuffled_ledger,
     single_task_ledger,
 )
+from edl.core.model_files import ModelFiles
 from edl.core.pod_lifecycle import MemoryRaise
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, ShuffleOrder
 from edl.core.task_results import parse_export
@@ -241,6 +243,7 @@ class JobState:
     Attributes:
         incarnation: incarnation of the present master.
         ledgers: the ledgers by kind of work; a kind is added when there is such work.
+        model_files: the files that callbacks write without an evaluation.
         shuffle_order: the order of the training records if they are shuffled. The training ledger then
             contains positions of this order.
         revoked_leases: returned training leases that are not below the lowest open lease.
@@ -306,6 +309,7 @@ class JobState:
     revoked_leases: set[int] = field(default_factory=set)
     revocations: list[LeaseRevocation] = field(default_factory=list)
     callbacks: CallbackState = field(default_factory=CallbackState)
+    model_files: ModelFiles = field(default_factory=ModelFiles)
     best_restored: int = 0
     world: WorldRounds | None = None
     # Rebuilt after a restart; never journaled:
@@ -321,7 +325,7 @@ class JobState:
     paused_ps: frozenset[str] = frozenset()
     leaving_ps: set[str] = field(default_factory=set)
     unsaved_ps: dict[str, str] = field(default_factory=dict)
-    declared_callbacks: tuple[CallbackSpec, ...] | None = None
+    declared_callbacks: tuple[DeclaredCallback, ...] | None = None
     stopped_after: int | None = None
     copy_cut: int = 0
     pinned_cuts: dict[str, frozenset[int]] = field(default_factory=dict)
@@ -570,6 +574,9 @@ def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
     if kind == BEST_MODEL:
         state.ledgers.pop(BEST_MODEL)
         state.callbacks = state.callbacks.mark_written(entry.result["place"], entry.result["cut"])
+    if kind == MODEL_FILE:
+        state.ledgers.pop(MODEL_FILE)
+        state.model_files = state.model_files.mark_written(dict(entry.result["written"]))
 
 
 def _count_reported_fields(state: JobState, entry: LeaseProgressed | LeaseCompleted, kind: str, lease: Lease) -> None:
@@ -745,6 +752,8 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
     state.callbacks = state.callbacks.roll_back_to(entry.step)
     if _lacks_evaluation(state, entry.step):
         state.last_evaluation = entry.step - 1
+    state.model_files = state.model_files.roll_back_to(entry.step, state.ledgers[TRAINING].open_epoch()[0])
+    state.ledgers.pop(MODEL_FILE, None)
     if state.stopped_after is not None and state.stopped_after > entry.step:
         # The steps are made again, and the callbacks see them again.
         state.stopped_after = None
@@ -782,7 +791,24 @@ def _count_skipped(state: JobState, skipped: Mapping[int, int]) -> None:
 
 
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
-    state.callbacks = state.callbacks.declare_callbacks(callbacks_from_json(entry.declared))
+    declared = callbacks_from_json(entry.declared)
+    state.callbacks = state.callbacks.declare_callbacks(declared)
+    if files := model_files(declared):
+        state.model_files = state.model_files.declare(files, *_reached_place(state))
+    else:
+        state.model_files = ModelFiles()
+
+
+def _reached_place(state: JobState) -> tuple[int, int]:
+    """The step at which training is or will go on, and the epochs that have ended there."""
+    training, saved = state.training_ledger, state.checkpoint
+    if training is None or not training.plan.records:
+        return 0, 0
+    if state.step or saved is None:
+        return state.step, training.open_epoch()[0]
+    at_checkpoint = training.empty_copy()
+    at_checkpoint.restore_snapshot(saved.ledger)
+    return saved.step, at_checkpoint.open_epoch()[0]
 
 
 def _apply_stopped_by_callback(state: JobState, entry: StoppedByCallback) -> None:
@@ -926,7 +952,8 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
 
 
 def _world_snapshot(state: JobState, rounds: WorldRounds) -> dict[str, Any]:
-    return {"world": world_entries.rounds_to_snapshot(rounds), "stopped_after": state.stopped_after}
+    files = {"model_files": state.model_files.to_snapshot()} if state.model_files.specs else {}
+    return {"world": world_entries.rounds_to_snapshot(rounds), "stopped_after": state.stopped_after, **files}
 
 
 def snapshot_cut_number(snapshot: Mapping[str, Any]) -> int:
@@ -959,6 +986,8 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     state.stopped_after = snapshot.get("stopped_after")
     if "callbacks" in snapshot:
         state.callbacks = CallbackState.from_snapshot(snapshot["callbacks"])
+    if "model_files" in snapshot:
+        state.model_files = ModelFiles.from_snapshot(snapshot["model_files"])
     state.best_restored = snapshot.get("best_restored", 0)
     least, most = snapshot.get("scaled", (None, None))
     state.scale_override = least, most

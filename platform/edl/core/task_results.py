@@ -151,6 +151,18 @@ def _check_best_model(result: Any, evaluation_round: EvaluationRound | None) -> 
     return f"the result of a best model must have its place, cut and path, not {_describe_value(result)}"
 
 
+def _check_model_file(result: Any, evaluation_round: EvaluationRound | None) -> str:
+    match result:
+        case {"written": [*written], "paths": [*paths]} if (
+            len(written) == len(paths)
+            and all(isinstance(path, str) for path in paths)
+            and _has_run_pairs([written])
+            and all(0 <= place < 1 << 16 and 0 <= mark < 1 << 62 for place, mark in written)
+        ):
+            return ""
+    return f"the result of a model file must have what is written and its paths, not {_describe_value(result)}"
+
+
 def _describe_value(value: Any) -> str:
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"
 
@@ -161,4 +173,5 @@ _RESULT_CHECKS: Mapping[str, Callable[[Any, EvaluationRound | None], str]] = {
     "metrics": _check_metric_values,
     "export": _check_export,
     "best model": _check_best_model,
+    "model file": _check_model_file,
 }

@@ -5,6 +5,7 @@ All ranks must apply the same change before the same step:
 - ``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` decide by evaluations. The
   master decides instead of them (``edl.core.evaluation``), while all ranks pause for the evaluation. Without them the
   others train on during an evaluation (``evaluation.max_workers``).
+- Other ``ModelCheckpoint`` write their files at a pause of all ranks (``edl.keras.model_files``). One rank writes them.
 - ``LearningRateScheduler`` determines the rate of an epoch. Each rank computes it for its records, with Keras' own
   code, and sends it with the step.
 - All others run on every rank, as ``edl.keras.rank_callbacks`` describes.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ import keras
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.core.evaluation import CallbackSpec, ReduceLROnPlateau
+from edl.core.model_files import ModelFile
 from edl.keras import monitor_callbacks
 from edl.keras.model_contract import ModelModule
+from edl.keras.model_files import EpochLoss, declare_model_file
 from edl.keras.rank_callbacks import MakeParams, NoRankCallbacks, RankCallbacks
 from edl.keras.replica_state import ReplicaState
 from edl.keras.user_callbacks import is_keras_class
@@ -34,10 +37,9 @@ from edl.keras.user_code import source_file, user_code
 
 NO_CALLBACKS = NoRankCallbacks()
 
-_SUPPORTED = "EarlyStopping, ReduceLROnPlateau, LearningRateScheduler and callbacks of your own"
+_SUPPORTED = "EarlyStopping, ReduceLROnPlateau, ModelCheckpoint, LearningRateScheduler and callbacks of your own"
 _REFUSED = {
-    "ModelCheckpoint": "use checkpoint.every_steps and checkpoint.keep; the export writes the trained model",
-    "OrbaxCheckpoint": "use checkpoint.every_steps and checkpoint.keep; the export writes the trained model",
+    "OrbaxCheckpoint": "use ModelCheckpoint, or checkpoint.every_steps and checkpoint.keep",
     "SwapEMAWeights": "remove it; use_ema of the optimizer works",
 }
 """Keras' callbacks that several ranks cannot run, and what to do instead."""
@@ -49,13 +51,17 @@ class SharedCallbacks:
 
     Attributes:
         declared: the callbacks for which the master decides.
+        files: the callbacks whose files a worker writes for all.
         epoch_rate: returns the learning rate of an epoch; None: no callback sets it.
         own: the callbacks that every rank runs.
+        epoch_loss: the loss for the names of files.
     """
 
     declared: tuple[CallbackSpec, ...] = ()
+    files: tuple[ModelFile, ...] = ()
     epoch_rate: Callable[[int], float] | None = None
     own: RankCallbacks | NoRankCallbacks = NO_CALLBACKS
+    epoch_loss: EpochLoss = field(default_factory=EpochLoss)
 
 
 def declare_training_callbacks(
@@ -100,6 +106,8 @@ def declare_training_callbacks(
             "evaluations: training pauses for them, so that the decision holds from the next step on",
             hint="leave evaluation.max_workers out, or remove the callback",
         )
+    writers = [each for each in others if isinstance(each, keras.callbacks.ModelCheckpoint)]
+    files, epoch_loss = tuple(declare_model_file(each) for each in writers), EpochLoss()
     schedulers = [each for each in others if type(each) is keras.callbacks.LearningRateScheduler]
     owners = [kind.__name__ for kind in (ReduceLROnPlateau,) if any(isinstance(each, kind) for each in declared)]
     owners += ["LearningRateScheduler"] if schedulers else []
@@ -110,18 +118,21 @@ def declare_training_callbacks(
             hint="use it as self.optimizer, or pass a schedule of keras.optimizers.schedules to the optimizers of the "
             "model",
         )
-    if own := [each for each in others if each not in schedulers]:
+    own = [each for each in others if each not in schedulers and each not in writers]
+    if files:
+        own.append(epoch_loss)
+    if own:
         rank_callbacks: RankCallbacks | NoRankCallbacks = RankCallbacks(
             own, model, worker_index=worker_index, params=make_params(), rate_owner=" and ".join(owners)
         )
     else:
         rank_callbacks = NO_CALLBACKS
     if not schedulers:
-        return SharedCallbacks(declared, own=rank_callbacks)
+        return SharedCallbacks(declared, files, own=rank_callbacks, epoch_loss=epoch_loss)
     rates = _ScheduledRates(schedulers, model, module.zoo)
     # An error of the schedule ends the job before its first step.
     rates.rate_of(0)
-    return SharedCallbacks(declared, rates.rate_of, rank_callbacks)
+    return SharedCallbacks(declared, files, rates.rate_of, rank_callbacks, epoch_loss)
 
 
 def _refuse_writers(callbacks: Sequence[Any]) -> None:

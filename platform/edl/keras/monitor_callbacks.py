@@ -1,6 +1,7 @@
 """Monitor callbacks, which decide by evaluations: found in the user's list, checked, and declared to the master.
 
-``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` need the values of an evaluation.
+``EarlyStopping``, ``ReduceLROnPlateau`` and ``ModelCheckpoint(save_best_only=True)`` need the values of an evaluation,
+and so does ``ModelCheckpoint`` with such values in the names of its files.
 Under strategy Local the training process has them, and Keras' own code decides. In a job with parameter servers, the
 master decides for all workers (``edl.core.evaluation``), from the declarations made here. The master cannot run the
 code of a subclass, so subclasses are refused. In both cases an evaluation takes the place of an epoch of
@@ -17,6 +18,7 @@ import keras
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.core.evaluation import BestCheckpoint, CallbackSpec, EarlyStopping, ReduceLROnPlateau
+from edl.keras.model_files import check_file_name, names_evaluation
 
 MetricDirections = Mapping[str, str | None]
 """By metric of the evaluation: whether ``up`` or ``down`` is better, or None if unknown."""
@@ -25,7 +27,7 @@ MetricDirections = Mapping[str, str | None]
 def is_monitor(callback: Any) -> bool:
     """Whether a callback is a monitor callback; subclasses count too."""
     if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        return bool(callback.save_best_only)
+        return bool(callback.save_best_only) or names_evaluation(callback)
     return isinstance(callback, keras.callbacks.EarlyStopping | keras.callbacks.ReduceLROnPlateau)
 
 
@@ -55,9 +57,34 @@ def check_monitors(monitors: Sequence[Any], directions: MetricDirections, spec: 
                 hint="set train.evaluation_steps, for example to the steps of an epoch: the training records divided "
                 "by train.minibatch_size. patience counts evaluations",
             )
+        _check_model_checkpoint(callback, callback_text, directions, spec)
+        if names_evaluation(callback):
+            # Every evaluation is written, so the monitored metric is not compared.
+            callback.mode = "min"
+            continue
         metric = _monitored_metric(callback, callback_text, directions)
         if callback.mode == "auto":
             callback.mode = _resolve_mode(callback, callback_text, directions.get(metric), metric)
+
+
+def _check_model_checkpoint(callback: Any, callback_text: str, directions: MetricDirections, spec: JobSpec) -> None:
+    """Refuse arguments of ``ModelCheckpoint`` that cannot work."""
+    if not isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return
+    if names_evaluation(callback):
+        if spec.strategy.name == "ParameterServer":
+            raise BadInputError(f"{callback_text} cannot be used: {_INITIAL_WEIGHTS}", hint=_CHECKPOINT_REMEDY)
+        if callback.save_freq != "epoch":
+            raise BadInputError(
+                f"save_freq={callback.save_freq!r} of {callback_text} cannot be used with values of an evaluation in "
+                f"the filepath '{callback.filepath}'",
+                hint="remove save_freq, or use only {epoch}, {batch} and {loss} in the filepath",
+            )
+    # Under strategy Local Keras' own code writes the file.
+    if spec.strategy.name != "Local":
+        known = ["epoch", *(f"val_{name}" for name in directions)]
+        # A metric with several values has the names NAME_....
+        check_file_name(callback, known, lambda field: any(field.startswith(f"{each}_") for each in known[1:]))
 
 
 def _monitored_metric(callback: Any, callback_text: str, directions: MetricDirections) -> str:
@@ -139,6 +166,9 @@ def _declare_callback(callback: Any, optimizer: Any) -> CallbackSpec:
             min_lr=float(callback.min_lr),
             rate=float(optimizer.learning_rate),
         )
+    if names_evaluation(callback):
+        path, weights_only = callback.filepath, bool(callback.save_weights_only)
+        return BestCheckpoint("loss", "min", filepath=path, weights_only=weights_only, saves_every=True)
     if callback.save_freq != "epoch":
         raise BadInputError(
             f"save_freq={callback.save_freq!r} of the callback ModelCheckpoint cannot be used with save_best_only: "
@@ -190,7 +220,8 @@ _RefusalTable = Mapping[str, tuple[str, str]]
 _REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
         "a job resumes from EDL's checkpoints",
-        "remove it; checkpoint.every_steps sets how often checkpoints are written",
+        "remove it; checkpoint.every_steps sets how often they are written, and `edl run --resume RUN` goes on from the "
+        "newest one",
     ),
     "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
     "SwapEMAWeights.swap_on_epoch": ("the averaged weights would be kept and exported", "remove swap_on_epoch"),

@@ -8,6 +8,7 @@ callbacks that decide by what they get decide the same everywhere. What remains 
   with its next records, and all ranks use that of the lowest rank with records of the latest epoch. So a callback that
   decides by the time of day, or one of a worker that came later, does not make the ranks differ.
 - **model.stop_training.** A rank on which it is true says so, and no rank trains after the step that carries it.
+- **Messages.** All ranks have the same logs, so ``RemoteMonitor`` sends those of rank 0 only.
 - **Variables.** Nothing is sent: a callback that changes one must do so on all ranks in the same way. Digests find one
   that does not.
 """
@@ -60,6 +61,10 @@ class RankCallbacks:
         self._rate: float | None = None
         self._begun_step = -1
         self._epoch = 0
+        self._is_first = False
+        for callback in callbacks:
+            if isinstance(callback, keras.callbacks.RemoteMonitor):
+                self._call_on_first_rank(callback)
         with self._keeping_rate():
             self._callbacks = KerasCallbacks(
                 callbacks,
@@ -71,6 +76,20 @@ class RankCallbacks:
                 check_monitors=lambda monitors: None,
                 params=params,
             )
+
+    def start_round(self, rank: int) -> None:
+        """A round begins, in which this worker has a rank."""
+        self._is_first = rank == 0
+
+    def _call_on_first_rank(self, monitor: Any) -> None:
+        """Let one rank send the values of an epoch: they are the same on all."""
+        send = monitor.on_epoch_end
+
+        def send_once(epoch: int, logs: Any = None) -> None:
+            if self._is_first:
+                send(epoch, logs)
+
+        monitor.on_epoch_end = send_once
 
     @property
     def learning_rate(self) -> float | None:
@@ -175,6 +194,9 @@ class NoRankCallbacks:
 
     learning_rate: float | None = None
     has_stopped = False
+
+    def start_round(self, rank: int) -> None:
+        """Nothing depends on the rank."""
 
     def try_first_step(self) -> None:
         """Nothing is called."""

@@ -14,7 +14,7 @@ from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.round_id import RoundId
 from edl.core.cuts import WrittenShard
-from edl.core.evaluation import CallbackSpec, callbacks_from_json
+from edl.core.evaluation import DeclaredCallback, callbacks_from_json
 from edl.core.evaluation_copies import CopyReport
 from edl.core.events import (
     Acknowledged,
@@ -93,7 +93,7 @@ _MAX_CALLBACK_BYTES = 64 << 10
 """Maximum size of a job's callback declarations, in bytes; they are journaled."""
 
 
-def parse_callbacks(data: bytes) -> tuple[CallbackSpec, ...]:
+def parse_callbacks(data: bytes) -> tuple[DeclaredCallback, ...]:
     """The callbacks that a worker declares.
 
     Raises:

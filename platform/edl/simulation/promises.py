@@ -12,7 +12,7 @@ from edl.api.cluster_port import Role
 from edl.api.journal_entries import LeaseReturned
 from edl.core import events as ev
 from edl.core.job import JobStateMachine
-from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, TRAINING, Ledger
+from edl.core.ledger import BEST_MODEL, DESCRIBE, EXPORT, METRICS, MODEL_FILE, TRAINING, Ledger
 from edl.core.scaling import has_waiting_work
 from edl.simulation.counted_steps import Steps
 from edl.simulation.simulated_ps import Minibatch, SnapshotContent
@@ -160,7 +160,7 @@ def done_minibatches(ledger: Ledger) -> Iterator[Minibatch]:
 def _journaled_state(state: JobStateMachine) -> dict[str, Any]:
     """The part of the state that the journal must restore, as JSON; pending actions follow from it."""
     snapshot: dict[str, Any] = json.loads(json.dumps(state.to_snapshot()))
-    for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL):
+    for kind in (DESCRIBE, METRICS, EXPORT, BEST_MODEL, MODEL_FILE):
         ledger = snapshot["ledgers"].get(kind)
         if ledger and not ledger["leases"] and not ledger["done_records"]:
             del snapshot["ledgers"][kind]

@@ -301,8 +301,12 @@ def best_model_path(best: Mapping[str, Any], identity: ProcessIdentity) -> Path:
             f"the filepath '{best['filepath']}' of the callback ModelCheckpoint is invalid: {error!r}",
             hint=f"use only {{epoch}} and {', '.join(f'{{{each}}}' for each in values)} in it",
         ) from error
-    path = Path(name)
-    # A relative path would be in the pod's own file system, which is lost with the pod.
+    return place_model_file(Path(name), identity)
+
+
+def place_model_file(path: Path, identity: ProcessIdentity) -> Path:
+    """Where a file of ``ModelCheckpoint`` is written: in pods, a relative path is below the run's directory."""
+    # It would be in the pod's own file system, which is lost with the pod.
     return identity.run_dir / path if identity.pod_host is not None and not path.is_absolute() else path
 
 

@@ -163,9 +163,10 @@ class UserEarlyStopping(K.EarlyStopping):  # type: ignore[misc]
     """Whose code no master runs."""
 
 
-def job(validation: bool = True, evaluation_steps: int | None = 10) -> Any:
+def job(validation: bool = True, evaluation_steps: int | None = 10, strategy: str = "AllReduce") -> Any:
     data = SimpleNamespace(validation=("v",) if validation else ())
-    return SimpleNamespace(data=data, train=SimpleNamespace(evaluation_steps=evaluation_steps))
+    train = SimpleNamespace(evaluation_steps=evaluation_steps)
+    return SimpleNamespace(data=data, train=train, strategy=SimpleNamespace(name=strategy))
 
 
 DIRECTIONS = {"loss": None, "auc": "up", "mae": "down", "mine": None}
@@ -204,6 +205,17 @@ def test_what_could_never_decide_is_refused(callback: Any, given: Any, message: 
 
 def test_the_best_at_the_end_may_be_the_only_one() -> None:
     check_monitors([K.ModelCheckpoint("m.keras", save_best_only=True)], DIRECTIONS, job(evaluation_steps=None))
+
+
+def test_a_file_of_each_evaluation_needs_a_strategy_that_writes_all_of_them() -> None:
+    valued = K.ModelCheckpoint("{epoch}-{val_mae:.2f}-{val_auc_0}.keras")
+    assert is_monitor(valued)
+    for strategy in ("AllReduce", "Local"):
+        check_monitors([valued], DIRECTIONS, job(strategy=strategy))
+    with pytest.raises(BadInputError, match="ModelCheckpoint"):
+        check_monitors([valued], DIRECTIONS, job(strategy="ParameterServer"))
+    with pytest.raises(BadInputError, match="val_other"):
+        check_monitors([K.ModelCheckpoint("{val_other}.keras", save_best_only=True)], DIRECTIONS, job())
 
 
 def test_a_subclass_is_refused_by_name_where_the_master_decides() -> None:

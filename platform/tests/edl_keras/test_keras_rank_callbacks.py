@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,12 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError, EdlError  # noqa: E402
+from edl.core.evaluation import BestCheckpoint, callbacks_from_json, callbacks_to_json  # noqa: E402
+from edl.core.model_files import ModelFile  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
+from edl.keras.model_files import model_file_path  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 
 
@@ -179,7 +183,16 @@ def test_a_rate_that_is_not_finite_and_one_beside_a_schedule_are_refused() -> No
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        (lambda: keras.callbacks.ModelCheckpoint("a.keras"), "ModelCheckpoint"),
+        (lambda: keras.callbacks.ModelCheckpoint("{batch}.keras"), "batch"),
+        (lambda: keras.callbacks.ModelCheckpoint("{accuracy}.keras"), "accuracy"),
+        (lambda: keras.callbacks.ModelCheckpoint("{epoch:.f}.keras"), "filepath"),
+        (lambda: keras.callbacks.ModelCheckpoint("{val_loss}-{loss}.keras"), "{loss}"),
+        (lambda: keras.callbacks.ModelCheckpoint("{val_missing}.keras"), "val_missing"),
+        (lambda: keras.callbacks.ModelCheckpoint("{val_loss}.keras", save_freq=3), "save_freq=3"),
+        (lambda: keras.callbacks.ModelCheckpoint("a.keras", save_freq=0), "save_freq=0"),
+        (lambda: keras.callbacks.ModelCheckpoint("a.h5"), "HDF5"),
+        (lambda: keras.callbacks.ModelCheckpoint("a.h5", save_best_only=True), "HDF5"),
+        (lambda: keras.callbacks.ModelCheckpoint("{accuracy}.keras", save_best_only=True), "accuracy"),
         (lambda: keras.callbacks.SwapEMAWeights(), "SwapEMAWeights"),
         (lambda: keras.callbacks.BackupAndRestore("a"), "BackupAndRestore"),
         (lambda: keras.callbacks.TerminateOnNaN(), "TerminateOnNaN"),
@@ -192,12 +205,57 @@ def test_what_several_ranks_cannot_run_is_refused_by_name(make: Callable[[], Any
         declare(make_replica(lambda: [make()]))
 
 
+def test_model_checkpoint_is_declared_and_no_rank_runs_it() -> None:
+    made = [
+        keras.callbacks.ModelCheckpoint("{epoch:02d}-{loss:.2f}.keras"),
+        keras.callbacks.ModelCheckpoint("{batch}.weights.h5", save_weights_only=True, save_freq=5),
+        keras.callbacks.ModelCheckpoint("{epoch}-{val_loss:.2f}.keras", initial_value_threshold=0.5),
+    ]
+    callbacks = declare(make_replica(lambda: made))
+    assert callbacks.files == (
+        ModelFile("{epoch:02d}-{loss:.2f}.keras"),
+        ModelFile("{batch}.weights.h5", weights_only=True, every_steps=5),
+    )
+    assert callbacks.declared == (
+        BestCheckpoint("loss", "min", filepath="{epoch}-{val_loss:.2f}.keras", saves_every=True),
+    )
+    declared = (*callbacks.declared, *callbacks.files)
+    assert callbacks_from_json(json.loads(json.dumps(callbacks_to_json(declared)))) == declared
+
+
+def test_the_name_of_a_file_has_the_mean_loss_of_the_epoch_as_in_keras() -> None:
+    callbacks = declare(make_replica(lambda: [keras.callbacks.ModelCheckpoint("{epoch}-{batch}.keras", save_freq=2)]))
+    due = {"epoch": 2, "step": 40, "loss": None}
+    path = "{epoch:02d}-{batch}-{loss:.3f}.keras"
+    assert model_file_path(path, due, callbacks.epoch_loss.mean) == Path("02-40-nan.keras")
+    # A worker that has just joined knows what the master knows.
+    assert model_file_path(path, due | {"loss": 0.5}, callbacks.epoch_loss.mean) == Path("02-40-0.500.keras")
+    for step, epoch, loss in ((0, 0, 9.0), (1, 1, 1.0), (2, 1, 2.0)):
+        callbacks.own.begin_step(step, epoch)
+        callbacks.own.end_step(step, epoch, loss, None)
+    assert model_file_path(path, due, callbacks.epoch_loss.mean) == Path("02-40-1.500.keras")
+
+
 def test_every_worker_writes_a_file_of_its_own(tmp_path: Path) -> None:
     own = declare(make_replica(lambda: [keras.callbacks.CSVLogger(tmp_path / "log.csv")])).own
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.5, None)
     own.end_training()
     assert (tmp_path / "log-worker-2.csv").read_text().splitlines() == ["epoch,loss,val_loss", "0,1.5,NA"]
+
+
+def test_one_rank_sends_the_values_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(
+        keras.callbacks.RemoteMonitor, "on_epoch_end", lambda monitor, epoch, logs=None: sent.append(epoch)
+    )
+    own = declare(make_replica(lambda: [keras.callbacks.RemoteMonitor()])).own
+    for epoch, rank in enumerate((1, 0, 1)):
+        own.begin_step(epoch, epoch)
+        own.start_round(rank)
+        own.end_step(epoch, epoch, 1.0, None)
+    own.end_training()
+    assert sent == [1]
 
 
 def test_what_the_end_of_training_changes_too_late_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -334,6 +334,72 @@ def test_all_reduce_keeps_the_best_weights_as_keras_fit_does(workers: int, tmp_p
     assert summary["metrics"]["number_mae"] == pytest.approx(restored["number_mae"], rel=1e-4)
 
 
+WRITES_FILES = """
+def callbacks():
+    return [
+        keras.callbacks.ModelCheckpoint("FOLDER/{epoch:02d}-{loss:.2f}.keras"),
+        keras.callbacks.ModelCheckpoint("FOLDER/some-{epoch}.weights.h5", save_weights_only=True, save_freq=4),
+        keras.callbacks.ModelCheckpoint("FOLDER/valued-{epoch}-{val_loss:.2f}.keras"),
+    ]
+"""
+
+
+def test_all_reduce_writes_the_files_of_model_checkpoint_as_keras_fit_does(tmp_path: Path) -> None:
+    """A step and an epoch are the whole data set. The worker that writes is killed."""
+    folders = tmp_path / "job", tmp_path / "fit"
+    epochs = 10
+    job = job_folder(
+        folders[0],
+        MODULE + WRITES_FILES.replace("FOLDER", str(folders[0])),
+        train={"epochs": epochs, "evaluation_steps": 1},
+        workers=2,
+        checkpoint={"every_steps": 1000, "keep": 1},
+        strategy={"name": "AllReduce", "global_batch": RECORDS},
+    )
+    with job.run() as run:
+        run.wait_event("callback_decided", callback="ModelCheckpoint", timeout=240.0)
+        run.send("worker", 0, signal.SIGKILL)
+        assert run.summary(timeout=240.0)["records_lost"] == 0
+    folders[1].mkdir()
+    import keras
+
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(0)
+    scope: dict[str, Any] = {}
+    exec(MODULE + WRITES_FILES.replace("FOLDER", str(folders[1])), scope)
+    model = scope["custom_model"]()
+    model.compile(scope["optimizer"], loss=scope["loss"], loss_weights=scope["loss_weights"])
+    data = rows()
+    x, y = data[:, :3], {"number": data[:, 3:4], "kind": data[:, 4].astype(np.int64)}
+    weights = {"number": data[:, 5], "kind": data[:, 5]}
+    model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        batch_size=RECORDS,
+        epochs=epochs,
+        verbose=0,
+        validation_data=(x, y, weights),
+        callbacks=scope["callbacks"](),
+    )
+    names = sorted(path.name for pattern in ("*.keras", "*.h5") for path in folders[1].glob(pattern))
+    assert len(names) == 2 * epochs + epochs // 4
+    left = [path.name for pattern in ("*.keras", "*.h5", ".new*") for path in folders[0].glob(pattern)]
+    assert sorted(left) == names, "nothing else is left, also of the writer that was killed"
+
+    def load(path: Path) -> Any:
+        if path.suffix == ".keras":
+            return keras.models.load_model(path, compile=False)
+        loaded = scope["custom_model"]()
+        loaded.load_weights(path)
+        return loaded
+
+    for name in names:
+        written, expected = (load(folder / name).get_weights() for folder in folders)
+        for mine, theirs in zip(written, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
 COMPILED = """
 make = custom_model
 

@@ -23,7 +23,7 @@ from edl.api.journal_entries import JournalEntry, LeaseGranted
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.checkpoint_shares import SHARD_BYTES
-from edl.core.evaluation import CallbackSpec
+from edl.core.evaluation import DeclaredCallback
 from edl.core.events import (
     CopyCheckpoint,
     CoreEvent,
@@ -48,7 +48,7 @@ from edl.core.events import (
     WorldViewed,
 )
 from edl.core.job import JobStateMachine
-from edl.core.ledger import BEST_MODEL, EXPORT, TRAINING
+from edl.core.ledger import BEST_MODEL, EXPORT, MODEL_FILE, TRAINING
 from edl.core.state import JobSettings
 from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import StepShares
@@ -232,6 +232,9 @@ class RecordedCallbacks:
         self.after_step: Callable[[RecordedCallbacks, int], None] = lambda callbacks, update: None
         self.has_ended = False
 
+    def start_round(self, rank: int) -> None:
+        pass
+
     def begin_step(self, step: int, epoch: int) -> None:
         if not self.begun or self.begun[-1][0] != step:
             self.begun.append((step, epoch))
@@ -315,7 +318,7 @@ class AllReduceJob:
         *,
         seconds: float = 0.0,
         validation: int = 0,
-        callbacks: tuple[CallbackSpec, ...] = (),
+        callbacks: tuple[DeclaredCallback, ...] = (),
         epoch_rate: Callable[[int], float] | None = None,
         shard_bytes: int = SHARD_BYTES,
         **settings: Any,
@@ -352,6 +355,8 @@ class AllReduceJob:
         """The value of an evaluation: of its step, and of the sum that the ranks have reported."""
         self.exported: list[tuple[str, int, int]] = []
         """Of each export and each best model: its kind, the checkpoint that was read (0: none) and its updates."""
+        self.written: list[tuple[str, Mapping[str, Any], list[int]]] = []
+        """Of each task that writes model files: the worker, the payload, and how often it has applied each record."""
         self.silent: set[str] = set()
         """Workers whose messages do not arrive: they are stopped."""
         self.evaluation_seconds = 0.0
@@ -628,7 +633,9 @@ class AllReduceJob:
         if rank.gate.closed:
             raise LeavingError
         assert not task.of_copy
-        if task.kind in (EXPORT, BEST_MODEL):
+        if task.kind == MODEL_FILE:
+            self._write_files(rank, task)
+        elif task.kind in (EXPORT, BEST_MODEL):
             self._export(rank, task)
         else:
             time.sleep(self.evaluation_seconds)
@@ -651,6 +658,18 @@ class AllReduceJob:
     def count_updates(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> int:
         """The number of steps in a state."""
         return int(arrays["updates"][0])
+
+    def _write_files(self, rank: Rank, task: LeasedTask) -> None:
+        """Keep this rank's state in the place of files."""
+        payload = task.decode_payload()
+        rank.replica.fail_at(task.kind)
+        self._check_alive(rank)
+        assert payload["step"] == rank.replica.updates
+        self.written.append((rank.uid, payload, [int(count) for count in rank.replica.counts]))
+        rank.replica.fail_at("written")
+        result = {"written": payload["written"], "paths": [file["filepath"] for file in payload["files"]]}
+        with suppress(RetryableError):
+            self.handle(TaskReported(rank.uid, task.lease_id, None, result))
 
     def _run_copy_task(self, rank: Rank, task: LeasedTask, progress: ProgressReporter) -> None:
         """Evaluation of the copy that the rank has, and nothing without one; called on the thread of the evaluation."""

@@ -403,6 +403,7 @@ def callbacks():
     return [
         keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_lr=0.01, cooldown=1),
         keras.callbacks.ModelCheckpoint({best!r}, monitor="val_mae", save_best_only=True),
+        keras.callbacks.ModelCheckpoint({best!r}.replace(".keras", "-{epoch:02d}-{val_loss:.1f}.keras")),
         Mine(monitor="val_loss", patience=3, restore_best_weights=True),
     ]
 """
@@ -444,6 +445,9 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
         for a, b in zip(found.get_weights(), wanted.get_weights(), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-3, atol=1e-5)
     assert summary["reason"].startswith("Mine: val_loss has not improved for 3 evaluations")
+    valued = [sorted(each.name.partition("-")[2] for each in tmp_path.glob(f"{w}-*")) for w in ("mine", "theirs")]
+    assert valued[0] == valued[1]
+    assert len(valued[0]) == len(evaluated)
     assert summary["metrics"]["loss"] == min(each["loss"] for each in evaluated)
     rates = [event.decision for event in events(run) if event.kind == "callback_decided" and "rate" in event.decision]
     assert "the learning rate" in rates[0]

@@ -15,13 +15,13 @@ from edl.api.job_spec import JobSpec
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
 from edl.core.evaluation import callbacks_to_json
-from edl.core.ledger import BEST_MODEL
+from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
 from edl.keras.model_contract import ModelModule
+from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
-from edl.keras.rank_callbacks import NoRankCallbacks, RankCallbacks
 from edl.keras.replica import ModelReplica
 from edl.keras.several_updates import SeveralUpdatesReplica, build_replica
 from edl.keras.user_callbacks import build_callback_params
@@ -42,7 +42,13 @@ from edl.worker.lease_client import LeasedTask
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.task_loop import TaskLoop
 from edl.worker.trainer import add_record_range
-from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, best_model_path, export_directory
+from edl.worker.training_setup import (
+    KERAS_FILE,
+    SAVED_MODEL_DIRECTORY,
+    best_model_path,
+    export_directory,
+    place_model_file,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -74,7 +80,7 @@ def prepare_all_reduce(
     scale_rate = make_rate_scaling(spec.strategy)
     trace_model(first, replica, scale_rate)
     checkpoints = _make_checkpoint_writer(runtime, replica)
-    evaluator = ReplicaEvaluator(runtime, replica, callbacks.own, checkpoints.read)
+    evaluator = ReplicaEvaluator(runtime, replica, callbacks, checkpoints.read)
     if may_evaluate_copies(spec) and not callbacks.declared:
         evaluator.check_copies()
     handlers |= {
@@ -82,6 +88,7 @@ def prepare_all_reduce(
         "metrics": evaluator.compute_metrics,
         "export": evaluator.export,
         BEST_MODEL: evaluator.write_best_model,
+        MODEL_FILE: evaluator.write_model_files,
     }
     evaluation = _make_copy_evaluation(runtime, replica, evaluator)
     worker = f"worker-{runtime.identity.index}"
@@ -163,8 +170,10 @@ def _build_model(
 
 def _register(runtime: WorkerRuntime, callbacks: SharedCallbacks) -> None:
     """From now on the master counts on this worker. All workers declare the same callbacks."""
-    declared = json.dumps(callbacks_to_json(callbacks.declared)).encode() if callbacks.declared else b""
-    runtime.session.register(ready=True, callbacks=declared)
+    declared = (*callbacks.declared, *callbacks.files)
+    runtime.session.register(
+        ready=True, callbacks=json.dumps(callbacks_to_json(declared)).encode() if declared else b""
+    )
 
 
 def _make_checkpoint_writer(runtime: WorkerRuntime, replica: AnyReplica) -> CheckpointWriter:
@@ -278,7 +287,7 @@ class ReplicaEvaluator:
     Args:
         runtime: the worker's.
         replica: the model.
-        callbacks: the user's own callbacks.
+        callbacks: the user's callbacks.
         read_checkpoint: returns the arrays of a checkpoint of this run.
     """
 
@@ -286,12 +295,13 @@ class ReplicaEvaluator:
         self,
         runtime: WorkerRuntime,
         replica: AnyReplica,
-        callbacks: RankCallbacks | NoRankCallbacks,
+        callbacks: SharedCallbacks,
         read_checkpoint: Callable[[int], Arrays],
     ) -> None:
         self._runtime = runtime
         self._replica = replica
-        self._callbacks = callbacks
+        self._callbacks = callbacks.own
+        self._epoch_loss = callbacks.epoch_loss
         self._read_checkpoint = read_checkpoint
         self._copies = replica.make_copy_evaluator()
         # The metrics are those of one evaluation. One of a copy may be given up while it is in a minibatch.
@@ -383,6 +393,24 @@ class ReplicaEvaluator:
             values = replica.variables.read_values()
             model_export.export_keras_file(replica.exportable(), values, {}, path, weights_only=best["weights_only"])
         result = {"place": best["place"], "cut": best["cut"], "path": str(path)}
+        runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
+
+    def write_model_files(self, task: LeasedTask) -> None:
+        """Write the files of ``ModelCheckpoint`` that are due at this step, with the present variables.
+
+        Keras writes the variables themselves as well, and not their averages (``use_ema``).
+        """
+        runtime, replica = self._runtime, self._replica
+        due, paths = task.decode_payload(), []
+        for file in due["files"]:
+            named = model_file_path(file["filepath"], due, self._epoch_loss.mean)
+            path = place_model_file(named, runtime.identity)
+            model_export.export_keras_file(
+                replica.exportable(), replica.variables.read_values(), {}, path, weights_only=file["weights_only"]
+            )
+            _LOG.info("ModelCheckpoint has written %s after step %d", path, due["step"])
+            paths.append(str(path))
+        result = {"written": due["written"], "paths": paths}
         runtime.progress.finish_task(task.lease_id, json.dumps(result).encode())
 
     @contextmanager
