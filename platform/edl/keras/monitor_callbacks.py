@@ -220,8 +220,8 @@ _RefusalTable = Mapping[str, tuple[str, str]]
 _REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
         "a job resumes from EDL's checkpoints",
-        "remove it; checkpoint.every_steps sets how often they are written, and `edl run --resume RUN` goes on from the "
-        "newest one",
+        "remove it; checkpoint.every_steps sets how often they are written, and `edl run --resume RUN` goes on from "
+        "the newest one",
     ),
     "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),
     "SwapEMAWeights.swap_on_epoch": ("the averaged weights would be kept and exported", "remove swap_on_epoch"),
