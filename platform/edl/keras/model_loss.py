@@ -173,7 +173,7 @@ class ModelLoss:
         everything = (labels, predictions, weights)
         records = int(tf.nest.flatten(predictions)[0].shape[0])
         first = records // 3 or 1
-        if records < 2 or any(not _can_slice(leaf) for leaf in tf.nest.flatten(everything)):
+        if records < 2 or any(not can_slice(leaf) for leaf in tf.nest.flatten(everything)):
             return
         total = 0.0
         for part in (slice(0, first), slice(first, records)):
@@ -486,7 +486,8 @@ def _compares_records(loss: Any) -> bool:
     return isinstance(loss, keras.losses.Dice | keras.losses.Tversky) and loss.axis is None
 
 
-def _can_slice(leaf: Any) -> bool:
+def can_slice(leaf: Any) -> bool:
+    """Whether a leaf of a minibatch can be cut by records; None can."""
     return leaf is None or (not isinstance(leaf, tf.SparseTensor) and tf.convert_to_tensor(leaf).shape.rank != 0)
 
 

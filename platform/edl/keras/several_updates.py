@@ -118,6 +118,11 @@ class SeveralUpdatesReplica(ReplicaState):
         return all(update.skips_infinite_gradients for update in self.updates)
 
     @property
+    def depends_on_other_records(self) -> bool:
+        """As of ``ModelReplica``."""
+        return bool(self._seed_states) or any(update.statistics for update in self.updates)
+
+    @property
     def uses_own_optimizer(self) -> bool:
         """Whether ``model.optimizer`` makes an update: its learning rate is what callbacks set."""
         return OWN_OPTIMIZER in self._optimizers

@@ -91,6 +91,8 @@ class UpdateTracer:
         names: list[str] = []
 
         def trace(given: Any) -> None:
+            # The trace in which metrics make their variables is repeated.
+            names.clear()
             self._call(given, lambda name, optimizer, pairs: names.append(name))
 
         tf.function(trace, autograph=False).get_concrete_function(tf.nest.map_structure(spec_for_any_count, data))
@@ -108,6 +110,8 @@ class UpdateTracer:
         updates: list[StepUpdate] = []
 
         def trace(segments: SegmentTrace, given: Any) -> None:
+            updates.clear()
+
             def keep(name: str, optimizer: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
                 self._refuse_nested(segments)
                 updates.append(StepUpdate(name, optimizer, tuple(self._find_trained(v) for _, v in pairs)))

@@ -308,6 +308,7 @@ class _JobCheck:
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.several_updates import build_replica
+        from edl.keras.step_additivity import check_step_gradients
 
         replica = build_replica(
             self.module,
@@ -324,6 +325,7 @@ class _JobCheck:
             return
         task, minibatch = first
         with add_record_range(task, 0):
+            check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
             result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
         if not result.finite:
             report_not_finite(

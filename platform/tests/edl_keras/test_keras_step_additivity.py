@@ -1,0 +1,121 @@
+"""A ``train_step`` whose gradients several workers cannot average: sums are refused, the rest is warned of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
+]
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.keras.model_contract import load_model_module  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
+from edl.keras.step_additivity import check_step_gradients  # noqa: E402
+
+SOURCE = """
+import keras, tensorflow as tf
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(2)
+        self.other = keras.optimizers.SGD(0.1)
+
+    def build(self, shape):
+        self.head.build(shape)
+        self.built = True
+
+    def call(self, x, training=False):
+        return self.head(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            p = self(x, training=True)
+            loss = LOSS
+        weights = self.trainable_weights
+        gradients = tape.gradient(loss, weights)
+        UPDATE
+        for metric in self.metrics:
+            metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, p)
+        return {"loss": loss}
+
+def custom_model():
+    model = Own()
+    model.build((None, 3))
+    model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+    return model
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+MEAN = "tf.reduce_mean((p - y) ** 2)"
+SUM = "tf.reduce_sum((p - y) ** 2)"
+APPLY = "self.optimizer.apply_gradients(zip(gradients, weights))"
+TWICE = f"{APPLY}; self.other.apply_gradients(zip(gradients, weights))"
+
+
+def make_replica(folder: Path, loss: str, update: str) -> tuple[Any, Any, Any]:
+    (folder / "own.py").write_text(SOURCE.replace("LOSS", loss).replace("UPDATE", update))
+    choice = SimpleNamespace(zoo=folder, definition="own.custom_model", params={})
+    module = load_model_module(choice, may_have_train_step=True)
+    random = np.random.default_rng(3)
+    x = random.normal(size=(9, 3)).astype(np.float32)
+    y = random.normal(size=(9, 2)).astype(np.float32)
+    return build_replica(module, seed=1, rank_seed=0, sample=x[:1], first=(x, y, None)), x, y
+
+
+@pytest.mark.parametrize(
+    ("loss", "update", "kind"),
+    [
+        (MEAN, APPLY, ModelReplica),
+        ("self.compute_loss(x, y, p)", APPLY, ModelReplica),
+        (MEAN, TWICE, SeveralUpdatesReplica),
+        # What differs from call to call tells nothing.
+        (f"{MEAN} * tf.random.uniform([])", APPLY, ModelReplica),
+    ],
+    ids=["mean", "compute_loss", "two updates", "random"],
+)
+def test_gradients_of_a_mean_are_accepted_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, update: str, kind: type
+) -> None:
+    """The metrics are those of Keras' guide: their variables are made in the first trace, which is repeated."""
+    replica, x, y = make_replica(tmp_path, loss, update)
+    assert type(replica) is kind
+    before = replica.state_arrays()
+    check_step_gradients(replica, x, y)
+    assert not caplog.messages
+    assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())
+
+
+@pytest.mark.parametrize("update", [APPLY, TWICE], ids=["one update", "two updates"])
+def test_gradients_of_a_sum_are_refused(tmp_path: Path, update: str) -> None:
+    replica, x, y = make_replica(tmp_path, SUM, update)
+    with pytest.raises(BadInputError, match="sums over the records") as refused:
+        check_step_gradients(replica, x, y)
+    assert refused.value.where.endswith("own.py")
+
+
+@pytest.mark.parametrize(
+    ("loss", "update"),
+    [
+        ("tf.reduce_mean((p - tf.reduce_mean(p, 0) - y) ** 2)", APPLY),
+        (MEAN, f"gradients, _ = tf.clip_by_global_norm(gradients, 0.01); {APPLY}"),
+    ],
+    ids=["compared records", "clipped"],
+)
+def test_gradients_that_depend_on_the_other_records_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, update: str
+) -> None:
+    replica, x, y = make_replica(tmp_path, loss, update)
+    check_step_gradients(replica, x, y)
+    (message,) = caplog.messages
+    assert "train_step()" in message
