@@ -9,8 +9,9 @@ callbacks that decide by what they get decide the same everywhere. What remains 
   decides by the time of day, or one of a worker that came later, does not make the ranks differ.
 - **model.stop_training.** A rank on which it is true says so, and no rank trains after the step that carries it.
 - **Messages.** All ranks have the same logs, so ``RemoteMonitor`` sends those of rank 0 only.
-- **Variables.** Nothing is sent: a callback that changes one must do so on all ranks in the same way. Digests find one
-  that does not.
+- **Variables.** A callback that changes one must do so on all ranks in the same way; digests find one that does not.
+  If a step is abandoned, a rank may have called its callbacks before it, and another one not yet: all do so when the
+  next round begins.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ class RankCallbacks:
         """Whether a callback has set ``model.stop_training``."""
         return bool(getattr(self._replica.model, "stop_training", False))
 
+    @property
+    def begun_step(self) -> tuple[int, int] | None:
+        """The newest step before which the callbacks were called: the number of steps before it, and its epoch."""
+        return self._begun_step, self._epoch
+
     def try_first_step(self) -> None:
         """Call what is called before the first step, except callbacks that write log files."""
         with self._keeping_rate():
@@ -111,14 +117,17 @@ class RankCallbacks:
 
         Args:
             step: the number of steps before it.
-            epoch: that of this rank's records, or of the step.
+            epoch: that of this rank's records, or of the step. If the step has records of two epochs, all ranks learn
+                of the later one before they apply it.
         """
-        if step == self._begun_step:
+        is_new = step != self._begun_step
+        if not is_new and epoch <= self._epoch:
             return
         self._begun_step, self._epoch = step, max(self._epoch, epoch)
         with self._keeping_rate():
             self._callbacks.begin_epoch(self._epoch)
-            self._callbacks.begin_step(step)
+            if is_new:
+                self._callbacks.begin_step(step)
 
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
         """Call the callbacks after a step.
@@ -194,6 +203,7 @@ class NoRankCallbacks:
 
     learning_rate: float | None = None
     has_stopped = False
+    begun_step: tuple[int, int] | None = None
 
     def start_round(self, rank: int) -> None:
         """Nothing depends on the rank."""

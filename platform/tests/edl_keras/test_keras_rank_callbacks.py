@@ -109,6 +109,30 @@ def test_callbacks_see_the_trained_model_its_rate_and_each_step_once() -> None:
     ]
 
 
+def test_an_epoch_begins_before_the_same_step_on_ranks_with_records_of_two_epochs() -> None:
+    """Else a callback that changes a variable then makes the states differ for a step, and digests end the job."""
+
+    class Anneal(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            (bias,) = [v for v in self.model.trainable_variables if v.path.endswith("bias")]
+            bias.assign([float(epoch)])
+
+    digests = set()
+    for own_epoch in (0, 1):
+        replica = make_replica(lambda: [Anneal()])
+        own = declare(replica).own
+        own.begin_step(0, own_epoch)
+        replica.compute(np.ones((2, 1), np.float32), np.zeros((2, 1), np.float32))
+        # All know the epochs of the step's records now.
+        own.begin_step(0, 1)
+        replica.buffers[0][: replica.gradient_counts[0]] = 1
+        replica.apply(2.0)
+        own.end_step(0, 1, 1.0, None)
+        digests.add(replica.digest())
+        assert own.begun_step == (0, 1)
+    assert len(digests) == 1
+
+
 def test_a_rate_is_kept_for_the_next_step_and_the_state_stays_as_it_is() -> None:
     class Halve(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -221,6 +221,7 @@ class RecordedCallbacks:
 
     Attributes:
         calls: of each step, the number of steps before it, its epoch, its loss and its rate.
+        before_step: called before a step with the number of steps before it.
         after_step: called after a step with these callbacks and the number of its update.
     """
 
@@ -229,15 +230,21 @@ class RecordedCallbacks:
         self.has_stopped = False
         self.begun: list[tuple[int, int]] = []
         self.calls: list[tuple[int, int, float, float | None]] = []
+        self.before_step: Callable[[int], None] = lambda step: None
         self.after_step: Callable[[RecordedCallbacks, int], None] = lambda callbacks, update: None
         self.has_ended = False
 
     def start_round(self, rank: int) -> None:
         pass
 
+    @property
+    def begun_step(self) -> tuple[int, int] | None:
+        return self.begun[-1] if self.begun else (-1, 0)
+
     def begin_step(self, step: int, epoch: int) -> None:
         if not self.begun or self.begun[-1][0] != step:
             self.begun.append((step, epoch))
+            self.before_step(step)
 
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
         assert self.begun[-1][0] == step

@@ -149,6 +149,38 @@ def test_all_ranks_call_callbacks_for_every_step_also_those_that_follow_a_round(
         assert (epochs, epochs[0], epochs[-1]) == (sorted(epochs), 0, 1)
 
 
+def test_callbacks_that_change_a_variable_before_a_step_are_called_on_all_ranks_if_it_is_abandoned(folder):
+    """One survivor had begun the step that broke, and the other one, without records, had not."""
+    idle = True
+
+    def change(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            rank.replica.rates[0] = 1000 + step
+
+        rank.callbacks.before_step = before_step
+
+    with AllReduceJob(folder, records=800, seconds=0.002) as job:
+        first, second, lost = (job.start_rank(change) for _ in range(3))
+        find_lease = second.loop._current_lease
+        second.loop._current_lease = lambda *view, **named: None if idle else find_lease(*view, **named)
+        job.wait_for_round(3)
+        job.wait_for_step(6)
+
+        def die(point: str) -> None:
+            if point == "reduce":
+                step = lost.world.step
+                job.wait(lambda: first.callbacks.begun[-1][0] == step)
+                job.kill(lost, is_preempted=True)
+                raise KilledError
+
+        lost.replica.fail_at = die
+        job.wait(lambda: lost.is_killed)
+        job.wait_for_round(2)
+        idle = False
+        job.wait_for_end()
+        check_calls(job)
+
+
 @pytest.mark.parametrize("deciding", [(), (0,), (1,)], ids=["all", "first", "second"])
 def test_a_rate_that_a_callback_sets_is_that_of_all_ranks(folder, deciding):
     def halve(callbacks: RecordedCallbacks, update: int) -> None:

@@ -30,7 +30,7 @@ from edl.worker.allreduce.checkpoint_copies import CheckpointCopies
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
 from edl.worker.allreduce.gradient_sums import GradientSums
-from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_pending_shares
+from edl.worker.allreduce.rank_answers import MAX_SHARES_BYTES, read_answer, read_answers, read_pending_shares
 from edl.worker.allreduce.round_connection import RoundConnection
 from edl.worker.allreduce.share_source import BatchShareSource, OpenLease, ShareSource
 from edl.worker.allreduce.state_digests import StateDigests
@@ -86,6 +86,8 @@ class StepCallbacks(Protocol):
     @property
     def has_stopped(self) -> bool: ...
     def start_round(self, rank: int) -> None: ...
+    @property
+    def begun_step(self) -> tuple[int, int] | None: ...
     def begin_step(self, step: int, epoch: int) -> None: ...
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
     def end_training(self) -> None: ...
@@ -300,12 +302,27 @@ class StepLoop:
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
             self._digests.compare_ranks(communicator)
+            self._begin_abandoned_step(view, communicator)
             self._share_state(view, communicator)
             digest = self._digests.compare_states(communicator, view.step)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
             _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
+
+    def _begin_abandoned_step(self, view: View, communicator: Communicator) -> None:
+        """Call the callbacks before the next step, if some holder has done so: they may have changed its variables.
+
+        It had computed a gradient when the round before ended, and others had not.
+        """
+        if not view.holders:
+            return
+        own = self._callbacks.begun_step
+        is_begun = own is not None and own[0] == view.step and view.members[self._world.rank] in view.holders
+        said = communicator.exchange(str(own[1]).encode() if own is not None and is_begun else b"")
+        epochs = read_answers(said, _read_epoch, "the epoch of its next step", self._digests.name_rank)
+        if any(epoch is not None for epoch in epochs):
+            self._callbacks.begin_step(view.step, max(epoch or 0 for epoch in epochs))
 
     def _share_state(self, view: View, communicator: Communicator) -> None:
         """Give the first state to the members that lack it, and to all if their processors differ.
@@ -640,3 +657,8 @@ def _read_share_bytes(data: bytes) -> int:
     if not isinstance(count, int) or not 0 <= count <= MAX_SHARES_BYTES:
         raise ValueError(f"{count!r} is no number of bytes up to {MAX_SHARES_BYTES}")
     return count
+
+
+def _read_epoch(data: bytes) -> int | None:
+    """The epoch of a step that a rank has begun; None: it has not."""
+    return int(data) if data else None
