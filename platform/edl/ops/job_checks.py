@@ -188,7 +188,7 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     missing = [name for name in needed if name not in names]
     if missing and STAR_IMPORT not in names:
         public = [name for name in names if not name.startswith("_")]
-        close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS])
+        close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS], cutoff=0.7)
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
