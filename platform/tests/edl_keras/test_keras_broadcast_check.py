@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -85,7 +86,7 @@ def alone(module: ModelModule) -> tuple[Step, Step]:
     )
 
 
-@pytest.fixture(params=[served, alone])
+@pytest.fixture(params=[served, repetition(alone)])
 def steps(request: pytest.FixtureRequest) -> Callable[[ModelModule], tuple[Step, Step]]:
     return request.param  # type: ignore[no-any-return]
 

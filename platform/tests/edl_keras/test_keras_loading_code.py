@@ -142,6 +142,7 @@ def test_keras_loads_its_own_by_itself(tmp_path: Path) -> None:
     assert format_loading_code(model, tmp_path / "model.keras", tmp_path / "zoo") == ""
 
 
+@pytest.mark.repetition
 def test_modules_of_a_zoo_that_import_each_other_are_found_by_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
