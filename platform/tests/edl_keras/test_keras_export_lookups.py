@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,8 @@ def combining(lookup: str, form: str) -> Any:
     columns = 3 if form == "dense" else None
     given = keras.Input([columns], dtype=ragged.dtype.name, sparse=form == "sparse", ragged=form == "ragged")
     ids = layer()(given)
-    kinds = [(dim, combiner) for dim in (4, None) for combiner in COMBINERS]
-    return keras.Model(given, Layers.Concatenate()([Embedding(2, dim, combiner=how)(ids) for dim, how in kinds]))
+    kinds = zip(COMBINERS, cycle((4, None)))
+    return keras.Model(given, Layers.Concatenate()([Embedding(2, rows, combiner=how)(ids) for how, rows in kinds]))
 
 
 @pytest.mark.parametrize(("lookup", "form"), CASES)
