@@ -396,7 +396,7 @@ class MasterShell:
             raise MasterEndsError(f"this master is shutting down: {self.failure}")
 
     def _queue_commands(self, commands: list[CoreCommand]) -> tuple[RequestAnswer | None, bool]:
-        """Journal and queue the decisions; returns the answer, and whether the ledger changed."""
+        """Journal and queue the decisions; returns the answer, and whether there may be work for those that wait."""
         answer: RequestAnswer | None = None
         before = self._lsn
         # A command depends on the entries before it, not on later ones: the core emits them in that
@@ -408,7 +408,8 @@ class MasterShell:
                 answer = command
             else:
                 self._outbox.put(self._lsn, command)
-        changed = self._lsn != before
+        # A pause of the world may mean work for a worker that waits, without an entry.
+        changed = self._lsn != before or any(isinstance(command, NotifyWorkers) for command in commands)
         # Still under the lock: a snapshot must be of exactly the state after the entries that it
         # replaces.
         if self.journal.size_bytes > COMPACT_BYTES:

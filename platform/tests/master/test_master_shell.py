@@ -19,6 +19,7 @@ from edl.core.events import (
     LeaseReply,
     LeaseRequested,
     ModelDeclared,
+    NotifyWorkers,
     PodChanged,
     PodsSynced,
     PrepareCut,
@@ -180,6 +181,16 @@ def test_questions_that_wait_are_let_go_at_the_end(release: Callable[[Any], None
         answer = waiting_lease(stubs, pool)
         release(stubs.shell)
         assert isinstance(answer.result(LONG), WaitForWork)
+
+
+def test_what_the_world_is_to_do_wakes_those_that_wait_without_an_entry() -> None:
+    """All ranks have said that they pause: a worker that waits for work has to write a file."""
+    stubs = ShellHarness()
+    stubs.populate()
+    for commands, wakes in (([], False), ([NotifyWorkers()], True)):
+        before = stubs.shell._generation
+        stubs.shell._decide_now(lambda commands=commands: list(commands), Tick())
+        assert (stubs.shell._generation > before) == wakes
 
 
 def test_time_alone_ends_a_wait() -> None:
