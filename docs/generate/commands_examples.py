@@ -29,7 +29,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl wait mnist --for started --timeout 10m", "until the first step is done"),
         ("edl wait mnist --for workers=4", "until exactly four workers have started"),
     ),
-    "scale": (("edl scale mnist --max 8", "nothing restarts"),),
+    "scale": (
+        ("edl scale mnist --max 8", "nothing restarts"),
+        ("edl scale digits --local --max 3", "a run of this machine"),
+    ),
     "stop": (("edl stop mnist --wait", "`edl submit job.yaml --resume` continues"),),
     "delete": (("edl delete mnist --yes", "files on volumes are kept"),),
     "clean": (

@@ -24,6 +24,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.events import JobEvent, RunStarted, WarningRaised
 from edl.api.status import ENDED, JobFailure, Status, Summary, TimelinePoint
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
+from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.status_port import DesiredState
 from edl.jobfile import section_type
 from edl.jobfile.document_tree import SpecError
@@ -91,8 +92,8 @@ class LocalRun(JobView):
 
     @property
     def desired_state(self) -> DesiredState:
-        """Always empty: on this machine only Ctrl-C changes a run."""
-        return DesiredState()
+        """The numbers of workers that users have requested with `edl scale`."""
+        return DesiredStateFile(self.run_dir.desired_state).read()
 
     @property
     def phase(self) -> str:

@@ -12,6 +12,7 @@ import typer
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.cli.options import FromCheckpointOption, OptionalRunCommand, check_from_checkpoint
+from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.jobfile.loader import NumberOption, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
 from edl.ops import local_run_resumption
@@ -123,6 +124,9 @@ def _open_run_directory(
         if spec.strategy.name == "AllReduce":
             local_run_resumption.check_checkpoints(directory)
         local_run_resumption.reopen_run(directory)
+    # A run that is continued has the numbers of its job file. Before the lock names the run: from then on edl scale
+    # may request others.
+    DesiredStateFile(directory.desired_state).remove()
     return directory, changes, restart
 
 

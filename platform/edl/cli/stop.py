@@ -36,6 +36,7 @@ def stop(
 
     Exit codes: 0 stop requested, or with --wait ended; 1 it was deleted meanwhile, 124 timeout.
     """
+    from edl.cluster.desired_state import ANY_BOUNDS
     from edl.cluster.kubernetes import status_publisher
     from edl.cluster.status_port import DesiredState
     from edl.ops import job_view
@@ -46,7 +47,7 @@ def stop(
     if view.has_ended:
         print(f"{job} is {view.phase} already.")
         return
-    status_publisher.update_desired_state(api, job, DesiredState(stop=True), status_publisher.ANY_BOUNDS)
+    status_publisher.update_desired_state(api, job, DesiredState(stop=True), ANY_BOUNDS)
     print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
     if view.status is None:
         print(

@@ -2,7 +2,8 @@
 
 The master publishes its status and receives the desired state.
 ``edl.cluster.kubernetes.status_publisher`` implements the port with a ConfigMap and an annotation of
-the Job. On one machine, files and signals replace it, and there is no implementation.
+the Job. On one machine the files of the run directory are the status, so only the desired state needs an
+implementation, ``edl.cluster.local.desired_state_file``.
 """
 
 from __future__ import annotations
@@ -30,15 +31,23 @@ class DesiredState:
     unreadable: str = ""
 
 
-class StatusPublisher(Protocol):
+class DesiredStateSource(Protocol):
+    """Receives the desired state of a running job."""
+
+    def watch_desired_state(self) -> Iterator[DesiredState]:
+        """Yield the current desired state, then every change, until ``close``."""
+        ...
+
+    def close(self) -> None:
+        """End ``watch_desired_state``."""
+        ...
+
+
+class StatusPublisher(DesiredStateSource, Protocol):
     """Publishes a job's status and receives its desired state."""
 
     def publish(self, pages: Mapping[str, str]) -> None:
         """Replace the published pages, by name. Returns at once; only the newest pages are certain to be published."""
-        ...
-
-    def watch_desired_state(self) -> Iterator[DesiredState]:
-        """Yield the current desired state, then every change, until ``close``."""
         ...
 
     def close(self) -> None:

@@ -12,9 +12,12 @@ from typing import Protocol
 
 from edl.api.cluster_port import JobCluster
 from edl.api.job_spec import JobSpec
+from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.local.local_cluster import LocalCluster
-from edl.cluster.status_port import StatusPublisher
+from edl.cluster.status_port import DesiredStateSource, StatusPublisher
 from edl.core.leader_election import MasterFence
+from edl.storage.run_directory import RunDirectory
+from edl.transport.process_identity import ProcessIdentity
 
 DONE_EXIT, FAILED_EXIT = 0, 1
 
@@ -26,6 +29,7 @@ class MasterBackend(Protocol):
         cluster: the cluster that runs the job's pods.
         fence: the right to decide; None if the journal's lock is enough.
         status_publisher: publishes the status to users without a route to the master; None if files do.
+        desired_states: receives what users request of the running job; None if they cannot.
         gone_seconds: maximum seconds for pods to end at the end of the job.
         durable: whether the run directory outlives the master's pod.
     """
@@ -38,6 +42,9 @@ class MasterBackend(Protocol):
 
     @property
     def status_publisher(self) -> StatusPublisher | None: ...
+
+    @property
+    def desired_states(self) -> DesiredStateSource | None: ...
 
     @property
     def gone_seconds(self) -> float: ...
@@ -65,6 +72,7 @@ class LocalMasterBackend:
     cluster: JobCluster
     fence: None = None
     status_publisher: None = None
+    desired_states: DesiredStateSource | None = None
     gone_seconds: float = 1.5
     durable: bool = True
 
@@ -78,15 +86,17 @@ class LocalMasterBackend:
         return DONE_EXIT
 
     def close(self) -> None:
-        """Nothing to release."""
+        """End the watch of the desired state."""
+        if self.desired_states is not None:
+            self.desired_states.close()
 
 
-def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> MasterBackend:
+def choose_backend(spec: JobSpec, identity: ProcessIdentity, variables: Mapping[str, str]) -> MasterBackend:
     """Choose the backend from the environment.
 
     Args:
         spec: the job's spec.
-        token: the job's token.
+        identity: identity of this process.
         variables: environment variables of this process; ``EDL_JOB_UID`` is set only in pods.
 
     Raises:
@@ -97,4 +107,7 @@ def choose_backend(spec: JobSpec, token: str, variables: Mapping[str, str]) -> M
         from edl.cluster.kubernetes.master_backend import KubeMasterBackend
 
         return KubeMasterBackend.from_environment(spec, variables)
-    return LocalMasterBackend(LocalCluster.from_environment(token))
+    return LocalMasterBackend(
+        LocalCluster.from_environment(identity.token),
+        desired_states=DesiredStateFile(RunDirectory(identity.run_dir).desired_state),
+    )

@@ -236,7 +236,7 @@ def main() -> int:
     try:
         identity = ProcessIdentity.from_environment()
         spec = _load_spec(RunDirectory(identity.run_dir))
-        return serve_job(identity, spec, choose_backend(spec, identity.token, os.environ), stopping, stop_wanted)
+        return serve_job(identity, spec, choose_backend(spec, identity, os.environ), stopping, stop_wanted)
     except EdlError as error:
         log.error("%s", error)
         return error.exit_code
@@ -462,11 +462,11 @@ class MasterProcess:
 
     def _follow_desired_state(self) -> None:
         """Follow the desired state; ends with its source, possibly after this master."""
-        publisher = self._backend.status_publisher
-        if publisher is None:
+        source = self._backend.desired_states
+        if source is None:
             return
         try:
-            for event in desired_state_events(publisher.watch_desired_state()):
+            for event in desired_state_events(source.watch_desired_state()):
                 self.shell.handle(event)
         except MasterEndsError as error:
             log.info("the desired state is left to the next master: %s", error)

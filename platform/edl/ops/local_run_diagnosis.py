@@ -13,8 +13,6 @@ from edl.ops.local_run_resumption import resume_checkpoint
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.run_directory import RunDirectory
 
-_STARVATION_HINT = "Workers that ended are started again by themselves; workers.min of the job file is the bound."
-
 
 def diagnose_local_run(job: JobView, run: RunDirectory, command_target: str) -> list[JobFinding]:
     """The problems of a run, the most important first.
@@ -27,9 +25,19 @@ def diagnose_local_run(job: JobView, run: RunDirectory, command_target: str) -> 
     if job.has_ended:
         findings = [*_find_end(job, run), *_find_slowdowns(job, command_target)]
     else:
-        findings = [*find_stall(job), *find_starvation(job, _STARVATION_HINT), *_find_slowdowns(job, command_target)]
+        findings = [
+            *find_stall(job),
+            *find_starvation(job, _bound_hint(command_target)),
+            *_find_slowdowns(job, command_target),
+        ]
         findings += _find_waiting_workers(job, command_target)
     return [each for index, each in enumerate(findings) if each not in findings[:index]]
+
+
+def _bound_hint(command_target: str) -> str:
+    return (
+        f"Workers that ended are started again by themselves. `edl scale {command_target} --min N` changes the bound."
+    )
 
 
 def _find_slowdowns(job: JobView, command_target: str) -> Iterator[JobFinding]:

@@ -86,6 +86,11 @@ class RunDirectory:
         return self.path / "history.jsonl"
 
     @property
+    def desired_state(self) -> Path:
+        """What ``edl scale`` requested of the run on this machine; the file is replaced as a whole."""
+        return self.path / "desired.json"
+
+    @property
     def spec(self) -> Path:
         """The JobSpec that the run was started with."""
         return self.path / "spec.json"

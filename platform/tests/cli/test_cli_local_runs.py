@@ -17,6 +17,8 @@ from support.text_keys import missing_keys
 
 from edl.cli import local_runs
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
+from edl.cluster.status_port import DesiredState
+from edl.ops import job_view
 from edl.storage.run_directory import RunDirectory
 
 WORKER = {"index": 0, "pid": 7, "state": "training", "samples_per_second": 1234.5}
@@ -348,10 +350,74 @@ def test_why_a_run_waits(cli: CliHarness, make_local_run: Make) -> None:
     assert cli.edl("why", "digits", "--local") == 0
     starved, remedy, worker, logs = cli.out.splitlines()
     assert not missing_keys(starved, "starved", "workers.min is 2")
-    assert "edl scale" not in remedy
+    assert not missing_keys(remedy, "edl scale digits/r1 --min N")
     assert not missing_keys(worker, "worker-1", "it builds its model")
     assert not missing_keys(logs, "edl logs digits/r1 -r worker -i 1")
     status |= {"phase": "Stalled", "reason": "ps-0 does not answer", "starved": False}
     (folder / "status.json").write_text(json.dumps(status))
     assert cli.edl("why", "digits", "--local") == 0
     assert not missing_keys(cli.out, "stalled", "ps-0 does not answer")
+
+
+# ---------------------------------------------------------------------------------------------- edl scale
+
+
+@pytest.fixture
+def make_scalable_run(make_local_run: Make) -> Make:
+    """Makes a run with a spec; the options are those of ``make_local_run``."""
+
+    def make(*, alive: bool = True, **sections: object) -> Path:
+        folder = make_local_run(alive=alive)
+        spec = {
+            "name": "digits",
+            "model": {"zoo": str(folder), "definition": "digits.custom_model"},
+            "data": {"training": ["data.csv"]},
+            "workers": {"max": 2},
+            **sections,
+        }
+        (folder / "spec.json").write_text(json.dumps(spec))
+        return folder
+
+    return make
+
+
+def test_a_run_gets_another_number_of_workers(cli_without_cluster: CliHarness, make_scalable_run: Make) -> None:
+    folder = make_scalable_run()
+    assert cli_without_cluster.edl("scale", "digits", "--max", "4") == 0
+    assert not missing_keys(cli_without_cluster.out, "digits/r1: 1 to 4 workers", "edl status digits/r1 --watch")
+    assert json.loads((folder / "desired.json").read_text()) == {"max": 4}
+    assert cli_without_cluster.edl("scale", "digits/r1", "--min", "3", "--json") == 0
+    assert json.loads(cli_without_cluster.out) == {"job": "digits/r1", "min": 3, "max": 4}
+    assert cli_without_cluster.edl("list", "--json") == 0
+    assert json.loads(cli_without_cluster.out)[0]["desired"] == {"min": 3, "max": 4, "stop": False}
+
+
+@pytest.mark.parametrize(
+    ("sections", "options", "said"),
+    [
+        ({}, ("--min", "5"), ("min would be 5", "max, which is 2")),
+        ({}, ("--max", "100000"), ("10000 workers",)),
+        ({"strategy": {"name": "Local"}}, ("--max", "3"), ("digits/r1", "strategy Local", "AllReduce")),
+        ({"strategy": {"name": "AllReduce", "global_batch": 8}}, ("--max", "9"), ("global_batch of digits/r1 is 8",)),
+        ({"alive": False}, ("--max", "3"), ("digits/r1 is Interrupted already", "edl status digits/r1")),
+        ({}, ("--max", "3", "-n", "team"), ("-n and --context",)),
+    ],
+)
+def test_a_run_is_not_given_numbers_that_it_cannot_have(
+    cli_without_cluster: CliHarness,
+    make_scalable_run: Make,
+    sections: dict[str, object],
+    options: tuple[str, ...],
+    said: tuple[str, ...],
+) -> None:
+    folder = make_scalable_run(**sections)
+    assert cli_without_cluster.edl("scale", "digits", "--local", *options) == 2
+    assert not missing_keys(cli_without_cluster.err, *said)
+    assert not (folder / "desired.json").exists()
+
+
+def test_a_job_on_the_cluster_comes_before_a_run(cli: CliHarness, make_local_run: Make) -> None:
+    folder = make_local_run(job="mnist", alive=True)
+    assert cli.edl("scale", "mnist", "--max", "8") == 0
+    assert job_view.find_job(cli.cluster, "mnist").desired_state == DesiredState(max=8)
+    assert not (folder / "desired.json").exists()

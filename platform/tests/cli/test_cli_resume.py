@@ -70,6 +70,14 @@ def test_a_failed_run_goes_on_in_its_directory(
     assert json.loads((local_run.run_dir() / "spec.json").read_text())["ps"]["count"] == 2
 
 
+def test_a_run_goes_on_with_the_number_of_workers_of_its_job_file(local_run: LocalRunHarness) -> None:
+    fail(local_run)
+    requested = RunDirectory(local_run.run_dir()).desired_state
+    write_json(requested, {"max": 7})
+    assert local_run.edl("run", "job.yaml", "--resume") == 0
+    assert not requested.exists()
+
+
 def test_a_run_whose_processes_were_all_killed_needs_no_word_in_the_journal(local_run: LocalRunHarness) -> None:
     fail(local_run)
     status = local_run.run_dir() / "status.json"

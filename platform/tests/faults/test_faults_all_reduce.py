@@ -19,7 +19,7 @@ from faults.conftest import Measure
 from faults.job_assertions import world_of
 from faults.kill_points import order_kills, wait_for_kills
 from faults.linear_job import LinearJob
-from support.job_process import JobProcess, Line
+from support.job_process import JobProcess, Line, edl
 from support.journal_bytes import read_entries
 
 from edl.simulation.counted_steps import CountedStep
@@ -196,6 +196,29 @@ def test_a_worker_is_told_to_go(all_reduce: Make) -> None:
         ended = run.wait_event("role_ended", role="worker", index=0)
         assert ended["exit_code"] == 0
         check_end(job, run, lost=1, told=1)
+
+
+@pytest.mark.repetition
+def test_a_worker_is_added_and_removed_by_hand(all_reduce: Make) -> None:
+    job = all_reduce(1)
+    with job.start() as run:
+        world_of(run, 1)
+        run.wait_step(20)
+
+        def scale(workers: int) -> None:
+            known = len(run.lines)
+            scaled = edl("scale", "linear", "--local", "--max", str(workers), cwd=job.file.parent)
+            assert scaled.returncode == 0, scaled.stderr
+            world_of(run, workers, after=known)
+            assert run.status()["workers_wanted"] == workers
+
+        scale(2)
+        scale(1)
+        # The newest one leaves at a boundary of a step, so nothing is repeated.
+        ended = run.wait_event("role_ended", role="worker")
+        assert (ended["index"], ended["exit_code"]) == (1, 0)
+        summary = check_end(job, run)
+    assert summary["records_repeated"] == 0
 
 
 @pytest.mark.repetition

@@ -18,6 +18,7 @@ from master.master_stubs import LONG, ShellHarness
 from edl.api.cluster_port import PodPhase, PodStatus, Role
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import WarningRaised
+from edl.cluster.local.desired_state_file import DesiredStateFile
 from edl.cluster.local.local_cluster import LocalCluster
 from edl.cluster.status_port import DesiredState
 from edl.core.events import LeaseRequested, PodChanged, Tick
@@ -80,6 +81,7 @@ class PodBackend:
         self.durable = durable
         self.cluster = job.cluster.connect()
         self.fence, self.status_publisher = ScriptedFence(incarnation), ScriptedPublisher()
+        self.desired_states = self.status_publisher
         self.calls: list[str] = []
         self.admitted = True
 
@@ -359,9 +361,13 @@ def test_the_cores_time_stands_still_while_it_is_frozen(fence: ScriptedFence) ->
 def test_the_environment_says_where_a_master_is(monkeypatch: pytest.MonkeyPatch) -> None:
     with in_process_job() as job:
         monkeypatch.setattr(LocalCluster, "from_environment", lambda token: job.cluster)
-        assert isinstance(choose_backend(job.spec, "token", {}), LocalMasterBackend)
+        backend = choose_backend(job.spec, job.identity, {})
+        assert isinstance(backend, LocalMasterBackend)
+        DesiredStateFile(job.run.desired_state).update(DesiredState(max=3), (1, 2))
+        assert backend.desired_states is not None
+        assert next(backend.desired_states.watch_desired_state()) == DesiredState(max=3)
         with pytest.raises(BadInputError, match="EDL_POD"):
-            choose_backend(job.spec, "token", {"EDL_JOB_UID": "u", "EDL_NAMESPACE": "team"})
+            choose_backend(job.spec, job.identity, {"EDL_JOB_UID": "u", "EDL_NAMESPACE": "team"})
 
 
 def test_a_timeline_goes_on_after_a_restart() -> None:

@@ -232,6 +232,7 @@ class KubeMasterBackend:
         render = partial(self._render_pod, spec)
         self.cluster = KubeCluster(self._api, pod_info.job, pod_info.job_uid, pod_info.namespace, render)
         self.status_publisher = KubeStatusPublisher(make_client(None).with_fence(self.fence.holds), pod_info.job)
+        self.desired_states = self.status_publisher
         self._unfenced = make_client(None)  # for the token, which may be deleted after the Lease was released
         self._concluded = False
         self._spec_uid: str | None = None

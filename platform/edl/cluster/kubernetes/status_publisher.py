@@ -2,93 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from edl.api.cluster_port import MOST_WORKERS
-from edl.api.errors import BadInputError, RetryableError
+from edl.api.errors import RetryableError
+from edl.cluster.desired_state import format_desired_state, merge_desired_state, parse_desired_state
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_client import KubeClient, ResponseStream
 from edl.cluster.kubernetes.api_errors import ApiError, ConflictError, NotFoundError, ServerBusyError
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, Manifest
 from edl.cluster.status_port import DesiredState
 from edl.core.backoff import ExponentialBackoff
-from edl.core.strict_json import decode_json
 
 # --------------------------------------------------------------------------------------------------
 # The desired state of a running job: the annotation ``edl.dev/desired`` of its Job, a JSON object.
 
 
 _MAX_ATTEMPTS = 5
-_MAX_SHOWN_CHARS = 80
-ANY_BOUNDS = (0, 2**31 - 1)
-"""Bounds that allow any number, for callers without a spec."""
+_SOURCE = f"the annotation {names.DESIRED_ANNOTATION} of the Job"
 
 
 def read_desired_state(job: Manifest) -> DesiredState:
     """The desired state of a Job; ``unreadable`` if its annotation is invalid."""
-    return parse_desired_state(job["metadata"].get("annotations", {}).get(names.DESIRED_ANNOTATION, ""))
-
-
-def parse_desired_state(text: str) -> DesiredState:
-    """Parse the annotation, which anybody may write. If it is invalid, it changes no number of workers."""
-    try:
-        value = decode_json(text or "{}")
-    except ValueError as error:
-        return _unreadable_state(text, f"it is not JSON: {error}")
-    if not isinstance(value, dict):
-        return _unreadable_state(text, "it is not a JSON object")
-    wrong = next((why for name, what in value.items() if (why := _member_error(name, what))), "")
-    if wrong:
-        # a request to stop is honoured even if another member is invalid
-        return replace(_unreadable_state(text, wrong), stop=value.get("stop") is True)
-    return DesiredState(value.get("min"), value.get("max"), value.get("stop") is True)
-
-
-def format_desired_state(desired: DesiredState) -> str:
-    """The annotation's text; ``parse_desired_state`` returns an equal value."""
-    stop = {"stop": True} if desired.stop else {}
-    return json.dumps({name: n for name, n in (("min", desired.min), ("max", desired.max)) if n is not None} | stop)
-
-
-def merge_desired_state(current: DesiredState, change: DesiredState, spec_bounds: tuple[int, int]) -> DesiredState:
-    """``current``, updated by the fields that ``change`` sets.
-
-    Args:
-        current: the desired state so far.
-        change: a field that is None keeps its current value.
-        spec_bounds: ``workers.min`` and ``workers.max`` of the job file.
-
-    Raises:
-        BadInputError: the minimum would be above the maximum, or a number is outside a job's limits.
-    """
-    merged = replace(
-        current,
-        unreadable="",
-        min=current.min if change.min is None else change.min,
-        max=current.max if change.max is None else change.max,
-        stop=current.stop or change.stop,
-    )
-    for name, requested in (("--min", change.min), ("--max", change.max)):
-        if requested is not None and requested > MOST_WORKERS:
-            raise BadInputError(f"{name} {requested}: a job can have at most {MOST_WORKERS} workers")
-    low, high = (
-        (spec_bounds[0] if merged.min is None else merged.min),
-        (spec_bounds[1] if merged.max is None else merged.max),
-    )
-    if high < 1:
-        raise BadInputError("a job needs at least one worker", hint="`edl stop` ends a job.")
-    if low > high:
-        both = change.min is not None and change.max is not None
-        missing = "" if both else ("Give --max too." if change.max is None else "Give --min too.")
-        raise BadInputError(f"min would be {low}, more than max, which is {high}", hint=missing or None)
-    return merged
+    return parse_desired_state(job["metadata"].get("annotations", {}).get(names.DESIRED_ANNOTATION, ""), _SOURCE)
 
 
 def update_desired_state(
@@ -115,29 +55,6 @@ def update_desired_state(
         else:
             return desired
     raise AssertionError("unreachable")
-
-
-def _member_error(name: str, value: object) -> str:
-    """What is wrong with one member of a desired state; empty if it is valid."""
-    if name == "stop":
-        return "" if isinstance(value, bool) else "stop must be true or false"
-    if name not in ("min", "max"):
-        return f"unknown field {_shorten_text(name)}; allowed: min, max, stop"
-    least = 0 if name == "min" else 1
-    # type(), because true is an int for isinstance()
-    if value is None or (type(value) is int and least <= value <= MOST_WORKERS):
-        return ""
-    return f"{name} must be a whole number from {least} to {MOST_WORKERS}"
-
-
-def _unreadable_state(text: str, reason: str) -> DesiredState:
-    return DesiredState(
-        unreadable=f"the annotation {names.DESIRED_ANNOTATION} of the Job is ignored, {reason}: {_shorten_text(text)}"
-    )
-
-
-def _shorten_text(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,8 @@ from support.job_objects import put_job
 from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
+from edl.cluster import desired_state
+from edl.cluster.desired_state import ANY_BOUNDS
 from edl.cluster.kubernetes import names, status_publisher
 from edl.cluster.kubernetes.api_errors import error_from_response
 from edl.cluster.kubernetes.resource_kinds import JOBS
@@ -22,7 +24,7 @@ DESIRED = st.builds(DesiredState, COUNTS, st.none() | st.integers(1, 100), st.bo
 
 @given(DESIRED)
 def test_a_wish_survives_the_way(desired: DesiredState) -> None:
-    assert status_publisher.parse_desired_state(status_publisher.format_desired_state(desired)) == desired
+    assert desired_state.parse_desired_state(desired_state.format_desired_state(desired), "it") == desired
 
 
 @pytest.mark.parametrize(
@@ -40,36 +42,36 @@ def test_a_wish_survives_the_way(desired: DesiredState) -> None:
     ],
 )
 def test_what_is_no_wish_wants_nothing_and_says_why(text: str, why: tuple[str, ...]) -> None:
-    found = status_publisher.parse_desired_state(text)
+    found = desired_state.parse_desired_state(text, "the request")
     assert (found.min, found.max, found.stop) == (None, None, False)
-    assert not missing_keys(found.unreadable, names.DESIRED_ANNOTATION, "ignored", *why)
+    assert not missing_keys(found.unreadable, "the request", "ignored", *why)
 
 
 def test_no_wish_is_nothing_wrong() -> None:
-    assert status_publisher.parse_desired_state("") == DesiredState()
+    assert desired_state.parse_desired_state("", "it") == DesiredState()
 
 
 def test_who_wants_it_to_stop_is_heard_whatever_else_is_wrong() -> None:
-    assert status_publisher.parse_desired_state('{"max": "4", "stop": true}').stop
+    assert desired_state.parse_desired_state('{"max": "4", "stop": true}', "it").stop
 
 
 def test_a_wish_stands_in_for_one_that_could_not_be_read() -> None:
-    assert status_publisher.merge_desired_state(
-        status_publisher.parse_desired_state("{"), DesiredState(max=3), (1, 4)
+    assert desired_state.merge_desired_state(
+        desired_state.parse_desired_state("{", "it"), DesiredState(max=3), (1, 4)
     ) == DesiredState(max=3)
 
 
 @pytest.mark.parametrize("wanted", [DesiredState(max=10_001), DesiredState(min=10_001, max=10_000)])
 def test_more_workers_than_a_job_may_have_are_refused(wanted: DesiredState) -> None:
     with pytest.raises(BadInputError, match=r"10001: .*10000 workers"):
-        status_publisher.merge_desired_state(DesiredState(), wanted, (1, 4))
+        desired_state.merge_desired_state(DesiredState(), wanted, (1, 4))
 
 
 @given(DESIRED, DESIRED, st.integers(0, 10), st.integers(1, 10))
 def test_wishes_never_contradict_themselves(known: DesiredState, wanted: DesiredState, low: int, more: int) -> None:
     spec = (low, low + more)
     try:
-        found = status_publisher.merge_desired_state(known, wanted, spec)
+        found = desired_state.merge_desired_state(known, wanted, spec)
     except BadInputError:
         return
     assert (spec[0] if found.min is None else found.min) <= (spec[1] if found.max is None else found.max)
@@ -87,8 +89,14 @@ def test_wishes_never_contradict_themselves(known: DesiredState, wanted: Desired
 )
 def test_more_than_max_is_refused_with_what_is_missing(known: DesiredState, wanted: DesiredState, hint: str) -> None:
     with pytest.raises(BadInputError, match="more than max") as refused:
-        status_publisher.merge_desired_state(known, wanted, (1, 4))
+        desired_state.merge_desired_state(known, wanted, (1, 4))
     assert hint in (refused.value.hint or "")
+
+
+def test_what_is_wrong_with_an_annotation_names_it() -> None:
+    cluster = InMemoryCluster()
+    put_job(cluster, annotations={names.DESIRED_ANNOTATION: '{"max": 0}'})
+    assert not missing_keys(find_job(cluster, "mnist").desired_state.unreadable, names.DESIRED_ANNOTATION, "Job")
 
 
 def test_a_wish_is_added_to_those_before() -> None:
@@ -110,7 +118,5 @@ def test_a_job_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPa
 
     put_job(cluster)
     monkeypatch.setattr(InMemoryCluster, "patch", once)
-    assert status_publisher.update_desired_state(
-        cluster, "mnist", DesiredState(stop=True), status_publisher.ANY_BOUNDS
-    ).stop
+    assert status_publisher.update_desired_state(cluster, "mnist", DesiredState(stop=True), ANY_BOUNDS).stop
     assert find_job(cluster, "mnist").desired_state.stop
