@@ -210,7 +210,7 @@ def test_a_worker_is_added_and_removed_by_hand(all_reduce: Make) -> None:
             scaled = edl("scale", "linear", "--local", "--max", str(workers), cwd=job.file.parent)
             assert scaled.returncode == 0, scaled.stderr
             world_of(run, workers, after=known)
-            assert run.status()["workers_wanted"] == workers
+            run.wait_status(lambda status: bool(status["workers_wanted"] == workers))
 
         scale(2)
         scale(1)
