@@ -82,9 +82,28 @@ def read_compile_arguments(model: Any, made_by: str, where: str, *, needs_loss: 
         model.optimizer,
         config["loss"] or _refuse_evaluation,
         config["loss_weights"],
-        config["metrics"],
-        config["weighted_metrics"],
+        _lists_of_metrics(model, config["metrics"]),
+        _lists_of_metrics(model, config["weighted_metrics"]),
     )
+
+
+def _lists_of_metrics(model: Any, metrics: Any) -> Any:
+    """The metrics of ``compile()`` in lists, as ``eval_metrics_fn`` may return them.
+
+    There a dictionary may have metrics by their names. That of ``compile()`` has one metric or several by output, and
+    the list of a model with several outputs has one or several for each.
+    """
+    outputs = getattr(getattr(model, "_functional", model), "output_names", None) or ()
+    if isinstance(metrics, Mapping):
+        by_output = {name: _as_list(each) for name, each in metrics.items()}
+        return [each for one in by_output.values() for each in one] if len(outputs) == 1 else by_output
+    if isinstance(metrics, list | tuple) and len(metrics) == len(outputs) > 1:
+        return [_as_list(each) for each in metrics]
+    return metrics
+
+
+def _as_list(metrics: Any) -> list[Any]:
+    return list(metrics) if isinstance(metrics, list | tuple) else [] if metrics is None else [metrics]
 
 
 _COMPILE_ATTRIBUTES = ("_compile_config", "_compile_loss", "_compile_metrics", "_loss_tracker")

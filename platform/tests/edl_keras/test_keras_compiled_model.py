@@ -103,6 +103,55 @@ def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> Non
     assert not trained.model.compiled
 
 
+ONE_OUTPUT = """
+    x = keras.Input((3,))
+    model = keras.Model(x, keras.layers.Dense(1, name="number")(x))
+    model.compile("sgd", "mse", metrics={"number": "mae"}, weighted_metrics={"number": ["mse"]})
+    return model
+"""
+LISTED_OUTPUTS = """
+    x = keras.Input((3,))
+    outputs = [keras.layers.Dense(1, name="number")(x), keras.layers.Dense(2, activation="softmax", name="kind")(x)]
+    model = keras.Model(x, outputs)
+    model.compile("sgd", ["mse", "sparse_categorical_crossentropy"], METRICS)
+    return model
+"""
+NAMED_OUTPUTS = LISTED_OUTPUTS.replace("Model(x, outputs", "Model(x, dict(zip(['number', 'kind'], outputs))").replace(
+    '["mse", "sparse_categorical_crossentropy"]', '{"number": "mse", "kind": "sparse_categorical_crossentropy"}'
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ONE_OUTPUT,
+        LISTED_OUTPUTS.replace("METRICS", 'metrics={"number": "mae", "kind": "accuracy"}'),
+        LISTED_OUTPUTS.replace("METRICS", 'metrics=["mae", ["accuracy"]]'),
+        NAMED_OUTPUTS.replace("METRICS", 'metrics={"number": keras.metrics.MeanAbsoluteError(), "kind": ["accuracy"]}'),
+    ],
+    ids=["one output", "listed outputs", "list of metrics", "named outputs"],
+)
+def test_metrics_have_the_names_and_values_of_keras(tmp_path: Path, body: str) -> None:
+    """A metric of an output need not be in a list."""
+    source = f"import keras\n\ndef custom_model():{body}\ndef feed(dataset, mode, metadata):\n    return dataset\n"
+    trained = LocalModel(load(tmp_path, source), seed=5, sample=None)
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    plain = scope["custom_model"]()
+    plain.set_weights(trained.model.get_weights())
+    plain.run_eagerly = True
+    x, labels, _ = make_data()
+    given: Any = labels["number"] if body is ONE_OUTPUT else labels
+    if "outputs)" in body and "zip" not in body:
+        given = [labels["number"], labels["kind"]]
+    trained.evaluate(x, given)
+    values = {name.replace("/", "_"): value for name, value in trained.metric_values().items()}
+    expected = plain.evaluate(x, given, batch_size=48, verbose=0, return_dict=True)
+    metrics = {name: value for name, value in expected.items() if not name.endswith("loss")}
+    assert {name: values.get(name) for name in metrics} == pytest.approx(metrics, rel=1e-5)
+    assert len(values) == len(metrics) + 1
+
+
 def test_parameter_servers_get_its_optimizer_and_loss(tmp_path: Path) -> None:
     network = KerasNetwork.build(
         load(tmp_path), seed=1, embedding_threshold=0, ps_of_variable=lambda name: 0, ps_count=1
