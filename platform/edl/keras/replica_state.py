@@ -164,7 +164,8 @@ class ReplicaState(TrainableModel):
                 hint="restore the model with which the run started, or start a new run, without --resume",
             )
         for name, variable in variables:
-            variable.assign(arrays[name])
+            if not self.keeps_value(name, variable):
+                variable.assign(arrays[name])
 
     def pack_state(self) -> NDArray[np.uint8]:
         """A copy of the state as one array; its size is a multiple of eight bytes."""

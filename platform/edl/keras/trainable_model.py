@@ -105,6 +105,13 @@ class TrainableModel:
         for number, variable in enumerate(self.optimizer.variables):
             yield f"slot/{number}", variable
 
+    def keeps_value(self, name: str, variable: Any) -> bool:
+        """Whether a variable keeps the value of the module's code when a checkpoint is restored.
+
+        A learning rate that no callback changes is a hyperparameter like any other: users correct it and resume.
+        """
+        return self.module.callbacks is None and name.startswith("slot/") and variable.name == "learning_rate"
+
     def _named_model_variables(self) -> Iterator[tuple[str, Any]]:
         for spec, weight in zip(self.variables.specs, self.variables.weights, strict=True):
             yield f"dense/{spec.name}", weight

@@ -861,6 +861,16 @@ def test_a_checkpoint_brings_the_state_back_to_the_bit(optimizer: str, tmp_path:
     assert_equal_states([source, target])
 
 
+@pytest.mark.parametrize(("callbacks", "rate"), [(None, 0.02), (list, 0.5)], ids=["no callbacks", "callbacks"])
+def test_a_learning_rate_that_the_user_corrects_counts_unless_callbacks_may_set_it(
+    callbacks: Callable[[], Any] | None, rate: float
+) -> None:
+    (old,) = build(module(optimizer=lambda: keras.optimizers.SGD(0.5)), 1)
+    (new,) = build(module(optimizer=lambda: keras.optimizers.SGD(0.02), callbacks=callbacks), 1)
+    new.load_state(old.state_arrays())
+    assert float(new.optimizer.learning_rate) == pytest.approx(rate)
+
+
 def test_the_checkpoint_of_another_model_is_refused_before_anything_is_assigned() -> None:
     (mine,) = build(module(), 1)
     (other,) = build(module(optimizer=OPTIMIZERS["Adam"]), 1)

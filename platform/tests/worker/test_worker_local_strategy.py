@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -207,6 +208,18 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(train_locally: Callab
     assert expected.keys() == found.keys()
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def test_a_learning_rate_that_the_user_corrects_counts_when_the_run_is_resumed(
+    train_locally: Callable[..., LocalTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parted, _ = train_locally().run(max_steps=11)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "zoo"]:
+        monkeypatch.delitem(sys.modules, name)  # a resumed run is another process
+    _, code = train_locally(MODEL.replace("RMSprop(0.01)", "RMSprop(0.003)")).run(parted, max_steps=12)
+    assert code == 0
+    rates = [float(values) for values in arrays(parted).values() if values.shape == () and values.dtype == np.float32]
+    assert rates == [pytest.approx(0.003)]
 
 
 @pytest.mark.repetition

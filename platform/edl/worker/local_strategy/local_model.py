@@ -109,5 +109,5 @@ class LocalModel(TrainableModel):
                     hint="start a new run, without --resume",
                 )
         for name, variable in self.named_variables():
-            if name not in seeds:
+            if name not in seeds and not self.keeps_value(name, variable):
                 variable.assign(arrays[name])
