@@ -123,6 +123,8 @@ class _JobCheck:
             # Needs only the sources: a data set that is too small is reported before ``feed`` runs.
             self._check_order(self._open_feed("training")[0])
         training_minibatch = self._find_first("training") if data.training else None
+        if data.training and data.validation:
+            self._check_validation_data(training_minibatch)
         prediction_minibatch = self._find_first("prediction") if data.prediction else None
         # A model that is built by its first call needs the features of a minibatch.
         first = training_minibatch or prediction_minibatch
@@ -142,6 +144,19 @@ class _JobCheck:
             yield from self._check_prediction(network, *prediction_minibatch)
         if data.training and self._spec.export:
             self._check_same_model(network, sample)
+
+    def _check_validation_data(self, first: TaskMinibatch | None) -> None:
+        from edl.worker.validation_check import check_validation_data
+
+        validation, feeder = self._open_feed("evaluation")
+        check_validation_data(
+            validation,
+            feeder,
+            self._open_feed("training")[0],
+            None if first is None else first[1],
+            max_corrupt_records=self._spec.data.max_corrupt_records,
+            size=self._spec.train.minibatch_size,
+        )
 
     def _check_order(self, reader: Reader) -> None:
         train, records = self._spec.train, sum(source.records for source in reader.sources())

@@ -311,6 +311,15 @@ def test_the_log_files_of_a_run_are_left_alone(check_job: Any, tmp_path: Path, s
     assert (tmp_path / "log.csv").read_text() == "epoch,loss\n"
 
 
+@pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
+def test_validation_records_of_another_schema_are_found(check_job: Any, tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "three.csv").write_text("0.1,0.2,0.3\n" * 8)
+    data = {"training": "data.csv", "validation": "three.csv", "reader": {"header": False}}
+    found = check_job(data=data, strategy={"name": strategy})
+    assert found["exit_code"] == 2
+    assert "data.validation" in json.dumps(found)
+
+
 def test_what_only_an_evaluation_would_end_with_is_found_too(check_job: Any) -> None:
     result = check_job("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}")
     assert "metric 'k'" in result["failure"]
