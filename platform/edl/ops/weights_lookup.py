@@ -66,7 +66,7 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
 
     Args:
         folder: folder of the job's runs.
-        source: a run's id or a file; None: the newest run that trained something.
+        source: a run, as ``RUN`` or ``JOB/RUN``, or a file; None: the newest run that trained something.
 
     Raises:
         BadInputError: there is no such run or file, the file is not a Keras file, or the run has no
@@ -75,6 +75,8 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
     """
     if source is not None and source.endswith(".keras"):
         return TrainedWeights(_require_keras_file(source))
+    if source is not None:
+        source = source.removeprefix(f"{folder.name}/")
     for run in reversed(training_runs(folder) if source is None else [find_run(folder, source)]):
         weights = _weights_of_run(run)
         if weights is not None and (weights.is_trained or source is not None):

@@ -60,6 +60,7 @@ def test_the_newest_committed_checkpoint_of_the_newest_run_that_has_one(tmp_path
     checkpoint(new, 3, committed=False)
     assert find_weights(tmp_path, None).path == wanted
     assert find_weights(tmp_path, "r1").path.name == "cut-00000009"
+    assert find_weights(tmp_path, f"{tmp_path.name}/r1").path.name == "cut-00000009"
     with pytest.raises(BadInputError, match="run r3 left neither"):
         find_weights(tmp_path, empty.run_id)
 
