@@ -488,7 +488,9 @@ def _compares_records(loss: Any) -> bool:
 
 def can_slice(leaf: Any) -> bool:
     """Whether a leaf of a minibatch can be cut by records; None can."""
-    return leaf is None or (not isinstance(leaf, tf.SparseTensor) and tf.convert_to_tensor(leaf).shape.rank != 0)
+    if leaf is None or isinstance(leaf, tf.RaggedTensor):
+        return True
+    return not isinstance(leaf, tf.SparseTensor) and tf.convert_to_tensor(leaf).shape.rank != 0
 
 
 def _is_user_loss(loss: Any) -> bool:

@@ -90,9 +90,9 @@ class ModelReplica(ReplicaState):
         self._seed_randomness(seed, rank_seed)
 
     @property
-    def depends_on_other_records(self) -> bool:
-        """Whether the model uses random numbers or statistics of a minibatch: its halves give other values."""
-        return bool(self._seed_states or self._statistics)
+    def has_statistics(self) -> bool:
+        """Whether layers use statistics of a minibatch."""
+        return bool(self._statistics)
 
     def compute(self, features: Any, labels: Any, weights: Any = None, *, adds: bool = False) -> ReplicaStep:
         """Run the model forward and backward, and write this rank's addend to the buffers.

@@ -72,6 +72,11 @@ class ReplicaState(TrainableModel):
         self._seed_states = tuple(v for v in self.model.variables if is_seed_state(v))
         self._old_seed_states: Sequence[Any] = ()
 
+    @property
+    def is_random(self) -> bool:
+        """Whether layers draw random numbers."""
+        return bool(self._seed_states)
+
     def _seed_randomness(self, seed: int, rank_seed: int) -> None:
         seed_worker_randomness(self.variables.local_variables, seed, rank_seed)
 

@@ -118,9 +118,9 @@ class SeveralUpdatesReplica(ReplicaState):
         return all(update.skips_infinite_gradients for update in self.updates)
 
     @property
-    def depends_on_other_records(self) -> bool:
+    def has_statistics(self) -> bool:
         """As of ``ModelReplica``."""
-        return bool(self._seed_states) or any(update.statistics for update in self.updates)
+        return any(update.statistics for update in self.updates)
 
     @property
     def uses_own_optimizer(self) -> bool:

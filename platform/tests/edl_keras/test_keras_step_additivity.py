@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,8 @@ pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # Keras with NumPy 2
 ]
+
+import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
@@ -26,15 +30,19 @@ import keras, tensorflow as tf
 class Own(keras.Model):
     def __init__(self):
         super().__init__()
+        self.norm = keras.layers.BatchNormalization()
         self.head = keras.layers.Dense(2)
         self.other = keras.optimizers.SGD(0.1)
 
     def build(self, shape):
+        self.norm.build(shape)
         self.head.build(shape)
         self.built = True
 
     def call(self, x, training=False):
-        return self.head(x)
+        if isinstance(x, tf.RaggedTensor):
+            x = x.to_tensor(shape=(None, 3))
+        return self.head(x if isinstance(x, tf.SparseTensor) else CALLED)
 
     def train_step(self, data):
         x, y = data
@@ -63,14 +71,38 @@ APPLY = "self.optimizer.apply_gradients(zip(gradients, weights))"
 TWICE = f"{APPLY}; self.other.apply_gradients(zip(gradients, weights))"
 
 
-def make_replica(folder: Path, loss: str, update: str) -> tuple[Any, Any, Any]:
-    (folder / "own.py").write_text(SOURCE.replace("LOSS", loss).replace("UPDATE", update))
+NORMALIZED = "self.norm(x, training=training)"
+
+
+def make_replica(
+    folder: Path, loss: str, update: str, called: str = "x", convert: Callable[[Any], Any] = np.asarray
+) -> tuple[Any, Any, Any]:
+    (folder / "own.py").write_text(SOURCE.replace("LOSS", loss).replace("UPDATE", update).replace("CALLED", called))
     choice = SimpleNamespace(zoo=folder, definition="own.custom_model", params={})
     module = load_model_module(choice, may_have_train_step=True)
     random = np.random.default_rng(3)
-    x = random.normal(size=(9, 3)).astype(np.float32)
+    x = convert(random.normal(size=(9, 3)).astype(np.float32))
     y = random.normal(size=(9, 2)).astype(np.float32)
-    return build_replica(module, seed=1, rank_seed=0, sample=x[:1], first=(x, y, None)), x, y
+    return build_replica(module, seed=1, rank_seed=0, sample=x, first=(x, y, None)), x, y
+
+
+def test_statistics_of_a_minibatch_are_no_reason_for_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A half that is there twice has its own statistics."""
+    replica, x, y = make_replica(tmp_path, MEAN, APPLY, NORMALIZED)
+    check_step_gradients(replica, x, y)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "convert", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense, tf.constant], ids=["ragged", "sparse", "dense"]
+)
+def test_features_of_every_kind_can_be_checked(tmp_path: Path, convert: Callable[[Any], Any]) -> None:
+    """A sparse minibatch cannot be cut; what can be found otherwise is."""
+    replica, x, y = make_replica(tmp_path, SUM, APPLY, convert=convert)
+    with nullcontext() if isinstance(x, tf.SparseTensor) else pytest.raises(BadInputError, match="sums"):
+        check_step_gradients(replica, x, y)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +128,13 @@ def test_gradients_of_a_mean_are_accepted_in_silence(
     assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())
 
 
-@pytest.mark.parametrize("update", [APPLY, TWICE], ids=["one update", "two updates"])
-def test_gradients_of_a_sum_are_refused(tmp_path: Path, update: str) -> None:
-    replica, x, y = make_replica(tmp_path, SUM, update)
+@pytest.mark.parametrize(
+    ("update", "called"),
+    [(APPLY, "x"), (TWICE, "x"), (APPLY, NORMALIZED)],
+    ids=["one update", "two updates", "statistics"],
+)
+def test_gradients_of_a_sum_are_refused(tmp_path: Path, update: str, called: str) -> None:
+    replica, x, y = make_replica(tmp_path, SUM, update, called)
     with pytest.raises(BadInputError, match="sums over the records") as refused:
         check_step_gradients(replica, x, y)
     assert refused.value.where.endswith("own.py")
