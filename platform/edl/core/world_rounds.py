@@ -383,7 +383,7 @@ class WorldRounds:
                     return self._close(cause)
                 if self.waiting_reason == _BROKEN_CONNECTION:
                     # Its neighbours were faster than the cluster, and could not say why.
-                    self.waiting_reason = cause
+                    self.waiting_reason, self.failed_rounds = cause, 0
         return self._announce_if_complete() if self.is_closing else []
 
     def handle_report(self, worker: str, round_id: RoundId, report: MemberReport) -> list[RoundCommand]:

@@ -368,3 +368,19 @@ def test_members_that_cannot_connect_to_each_other_are_told_of_once() -> None:
     rounds.report("a", 0)
     rounds.report("b", 0)
     assert not missing_keys(rounds.rounds.waiting_reason, "fetch its state")
+
+
+def test_rounds_that_end_because_members_are_killed_are_no_failed_connections() -> None:
+    rounds = running("a", "b", "c", "d", "e")
+    rounds.report("a", 0)
+    for worker in "bcde":
+        rounds.report(worker, 0)
+    warnings = []
+    for killed in "edc":
+        assert rounds.rounds.phase is RoundPhase.CONFIRMING
+        commands = rounds.report("a", 0)
+        commands += rounds.do(rounds.rounds.handle_lost(killed, "Killed (SIGKILL)"))
+        commands += [each for worker in rounds.rounds.members if worker != "a" for each in rounds.report(worker, 0)]
+        warnings += [each.warning for each in commands if isinstance(each, CloseRound) and each.warning]
+    assert not warnings
+    assert not missing_keys(rounds.rounds.waiting_reason, "fetch its state")
