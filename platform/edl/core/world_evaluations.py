@@ -10,7 +10,6 @@ from __future__ import annotations
 from edl.api.events import EvaluationStarted, WarningRaised
 from edl.api.journal_entries import EvaluationAbandoned, EvaluationBegun
 from edl.core import revocation
-from edl.core.cuts import is_due
 from edl.core.ledger import EVALUATION, METRICS
 from edl.core.state import JobState
 from edl.core.world_rounds import RoundPhase, WorldRounds
@@ -28,11 +27,7 @@ def uses_copies(state: JobState) -> bool:
 
 def is_pause_due(state: JobState) -> bool:
     """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
-    return (
-        not uses_copies(state)
-        and _may_begin(state)
-        and is_due(state.step, state.last_evaluation, state.settings.evaluation_steps)
-    )
+    return not uses_copies(state) and _may_begin(state) and state.step == _next_step(state)
 
 
 def pauses(state: JobState) -> bool:
@@ -52,10 +47,18 @@ def _may_begin(state: JobState) -> bool:
 
 def pause_step(state: JobState) -> int:
     """The step after which all ranks pause: they stop there by themselves, so evaluations are not late."""
-    every = state.settings.evaluation_steps
-    if not every or not state.validation or uses_copies(state):
+    if not state.settings.evaluation_steps or not state.validation or uses_copies(state):
         return 0
-    return (state.last_evaluation // every + 1) * every
+    return _next_step(state)
+
+
+def _next_step(state: JobState) -> int:
+    """The next multiple of ``train.evaluation_steps`` that is not evaluated; 0: there are none.
+
+    A multiple that training has passed, since a copy was still being evaluated, is left out, as among copies.
+    """
+    every = state.settings.evaluation_steps
+    return -(-max(state.last_evaluation + 1, state.step) // every) * every if every else 0
 
 
 def begin_if_paused(state: JobState, rounds: WorldRounds) -> None:

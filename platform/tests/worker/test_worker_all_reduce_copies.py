@@ -214,6 +214,25 @@ def test_all_others_are_killed_and_the_evaluator_goes_on_alone(folder):
         check_evaluations(job)
 
 
+def test_a_rank_that_is_left_alone_evaluates_no_step_that_passed_meanwhile(folder):
+    """The others have trained beyond the next multiple: what comes next is the one after it, as with copies."""
+    with evaluating_job(folder, validation=320) as job:
+        job.evaluation_seconds = 0.2
+        for _ in range(3):
+            job.start_rank()
+        evaluator = evaluator_of(job)
+        first = job.state.evaluation.step
+        job.wait(lambda: job.state.step > first + EVERY + 3)
+        assert job.state.evaluation.step == first
+        for rank in job.ranks:
+            if rank is not evaluator:
+                job.kill(rank)
+        job.evaluation_seconds = 0.0
+        job.wait_for_end()
+        assert first + EVERY not in begun_steps(job)
+        check_evaluations(job)
+
+
 def test_an_evaluating_rank_does_not_hold_the_last_records_of_training_back(folder):
     """It has leases of its own when it begins, and the others have no records any more before it ends."""
     with evaluating_job(folder, records=240, workers_min=2, evaluation_steps=10, validation=64) as job:
