@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from signal import SIGKILL
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 from typing import Any
 
 from click_job import ClickLogFolder, click_log_folder
-from figures import BenchFigure, ScriptResult
+from figures import BenchFigure, ScriptResult, noise_of_difference
 from peer import PeerScript
 from script import main, print_progress
 from support.job_process import JobProcess, JobStuckError
@@ -158,14 +158,6 @@ def figures(aucs: Mapping[str, Aucs], best: float) -> Iterator[BenchFigure]:
             yield BenchFigure(f"{name}, {said}: AUC", fmean(aucs[model][side]), "AUC")
         if len(aucs[model]["keras"]) > 1:
             yield BenchFigure(f"{name}, Keras: standard deviation over seeds", stdev(aucs[model]["keras"]), "AUC")
-
-
-def noise_of_difference(one: Sequence[float], other: Sequence[float]) -> float | None:
-    """Three standard errors of the difference of two means; None for single values."""
-    if min(len(one), len(other)) < 2:
-        return None
-    error: float = (variance(one) / len(one) + variance(other) / len(other)) ** 0.5
-    return 3 * error
 
 
 def options(parser: argparse.ArgumentParser) -> None:

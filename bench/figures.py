@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from statistics import variance
 from typing import Any
 
 PACKAGES = ("edl-platform", "tensorflow-cpu", "tensorflow", "keras", "grpcio", "protobuf", "numpy")
@@ -76,6 +77,14 @@ class ScriptResult:
             "figures": figures,
             "details": dict(self.details),
         }
+
+
+def noise_of_difference(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Three standard errors of the difference of two means; None for single values."""
+    if min(len(one), len(other)) < 2:
+        return None
+    error: float = (variance(one) / len(one) + variance(other) / len(other)) ** 0.5
+    return 3 * error
 
 
 def machine_facts() -> dict[str, Any]:

@@ -59,7 +59,7 @@ SCRIPTS = (
     BenchScript("allreduce_sizes", 240, ("--rounds", "1", "--count", "20")),
     BenchScript("allreduce_training", 600, ("--rounds", "1", "--seconds", "2")),
     BenchScript("allreduce_recovery", 480, ("--rounds", "1")),
-    BenchScript("allreduce_churn", 720, ("--rounds", "1", "--kills", "2", "--every", "10")),
+    BenchScript("allreduce_churn", 1200, ("--rounds", "1", "--kills", "2", "--every", "10")),
     BenchScript("checkpoint_stall", 360, ("--rounds", "2", "--rows", "300000", "--every", "200")),
     BenchScript(
         "convergence", 900, ("--rounds", "2", "--disturbed", "1", "--records", "40000", "--vocabulary", "2600")
