@@ -27,7 +27,7 @@ def uses_copies(state: JobState) -> bool:
 
 def is_pause_due(state: JobState) -> bool:
     """Whether the workers have to pause for an evaluation: all of them evaluate the same variables."""
-    return not uses_copies(state) and _may_begin(state) and state.step == _next_step(state)
+    return not uses_copies(state) and _may_begin(state) and 0 < state.step == _next_step(state)
 
 
 def pauses(state: JobState) -> bool:

@@ -206,6 +206,16 @@ def test_a_world_of_one_pauses_and_says_so() -> None:
     assert world.evaluation == "training pauses for the evaluation of step 1: there is a single worker"
 
 
+def test_a_world_of_one_does_not_pause_for_evaluations_that_nobody_asked_for() -> None:
+    """Without ``train.evaluation_steps`` there is only the final evaluation; step 0 was evaluated without end."""
+    master = AllReduceMaster(started=1, validation=32, evaluation_steps=None)
+    master.start_round("w0")
+    view = master.report("w0", RankPhase.RUNNING)
+    assert (view.evaluate_at, view.must_pause) == (0, False)
+    assert master.lease("w0").kind == "training"
+    assert master.state.evaluation is None
+
+
 def test_status_names_the_worker_that_evaluates() -> None:
     master = EvaluatingMaster("w0", "w1")
     master.begin()
