@@ -160,6 +160,14 @@ class NpzOutput:
         return self._directory / f"{stem}-{task.start}-{task.end}.npz"
 
 
+class OutputsArray(np.ndarray):
+    """An output of the model for a processor: an array that has the method of a tensor which returns one."""
+
+    def numpy(self) -> OutputArray:
+        """The same array."""
+        return self.view(np.ndarray)
+
+
 class ProcessorOutput:
     """Passes every minibatch to the user's processor.
 
@@ -194,11 +202,21 @@ class ProcessorOutput:
                 every worker.
         """
         with user_code(self._zoo, "PredictionOutputsProcessor.process()"):
-            self._processor.process(predictions, self._worker_index)
+            self._processor.process(_make_outputs_arrays(predictions), self._worker_index)
         return True
 
     def end_range(self, task: LeasedTask) -> None:
         """Nothing to do."""
+
+
+def _make_outputs_arrays(predictions: Any) -> Any:
+    """The outputs as ``OutputsArray``, nested as the model nests its outputs."""
+    if isinstance(predictions, Mapping):
+        return {name: _make_outputs_arrays(value) for name, value in predictions.items()}
+    if isinstance(predictions, tuple | list):
+        make = getattr(predictions, "_make", type(predictions))  # of a namedtuple
+        return make([_make_outputs_arrays(value) for value in predictions])
+    return np.asarray(predictions).view(OutputsArray)
 
 
 def outputs_by_name(predictions: Any) -> dict[str, OutputArray]:

@@ -98,6 +98,21 @@ def test_a_processor_gets_every_minibatch_and_each_is_told_at_once(harness: Loop
     assert told == [1, 2, 3]
 
 
+class TensorProcessor:
+    """Takes outputs as tensors, which have numpy()."""
+
+    def process(self, predictions: Any, worker_id: int) -> None:
+        self.logits: Any = predictions["logits"].numpy().tolist()
+        self.mean = float(predictions["probs"].mean())
+
+
+def test_a_processor_may_take_the_outputs_as_tensors() -> None:
+    processor = TensorProcessor()
+    outputs = {"logits": np.array([[1.5], [2.5]]), "probs": np.array([0.25, 0.75])}
+    ProcessorOutput(processor, 0, Path(__file__).parent).add_minibatch(outputs)
+    assert (processor.logits, processor.mean) == ([[1.5], [2.5]], 0.5)
+
+
 class RaisingProcessor:
     def process(self, predictions: Any, worker_id: int) -> None:
         raise KeyError("table")
