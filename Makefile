@@ -42,8 +42,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 	$(INSTALL) '.[train,native]'
 	@touch $@
 
-$(STAMP): $(RUNTIME)
-	$(INSTALL) '.[train,dev,docs,native]'
+$(STAMP): $(RUNTIME) elasticdl-compat/pyproject.toml
+	$(INSTALL) '.[train,dev,docs,native]' --editable ./elasticdl-compat
 	@touch $@
 
 setup: $(STAMP) native ## make the virtual environment and compile native code (the other targets do it themselves)
@@ -119,9 +119,10 @@ chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7
 
 # The wheel is built from the sdist, so that both are known to be whole, with the versions of this environment. EDL_NATIVE=0
 # builds one without native code, for all machines.
-dist: $(STAMP) ## build an sdist and a wheel with native code into dist/
+dist: $(STAMP) ## build an sdist and a wheel with native code into dist/, and those of elasticdl-compat
 	@rm -rf dist
 	PATH="$(CURDIR)/$(BIN):$$PATH" EDL_NATIVE="$${EDL_NATIVE:-1}" $(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --outdir dist elasticdl-compat
 
 dist-test: dist ## install that wheel into an empty environment, without extras, and use it there
 	$(BIN)/pytest -q -m thorough platform/tests/install

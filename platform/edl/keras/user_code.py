@@ -42,8 +42,17 @@ _REMEDIES = (
         "strings were passed where numbers are needed: convert labels or features in feed, digits with "
         "tf.strings.to_number and names with keras.layers.StringLookup",
     ),
+    (
+        re.compile(r"No module named '(?P<package>elasticdl|elasticdl_preprocessing|recordio)[.']"),
+        "install elasticdl-compat, which has the package {package}: docs/migrating-from-elasticdl.md, Imports",
+    ),
+    (
+        re.compile(r"No module named 'elasticai_api[.']"),
+        "elasticai_api is for programs with a training loop of their own, which EDL does not run: "
+        "docs/migrating-from-elasticdl.md",
+    ),
 )
-"""Hints for errors of TensorFlow that do not name a layer."""
+"""Hints for errors of TensorFlow that do not name a layer, and of imports."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 StackFrames = list[traceback.FrameSummary]

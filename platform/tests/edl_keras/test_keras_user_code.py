@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
 from edl.keras.user_code import UserCodeError, user_code
@@ -138,3 +139,23 @@ def test_what_would_end_the_process_is_an_error_of_the_code_where_ctrl_c_is_igno
 def test_ctrl_c_is_no_error_of_the_code(tmp_path: Path, feed: Callable[..., Any]) -> None:
     with pytest.raises(KeyboardInterrupt), user_code(tmp_path, "feed()"):
         feed(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("elasticdl", "elasticdl-compat"),
+        ("elasticdl_preprocessing.layers", "elasticdl-compat"),
+        ("recordio", "elasticdl-compat"),
+        ("elasticai_api.common", "elasticai_api"),
+    ],
+)
+def test_a_missing_package_of_elasticdl_has_a_hint(tmp_path: Path, module: str, said: str) -> None:
+    error = raised(tmp_path, ModuleNotFoundError(f"No module named '{module}'", name=module))
+    assert error.hint is not None
+    assert missing_keys(error.hint, said, "docs/migrating-from-elasticdl.md") == []
+
+
+def test_other_missing_packages_have_none(tmp_path: Path) -> None:
+    for module in ("elasticdlx", "edl.recordio", "pandas"):
+        assert raised(tmp_path, ModuleNotFoundError(f"No module named '{module}'")).hint is None

@@ -72,6 +72,25 @@ def test_the_wheel_has_native_code_types_and_license_and_no_sources_of_native_co
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"edl"}
 
 
+def test_elasticdl_compat_is_installed_beside_it(environment: Path, tmp_path: Path) -> None:
+    (compat,) = (ROOT / "dist").glob("elasticdl_compat-*-py3-none-any.whl")
+    with zipfile.ZipFile(compat) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert {name.split("/")[0] for name in names} == {
+        "elasticdl",
+        "elasticdl_compat",
+        "elasticdl_preprocessing",
+        "recordio",
+    }
+    assert [name for name in names if not name.endswith((".py", "/py.typed"))] == []
+    subprocess.run([environment / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", compat], check=True)
+    program = "from elasticdl.python.common.constants import Mode; print(Mode.TRAINING)"
+    shown = subprocess.run(
+        [environment / "bin/python", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "training\n"
+
+
 def test_nothing_that_trains_is_installed(environment: Path) -> None:
     listed = subprocess.run([environment / "bin/python", "-c", INSTALLED], capture_output=True, text=True, check=True)
     installed = set(json.loads(listed.stdout))

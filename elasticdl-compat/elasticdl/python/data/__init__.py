@@ -1,0 +1,5 @@
+"""Readers, and the refused access to MaxCompute tables."""
+
+from elasticdl_compat.missing_names import explain_missing_names
+
+__getattr__ = explain_missing_names(__name__)

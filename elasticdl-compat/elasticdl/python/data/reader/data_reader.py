@@ -1,0 +1,126 @@
+"""The base class of data readers. It makes a reader by ElasticDL's contract one by EDL's."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edl.data import Source
+from elasticdl_compat.missing_names import explain_missing_names
+
+
+class Metadata:
+    """What ``feed`` gets as ``metadata``: the columns of a table; none for other data.
+
+    Args:
+        column_names: the columns in the order of a record's values.
+        column_dtypes: the TensorFlow type of each column, by name.
+    """
+
+    def __init__(
+        self, column_names: Sequence[str] | None = None, column_dtypes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.column_names = tuple(column_names or ())
+        self.column_dtypes = dict(column_dtypes or {})
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Records ``[start, end)`` of a named part of the data."""
+
+    name: str
+    start: int
+    end: int
+    record_indices: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What ``read_records`` reads: the shard, which older modules take from the task itself."""
+
+    shard: Shard
+
+    @property
+    def shard_name(self) -> str:
+        """The name of the shard."""
+        return self.shard.name
+
+    @property
+    def start(self) -> int:
+        """The index of the first record."""
+        return self.shard.start
+
+    @property
+    def end(self) -> int:
+        """The index after the last record."""
+        return self.shard.end
+
+
+_ONE_READ_AT_A_TIME = threading.Lock()
+"""ElasticDL calls a reader from one thread. EDL calls it from several, and a user's reader may not be made for that."""
+
+
+class AbstractDataReader(ABC):
+    """A reader by ElasticDL's contract: a subclass has ``create_shards`` and ``read_records``.
+
+    ``sources`` and ``read`` are EDL's contract, in terms of those two.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        del kwargs  # a subclass's own
+
+    @abstractmethod
+    def read_records(self, task: Task) -> Iterable[Any]:
+        """The records of ``task.shard``, in order, usually as a generator."""
+
+    @abstractmethod
+    def create_shards(self) -> Mapping[str, tuple[int, int] | int]:
+        """The parts of the data by name: index of the first record and number of records, or only the number."""
+
+    @property
+    def records_output_types(self) -> Any:
+        """Types of a record for TensorFlow. EDL takes them from the records instead."""
+        return None
+
+    @property
+    def metadata(self) -> Any:
+        """The ``metadata`` argument of ``feed``."""
+        return Metadata()
+
+    def sources(self) -> list[Source]:
+        """Name and record count of every shard; see ``edl.data.Reader``."""
+        return [Source(name, count) for name, (_, count) in self._shards_by_name().items()]
+
+    def read(self, source: str, start: int, end: int) -> list[Any]:
+        """Records ``[start, end)`` of one shard, counted from its first record; see ``edl.data.Reader``."""
+        first, _ = self._shards_by_name()[source]
+        with _ONE_READ_AT_A_TIME:
+            return list(self.read_records(Task(Shard(source, first + start, first + end))))
+
+    def _shards_by_name(self) -> Mapping[str, tuple[int, int]]:
+        # Once, because it may open every file. Not in __init__, which a subclass need not call.
+        known: Mapping[str, tuple[int, int]] | None = getattr(self, "_edl_shards", None)
+        if known is None:
+            known = {
+                str(name): (0, int(shard)) if isinstance(shard, int) else (int(shard[0]), int(shard[1]))
+                for name, shard in self.create_shards().items()
+            }
+            self._edl_shards = known
+        return known
+
+
+def check_required_kwargs(required_args: Iterable[str], kwargs: Mapping[str, Any]) -> None:
+    """Raise for arguments that are missing.
+
+    Raises:
+        ValueError: names them.
+    """
+    missing = [name for name in required_args if name not in kwargs]
+    if missing:
+        raise ValueError(f"these arguments are required and missing: {', '.join(missing)}")
+
+
+__getattr__ = explain_missing_names(__name__)

@@ -1,0 +1,5 @@
+"""The layer Embedding."""
+
+from elasticdl_compat.missing_names import explain_missing_names
+
+__getattr__ = explain_missing_names(__name__)
