@@ -69,7 +69,7 @@ def may_return_compiled_model(module: ZooModule) -> bool:
     """Whether the module calls ``compile()`` of something, and defines none of the names that this replaces."""
     if any(name in module.names for name in REPLACED_BY_COMPILE):
         return False
-    calls = (node.func for node in ast.walk(_parse_module(module.path)) if isinstance(node, ast.Call))
+    calls = (node.func for node in ast.walk(parse_module(module.path)) if isinstance(node, ast.Call))
     return any(isinstance(function, ast.Attribute) and function.attr == "compile" for function in calls)
 
 
@@ -95,11 +95,11 @@ def defined_names(path: Path, zoo: Path | None = None) -> tuple[str, ...]:
 
 
 def _iter_defined_names(path: Path, zoo: Path | None, importers: tuple[Path, ...]) -> Iterator[str]:
-    for name in _bound_names(_parse_module(path).body):
+    for name in _bound_names(parse_module(path).body):
         if not name.startswith(STAR_IMPORT):
             yield name
             continue
-        source = _resolve_star_import(path, name, zoo) if zoo else None
+        source = find_zoo_source(path, name.removeprefix(STAR_IMPORT), zoo) if zoo else None
         if source is None:
             yield STAR_IMPORT
         elif source not in importers:  # modules may import each other
@@ -108,9 +108,14 @@ def _iter_defined_names(path: Path, zoo: Path | None, importers: tuple[Path, ...
             yield from (each for each in inner if not each.startswith("_"))
 
 
-def _resolve_star_import(path: Path, star: str, zoo: Path) -> Path | None:
-    """The module of the zoo that a star import in the module at ``path`` refers to; ``star`` is ``*<dots><module>``."""
-    module = star.removeprefix(STAR_IMPORT)
+def find_zoo_source(path: Path, module: str, zoo: Path) -> Path | None:
+    """The file in the zoo of a module that the module at ``path`` imports; None: it is not in the zoo.
+
+    Args:
+        path: the module that imports.
+        module: the imported module as the statement has it, with leading dots if it is relative.
+        zoo: the zoo's folder, as a resolved path.
+    """
     above = len(module) - len(module.lstrip("."))
     parts = [part for part in module.split(".") if part]
     folders = [path.parents[above - 1]] if above else [zoo, zoo.parent] if parts[0] == zoo.name else [zoo]
@@ -122,7 +127,12 @@ def _resolve_star_import(path: Path, star: str, zoo: Path) -> Path | None:
     return None
 
 
-def _parse_module(path: Path) -> ast.Module:
+def parse_module(path: Path) -> ast.Module:
+    """The syntax tree of a module.
+
+    Raises:
+        BadInputError: the file cannot be read, or is not Python.
+    """
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -188,7 +198,7 @@ def find_misnamed(path: Path, model: str = "") -> Iterator[tuple[str, str]]:
     The job would silently train without a ``class_weights``, ``calbacks`` or ``epochs = 3``. A name that the module
     itself uses is a helper of its own and is not reported. ``model`` is the name of the model's function.
     """
-    tree = _parse_module(path)
+    tree = parse_module(path)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     imports = (ast.Import, ast.ImportFrom)
     own = dict.fromkeys(_bound_names([statement for statement in tree.body if not isinstance(statement, imports)]))
@@ -246,7 +256,7 @@ def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> 
     It shows nothing of a class, of a decorated function, and of one that the module imports.
     """
     module = find_model_function(zoo, definition)
-    for statement in _parse_module(module.path).body:
+    for statement in parse_module(module.path).body:
         if not isinstance(statement, ast.FunctionDef) or statement.name != module.function:
             continue
         arguments = statement.args

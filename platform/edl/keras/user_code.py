@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError, EdlError
+from edl.jobfile.elasticdl_imports import explain_missing_package
 
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _GRAPH_ERROR_PREFIX = "Graph execution error:"
@@ -42,17 +43,8 @@ _REMEDIES = (
         "strings were passed where numbers are needed: convert labels or features in feed, digits with "
         "tf.strings.to_number and names with keras.layers.StringLookup",
     ),
-    (
-        re.compile(r"No module named '(?P<package>elasticdl|elasticdl_preprocessing|recordio)[.']"),
-        "install elasticdl-compat, which has the package {package}: docs/migrating-from-elasticdl.md, Imports",
-    ),
-    (
-        re.compile(r"No module named 'elasticai_api[.']"),
-        "elasticai_api is for programs with a training loop of their own, which EDL does not run: "
-        "docs/migrating-from-elasticdl.md",
-    ),
 )
-"""Hints for errors of TensorFlow that do not name a layer, and of imports."""
+"""Hints for errors of TensorFlow that do not name a layer."""
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 StackFrames = list[traceback.FrameSummary]
@@ -117,7 +109,12 @@ def _to_user_code_error(
     )
 
 
+_MISSING_MODULE = re.compile(r"No module named '(?P<package>\w+)[.']")
+
+
 def _find_remedy(text: str) -> str | None:
+    if missing := _MISSING_MODULE.match(text):
+        return explain_missing_package(missing["package"])
     for pattern, remedy in _REMEDIES:
         if found := pattern.search(text):
             return remedy.format(**found.groupdict())

@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.core.shuffle import training_size_error
 from edl.jobfile.document_tree import closest_match
+from edl.jobfile.elasticdl_imports import find_missing_imports
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.zoo_lookup import (
     REPLACED_BY_COMPILE,
@@ -112,8 +113,10 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
         except BadInputError as error:
             problems.append(("model.definition", error))
         else:
-            unknown = find_unknown_params(Path(spec.model.zoo), spec.model.definition, spec.model.params)
+            zoo, definition = Path(spec.model.zoo), spec.model.definition
+            unknown = find_unknown_params(zoo, definition, spec.model.params)
             problems += [("model.params", problem) for problem in unknown]
+            problems += [("model.definition", problem) for problem in find_missing_imports(zoo, definition)]
     if spec.export and spec.export.path and _is_local_path(spec.export.path, spec) and Path(spec.export.path).is_file():
         where, hint = f"export.path: {spec.export.path}", "name a directory"
         problems.append(("export.path", BadInputError("is a file", where=where, hint=hint)))

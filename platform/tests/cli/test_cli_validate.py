@@ -116,6 +116,13 @@ def test_a_job_with_relative_paths_runs_only_here_so_what_is_missing_is_an_error
     assert not missing_keys(captured.err, *keys)
 
 
+def test_an_import_of_elasticdl_that_is_not_there_is_found(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_job.write_text(f"from elasticdl.python.master import main\n{SMALL}", encoding="utf-8")
+    assert run_edl("validate", "job.yaml") == 2
+    said = capsys.readouterr().err
+    assert missing_keys(said, "small.py:1", "elasticdl.python.master", "docs/migrating-from-elasticdl.md") == []
+
+
 def test_a_module_that_is_no_python_is_an_error(small_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_job.write_text("def custom_model(:\n", encoding="utf-8")
     assert run_edl("validate", "job.yaml") == 2
