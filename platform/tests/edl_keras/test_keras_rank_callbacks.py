@@ -133,6 +133,23 @@ def test_an_epoch_begins_before_the_same_step_on_ranks_with_records_of_two_epoch
     assert len(digests) == 1
 
 
+def test_an_epoch_that_has_ended_does_not_begin_again_with_a_worker_that_enters_with_its_records() -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append(("begin", epoch))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(("end", epoch))
+
+    own = declare(make_replica(lambda: [Watch()])).own
+    for step, epoch in enumerate((0, 1, 0, 1, 2)):
+        own.begin_step(step, epoch)
+        own.end_step(step, epoch, 1.0, None)
+    assert seen == [("begin", 0), ("end", 0), ("begin", 1), ("end", 1), ("begin", 2)]
+
+
 def test_a_rate_is_kept_for_the_next_step_and_the_state_stays_as_it_is() -> None:
     class Halve(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -146,7 +146,9 @@ def test_all_ranks_call_callbacks_for_every_step_also_those_that_follow_a_round(
         assert follower.callbacks.calls[0][0] < first_own_step - 1, "it has called them for steps that it followed"
         assert all(rank.callbacks.has_ended for rank in job.ranks)
         epochs = [epoch for _, epoch, *_ in job.ranks[0].callbacks.calls]
-        assert (epochs, epochs[0], epochs[-1]) == (sorted(epochs), 0, 1)
+        assert (epochs[0], epochs[-1]) == (0, 1)
+        # Without a global batch a worker may enter with records of the epoch before. Callbacks stay in the later one.
+        assert epochs == sorted(epochs) or global_batch is None
 
 
 def test_callbacks_that_change_a_variable_before_a_step_are_called_on_all_ranks_if_it_is_abandoned(folder):
