@@ -107,17 +107,16 @@ class RowRetention:
         """
         if not new_rows or self.row_limit is None or stored_rows + new_rows <= self.row_limit:
             return
-        limit_source = "as ps.max_rows says"
+        limit_source = "ps.max_rows"
         if self.server_count > 1:
-            limit_source = f"its part of ps.max_rows {self.max_rows} on {self.server_count} parameter servers"
-        eviction_hint = "set ps.evict_after_steps, so that unused rows are evicted"
+            limit_source = f"ps.max_rows {self.max_rows}, divided among {self.server_count} parameter servers"
+        eviction_hint = "set ps.evict_after_steps to evict unused rows"
         if self.evict_after_steps is not None:
             eviction_hint = (
                 f"lower ps.evict_after_steps ({self.evict_after_steps}): no row has been unused for that long"
             )
         raise TableFullError(
-            f"{table.described} holds {stored_rows} rows on this parameter server, {new_rows} more do "
-            "not fit: it may hold "
-            f"{self.row_limit}, {limit_source}",
-            hint=f"raise ps.max_rows or ps.count, or {eviction_hint}; then go on with --resume",
+            f"{table.described} holds {stored_rows} rows on this parameter server; {new_rows} new rows would exceed "
+            f"its limit of {self.row_limit} rows ({limit_source})",
+            hint=f"raise ps.max_rows or ps.count, or {eviction_hint}; then continue with --resume",
         )

@@ -100,9 +100,9 @@ def check_same_slots(stored: OptimizerSpec, present: OptimizerSpec, *, was: str,
     """
     if (stored.name, set(stored.slot_starts)) != (present.name, set(present.slot_starts)):
         raise BadInputError(
-            f"the checkpoint of strategy {was} has the state of the optimizer {_describe(stored)}, and strategy {now} "
-            f"trains with {_describe(present)}",
-            hint="use the optimizer with which the run began, or start a new run, without --resume",
+            f"the checkpoint (strategy {was}) has the state of the optimizer {_describe(stored)}, but the job "
+            f"(strategy {now}) trains with {_describe(present)}",
+            hint="use the optimizer that the run started with, or start a new run, without --resume",
         )
 
 

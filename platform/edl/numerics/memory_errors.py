@@ -10,9 +10,8 @@ from __future__ import annotations
 from edl.api.errors import RefusedError
 
 OUT_OF_MEMORY_HINT = (
-    "give the parameter servers more memory (ps.resources.memory; under edl run, this machine has to have it), raise "
-    "ps.count so that each holds less, or bound the tables with ps.max_rows or ps.evict_after_steps; then go on with "
-    "--resume"
+    "raise ps.resources.memory (under edl run, free memory on this machine), raise ps.count so that each parameter "
+    "server holds less, or bound the tables with ps.max_rows or ps.evict_after_steps; then continue with --resume"
 )
 
 
@@ -30,13 +29,13 @@ class PartialUpdateError(RefusedError):
 
 def out_of_memory_error(what: str) -> OutOfMemoryError:
     """Makes the error that refuses a request. ``what`` names the allocation, with shapes."""
-    return OutOfMemoryError(f"this parameter server has no memory for {what}", hint=OUT_OF_MEMORY_HINT)
+    return OutOfMemoryError(f"this parameter server does not have enough memory for {what}", hint=OUT_OF_MEMORY_HINT)
 
 
 def partial_update_error(what: str) -> PartialUpdateError:
     """The error that refuses the partially applied push and every later request."""
     return PartialUpdateError(
-        f"memory ran out on this parameter server in the middle of a push, in {what}: the update was only "
-        "partially applied; the parameters are inconsistent",
+        f"this parameter server ran out of memory during a push, in {what}: the update was only partially applied, and "
+        "the parameters are inconsistent",
         hint=OUT_OF_MEMORY_HINT,
     )

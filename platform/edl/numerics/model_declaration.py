@@ -39,8 +39,8 @@ def check_table_shape(table: TableSpec) -> None:
     """
     if not (0 <= table.rows <= MAX_TABLE_ROWS and 0 < table.dim <= MAX_ROW_VALUES):
         raise BadInputError(
-            f"table '{table.name}' has {table.rows} x {table.dim} values; a table has 1 to {MAX_TABLE_ROWS} rows, or 0"
-            f" for no bound, of 1 to {MAX_ROW_VALUES} values",
+            f"table '{table.name}' is {table.rows} x {table.dim}; a table must have 1 to {MAX_TABLE_ROWS} rows (0: no "
+            f"bound) of 1 to {MAX_ROW_VALUES} values",
             hint="for more ids than that, use edl.layers.Embedding without input_dim",
         )
     try:
@@ -87,7 +87,10 @@ class ModelDeclaration:
         # The optimizer updates the leading part of the slab; statistics follow it (trained_size).
         for before, after in pairwise(self.variables):
             if before.statistic and not after.statistic:
-                raise BadInputError(f"statistic '{before.name}' is declared before '{after.name}', which is trained")
+                raise BadInputError(
+                    f"statistic '{before.name}' is declared before the trained variable '{after.name}'; statistics "
+                    "must come last"
+                )
 
     @cached_property
     def flat_size(self) -> int:
@@ -121,7 +124,7 @@ class ModelDeclaration:
         """How ``other`` differs from this declaration, or None. The order of variables matters."""
         if self.optimizer != other.optimizer:
             return (
-                f"the optimizer is {_describe_optimizer(other.optimizer)}, this PS applies"
+                f"the worker's optimizer is {_describe_optimizer(other.optimizer)}, the parameter server's is"
                 f" {_describe_optimizer(self.optimizer)}"
             )
         if (self.fingerprint, set(self.variables), self.tables) != (
@@ -129,14 +132,16 @@ class ModelDeclaration:
             set(other.variables),
             other.tables,
         ):
-            return "the model is another one: " + (
+            return "the worker's model differs from that of the parameter server: " + (
                 _first_difference("table", _comparable_fields(other.tables), _comparable_fields(self.tables))
                 or _first_difference(
                     "variable", _comparable_fields(other.variables), _comparable_fields(self.variables)
                 )
-                or f"it has the fingerprint {other.fingerprint}, this PS holds {self.fingerprint}"
+                or f"its fingerprint is {other.fingerprint}, that of the parameter server {self.fingerprint}"
             )
-        return None if self.variables == other.variables else "the variables are in a different order than on this PS"
+        if self.variables == other.variables:
+            return None
+        return "the worker's variables are in a different order than those of the parameter server"
 
     def equals_ignoring_order(self, other: ModelDeclaration) -> bool:
         """Whether the declarations are equal except for the order of the dense variables."""
@@ -204,14 +209,14 @@ def _first_difference(
     """The first variable or table that is missing or different in one of two models."""
     for name in sorted(other_fields.keys() | own_fields.keys()):
         if name not in own_fields:
-            return f"this PS holds no {kind} '{name}' {other_fields[name][0]}"
+            return f"{kind} '{name}' {other_fields[name][0]} is not on the parameter server"
         if name not in other_fields:
-            return f"it has no {kind} '{name}' {own_fields[name][0]}, which this PS holds"
+            return f"{kind} '{name}' {own_fields[name][0]} is only on the parameter server"
         if other_fields[name] != own_fields[name]:
             position = next(
                 i for i, pair in enumerate(zip(other_fields[name], own_fields[name], strict=True)) if pair[0] != pair[1]
             )
-            return f"{kind} '{name}' is {other_fields[name][position]}, this PS holds {own_fields[name][position]}"
+            return f"{kind} '{name}' is {other_fields[name][position]}, not {own_fields[name][position]}"
     return None
 
 

@@ -56,7 +56,7 @@ def select_kernel(optimizer: OptimizerSpec) -> _native.Optimizer:
     if optimizer.name not in NATIVE_OPTIMIZERS:
         raise BadInputError(
             f"optimizer '{optimizer.name}' has no native kernel",
-            hint=f"those that have: {', '.join(NATIVE_OPTIMIZERS)}",
+            hint=f"optimizers with a native kernel: {', '.join(NATIVE_OPTIMIZERS)}",
         )
     # A variant that needs other slots or another formula has a kernel of its own.
     kinds = _native.Optimizer

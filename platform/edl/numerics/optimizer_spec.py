@@ -186,7 +186,7 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZER_DEFINITIONS:
             raise BadInputError(
-                f"optimizer '{self.name}' is not known; known are {join_alternatives(tuple(OPTIMIZER_DEFINITIONS))}"
+                f"unknown optimizer '{self.name}': expected {join_alternatives(tuple(OPTIMIZER_DEFINITIONS))}"
             )
         rule = OPTIMIZER_DEFINITIONS[self.name]
         for name, value in self.hyperparameters.items():
@@ -249,7 +249,7 @@ class OptimizerSpec:
         missing_or_unknown = set(value) - {"undecayed"} != set(_FIELDS)
         if missing_or_unknown or not isinstance(value["hyperparameters"], dict) or not isinstance(undecayed, list):
             raise BadInputError(
-                f"an optimizer has the fields name and hyperparameters, and perhaps undecayed, found {sorted(value)}"
+                f"an optimizer has the fields name, hyperparameters and optionally undecayed, found {sorted(value)}"
             )
         return cls(str(value["name"]), value["hyperparameters"], tuple(map(str, undecayed)))
 

@@ -55,7 +55,7 @@ REQUIRED_RIGHTS = (
 )
 """Without these the commands do not work."""
 
-_CAPACITY_PLAN = "what edl submit says about free room"
+_CAPACITY_PLAN = "the forecast of free capacity by edl submit"
 OPTIONAL_RIGHTS = (
     AccessRight("list", "nodes", "", _CAPACITY_PLAN, "edl-cluster-viewer", namespaced=False),
     AccessRight("list", "pods", "", _CAPACITY_PLAN, "edl-cluster-viewer", namespaced=False),
@@ -64,7 +64,7 @@ OPTIONAL_RIGHTS = (
         "get",
         "priorityclasses",
         "scheduling.k8s.io",
-        "what it and edl doctor say about priorities",
+        "the checks of PriorityClasses by edl submit and edl doctor",
         "edl-cluster-viewer",
         namespaced=False,
     ),

@@ -33,8 +33,8 @@ from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
 _CUT = re.compile(r"cut-0*([0-9]+)")
 _JOB_FILES = (".yaml", ".yml", ".json")
 _LOCATION_HINT = (
-    "Name a job of this folder's .edl, a job file, or the path of a run. The runs of a job on a cluster are on its "
-    "volume: name the run's folder where the volume is mounted, or copy it with edl data cp."
+    "Give a job of ./.edl, a job file, or the path of a run. The runs of a job on a cluster are on its volume: give "
+    "the path of the run on the mounted volume, or copy the run with edl data cp."
 )
 
 
@@ -71,7 +71,7 @@ def find_checkpoints(word: str) -> CheckpointLocation:
     if path.parent.is_dir() and path.suffix not in _JOB_FILES and list_numbered_runs(path.parent):
         find_run(path.parent, path.name)  # raises: the job exists, this run does not
     raise BadInputError(
-        "there is no such job here, and no such folder", where=word, hint=_known_jobs_hint() or _LOCATION_HINT
+        "no job of ./.edl and no directory has this name", where=word, hint=_known_jobs_hint() or _LOCATION_HINT
     )
 
 
@@ -94,19 +94,19 @@ def _location_in_folder(path: Path) -> CheckpointLocation:
         return CheckpointLocation(path / "checkpoints", _run_name(path))
     runs = [run for run in list_numbered_runs(path) or list_submitted_runs(path) if run.checkpoints.is_dir()]
     if not runs and (path / MANIFEST_NAME).is_file():
-        hint = "Rename it: a checkpoint is called cut- and its number in eight digits, such as cut-00000004."
-        raise BadInputError("is a checkpoint in a renamed folder", where=str(path), hint=hint)
+        hint = "Rename it to cut- and the checkpoint's number in eight digits, such as cut-00000004."
+        raise BadInputError("is a checkpoint whose directory was renamed", where=str(path), hint=hint)
     if not runs:
-        raise BadInputError("is not a run of a job, and contains no run", where=str(path), hint=_LOCATION_HINT)
+        raise BadInputError("is not a run directory and contains none", where=str(path), hint=_LOCATION_HINT)
     run = next((run for run in reversed(runs) if list_cuts(run.checkpoints)), runs[-1])
     return CheckpointLocation(run.checkpoints, _run_name(run.path))
 
 
 def _location_of_file(path: Path) -> CheckpointLocation:
     if path.name == MANIFEST_NAME or path.suffix == ".safetensors":
-        raise BadInputError("is one file of a checkpoint", where=str(path), hint=f"Name its folder: {path.parent}")
+        raise BadInputError("is one file of a checkpoint", where=str(path), hint=f"Give its directory: {path.parent}")
     if path.suffix not in _JOB_FILES:
-        raise BadInputError("is neither a run's folder nor a job file", where=str(path), hint=_LOCATION_HINT)
+        raise BadInputError("is neither a run directory nor a job file", where=str(path), hint=_LOCATION_HINT)
     from edl.jobfile.loader import load_job_file
     from edl.ops.local_run_start import local_job_directory
 
@@ -150,7 +150,7 @@ def storage_errors_as_bad_input() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        hint = error.hint or "edl checkpoint ls --verify says which checkpoints of the run are intact."
+        hint = error.hint or "edl checkpoint ls --verify shows which checkpoints of the run are intact."
         raise BadInputError(error.message, where=error.where, hint=hint) from error
 
 
@@ -328,7 +328,9 @@ def _list_checkpoint(checkpoints: Path, cut: int, *, read_all_bytes: bool) -> Li
         if (directory / MANIFEST_NAME).exists():
             return ListedCheckpoint(cut, directory, "damaged", manifest.reason)
         # The manifest is written last: it commits the cut.
-        return ListedCheckpoint(cut, directory, "unfinished", "it has no manifest: being written, or never completed")
+        return ListedCheckpoint(
+            cut, directory, "unfinished", "it has no manifest: it is being written, or was never completed"
+        )
     problem = verify_checkpoint(directory, manifest, check_shard_bytes if read_all_bytes else check_shard_size)
     if problem:
         return ListedCheckpoint(cut, directory, "damaged", problem, manifest)

@@ -195,7 +195,7 @@ class ClusterCapacity:
             if node_admits_pod(_without_transient_taints(node), pod)
         ]
         if not fits:
-            return "none admits such pods (taints, node selector, affinity)"
+            return "no node admits such pods (taints, node selector, affinity)"
         closest = min((lacking_resources(whole, wanted) for whole in fits), key=len)
         most = max_resources(fits)
         missing = [

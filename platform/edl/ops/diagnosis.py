@@ -31,8 +31,8 @@ HIGH_REFUSED_SHARE, MIN_PUSHES = 0.05, 20
 """Share of refused pushes that is reported, and the pushes below which a share means nothing."""
 _MAX_NAMED_WORKERS = 4
 _FULL_TABLE_HINT = (
-    "Raise ps.max_rows, or let rows go that are not used any more (ps.evict_after_steps; lower it where it is set). "
-    "`{command} JOB.yaml --resume` goes on with what is trained."
+    "Raise ps.max_rows, or evict unused rows: set or lower ps.evict_after_steps. `{command} JOB.yaml --resume` then "
+    "continues the run."
 )
 
 
@@ -63,11 +63,11 @@ def _find_waiting_update(
     text = (
         f"an update has been waiting for {gradients} for {format_duration(current_round.seconds)} (sync, "
         f"{current_round.arrived} of {current_round.wanted}"
-        f" arrived); awaited: {_awaited_workers(current_round)}{_missing_workers_text(job, current_round)}"
+        f" arrived); expected workers: {_awaited_workers(current_round)}{_missing_workers_text(job, current_round)}"
     )
     remedy = (
-        f"`edl logs {command_target} -r worker` shows what they do. A lower "
-        "strategy.grads_to_wait leaves slow ones out."
+        f"`edl logs {command_target} -r worker` shows what these workers do. Lower strategy.grads_to_wait to update "
+        "without slow workers."
     )
     yield JobFinding(job.name, text, remedy)
 
@@ -77,10 +77,10 @@ def _find_small_updates(job: JobView, parameters_status: ParametersStatus) -> It
     wanted, running = parameters_status.strategy.grads_to_wait, job.running_workers
     if parameters_status.strategy.mode == "sync" and 0 < running < wanted:
         text = (
-            f"updates are of {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
+            f"updates combine {running} of {wanted} gradients (sync): fewer workers run than strategy.grads_to_wait"
             f"{_missing_workers_text(job, None)}"
         )
-        yield JobFinding(job.name, text, "No action is needed: workers that join count from their first push.")
+        yield JobFinding(job.name, text, "No action is needed: a new worker counts from its first push.")
 
 
 def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iterator[JobFinding]:
@@ -89,7 +89,7 @@ def _find_full_tables(job: JobView, parameters_status: ParametersStatus) -> Iter
         if table.full is not None and table.full >= FULL_TABLE_SHARE and table.max_rows:
             text = (
                 f"table {table.name} has {format_percent(table.full)} of ps.max_rows ({table.rows:,} rows of "
-                f"{table.max_rows:,}, {format_bytes(table.bytes)}); a push beyond that fails the job"
+                f"{table.max_rows:,}, {format_bytes(table.bytes)}); the job fails if a push exceeds it"
             )
             command = "edl run" if job.is_local else "edl submit"
             yield JobFinding(job.name, text, _FULL_TABLE_HINT.format(command=command))
@@ -106,8 +106,8 @@ def _find_refused_pushes(job: JobView, parameters_status: ParametersStatus) -> I
         f"(sync, {strategy.grads_to_wait} gradients per update, tolerance {strategy.version_tolerance})"
     )
     remedy = (
-        "Lower workers.max or raise strategy.version_tolerance; or raise strategy.grads_to_wait, so that an update "
-        "takes in what slow workers push."
+        "Lower workers.max or raise strategy.version_tolerance. Or raise strategy.grads_to_wait, so that updates "
+        "include the gradients of slow workers."
     )
     yield JobFinding(job.name, text, remedy)
 
@@ -120,13 +120,13 @@ def _awaited_workers(current_round: RoundStatus) -> str:
 
 
 def _missing_workers_text(job: JobView, current_round: RoundStatus | None) -> str:
-    """``; worker-1 is gone, not waited for``; empty if no worker is missing."""
+    """``; worker-1 is gone, not expected``; empty if no worker is missing."""
     awaited = set(current_round.awaited) if current_round else set()
     lost, pending = _gone_workers(job) - awaited, _workers_in_state(job, "pending") - awaited
     if not lost | pending:
         return ""
-    parts = [_workers_text(lost, "is gone", "are gone"), _workers_text(pending, "has no place", "have no place")]
-    return f"; {' and '.join(part for part in parts if part)}, not waited for"
+    parts = [_workers_text(lost, "is gone", "are gone"), _workers_text(pending, "is pending", "are pending")]
+    return f"; {' and '.join(part for part in parts if part)}, not expected"
 
 
 def _workers_text(workers: set[int], singular: str, plural: str) -> str:
@@ -192,8 +192,8 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
     if steps:
         text = f"{steps:,} steps differ between what workers reported as done and what parameter servers applied"
         remedy = (
-            "Something other than EDL's workers uses the job's token to call them; `edl logs "
-            f"{command_target}` says when."
+            "A client other than EDL's workers uses the job's token to call the parameter servers; `edl logs "
+            f"{command_target}` shows when."
         )
         yield JobFinding(job.name, text, remedy)
 
@@ -206,9 +206,9 @@ def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFind
     wanted, had = status.workers_wanted, average_workers(timeline)
     if wanted and had < ENOUGH_WORKERS_SHARE * wanted:
         waiting = sum(moment.pending > 0 for moment in timeline) / len(timeline)
-        text = f"{had:.1f} workers on average, of {wanted} wanted"
-        more = f"; in {waiting:.0%} of the time some waited for free capacity" if waiting >= 0.05 else ""
-        yield JobFinding(job.name, text + more, f"`edl status {command_target}` draws the workers over time.")
+        text = f"{had:.1f} of {wanted} wanted workers ran on average"
+        more = f"; {waiting:.0%} of the time, workers waited for free capacity" if waiting >= 0.05 else ""
+        yield JobFinding(job.name, text + more, f"`edl status {command_target}` plots the workers over time.")
 
 
 def average_workers(timeline: Sequence[TimelinePoint]) -> float:
@@ -230,23 +230,25 @@ def _find_losses(job: str, losses: DisruptionReport, command_target: str) -> Ite
             yield JobFinding(job, f"{what} lost: {counts}", f"`edl events {command_target}` shows when.")
     if losses.rollbacks:
         text = (
-            f"rolled back {losses.rollbacks} times, {losses.records_rolled_back:,} records again: "
-            f"{losses.rollback_reason}"
+            f"rolled back to a checkpoint {losses.rollbacks} times, {losses.records_rolled_back:,} records are trained "
+            f"again: {losses.rollback_reason}"
         )
-        yield JobFinding(job, text, "More frequent checkpoints (checkpoint.every_steps) reduce that loss.")
+        yield JobFinding(
+            job, text, "Lower checkpoint.every_steps: with more frequent checkpoints, fewer records are trained again."
+        )
     if losses.records_returned:
         yield JobFinding(
             job,
-            f"{losses.records_returned:,} records went back to the queue; {losses.records_leased_again:,} of them were "
-            "leased again since",
+            f"{losses.records_returned:,} records were returned to the queue; {losses.records_leased_again:,} of them "
+            "were leased again",
         )
 
 
 _ENDING_PHRASES = {"Failed": "failed", "Interrupted": "was interrupted"}
-_ASK_LESS_HINT = "Request less: see the role's resources in the job file."
+_ASK_LESS_HINT = "Lower the role's resources in the job file."
 _UNKNOWN_CAPACITY_HINT = (
-    "If one has, the pod starts by itself when capacity is free. Otherwise request less: see the role's resources in "
-    "the job file. Ask an admin, or have an admin bind the ClusterRole edl-cluster-viewer to you."
+    "If a node has that much, the pod starts by itself when capacity is free; otherwise lower the role's resources in "
+    "the job file. To find out, ask an admin, or have the ClusterRole edl-cluster-viewer bound to you."
 )
 
 
@@ -278,7 +280,7 @@ def diagnose_job(evidence: JobEvidence) -> list[JobFinding]:
         *find_stall(evidence.job),
         *_find_pending_pods(evidence),
         *_find_refused_pods(evidence.job),
-        *find_starvation(evidence.job, f"`edl scale {evidence.command_target} --min N` changes the bound."),
+        *find_starvation(evidence.job, f"`edl scale {evidence.command_target} --min N` changes workers.min."),
         *_find_slowdowns(evidence),
     ]
     return [each for index, each in enumerate(findings) if each not in findings[:index]]
@@ -300,7 +302,7 @@ def _find_failure(evidence: JobEvidence) -> Iterator[JobFinding]:
     remedy = (
         f"Continue with: edl submit JOB.yaml --resume {status.run}"
         if status
-        else f"`edl logs {evidence.command_target}` says more."
+        else f"`edl logs {evidence.command_target}` shows the master's output."
     )
     yield JobFinding(
         job.name,
@@ -323,7 +325,7 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
         return
     refused = [each for each in evidence.events if each.reason == "FailedCreate"]
     if refused:
-        yield JobFinding("master", f"its pod is refused: {refused[-1].text}", refusal_remedy(refused[-1].text))
+        yield JobFinding("master", f"the cluster refuses its pod: {refused[-1].text}", refusal_remedy(refused[-1].text))
     else:
         yield JobFinding(
             "master", "the Job controller has not created its pod yet; after a deletion it waits 10 s or longer"
@@ -333,10 +335,10 @@ def _find_missing_master(evidence: JobEvidence) -> Iterator[JobFinding]:
 def find_stall(job: JobView) -> Iterator[JobFinding]:
     """A stalled training, and what it waits for."""
     if job.stall_reason:
-        remedy = "It continues by itself when that is available; the master replaces processes that do not answer."
+        remedy = "Training continues by itself afterwards; the master replaces processes that do not answer."
         if UNSAVED_REASON in job.stall_reason:
             remedy = (
-                "Free space on the job's volume: the master retries every 30 s, and training then continues by itself."
+                "Free space on the job's volume. The master retries every 30 s, and training then continues by itself."
             )
         yield JobFinding(job.name, f"it is stalled: {job.stall_reason}", remedy)
 
@@ -382,7 +384,7 @@ def _exceeds_every_node(pod: Manifest, nodes: Sequence[Manifest]) -> tuple[str, 
         return None
     wanted = pod_requests(pod)
     asked = format_amounts({name: wanted[name] for name in place.lacking_resources if name in wanted})
-    return f"it can never start: it requests {asked}, more than any node that it may use has", _ASK_LESS_HINT
+    return f"it can never start: it requests {asked}, more than any node that admits it has", _ASK_LESS_HINT
 
 
 def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
@@ -395,7 +397,9 @@ def _find_refused_pods(job: JobView) -> Iterator[JobFinding]:
 
 
 _TRAINING_PHASES = ("Starting", "Training")
-_WAITING_WORLD_REMEDY = "Usually over in seconds, or when a new worker has built its model; else its log says more."
+_WAITING_WORLD_REMEDY = (
+    "This usually ends within seconds, or when a new worker has built its model. Otherwise look at that worker's log."
+)
 
 
 def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
@@ -407,7 +411,7 @@ def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
     if status.starved:
         left = "the job continues with them" if running > 1 else "the job continues with that one"
         if awaited:
-            left = f"nobody trains: {awaited}"
+            left = f"no worker trains: {awaited}"
         yield JobFinding(
             job.name,
             f"starved: {'1 worker runs' if running == 1 else f'{running} workers run'}, workers.min is "
@@ -415,4 +419,4 @@ def find_starvation(job: JobView, remedy: str) -> Iterator[JobFinding]:
             remedy,
         )
     elif awaited and status.phase in _TRAINING_PHASES:
-        yield JobFinding(job.name, f"nobody trains: {awaited}", _WAITING_WORLD_REMEDY)
+        yield JobFinding(job.name, f"no worker trains: {awaited}", _WAITING_WORLD_REMEDY)

@@ -71,11 +71,15 @@ def translate_docker_errors(address: str) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        raise EngineError(f"the Docker engine refuses: {error.explanation or error}", where=address) from error
+        raise EngineError(
+            f"the Docker engine refused the request: {error.explanation or error}", where=address
+        ) from error
     except DockerException as error:
         raise EngineError(str(error), where=address) from error
     except (RequestException, HTTPError, OSError) as error:
-        raise EngineError(f"the Docker engine went away: {error}", where=address, hint="try again") from error
+        raise EngineError(
+            f"the connection to the Docker engine was lost: {error}", where=address, hint="try again"
+        ) from error
 
 
 DockerClient: TypeAlias = Any
@@ -99,7 +103,7 @@ def engine_address(environment: Mapping[str, str]) -> str:
     address = environment.get("DOCKER_HOST") or _context_address() or DEFAULT_ADDRESS
     if not address.startswith(_SCHEMES):
         raise BadInputError(
-            "an engine's address starts with unix:// or tcp://", where=f"DOCKER_HOST={address}", hint=START_HINT
+            "an engine's address must start with unix:// or tcp://", where=f"DOCKER_HOST={address}", hint=START_HINT
         )
     return address
 

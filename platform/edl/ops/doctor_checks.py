@@ -53,7 +53,7 @@ from edl.ops.helper_pod import HelperPodSpec, new_pod_name, render_helper_pod, r
 MIN_KUBERNETES_VERSION = (1, 30)
 """The first Kubernetes with ValidatingAdmissionPolicy v1, the newest API that EDL uses."""
 _ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
-_MASTER_ACCOUNT_TEXT = f"the account of jobs' masters, {names.MASTER_ACCOUNT},"
+_MASTER_ACCOUNT_TEXT = f"the masters' ServiceAccount {names.MASTER_ACCOUNT}"
 
 
 class FindingLevel(StrEnum):
@@ -109,12 +109,14 @@ def judge_pod_security(namespace: Manifest) -> DoctorFinding:
         )
     if level == "restricted":
         return DoctorFinding(
-            FindingLevel.OK, "namespace", f"namespace {name} enforces restricted, and EDL's pods comply"
+            FindingLevel.OK,
+            "namespace",
+            f"namespace {name} enforces the Pod Security level restricted, and EDL's pods comply",
         )
     return DoctorFinding(
         FindingLevel.WARN,
         "namespace",
-        f"namespace {name} enforces {level or 'no Pod Security level'}",
+        f"namespace {name} enforces {f'the Pod Security level {level}' if level else 'no Pod Security level'}",
         f"EDL's pods comply with restricted; an admin can enforce it: kubectl label ns {name}"
         f" {_ENFORCE_LABEL}=restricted",
     )
@@ -131,15 +133,18 @@ def judge_pod_security_dry_run(namespace: str, refusal: ForbiddenError | None) -
     """
     if isinstance(refusal, PodSecurityError):
         return DoctorFinding(
-            FindingLevel.OK, "namespace", f"namespace {namespace} enforces restricted, and EDL's pods comply"
+            FindingLevel.OK,
+            "namespace",
+            f"namespace {namespace} enforces the Pod Security level restricted, and EDL's pods comply",
         )
     if refusal is None:
         text = f"namespace {namespace} enforces no Pod Security level, or one below restricted"
         remedy = (
-            f"An admin can enforce it, and EDL's pods comply: kubectl label ns {namespace} {_ENFORCE_LABEL}=restricted"
+            f"EDL's pods comply with restricted; an admin can enforce it: kubectl label ns {namespace}"
+            f" {_ENFORCE_LABEL}=restricted"
         )
         return DoctorFinding(FindingLevel.WARN, "namespace", text, remedy)
-    text = f"whether namespace {namespace} enforces a Pod Security level is unknown: {refusal.message}"
+    text = f"it is unknown whether namespace {namespace} enforces a Pod Security level: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "namespace", text)
 
 
@@ -159,7 +164,7 @@ def judge_user_rights(
             FindingLevel.OK, "rights", f"you may submit, watch and delete jobs in namespace {namespace}"
         )
     for needed_for, role, verbs in _group_rights(missing_optional):
-        text = f"you may not {verbs}; not available without it: {needed_for}"
+        text = f"you may not {verbs}; unavailable without this right: {needed_for}"
         yield DoctorFinding(FindingLevel.WARN, "rights", text, f"An admin can bind the ClusterRole {role} to you.")
 
 
@@ -167,7 +172,7 @@ def judge_master_rights(namespace: str, missing: Sequence[AccessRight]) -> Docto
     """The rights that the service account of masters lacks."""
     if not missing:
         return DoctorFinding(
-            FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} may do its work in namespace {namespace}"
+            FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} has all its rights in namespace {namespace}"
         )
     lacking = ", ".join(map(str, missing[:4])) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     text = f"{_MASTER_ACCOUNT_TEXT} may not {lacking} in namespace {namespace}: no job can run"
@@ -180,7 +185,7 @@ def judge_master_bindings(namespace: str, bindings: Iterable[Manifest]) -> Docto
     roles = [each["roleRef"]["name"] for each in bindings if _binds_master_account(each, namespace)]
     if roles:
         return DoctorFinding(FindingLevel.OK, "rights", f"{_MASTER_ACCOUNT_TEXT} is bound to {', '.join(roles)}")
-    text = f"no RoleBinding of namespace {namespace} binds {_MASTER_ACCOUNT_TEXT} without which no job can run"
+    text = f"no RoleBinding of namespace {namespace} binds {_MASTER_ACCOUNT_TEXT}: no job can run"
     return DoctorFinding(FindingLevel.FAIL, "rights", text, install_hint(namespace))
 
 
@@ -214,25 +219,25 @@ def judge_uninstall(release: str, namespace: str, bindings: Iterable[Manifest]) 
         if owner != (release, namespace):
             teams[meta["namespace"]] = f"release {owner[0]}" if owner[0] else "no release"
     for team, maker in sorted(teams.items()):
-        text = f"namespace {team} runs jobs with ClusterRoles and PriorityClasses of {release}; {maker} made it a team"
+        text = f"namespace {team}, a team of {maker}, needs the ClusterRoles and PriorityClasses of {release}"
         remedy = (
-            f"Remove that team first, or give {team} a cluster's part of another release (docs/operations.md). "
+            "Remove that team first, or hand the cluster's part to another release (docs/operations.md). "
             f"`helm uninstall {release} -n {namespace} --no-hooks` skips this check."
         )
         yield DoctorFinding(FindingLevel.FAIL, "uninstall", text, remedy)
     if not teams:
         yield DoctorFinding(
-            FindingLevel.OK, "uninstall", f"no other team needs what {release} has installed for the whole cluster"
+            FindingLevel.OK, "uninstall", f"no other team needs the cluster-wide objects of release {release}"
         )
 
 
 def unknown_master_rights() -> DoctorFinding:
     """The finding for a user who may check neither the rights nor the bindings."""
-    remedy = f"An admin can look: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
+    remedy = f"An admin can check: kubectl describe rolebinding {names.MASTER_ACCOUNT}"
     return DoctorFinding(
         FindingLevel.WARN,
         "rights",
-        f"whether {_MASTER_ACCOUNT_TEXT} has its rights is unknown: you may not check it",
+        f"it is unknown whether {_MASTER_ACCOUNT_TEXT} has its rights: you may not check them",
         remedy,
     )
 
@@ -255,7 +260,7 @@ def judge_secret_admission(namespace: str, refusal: ForbiddenError | None) -> Do
             "admission",
             f"your pods may use only the Secrets of their own job in namespace {namespace}",
         )
-    text = f"whether your pods may use every Secret of namespace {namespace} is unknown: {refusal.message}"
+    text = f"it is unknown whether your pods may use every Secret of namespace {namespace}: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
@@ -277,7 +282,7 @@ def judge_priority_admission(namespace: str, refusal: ForbiddenError | None) -> 
         )
     if isinstance(refusal, AdmissionPolicyError | QuotaExceededError):
         return DoctorFinding(FindingLevel.OK, "admission", f"pods of namespace {namespace} must name a PriorityClass")
-    text = f"whether pods of namespace {namespace} must name a PriorityClass is unknown: {refusal.message}"
+    text = f"it is unknown whether pods of namespace {namespace} must name a PriorityClass: {refusal.message}"
     return DoctorFinding(FindingLevel.WARN, "admission", text)
 
 
@@ -338,7 +343,7 @@ def _judge_claim(claim: Manifest) -> DoctorFinding:
             FindingLevel.WARN,
             "claims",
             f"{name} has no volume yet ({phase})",
-            f"It may get one with its first pod; `kubectl describe pvc {name}` says more.",
+            f"Some StorageClasses create it with the first pod; `kubectl describe pvc {name}` shows the reason.",
         )
     if "ReadWriteMany" not in modes:
         return DoctorFinding(
@@ -413,7 +418,7 @@ def _check_namespace(api: KubeClient, classes: PriorityClassNames) -> Iterator[D
             FindingLevel.FAIL,
             "namespace",
             f"there is no namespace {api.namespace}",
-            "Choose one with -n, or have it created.",
+            "Choose one with -n, or have an admin create it.",
         )
 
 
@@ -427,7 +432,7 @@ def _check_accounts(api: KubeClient) -> Iterator[DoctorFinding]:
     for name in (names.MASTER_ACCOUNT, names.POD_ACCOUNT):
         try:
             api.get(SERVICE_ACCOUNTS, name)
-            yield DoctorFinding(FindingLevel.OK, "accounts", f"ServiceAccount {name} is there")
+            yield DoctorFinding(FindingLevel.OK, "accounts", f"ServiceAccount {name} exists")
         except NotFoundError:
             text = f"there is no ServiceAccount {name} in namespace {api.namespace}"
             yield DoctorFinding(FindingLevel.FAIL, "accounts", text, install_hint(api.namespace))

@@ -73,7 +73,7 @@ def is_alive(pid: int, since: float) -> bool:
 
 
 POLL_SECONDS = 0.02
-_ON_PODS = "kubectl delete pod takes a pod away; on this machine: edl inject ... -- edl run job.yaml"
+_ON_PODS = "to end a pod: kubectl delete pod; for a job on this machine: edl inject ... -- edl run job.yaml"
 SIGNALS = ("KILL", "TERM", "STOP", "CONT")
 _SPEC = re.compile(r"(worker|ps|master)(?:-(\d+))?:([A-Z]+)@(?:(\d+)|(\d+(?:\.\d+)?)%)")
 
@@ -101,7 +101,8 @@ class ScheduledSignal:
         match = _SPEC.fullmatch(text)
         if not match or match[3] not in SIGNALS or (match[5] and float(match[5]) > 100):
             raise BadInputError(
-                f"{text!r} is not a fault", hint=f"ROLE[-INDEX]:{'|'.join(SIGNALS)}@STEP or @PERCENT%: worker:KILL@50%"
+                f"{text!r} is not a fault",
+                hint=f"expected ROLE[-INDEX]:{'|'.join(SIGNALS)}@STEP or @PERCENT%, such as worker:KILL@50%",
             )
         role, index, name, step, percent = match.groups()
         return cls(
@@ -207,7 +208,9 @@ def job_dir_of(command: Sequence[str], cwd: Path) -> Path:
     if not files:
         raise BadInputError("the command names no job file", hint="... -- edl run job.yaml")
     if "submit" in command:
-        raise BadInputError("signals reach only processes of this machine, and edl submit starts pods", hint=_ON_PODS)
+        raise BadInputError(
+            "edl inject sends signals to processes of this machine, but edl submit starts pods", hint=_ON_PODS
+        )
     file = cwd / files[0]
     spec = resolve_local_paths(load_job_file(file, _set_arguments(command)), file.parent, cwd)
     assert spec.storage.path is not None

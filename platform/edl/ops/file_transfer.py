@@ -117,7 +117,7 @@ class VolumeFiles:
         sha256 = file_sha256(source)
         target_stat = self.stat_path(path)
         if target_stat.kind == "directory":
-            raise BadInputError("there is a directory of this name", where=path)
+            raise BadInputError("a directory with this name exists", where=path)
         if (
             target_stat.kind == "file"
             and target_stat.size == size
@@ -263,7 +263,7 @@ def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
     if not source.is_dir():
         raise BadInputError("no such file or directory", where=str(source))
     if target_kind in ("file", "other"):
-        raise BadInputError("this is a file, and a directory would take its place", where=target)
+        raise BadInputError("this is a file; a directory cannot replace it", where=target)
     with translate_os_errors(source, "list"):
         paths = list(_walk_directory(source))
     return _classify_paths(
@@ -294,12 +294,12 @@ def plan_download(
         here = target / PurePosixPath(source).name if into_directory else target
         return CopyPlan((CopyItem(here, source, listed[0].size),))
     if target.is_file():
-        raise BadInputError("this is a file, and a directory would take its place", where=str(target))
+        raise BadInputError("this is a file; a directory cannot replace it", where=str(target))
     # The names come from the pod, which runs an image of the user's choice: never write outside of
     # the target.
     for entry in listed:
         if entry.path.startswith("/") or ".." in PurePosixPath(entry.path).parts:
-            raise BadInputError("the volume's file name points outside of the target", where=entry.path)
+            raise BadInputError("this file name of the volume points outside of the target directory", where=entry.path)
     files = [
         CopyItem(target / each.path, posixpath.join(source, each.path), each.size)
         for each in listed
@@ -343,8 +343,8 @@ def _classify_paths(entries: Iterable[tuple[str, Path, str]]) -> CopyPlan:
 
 IMAGE_VARIABLE = "EDL_SUBMITTER_IMAGE"
 IMAGE_REMEDY = (
-    "Name an image that the nodes can pull and that has Python and EDL, such as the submitter image: --image, or the "
-    f"variable {IMAGE_VARIABLE}."
+    "Give an image with Python and EDL that the nodes can pull, such as the submitter image: --image, or the variable "
+    f"{IMAGE_VARIABLE}."
 )
 MAX_ATTEMPTS = 5
 """Connections that are tried for one operation."""
@@ -373,7 +373,7 @@ class VolumeSession:
                     return work(VolumeFiles(execution))
             except RetryableError as error:
                 if attempt == MAX_ATTEMPTS - 1:
-                    error.hint = "The same command resumes the copy."
+                    error.hint = "Run the same command again: it resumes the copy."
                     raise
                 time.sleep(_RECONNECT_BACKOFF.delay(attempt + 1))
         raise AssertionError("unreachable")

@@ -170,10 +170,9 @@ def _create_pod(api: KubeClient, helper_spec: HelperPodSpec, name: str) -> None:
         if f"no PriorityClass with name {helper_spec.priority_class} was found" not in error.message:
             raise
         raise BadInputError(
-            f"There is no PriorityClass {helper_spec.priority_class}, "
-            f"which the pod that {helper_spec.purpose} would have",
-            hint="Name one that there is (kubectl get priorityclasses): edl data takes it by --priority, edl doctor by "
-            "--low.",
+            f"There is no PriorityClass {helper_spec.priority_class} for the pod that {helper_spec.purpose}",
+            hint="Choose an existing one (kubectl get priorityclasses) with --priority of edl data, or --low of edl "
+            "doctor.",
         ) from error
 
 
@@ -188,9 +187,9 @@ def exec_file_server(api: KubeClient, name: str) -> PodExec:
         return PodExec(api.connection, name, ["python", "-m", "edl.pod.files", CLAIM_MOUNT], namespace=api.namespace)
     except NotFoundError as error:
         raise BadInputError(
-            "The pod that copies is gone: its time limit was reached, or it was deleted",
+            "The pod that copies files is gone: it reached its time limit, or was deleted",
             where=name,
-            hint="The same command resumes the copy; --minutes gives it more time.",
+            hint="Run the same command again: it resumes the copy. --minutes raises the time limit.",
         ) from error
     except RbacDeniedError as error:
         error.hint = _exec_role_hint(api)
@@ -218,7 +217,7 @@ def _require_claim(api: KubeClient, claim: str) -> None:
         with_names = ""
         with suppress(ApiError):  # the names are only a hint
             found = [each["metadata"]["name"] for each in api.list(VOLUME_CLAIMS).items]
-            with_names = f"There are: {', '.join(found)}." if found else "The namespace has none."
+            with_names = f"The namespace has: {', '.join(found)}." if found else "The namespace has no claims."
         raise BadInputError(
             f"There is no PersistentVolumeClaim {claim} in namespace {api.namespace}", hint=with_names or None
         ) from error
@@ -253,7 +252,7 @@ def _pod_remedy(problem: PodProblem, helper_spec: HelperPodSpec) -> str:
     if problem.reason in IMAGE_REASONS:
         return helper_spec.image_remedy
     if insufficient_resources(problem.cluster_message):
-        return f"It asks for {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have gone."
+        return f"It requests {CPU_REQUEST} CPU and {MEMORY_REQUEST} of memory: try again when other pods have ended."
     return "" if problem.reason == "Unschedulable" and not problem.is_final else problem.remedy
 
 
@@ -261,4 +260,4 @@ def _delete_pod(api: KubeClient, name: str, on_wait: Callable[[str], None]) -> N
     try:
         api.delete(PODS, name)
     except NoResponseError:
-        on_wait(f"pod {name} could not be deleted: the API server is away; the pod ends by itself")
+        on_wait(f"pod {name} could not be deleted: the API server does not answer; the pod ends at its time limit")

@@ -94,10 +94,10 @@ def _add_file(archive: tarfile.TarFile, zoo: Path, path: str) -> None:
 
 def _require_models(zoo: Path) -> None:
     if not zoo.is_dir():
-        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="`edl zoo init DIR` makes one")
+        raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="`edl zoo init DIR` creates one")
     if not any(zoo.rglob("*.py")):
         raise BadInputError(
-            "there is no Python file in this folder", where=str(zoo), hint="`edl zoo init DIR` makes a zoo"
+            "there is no Python file in this folder", where=str(zoo), hint="`edl zoo init DIR` creates a zoo"
         )
 
 
@@ -177,7 +177,7 @@ def build_error(reason: str, step: str) -> BuildFailedError:
             "and name it with --base, or log in to its registry"
         )
         return BuildFailedError(f"the base image cannot be pulled: {reason}", where=step, hint=hint)
-    return BuildFailedError(reason.strip(), where=step or None, hint="the lines above say what the step printed")
+    return BuildFailedError(reason.strip(), where=step or None, hint="the output of the step is above")
 
 
 def _message_text(message: Mapping[str, Any]) -> str:
@@ -287,12 +287,12 @@ def image_faults(config: Mapping[str, Any]) -> Iterator[str]:
     """The reasons why pods cannot run an image of this ``Config``."""
     kind = (config.get("Labels") or {}).get(IMAGE_LABEL)
     if kind is None:
-        yield "it has no EDL inside: start FROM the training image edl/edl"
+        yield "it does not contain EDL: use FROM edl/edl, the training image"
     elif kind != "training":
-        yield f"it is made from the {kind} image, which cannot train: start FROM edl/edl"
+        yield f"it is built from the {kind} image, which cannot train: use FROM edl/edl, the training image"
     entry = config.get("Entrypoint") or []
     if not entry or basename(entry[0]) != ENTRY_POINT:
-        yield f"its entry point is {entry or 'empty'}: leave out ENTRYPOINT, pods need {ENTRY_POINT}"
+        yield f"its entry point is {entry or 'empty'}, but pods need {ENTRY_POINT}: remove ENTRYPOINT"
 
 
 def require_runnable_image(image: str, config: Mapping[str, Any]) -> None:

@@ -100,11 +100,11 @@ def push_progress(messages: Iterable[Mapping[str, Any]], image: str) -> Iterator
 def push_error(reason: str, image: str) -> ImagePushRefusedError:
     """The error of a push, from the engine's message."""
     if _NO_IMAGE.search(reason):
-        hint = "`edl zoo build PATH --image NAME` makes it; `docker images` lists what there is"
+        hint = "build it with `edl zoo build PATH --image NAME`; `docker images` lists the images"
         return ImagePushRefusedError("there is no such image in the Docker engine", where=image, hint=hint)
-    hint = "is the registry's name right, and is it up?"
+    hint = "check the registry's name, and that it is reachable"
     if _NO_ACCESS.search(reason):
-        hint = f"log in with `docker login{_registry_argument(image)}` as somebody who may write there"
+        hint = f"log in with `docker login{_registry_argument(image)}` as a user who may push there"
     return ImagePushRefusedError(f"the registry refuses the image: {reason.strip()}", where=image, hint=hint)
 
 

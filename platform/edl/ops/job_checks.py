@@ -77,7 +77,7 @@ def require_training_packages() -> None:
     if absent:
         raise BadInputError(
             f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
-            hint="install the same wheel with [train] behind its name; `edl submit` does not need it",
+            hint="install the wheel with its extra [train]; `edl submit` does not need these packages",
         )
 
 
@@ -118,7 +118,7 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
             problems += [("model.params", problem) for problem in unknown]
             problems += [("model.definition", problem) for problem in find_missing_imports(zoo, definition)]
     if spec.export and spec.export.path and _is_local_path(spec.export.path, spec) and Path(spec.export.path).is_file():
-        where, hint = f"export.path: {spec.export.path}", "name a directory"
+        where, hint = f"export.path: {spec.export.path}", "give a directory"
         problems.append(("export.path", BadInputError("is a file", where=where, hint=hint)))
     if _READER_FUNCTION in defined_names:
         return problems
@@ -163,7 +163,7 @@ def _missing_native_code(spec: JobSpec) -> Iterator[BadInputError]:
         yield BadInputError(
             "found 'native', but EDL was installed here without its native extension",
             where="ps.store",
-            hint="leave the field out to use NumPy, or install EDL again with a C++20 compiler at hand",
+            hint="remove the field to use NumPy, or install a C++20 compiler and then EDL again",
         )
 
 
@@ -196,8 +196,8 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
             hint=(f"did you mean {close}? " if close else "")
-            + f"it defines {', '.join(public) or 'nothing'}. A module whose model is compiled needs no "
-            "loss, optimizer and eval_metrics_fn; it calls compile() in its own file",
+            + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
+            "module's own file calls compile()",
         )
     check_misnamed(module.path, module.function)
     return names
@@ -207,7 +207,7 @@ def _count_records(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int
     from edl.data.reader_factory import open_reader
 
     if not paths:
-        raise BadInputError("is missing", where=field, hint="name a file or a directory of records")
+        raise BadInputError("is missing", where=field, hint="give a file or a directory of records")
     try:
         counts = tuple(source.records for source in open_reader(tuple(paths), spec.data.reader).sources())
     except BadInputError as error:
@@ -273,6 +273,8 @@ def _result_of_crash(code: int, output: str) -> ModelCheckResult:
     """The result if the user's code or the kernel ended the process."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     failure = f"the process that checked the model ended early: {how}"
-    hint = "the model's code must not end its process" if code >= 0 else "SIGKILL is mostly too little memory"
+    hint = (
+        "the model's code must not end its process" if code >= 0 else "the usual reason of SIGKILL is too little memory"
+    )
     last = "".join(f"{line}\n" for line in output.splitlines()[-_LAST_LINES:])
     return ModelCheckResult((), f"{failure}\n  {hint}", last, exit_code=1)

@@ -194,7 +194,9 @@ def _roll_back_on_error(api: KubeClient, name: str, submission: str, cause: Base
         return
     except ApiError as error:
         if isinstance(cause, EdlError):
-            cause.hint = f"The suspended Job {name} may be left: {error.message}. Delete it when the cluster answers."
+            cause.hint = (
+                f"The suspended Job {name} may still exist: {error.message}. Delete it when the cluster answers."
+            )
 
 
 def _has_submission(job: Manifest, submission: str) -> bool:

@@ -42,7 +42,7 @@ AWAY_STATES = ("pending", "leaving")
 """States of a worker that does not run yet, or is terminating."""
 MASTER_SILENT_SECONDS = 30.0
 """A master publishes every second. One whose status is older than this counts as silent."""
-_NO_JOBS_HINT = "-n names another namespace; `edl list -A` shows the jobs of all."
+_NO_JOBS_HINT = "-n selects another namespace; `edl list -A` lists the jobs of all namespaces."
 
 
 class UnknownJobError(BadInputError):
@@ -315,7 +315,7 @@ def _unknown_job_error(api: KubeClient, job: str) -> UnknownJobError:
     if not job_names:
         return UnknownJobError(message, hint=f"The namespace has no jobs. {_NO_JOBS_HINT}")
     return UnknownJobError(
-        message, hint=f"There are: {', '.join(job_names[:10])}{' …' if len(job_names) > 10 else ''}."
+        message, hint=f"Its jobs are: {', '.join(job_names[:10])}{' …' if len(job_names) > 10 else ''}."
     )
 
 

@@ -35,9 +35,7 @@ def diagnose_local_run(job: JobView, run: RunDirectory, command_target: str) -> 
 
 
 def _bound_hint(command_target: str) -> str:
-    return (
-        f"Workers that ended are started again by themselves. `edl scale {command_target} --min N` changes the bound."
-    )
+    return f"EDL restarts workers that ended. `edl scale {command_target} --min N` changes workers.min."
 
 
 def _find_slowdowns(job: JobView, command_target: str) -> Iterator[JobFinding]:
@@ -62,14 +60,14 @@ def _find_end(job: JobView, run: RunDirectory) -> Iterator[JobFinding]:
 
 def _how_to_continue(job: JobView, run: RunDirectory) -> str:
     if job.is_prediction:
-        return "A prediction is not resumed: call edl predict again."
+        return "A prediction cannot be resumed: run edl predict again."
     again = f"Continue with: edl run JOB.yaml --resume {run.run_id}"
     try:
         return f"{resume_point_text(run, resume_checkpoint(run))} {again}"
     except JournalDamagedError as error:
         return f"{error.message}. {again} --from-checkpoint"
     except (StorageError, BadInputError) as error:
-        return f"{again}, once this is mended: {error}"
+        return f"{again}, after you have fixed this: {error}"
 
 
 def _find_waiting_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:

@@ -35,7 +35,7 @@ def local_run_hint(job: str | None) -> str:
     ):
         return (
             f"{job} ran on this machine, its newest run is {run.path}{_files_text(run, job)}."
-            f" `edl status {job}` and `edl logs {job}` are about it."
+            f" `edl status {job}` and `edl logs {job}` show it."
         )
     if names := local_job_names():
         return (
@@ -43,8 +43,8 @@ def local_run_hint(job: str | None) -> str:
             f" {local_jobs_folder()}/JOB/RUN/."
         )
     return (
-        f"Of a run by edl run, {_RUN_FILES} are in {local_jobs_folder()}/JOB/RUN/ of the folder where it was called,"
-        " unless storage.path says where."
+        f"edl run writes {_RUN_FILES} of a run to {local_jobs_folder()}/JOB/RUN/ below the directory where it was"
+        " started, or below storage.path."
     )
 
 

@@ -22,7 +22,7 @@ from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_resumption import FieldChange, describe_nothing_to_do, format_change, read_status
 
-_CHANGE_SETTINGS_HINT = "The command below repeats the --set options: if one of them is the cause, change it."
+_CHANGE_SETTINGS_HINT = "If one of the --set options is the cause, change it in the command below."
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def describe_batches(spec: JobSpec) -> str:
     epochs, minibatch = pluralize(spec.train.epochs, "epoch"), spec.train.minibatch_size
     if (global_batch := spec.strategy.global_batch) is not None:
         return f"{epochs} in steps of {pluralize(global_batch, 'record')}, at most {minibatch:,} at a time on a worker"
-    return f"{epochs} in minibatches of {minibatch}, one of each worker in a step"
+    return f"{epochs} in minibatches of {minibatch}, one per worker and step"
 
 
 def total_steps(spec: JobSpec, counts: Sequence[int] | None) -> int | None:

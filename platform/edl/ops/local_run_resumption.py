@@ -40,12 +40,12 @@ def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
     training = training_runs(job_dir)
     run = training[-1] if run_id is None and training else find_run(job_dir, run_id)
     if run not in training:
-        raise BadInputError(f"run {run.run_id} predicts; it is not resumed", hint="Call edl predict once more.")
+        raise BadInputError(f"run {run.run_id} is a prediction, which cannot be resumed", hint="Run edl predict again.")
     if read_phase(run) == "Done":
         raise BadInputError(
             f"run {run.run_id} is done",
             where=str(run.path),
-            hint="A run that is done cannot be given more epochs. edl run without --resume starts anew.",
+            hint="A run that is done cannot train more epochs. edl run without --resume starts a new run.",
         )
     return run
 
@@ -87,7 +87,7 @@ def check_checkpoints(run: RunDirectory) -> None:
         return
     reasons = "".join(f"\n  checkpoint {one.cut} cannot be used: {one.reason}" for one in skipped)
     raise BadInputError(
-        f"run {run.run_id} continues from checkpoint {named.cut}, and no checkpoint is intact{reasons}",
+        f"run {run.run_id} must continue from checkpoint {named.cut}, but no checkpoint is intact{reasons}",
         where=str(run.checkpoints),
         hint="Restore the files from a backup, or start a new run, without --resume.",
     )

@@ -296,11 +296,11 @@ def create_storage(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if error.errno not in _UNUSABLE_PATH_ERRORS:
-            raise StorageError(f"cannot be made: {error.strerror}", where=str(folder)) from error
+            raise StorageError(f"cannot be created: {error.strerror}", where=str(folder)) from error
         raise BadInputError(
-            f"the run directory {folder} cannot be made: {error.strerror}",
+            f"the run directory {folder} cannot be created: {error.strerror}",
             where="storage.path",
-            hint="name a folder in which you may write; without the field runs are kept in ./.edl",
+            hint="give a directory that you may write to; without storage.path, runs are kept in ./.edl",
         ) from error
 
 

@@ -63,7 +63,7 @@ _SCHEDULER_RULES = (
         "or give the role a higher priority.",
     ),
     _make_rule(
-        r"Too many pods", "the node has its maximum number of pods", "It starts by itself when other pods have gone."
+        r"Too many pods", "the node has its maximum number of pods", "It starts by itself when other pods have ended."
     ),
     _make_rule(
         r"had untolerated taint[s()]*\s*\{([^\s:}]+)",
@@ -184,7 +184,7 @@ def find_pod_problem(pod: Manifest) -> PodProblem | None:
     if pod.get("spec", {}).get("nodeName"):
         return PodProblem(
             "Starting",
-            f"node {pod['spec']['nodeName']} is creating its container: image pull and volume mounts come first",
+            f"node {pod['spec']['nodeName']} is creating its container: it first pulls the image and mounts volumes",
         )
     return PodProblem("Pending", "the scheduler has not processed it yet")
 
@@ -197,7 +197,7 @@ def parse_scheduler_message(message: str, reason: str = "Unschedulable") -> PodP
     if reason == "SchedulingGated":
         return PodProblem(
             reason,
-            "a scheduling gate holds it back",
+            "a scheduling gate keeps the scheduler from placing it",
             "Another controller of the cluster must remove the gate.",
             cluster_message=message,
         )

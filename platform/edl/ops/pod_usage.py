@@ -51,9 +51,9 @@ def list_pod_usage(api: KubeClient, job: str) -> list[PodUsage]:
         measured = api.list(POD_METRICS, labels=names.label_selector(job)).items
     except (NotFoundError, ServerBusyError) as error:  # without metrics-server: 404, or 503 while it starts
         raise NoMetricsError(
-            "This cluster does not measure what pods use: it has no metrics API",
+            "This cluster does not measure the CPU and memory of pods: it has no metrics API",
             hint="Its admin can install metrics-server; "
-            f"`edl status {job}` shows samples/s, and `kubectl describe node` what is asked for.",
+            f"`edl status {job}` shows samples/s, and `kubectl describe node` the requests of pods.",
         ) from error
     return combine_usage(list_job_pods(api, job), measured)
 

@@ -39,7 +39,7 @@ from edl.reporting.unit_formats import join_words
 # Why a cluster would refuse a job, in terms of the job file: the problem, and who can fix it.
 
 
-QUOTA_HINT = "Ask for less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
+QUOTA_HINT = "Request less, wait until other jobs of the namespace have ended, or have its admin raise the quota."
 _FORBIDDEN_PREFIX = re.compile(r'^\S+ "[^"]*" is forbidden: ')
 _MISSING_CLASS = re.compile(r"no PriorityClass with name (\S+) was found")
 _MISSING_ACCOUNT = re.compile(r'serviceaccount "([^"]+)" not found')
@@ -88,7 +88,7 @@ def check_job_name(
         return [PreflightFinding(message, f"Remove it first: edl delete {job}")]
     taken = f"the name {job} is taken by a job of {format_submit_time(old)}"
     if old.phase == "Deleting":
-        return [PreflightFinding(f"{taken}, which is being deleted", f"Wait for that: edl delete {job}")]
+        return [PreflightFinding(f"{taken}, which is being deleted", f"Wait until it is deleted: edl delete {job}")]
     if not old.has_ended:
         hint = (
             f"See edl status {job}; end it with edl stop {job} --wait or remove it with edl delete {job}, "
@@ -97,7 +97,7 @@ def check_job_name(
         return [PreflightFinding(f"{taken}, which is active ({old.phase})", hint)]
     if replaces_ended:
         return []
-    hint = f"Remove its objects with edl delete {job} (what is on its volumes stays), or go on with it: --resume"
+    hint = f"Remove its objects with edl delete {job} (files on volumes are kept), or continue it with --resume"
     return [PreflightFinding(f"{taken}, which has ended ({old.phase})", hint)]
 
 
@@ -130,7 +130,7 @@ def _quota_finding(
     room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
     need = format_amount(resource, quotas.requested_amount(refusal.quota, resource, pods))
     who = ", ".join(group.role.value if group.role is Role.MASTER else f"{n} {group.role}" for group, n in minimum_pods)
-    message = f"quota {refusal.quota} leaves room for {room} ({resource}); the job needs at least {need} ({who})"
+    message = f"quota {refusal.quota} has {room} of {resource} left; the job needs at least {need} ({who})"
     return PreflightFinding(message, QUOTA_HINT)
 
 
@@ -150,7 +150,7 @@ def missing_object_finding(kind: ResourceKind, name: str, namespace: str) -> Pre
     if kind is VOLUME_CLAIMS:
         return PreflightFinding(
             f"there is no PersistentVolumeClaim {name} in namespace {namespace}",
-            "Create it, or change volumes or storage.claim in the job file; kubectl get pvc lists what there is.",
+            "Create it, or change volumes or storage.claim in the job file; kubectl get pvc lists the claims.",
         )
     return PreflightFinding(
         f"there is no {kind.name} {name} in namespace {namespace}",
@@ -180,13 +180,13 @@ def check_pod_references(
 
 def _missing_class_finding(name: str, classes: Sequence[str], about: tuple[str, ...]) -> PreflightFinding:
     own = [known for known in classes if not known.startswith("system-")]
-    known = f"there are: {', '.join(own)}" if own else "kubectl get priorityclasses lists them"
-    hint = f"An admin creates it (kustomize/base has high and low), or change the job file's priorities: {known}."
+    known = f"the cluster has {', '.join(own)}" if own else "kubectl get priorityclasses lists them"
+    hint = f"Have an admin create it (kustomize/base has high and low), or change the job file's priorities: {known}."
     return PreflightFinding(f"there is no PriorityClass {name}", hint, about)
 
 
 def _missing_account_finding(name: str, about: tuple[str, ...]) -> PreflightFinding:
-    hint = "The admin of the namespace creates it (kustomize/base), or change security in the job file."
+    hint = "Have an admin create it (kustomize/base), or change security in the job file."
     return PreflightFinding(f"there is no ServiceAccount {name}", hint, about)
 
 
@@ -206,8 +206,10 @@ def refusal_finding(error: ApiError, group: PodGroup | None, classes: Sequence[s
     if account := _MISSING_ACCOUNT.search(message):
         return _missing_account_finding(account[1], about)
     if isinstance(error, ConflictError):
-        hint = "Choose another name, --set name=…; or remove what an earlier job of this name has left: edl delete JOB"
-        return PreflightFinding(f"{message}, and it is not this job's", hint)
+        hint = (
+            "Choose another name, --set name=…; or remove the objects of an earlier job with this name: edl delete JOB"
+        )
+        return PreflightFinding(f"{message}, and does not belong to this job", hint)
     return PreflightFinding(message, error.hint or "", about)
 
 

@@ -50,12 +50,12 @@ class TrainedWeights:
             what = "its export" if step is None else f"its export at step {step:,}"
         yield f"from run {self.run.run_id}, {ended}: {what}"
         if not self.is_trained:
-            yield "warning: the checkpoint is of step 0: nothing was trained yet"
+            yield "warning: the checkpoint was written at step 0, before any training"
 
     def skipped_lines(self) -> list[str]:
         """Lines about newer checkpoints that were skipped because they are damaged."""
         return [
-            f"checkpoint {each.cut} of run {self.run.run_id} is left out: {each.reason}"
+            f"checkpoint {each.cut} of run {self.run.run_id} is skipped: {each.reason}"
             for each in self.damaged_checkpoints
             if self.run
         ]
@@ -82,9 +82,9 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
         if weights is not None and (weights.is_trained or source is not None):
             return weights
     if source is not None:
-        what = f"run {source} left neither a checkpoint nor an export"
+        what = f"run {source} has neither a checkpoint nor an export"
     else:
-        what = f"the runs of this job, {folder}, left neither a checkpoint after step 0 nor an export"
+        what = f"no run of this job ({folder}) has a checkpoint after step 0 or an export"
     raise BadInputError(what, hint="Train with edl run, or give --from.")
 
 
@@ -113,7 +113,7 @@ def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:
         raise BadInputError(
             f"no trained checkpoint of run {run.run_id} is intact{reasons}",
             where=str(run.checkpoints),
-            hint="Copy the run from a backup of its volume, or name another one: --from RUN.",
+            hint="Copy the run from a backup of its volume, or choose another one: --from RUN.",
         )
     return None
 

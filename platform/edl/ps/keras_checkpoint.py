@@ -146,7 +146,7 @@ def _join(arrays: Sequence[Floats]) -> Floats:
 
 def _other_model_error(difference: str) -> PeerRefusedError:
     return PeerRefusedError(
-        f"the model is another one: the checkpoint of strategy AllReduce {difference}",
+        f"the model differs from that of the checkpoint: the checkpoint of strategy AllReduce {difference}",
         kind="model",
         hint="restore the model that this run started with, or start a new run, without --resume",
     )

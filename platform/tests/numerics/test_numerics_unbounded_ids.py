@@ -51,5 +51,5 @@ def test_requests_for_any_id_are_taken_where_there_is_no_bound() -> None:
 
 @pytest.mark.parametrize("rows", [-1, MAX_TABLE_ROWS + 1])
 def test_no_other_number_of_rows_means_no_bound(rows: int) -> None:
-    with pytest.raises(BadInputError, match="or 0 for no bound"):
+    with pytest.raises(BadInputError, match=rf"'emb' is {rows} x"):
         model(rows)

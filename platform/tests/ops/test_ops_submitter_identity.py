@@ -35,7 +35,7 @@ def test_the_environment_names_a_submitter() -> None:
         ({"EDL_RELEASE": "train"}, "EDL_SUBMITTER_JOB.*EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SUBMITTER_UID": ""}, "EDL_SUBMITTER_UID"),
         (ENV | {"EDL_SCHEDULED": "yes"}, "not 'yes'"),
-        (SCHEDULED | {"EDL_RESUME": LATEST_RUN}, "no earlier run"),
+        (SCHEDULED | {"EDL_RESUME": LATEST_RUN}, "EDL_RESUME"),
     ],
 )
 def test_what_is_missing_or_contradicts_itself_is_told(variables: dict[str, str], said: str) -> None:

@@ -58,7 +58,7 @@ def test_a_full_table_says_its_shape_and_which_part_of_the_bound_is_here():
         RowRetention(60, 5, server_count=2).check_capacity(any_id, 24, 10)
     first, remedy = str(refused.value).splitlines()
     assert not missing_keys(
-        first, "'users/embeddings' (any id x 8)", "24 rows", "10 more", "30", "ps.max_rows 60", "2 parameter servers"
+        first, "'users/embeddings' (any id x 8)", "24 rows", "10 new", "30", "ps.max_rows 60", "2 parameter servers"
     )
     assert not missing_keys(remedy, "ps.max_rows", "ps.count", "ps.evict_after_steps (5)", "--resume")
 
@@ -67,7 +67,7 @@ def test_a_push_of_stored_rows_alone_is_taken_by_a_table_above_its_share():
     """With more servers than before a share is smaller, and one server may have got more rows than that."""
     table = TableSpec("emb", 0, 8, {"name": "zeros"}, 1)
     RowRetention(9, server_count=3).check_capacity(table, 4, 0)
-    with pytest.raises(TableFullError, match="1 more"):
+    with pytest.raises(TableFullError, match="1 new"):
         RowRetention(9, server_count=3).check_capacity(table, 4, 1)
 
 
@@ -77,7 +77,7 @@ def test_a_push_that_one_table_has_no_room_for_changes_nothing_at_all(stores):
     server.declare_model(DECLARED, np.zeros(2, np.float32))
     held, slab = server.require_declaration(), np.empty(2, np.float32)
     for _ in range(2):
-        with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 more"):
+        with pytest.raises(TableFullError, match=r"table 'large' \(1000 x 2\).*0 rows.*4 new"):
             server.push(PendingPush(PushId(LEASE, 0), held, push(small=[1, 2], large=[1, 2, 3, 4])))
         assert server.pull(held, slab) == 0
         np.testing.assert_array_equal(slab, 0)

@@ -144,10 +144,10 @@ class RetentionContract:
         before = table.read(EVERY)
         assert (len(table), table.row_limit, table.evicted_count) == (2, 3, 0)
         table.prepare_update(array([9, 1, 2, 9]), 2)
-        with pytest.raises(TableFullError, match="2 more") as refused:
+        with pytest.raises(TableFullError, match="2 new") as refused:
             table.prepare_update(array([1, 8, 9]), 2)
         shape = f"'emb' ({SHAPE.rows} x {SHAPE.dim})"
-        assert not missing_keys(refused.value.message, shape, "2 rows", "2 more", "3", "ps.max_rows")
+        assert not missing_keys(refused.value.message, shape, "2 rows", "2 new", "3", "ps.max_rows")
         hint = refused.value.hint or ""
         assert not missing_keys(hint, "ps.max_rows", "ps.count", "ps.evict_after_steps", "--resume")
         np.testing.assert_array_equal(table.read(EVERY), before)
@@ -155,7 +155,7 @@ class RetentionContract:
     def test_dropped_rows_make_room(self, make: Make):
         table = make(SHAPE, SGD, retention=RowRetention(max_rows=2, evict_after_steps=3))
         table.apply_gradients(array([1, 2]), gradients_of(1, [1, 2]), 0.5, 1)
-        with pytest.raises(TableFullError, match="1 more") as refused:
+        with pytest.raises(TableFullError, match="1 new") as refused:
             table.prepare_update(array([3]), 4)
         assert "lower ps.evict_after_steps (3)" in (refused.value.hint or "")
         assert table.evicted_count == 0

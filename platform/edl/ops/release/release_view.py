@@ -72,19 +72,19 @@ def read_identity(environment: Mapping[str, str]) -> SubmitterIdentity | None:
         return None
     names = ("EDL_SUBMITTER_JOB", "EDL_SUBMITTER_UID")
     if missing := [name for name in names if not environment.get(name)]:
-        raise _environment_error(f"the environment of a submitter lacks {' and '.join(missing)}")
+        raise _environment_error(f"the environment of the submitter lacks {' and '.join(missing)}")
     flag = environment.get("EDL_SCHEDULED", "")
     if flag not in _BOOLEAN_WORDS:
-        raise _environment_error(f"EDL_SCHEDULED is true or false, not {flag!r}")
+        raise _environment_error(f"EDL_SCHEDULED must be true or false, not {flag!r}")
     resume = environment.get("EDL_RESUME") or None
     if resume is not None and _BOOLEAN_WORDS[flag]:
-        raise _environment_error("each date of a schedule is a job of its own, which has no earlier run to go on with")
+        raise _environment_error("EDL_RESUME is set, but each date of a schedule starts a new job without earlier runs")
     job, uid = (environment[name] for name in names)
     return SubmitterIdentity(release, job, uid, _BOOLEAN_WORDS[flag], resume)
 
 
 def _environment_error(message: str) -> BadInputError:
-    return BadInputError(message, where="edl-role submit", hint="The chart edl-job makes such pods as they must be.")
+    return BadInputError(message, where="edl-role submit", hint="The chart edl-job sets these variables.")
 
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"

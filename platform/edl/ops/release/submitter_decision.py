@@ -125,26 +125,26 @@ def decide_step(view: ReleaseView) -> SubmitterDecision:
     if own is not None:
         return _decide_own_job(own, own_submitter.submitted_uid)
     if own_submitter.submitted_uid:
-        return SubmitterDecision(SubmitterStep.DELETED, "the job was deleted by somebody")
+        return SubmitterDecision(SubmitterStep.DELETED, "another client deleted the job")
     if view.master_jobs and not own_submitter.is_scheduled:
         jobs = ", ".join(dict.fromkeys(master.job_name for master in view.master_jobs))
         return SubmitterDecision(
-            SubmitterStep.CLEAR, f"the release has another job before this one: {jobs}", tuple(view.master_jobs)
+            SubmitterStep.CLEAR, f"the release still has an earlier job: {jobs}", tuple(view.master_jobs)
         )
     return SubmitterDecision(SubmitterStep.SUBMIT, "nothing was submitted yet")
 
 
 def _decide_own_job(own: MasterJob, marked: str) -> SubmitterDecision:
     if own.being_deleted:
-        return SubmitterDecision(SubmitterStep.DELETED, f"job {own.job_name} is being deleted by somebody", (own,))
+        return SubmitterDecision(SubmitterStep.DELETED, f"another client is deleting job {own.job_name}", (own,))
     if marked not in ("", own.uid):  # a pod of this submitter was cut off before, and has not heard
         return SubmitterDecision(
-            SubmitterStep.DELETED, f"an earlier job {own.job_name} of this submitter was deleted by somebody", (own,)
+            SubmitterStep.DELETED, f"another client deleted the earlier job {own.job_name} of this submitter", (own,)
         )
     if own.has_begun:
         return SubmitterDecision(SubmitterStep.FOLLOW, f"job {own.job_name} was submitted", (own,))
     return SubmitterDecision(
-        SubmitterStep.FINISH, f"the Job of {own.job_name} is there, what it needs comes next", (own,)
+        SubmitterStep.FINISH, f"the Job {own.job_name} exists; its other objects are created next", (own,)
     )
 
 
