@@ -108,7 +108,7 @@ def test_an_image_without_the_entry_point(namespace: Namespace, spec: Manifest) 
     job = ClusterJob.write(namespace, spec | {"pod": spec["pod"] | {"env": env}})
     done = job.edl("submit", "--yes")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "The image has no edl-role" in done.stdout + done.stderr
+    assert "edl-role" in done.stdout + done.stderr
     job.wait_removed()
 
 

@@ -286,7 +286,7 @@ def ls(
         if not verify:
             print("\nOnly manifests and sizes were checked; --verify reads every byte.")
     else:
-        print(f"{location.name} has no checkpoint yet, {location.directory}")
+        print(f"{location.name} has no checkpoint yet: {location.directory}")
     if checkpoints and best is None:
         raise typer.Exit(2)
 
@@ -356,7 +356,7 @@ def _open_checkpoint(run: str, number: int | None) -> tuple[CheckpointManifest, 
     skipped: list[SkippedCheckpoint] = []
     manifest = choose_checkpoint(find_checkpoints(run), number, skipped)
     for each in skipped:
-        print(f"checkpoint {each.cut} is left out: {each.reason}", file=sys.stderr)
+        print(f"checkpoint {each.cut} is skipped: {each.reason}", file=sys.stderr)
     assert manifest.directory is not None
     directory = manifest.directory
     with storage_errors_as_bad_input():
@@ -371,7 +371,7 @@ def _check_output_file(output: Path, *, force: bool) -> None:
     if not output.absolute().parent.is_dir():
         raise BadInputError("there is no such folder", where=str(output.absolute().parent))
     if output.is_dir() or (output.exists() and not force):
-        raise BadInputError("already exists", where=str(output), hint="Name another file, or use --force.")
+        raise BadInputError("already exists", where=str(output), hint="Choose another file, or use --force.")
 
 
 @contextmanager

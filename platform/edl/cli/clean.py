@@ -56,7 +56,7 @@ def clean(
     ]
     typer.echo("\n".join(align_columns([["RUN", "PHASE", "MODEL", "SIZE", "AGE"], *rows], right=(3, 4))))
     if not confirm_action(
-        f"Remove {'it' if len(surplus_runs) == 1 else 'them'} for good?", yes=yes, command="edl clean"
+        f"Remove {'it' if len(surplus_runs) == 1 else 'them'} permanently?", yes=yes, command="edl clean"
     ):
         typer.echo("Nothing was removed.")
         raise typer.Exit(1)
@@ -69,7 +69,9 @@ def _select_runs(names: Sequence[str], keep: int) -> list[LocalRun]:
     named_runs = [find_local_run(name) for name in names if "/" in name]
     for run in named_runs:
         if not run.has_ended:
-            raise BadInputError(f"run {run.uid} of {run.name} goes on", hint="Stop it first: Ctrl-C where it runs.")
+            raise BadInputError(
+                f"run {run.uid} of {run.name} is still active", hint="Stop it first: Ctrl-C where it runs."
+            )
     jobs = [find_local_run(name).name for name in names if "/" not in name]
     ended_runs = [run for run in list_local_runs() if run.has_ended and (not names or run.name in jobs)]
     surplus_runs = [
@@ -85,7 +87,7 @@ def _explain_nothing_to_remove(names: Sequence[str], keep: int) -> str:
         return f"no ended runs{' of ' + ' and '.join(names) if names else ''} are below ./.edl"
     many = "ended run" if keep == 1 else f"{keep} ended runs"
     command = " ".join(["edl clean", *names, "--keep 0"])
-    return f"of each job the newest {many} and the newest with a model stay; `{command}` removes them too"
+    return f"the newest {many} of each job and the newest with a model are kept; `{command}` removes them too"
 
 
 def _find_surplus_runs(job: str, ended_runs: Sequence[LocalRun], keep: int) -> list[LocalRun]:

@@ -31,7 +31,7 @@ ImageOption = Annotated[
     str | None,
     typer.Option(
         metavar="IMAGE",
-        help="Image with Python and EDL for the pod that copies, such as your submitter image.",
+        help="Image with Python and EDL for the pod that copies the files, such as your submitter image.",
         envvar=IMAGE_VARIABLE,
         show_envvar=True,
         show_default=False,
@@ -44,7 +44,7 @@ PriorityOption = Annotated[
     typer.Option(
         "--priority",
         metavar="NAME",
-        help="PriorityClass of the pod that copies.",
+        help="PriorityClass of the pod that copies the files.",
         envvar="EDL_DATA_PRIORITY",
         show_envvar=True,
     ),
@@ -114,7 +114,9 @@ def ls(
 
     volume_path = parse_claim_path(where) or (ClaimPath(where, "/") if where and "/" not in where else None)
     if volume_path is None:
-        raise BadInputError("this names no claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist")
+        raise BadInputError(
+            "this is not a path on a claim", where=where, hint="Such as: edl data ls fileserver-claim:/mnist"
+        )
     pod_options = _helper_pod_options(volume_path.claim, image, (uid, gid), 10, priority, read_only=True)
     with open_volume(connect_api(context, namespace), pod_options) as session:
         entries = session.run_with_retries(lambda files: _list_entries(files, volume_path, recursive=recursive))
@@ -157,7 +159,7 @@ def _helper_pod_options(
 
     # The default of --image comes from an environment variable, which is not set either.
     if not image:
-        raise BadInputError("No image is named for the pod that copies", where="--image", hint=IMAGE_REMEDY)
+        raise BadInputError("There is no image for the pod that copies files", where="--image", hint=IMAGE_REMEDY)
     return HelperPodSpec(
         claim,
         image,
@@ -188,13 +190,14 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
         print(json.dumps(result | {"left_out": list(plan.skipped_files)}))
         return
     count = len(plan.pending_items)
-    unchanged = f" ({plan.pending_bytes - travelled:,} were there already)" if travelled < plan.pending_bytes else ""
+    existing = plan.pending_bytes - travelled
+    unchanged = f" ({existing:,} were already in the target)" if existing else ""
     print(
         f"{count:,} {'file' if count == 1 else 'files'}, {plan.pending_bytes:,} bytes{unchanged}, "
-        f"checksums right: {target}"
+        f"checksums verified: {target}"
     )
     for name in plan.skipped_files:
-        print(f"left out, since it is neither file nor directory: {name}", file=sys.stderr)
+        print(f"skipped, because it is neither a file nor a directory: {name}", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -237,7 +240,8 @@ def mnist(
     ] = "auto",
     validation: ShareOption = 0.2,
     records: Annotated[
-        int | None, typer.Option(help="Number of training records; more than exist are made by shifting images.", min=1)
+        int | None,
+        typer.Option(help="Number of training records; if the source has fewer, shifted images are added.", min=1),
     ] = None,
     seed: SeedOption = 0,
     force: ForceOption = False,

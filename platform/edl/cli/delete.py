@@ -47,7 +47,7 @@ def delete(
     from edl.ops.job_deletion import JobDeletion, list_job_objects
 
     if bool(jobs) == bool(phases):
-        raise BadInputError("Name the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
+        raise BadInputError("Give the jobs to remove, or their phase", hint="Such as: edl delete --phase Done")
     api = connect_api(context, namespace, jobs[0] if jobs else None)
     names = list(dict.fromkeys(jobs)) if jobs else jobs_in_phases(api, phases or [])
     if not names:
@@ -63,12 +63,12 @@ def delete(
         for job in names:
             JobDeletion(api, job).delete_round()
     if not wait:
-        typer.echo("Being deleted. Whether it is gone: edl list")
+        typer.echo("The deletion continues in the cluster. Check its progress with: edl list")
         return
     for job in names:
         began = time.monotonic()
         remove_job(api, job, timeout)
-        typer.echo(f"Job {job} is gone, after {format_duration(time.monotonic() - began)}.")
+        typer.echo(f"Job {job} was deleted after {format_duration(time.monotonic() - began)}.")
 
 
 def _require_known_jobs(api: KubeClient, names: list[str]) -> None:
@@ -92,7 +92,7 @@ def jobs_in_phases(api: KubeClient, phases: list[str]) -> list[str]:
     known = {phase.lower(): phase for phase in job_view.JOB_PHASES}
     if unknown := [phase for phase in phases if phase.lower() not in known]:
         raise BadInputError(
-            f"there is no phase {unknown[0]}", where="--phase", hint=f"It is {', '.join(job_view.JOB_PHASES)}."
+            f"there is no phase {unknown[0]}", where="--phase", hint=f"Phases: {', '.join(job_view.JOB_PHASES)}."
         )
     selected_phases = {known[phase.lower()] for phase in phases}
     job_names = [job.name for job in job_view.list_jobs(api) if job.phase in selected_phases]
@@ -111,10 +111,12 @@ def deletion_outline(job: str, leftovers: JobObjects) -> list[str]:
 
     job_view = find_existing_job(leftovers)
     if job_view is None:
-        head = f"{job}: the Job itself is gone; this is left:"
+        head = f"{job}: the Job was deleted; these of its objects still exist:"
     else:
         head = f"{job}: {job_view.phase}, submitted {format_submit_time(job_view)}"
     lines = [head, f"  {count_by_kind(leftovers.objects) or '1 Secret'}"]
     if job_view is not None and job_view.status is not None and not job_view.has_ended and job_view.phase != "Deleting":
-        lines.append("  It is at work: what it did since its newest checkpoint is lost. edl stop ends it in order.")
+        lines.append(
+            "  It is active: progress since its newest checkpoint will be lost. edl stop takes a checkpoint first."
+        )
     return lines

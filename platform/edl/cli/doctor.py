@@ -71,8 +71,8 @@ def _run_checks(api: KubeClient, images: list[str], high: str, low: str) -> Iter
         yield finding
     if not images:
         image = image_from_environment() or "IMAGE"
-        remedy = f"`edl doctor --image {image}` pulls one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
-        yield DoctorFinding(FindingLevel.OK, "images", "none was pulled", remedy)
+        remedy = f"`edl doctor --image {image}` tests one, such as that of {IMAGE_VARIABLE}, which `edl data` uses."
+        yield DoctorFinding(FindingLevel.OK, "images", "no image was tested", remedy)
 
 
 def _check_before_uninstall(api: KubeClient, release: str) -> Iterator[DoctorFinding]:
@@ -96,8 +96,8 @@ def _finding_line(finding: DoctorFinding, *, as_json: bool) -> str:
 
 def _closing_line(levels: Counter[str]) -> str:
     missing, odd = levels["FAIL"], levels["WARN"]
-    look = f"{odd} {'thing is' if odd == 1 else 'things are'} worth a look"
+    warnings = f"{odd} {'check has a warning' if odd == 1 else 'checks have warnings'}"
     if missing:
-        lacking = f"{missing} {'thing that jobs need is' if missing == 1 else 'things that jobs need are'} missing"
-        return f"{lacking}; {look}." if odd else f"{lacking}."
-    return f"Nothing that jobs need was found missing; {look}." if odd else "Jobs can run here."
+        lacking = f"Jobs cannot run here: {missing} {'check' if missing == 1 else 'checks'} failed"
+        return f"{lacking}; {warnings}." if odd else f"{lacking}."
+    return f"No check failed; {warnings}." if odd else "Jobs can run here."

@@ -78,8 +78,8 @@ def events(
         if not follow or job_view.has_ended:
             break
     if not shown_keys and not as_json:
-        forgotten = "" if job_view.is_local else "; Kubernetes forgets its events after an hour"
-        print(f"Nothing is known to have happened yet{forgotten}.")
+        deleted = "" if job_view.is_local else "; Kubernetes deletes its events after an hour"
+        print(f"There are no events{deleted}.")
 
 
 def merge_events(job_view: JobView, kubernetes_events: Iterable[KubernetesEvent]) -> list[EventLine]:

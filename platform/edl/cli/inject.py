@@ -34,7 +34,8 @@ def inject(
         typer.Argument(
             metavar="ROLE[-INDEX]:SIGNAL@WHEN",
             help="ROLE is worker, ps or master, SIGNAL is KILL, TERM, STOP or CONT, WHEN is a step or a share of all"
-            " records: worker:KILL@50%, ps-1:STOP@400. Without INDEX the lowest one at work is meant.",
+            " records: worker:KILL@50%, ps-1:STOP@400. Without INDEX, the running process with the lowest index gets"
+            " the signal.",
         ),
     ],
 ) -> None:
@@ -48,12 +49,15 @@ def inject(
 
     command = context.meta[_COMMAND]
     if not command:
-        raise BadInputError("there is no command behind --", hint=f"edl inject {faults[0]} -- edl run job.yaml")
+        raise BadInputError("there is no command after --", hint=f"edl inject {faults[0]} -- edl run job.yaml")
     result = run_with_faults(
         [ScheduledSignal.parse(text) for text in faults], command, lambda text: print(text, file=sys.stderr, flush=True)
     )
     for line in result.sent_signals:
         print(f"edl inject: {line}")
     for fault in result.unsent_signals:
-        print(f"edl inject: {fault} was not sent: it was never due, or no such process was there", file=sys.stderr)
+        print(
+            f"edl inject: {fault} was not sent: the run did not get so far, or no such process was running",
+            file=sys.stderr,
+        )
     raise typer.Exit(result.exit_code)

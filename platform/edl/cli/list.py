@@ -44,7 +44,7 @@ def list_jobs(
     """
     of_cluster = everywhere or context is not None or namespace is not None
     if local and of_cluster:
-        raise BadInputError("--local is about this machine, and -n, -A and --context are about a cluster")
+        raise BadInputError("--local selects runs of this machine, but -n, -A and --context select a cluster")
     now, local_runs = time.time(), [] if of_cluster else list_local_runs()
     if local or (local_runs and not of_cluster and not has_kubeconfig()):
         _print_local_runs(local_runs, now, as_json=as_json)
@@ -85,7 +85,7 @@ def _require_namespace(api: KubeClient) -> None:
     try:
         api.get(NAMESPACES, api.namespace)
     except NotFoundError as error:
-        hint = "Choose another with -n; kubectl get namespaces lists them, edl list -A the jobs of all."
+        hint = "Choose another with -n. kubectl get namespaces lists all namespaces; edl list -A lists all jobs."
         raise BadInputError(f"There is no namespace {api.namespace}", hint=hint) from error
     except ForbiddenError:  # many users may not read namespaces; then it stays unknown
         return

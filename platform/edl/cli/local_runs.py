@@ -39,7 +39,7 @@ from edl.storage.durable_files import follow_json_lines, read_json
 from edl.storage.run_directory import LOCAL_NAMESPACE, RunDirectory, list_numbered_runs, locate_job_dir
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
-_PROCESSES_GONE = "its processes are gone, and none said why: they were killed, or the machine went down"
+_PROCESSES_GONE = "its processes ended without reporting a reason: they were killed, or the machine went down"
 _LOCK_HOLDER = re.compile(r"process (\d+) on (\S+), run (\S+), started ")
 
 
@@ -131,7 +131,9 @@ def find_local_run(job: str) -> LocalRun:
     if chosen:
         return read_local_run(chosen[-1])
     known = [f"{each.name}/{each.run_dir.run_id}" for each in list_local_runs()]
-    hint = f"There are: {', '.join(known)}." if known else "No run was started in this folder; edl run starts one."
+    hint = (
+        f"Existing runs: {', '.join(known)}." if known else "No run was started in this directory; edl run starts one."
+    )
     raise UnknownJobError(f"there is no run {job} below {DEFAULT_STORAGE_DIR}", hint=hint)
 
 
@@ -149,7 +151,7 @@ def choose_local_run(job: str, *, local: bool, context: str | None, namespace: s
     """
     of_cluster = context is not None or namespace is not None
     if local and of_cluster:
-        raise BadInputError("--local is about this machine, and -n and --context are about a cluster")
+        raise BadInputError("--local selects runs of this machine, but -n and --context select a cluster")
     if local:
         return find_local_run(job)
     if of_cluster:
@@ -159,7 +161,7 @@ def choose_local_run(job: str, *, local: bool, context: str | None, namespace: s
     except UnknownJobError as error:
         if not (reason := _no_kubeconfig_reason()):
             return None
-        raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was asked: {reason}.") from error
+        raise UnknownJobError(error.message, hint=f"{error.hint}\n  No cluster was searched: {reason}.") from error
     return local_run if "/" in job or not has_kubeconfig() or not _is_cluster_job(job) else None
 
 
@@ -353,6 +355,6 @@ def _select_log_files(local_run: LocalRun, role: str, index: int | None) -> list
     if not chosen:
         which = role if index is None else f"{role}-{index}"
         known = ", ".join(sorted(file.stem for *_, file in log_files))
-        hint = f"There are: {known}." if known else "Strategy Local has none: it prints to its terminal."
+        hint = f"Logs of this run: {known}." if known else "Strategy Local writes no logs: it prints to its terminal."
         raise BadInputError(f"there is no log of {which}", where=str(logs), hint=hint)
     return [file for _, file in sorted(chosen)]

@@ -173,7 +173,7 @@ def _reader_pod_options(spec: Mapping[str, Any], place: ClaimPath, image: str) -
         read_only=True,
         lifetime_seconds=READER_POD_SECONDS,
         purpose="reads the logs",
-        image_remedy=f"The variable {IMAGE_VARIABLE} names another image with Python and EDL that the nodes can pull.",
+        image_remedy=f"Set {IMAGE_VARIABLE} to another image with Python and EDL that the nodes can pull.",
         pull_secrets=tuple(pod.get("image_pull_secrets") or ()),
         # a class that the cluster has and the namespace allows, since the job's workers have it
         priority_class=worker_priority.parse_priority(workers).priority_class(elevated=False),
@@ -186,12 +186,12 @@ def _find_log_location(api: KubeClient, current_job: JobView, selection: LogSele
     if current_job.status is None:
         raise BadInputError(
             f"{selection} has no pod, and the master has not reported yet",
-            hint=f"`edl why {job_arguments}` says what it waits for.",
+            hint=f"`edl why {job_arguments}` shows what it waits for.",
         )
     location = find_log_directory(job_view.read_job_spec(api, current_job.name), current_job.status.run_dir)
     if location is None:
         raise BadInputError(
-            f"{selection} has no pod, and the job keeps no logs: its runs are not on a volume claim",
+            f"{selection} has no pod, and the job keeps no logs: it has no volume for its runs",
             hint="Give the job a volume (volumes in the job file) to keep the logs of pods that are gone.",
         )
     return location

@@ -101,7 +101,7 @@ def connect_api(context: str | None, namespace: str | None, job: str | None = No
     except NoKubeconfigError as error:
         from edl.ops.local_run_files import local_run_hint
 
-        hint = f"This command is about jobs on a cluster. {error.hint}\n  {local_run_hint(job)}"
+        hint = f"This command needs a cluster. {error.hint}\n  {local_run_hint(job)}"
         raise NoKubeconfigError(error.message, hint=hint) from error
 
 
@@ -115,7 +115,7 @@ def confirm_action(question: str, *, yes: bool, command: str) -> bool:
         return True
     if not is_interactive():
         raise BadInputError(
-            "Nobody can be asked: this is not a terminal", where=command, hint="Say so beforehand: --yes."
+            "cannot ask for confirmation: this is not a terminal", where=command, hint="Use --yes to confirm."
         )
     return typer.confirm(question, default=True, prompt_suffix=" ")
 
@@ -147,9 +147,9 @@ def check_from_checkpoint(resume: str | None, *, from_checkpoint: bool) -> None:
     """
     if from_checkpoint and resume is None:
         raise BadInputError(
-            "says from where a run goes on",
+            "needs a run to continue",
             where="--from-checkpoint",
-            hint="Say which: --resume [RUN].",
+            hint="Add --resume [RUN].",
         )
 
 

@@ -47,7 +47,9 @@ def predict(
     # workers that this command starts.
     spec = replace(read_job_file(job, settings or [], workers, None, required="prediction"), strategy=Strategy())
     if next(output.glob("*.npz"), None) is not None:
-        raise BadInputError("holds predictions already", where=str(output), hint="Name another directory, or empty it.")
+        raise BadInputError(
+            "already contains predictions", where=str(output), hint="Choose another directory, or empty it."
+        )
     counts = check_job(spec, predict=True)
     folder = local_job_directory(spec)
     if not folder.is_dir():

@@ -96,8 +96,8 @@ def render(
 
 
 def _heading_lines(job: str, *, holds_token: bool) -> Iterator[str]:
-    yield f"# Made of {job}. To submit the job: kubectl create -f FILE"
-    yield "# (kubectl apply -f FILE asks for the right to read Secrets, which data scientists do not have)"
+    yield f"# Rendered from {job}. To submit the job: kubectl create -f FILE"
+    yield "# (kubectl apply -f FILE needs the right to read Secrets, which data scientists do not have)"
     if holds_token:
-        yield "# This holds the job's secret token: do not commit it. With --token-secret NAME it would name a Secret"
-        yield "# that exists instead."
+        yield "# This file contains the job's secret token: do not commit it. With --token-secret NAME, the job uses an"
+        yield "# existing Secret instead."

@@ -97,9 +97,11 @@ def read_job_file(
     )
     if required == "training" and spec.strategy.name == "Local" and (workers or ps):
         option = "--workers" if workers else "--ps"
-        raise BadInputError(f"{option} has no meaning with strategy Local, which is one process", where=str(job))
+        raise BadInputError(f"{option} cannot be used with strategy Local, which runs one process", where=str(job))
     if required == "training" and spec.strategy.name == "AllReduce" and ps:
-        raise BadInputError("--ps has no meaning with strategy AllReduce: the workers hold the model", where=str(job))
+        raise BadInputError(
+            "--ps cannot be used with strategy AllReduce, which has no parameter servers", where=str(job)
+        )
     return resolve_local_paths(spec, job.parent)
 
 

@@ -22,7 +22,9 @@ def scale(
     job: JobArgument,
     low: Annotated[
         int | None,
-        typer.Option("--min", metavar="N", min=0, help="With fewer running workers the job is called starved."),
+        typer.Option(
+            "--min", metavar="N", min=0, help="Minimum number of running workers; with fewer the job is starved."
+        ),
     ] = None,
     high: Annotated[
         int | None, typer.Option("--max", metavar="N", min=1, help="Number of workers that the job requests.")
@@ -38,7 +40,7 @@ def scale(
     If both exist, the job on the cluster is changed. --local selects runs of this machine; -n and --context a cluster.
     """
     if low is None and high is None:
-        raise BadInputError("nothing is to be changed", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
+        raise BadInputError("--min or --max is missing", where="edl scale", hint=f"Such as: edl scale {job} --max 8")
     change = DesiredState(low, high)
     local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
     if local_run is not None:
@@ -50,7 +52,7 @@ def scale(
     if as_json:
         print(json.dumps({"job": job, "min": least, "max": most}))
         return
-    print(f"{name}: {least} to {most} workers are wanted; the master hears of it within seconds.")
+    print(f"{name}: {least} to {most} workers are wanted; the master applies this within seconds.")
     print(next_step)
 
 
@@ -64,7 +66,7 @@ def _scale_cluster_job(job: str, change: DesiredState, context: str | None, name
     if current.has_ended:
         raise BadInputError(
             f"{job} is {current.phase} already",
-            hint=f"Its end: edl status {command_arguments(job, context, namespace)}",
+            hint=f"See how it ended: edl status {command_arguments(job, context, namespace)}",
         )
     spec = job_view.read_job_spec(api, job)
     _check_global_batch(job, change.max, job_view.global_batch(spec))
@@ -79,14 +81,14 @@ def _scale_local_run(local_run: LocalRun, change: DesiredState) -> tuple[int, in
 
     name = f"{local_run.name}/{local_run.uid}"
     if not local_run.is_alive or local_run.has_ended:
-        raise BadInputError(f"{name} is {local_run.phase} already", hint=f"Its end: edl status {name}")
+        raise BadInputError(f"{name} is {local_run.phase} already", hint=f"See how it ended: edl status {name}")
     try:
         spec = load_job_file(local_run.run_dir.spec)
     except SpecError as error:
         raise BadInputError(str(error)) from error
     if spec.strategy.name == "Local":
         raise BadInputError(
-            f"{name} has strategy Local, which is one process and has no workers to add",
+            f"{name} has strategy Local, which runs one process without workers",
             where="edl scale",
             hint="With strategy ParameterServer or AllReduce, the number of workers can change.",
         )
@@ -99,7 +101,7 @@ def _check_global_batch(name: str, high: int | None, global_batch: int | None) -
     if high is not None and global_batch is not None and high > global_batch:
         raise BadInputError(
             f"--max is {high}, but strategy.global_batch of {name} is {global_batch}: some workers would have no"
-            " record of a step",
+            " record in a step",
             where="edl scale",
             hint=f"give at most {global_batch}",
         )

@@ -225,7 +225,7 @@ def _role_lines(status: Status) -> Iterator[str]:
     shown = members[:_ROLES_SHOWN]
     if shown:
         yield ""
-        head = ["POD", "STATE", "SAMPLES/S", "NODE", "WHY"]
+        head = ["POD", "STATE", "SAMPLES/S", "NODE", "REASON"]
         table = [head, *(_role_row(name, each) for name, each in shown)]
         # Without a measured speed, as before the first step, the column would be empty.
         if not any(each.samples_per_second for _, each in shown):
@@ -259,13 +259,13 @@ def suggest_next_step(job: JobView, job_arguments: str) -> str:
     if job.is_local:
         return _suggest_local_step(job, job_arguments)
     if job.phase == "Done":
-        return f"`edl logs {job_arguments}` shows what it printed; `edl delete {job_arguments}` removes it."
+        return f"`edl logs {job_arguments}` shows its output; `edl delete {job_arguments}` removes it."
     if job.has_ended:
         run = f" {job.status.run}" if job.status else ""
-        return f"`edl why {job_arguments}` says more; continue with: edl submit JOB.yaml --resume{run}"
+        return f"`edl why {job_arguments}` explains it; continue with: edl submit JOB.yaml --resume{run}"
     waiting = job.status is None or job.status.starved or job.running_workers < job.status.workers_wanted
     return (
-        f"`edl why {job_arguments}` says what it waits for."
+        f"`edl why {job_arguments}` shows what it waits for."
         if waiting
         else f"Follow it with: edl status {job_arguments} --watch"
     )
@@ -275,10 +275,10 @@ def _suggest_local_step(job: JobView, job_arguments: str) -> str:
     if not job.has_ended:
         return f"Follow it with: edl status {job_arguments} --watch"
     if job.phase == "Done":
-        shows = f"`edl logs {job_arguments}` shows what its roles printed; " if job.has_logs else ""
+        shows = f"`edl logs {job_arguments}` shows its output; " if job.has_logs else ""
         return f"{shows}`edl clean {job.name}/{job.uid}` removes it."
-    says = f"`edl logs {job_arguments}` says more; continue" if job.has_logs else "Continue"
-    return f"{says} with: edl run JOB.yaml --resume {job.uid}"
+    beginning = f"`edl logs {job_arguments}` shows its output; continue" if job.has_logs else "Continue"
+    return f"{beginning} with: edl run JOB.yaml --resume {job.uid}"
 
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

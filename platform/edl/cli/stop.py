@@ -48,7 +48,7 @@ def stop(
         print(f"{job} is {view.phase} already.")
         return
     status_publisher.update_desired_state(api, job, DesiredState(stop=True), ANY_BOUNDS)
-    print(f"{job} is asked to stop; its pods go once a checkpoint is taken.", flush=True)
+    print(f"Requested {job} to stop. The master takes a checkpoint, then its pods are removed.", flush=True)
     if view.status is None:
         print(
             "Its master has not reported yet; remove the job with: edl delete"
@@ -65,7 +65,7 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
     if timeout is None:
         return None
     if not wait:
-        raise BadInputError("--timeout says how long --wait stays", where="--timeout", hint="Give both, or none.")
+        raise BadInputError("is the time limit of --wait", where="--timeout", hint="Add --wait, or remove --timeout.")
     return parse_timeout(timeout)
 
 
@@ -78,7 +78,7 @@ def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
         def find_running_job() -> JobView:
             view = job_view.find_job(api, job)
             if not view.has_ended:
-                ticker.show_text(f"{job} is {view.phase}, and stops")
+                ticker.show_text(f"{job} is {view.phase}, and is stopping")
             return view
 
         code, said = wait_for_goal(find_running_job, ENDED_GOAL, seconds)
@@ -93,9 +93,9 @@ def _kept_text(api: KubeClient, job: str, status: Status, *, ended: bool) -> str
 
     spec = read_job_spec(api, job)
     if not (spec["volumes"] or spec["storage"]["claim"]):
-        return "It has no volume, so nothing of it is kept; it cannot be resumed."
+        return "It has no volume: its run is lost when its pods are removed, and cannot be resumed."
     when = "later" if ended else "once it has ended (edl stop --wait waits for that)"
     return (
-        "A checkpoint is taken first, if that takes no longer than 30 s: nothing that is done is trained on again.\n"
-        f"Go on with it {when}: edl submit JOB.yaml --resume {status.run}"
+        "The master first takes a checkpoint, for at most 30 s, so that a resumed run repeats no record.\n"
+        f"Resume it {when}: edl submit JOB.yaml --resume {status.run}"
     )

@@ -112,7 +112,7 @@ class SubmissionPlan:
         if self.replaced_job:
             yield (
                 "removes",
-                f"the job of that name of {_submitted_at(self.replaced_job)}, "
+                f"the job with this name of {_submitted_at(self.replaced_job)}, "
                 f"which has ended ({self.replaced_job.phase})",
             )
         yield "creates", _created_text(self.manifests)
@@ -155,7 +155,7 @@ class SubmissionPlan:
                 if base_resource(each) in _QUOTA_RESOURCES
             ]
             if shown:
-                yield "quota", f"{name} leaves {', '.join(shown)}"
+                yield "quota", f"{name} has {', '.join(shown)} left"
 
 
 def _created_text(manifests: Sequence[Manifest]) -> str:
@@ -280,7 +280,7 @@ def _wait_reason(placements: Sequence[GroupPlacement]) -> str:
     """The reason why the first group with waiting pods has to wait."""
     placement = next(placement for placement in placements if placement.immediate_pods < placement.group.count)
     if placement.immediate_pods == placement.allowed_pods and placement.quota_refusal is not None:
-        return f"until quota {placement.quota_refusal.quota} has room ({placement.quota_refusal.resource})"
+        return f"until quota {placement.quota_refusal.quota} has enough {placement.quota_refusal.resource} left"
     if placement.lacking_resources:
         preemption = ", or until Kubernetes preempts pods of lower priority" if placement.may_preempt else ""
         return f"for capacity ({', '.join(placement.lacking_resources)}){preemption}"

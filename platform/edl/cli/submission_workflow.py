@@ -119,7 +119,7 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
     plan = plan_submission(api, spec, options, request)
     reporter.report_plan(plan)
     if dry_run:
-        reporter.report_note("The cluster would accept all of it. Nothing was created.")
+        reporter.report_note("The cluster would accept the job. Nothing was created.")
         return 0
     if not options.skips_confirmation and options.as_json:
         raise BadInputError("--json cannot ask for confirmation", where="edl submit", hint="Add --yes.")
@@ -142,7 +142,7 @@ def plan_submission(
     from edl.ops.preflight import run_preflight
 
     with StatusLine() as ticker:
-        ticker.show_text(f"asking {api.host} …", permanent=False)
+        ticker.show_text(f"checking the job with {api.host} …", permanent=False)
         answers = run_preflight(api, request)
     resume_check = ResumeCheck()
     if options.resume_run is not None:
@@ -242,7 +242,7 @@ def _wait_for_start(
             run = report_resumed(api, submitted_job.name, reporter) or run
     else:
         reporter.report_event(
-            "waiting", facts, f"Not started yet, after {format_duration(seconds)}: {master_status_text(master_status)}"
+            "waiting", facts, f"Not started after {format_duration(seconds)}: {master_status_text(master_status)}"
         )
     if options.watches_job:
         from edl.ops.job_following import WatchedJob, follow_job
@@ -317,7 +317,7 @@ def _start_remedy(master_status: MasterPodStatus) -> str:
     if master_status.container_name and "mage" in master_status.reason:
         return f"Check the image of {master_status.container_name} in pod.overrides; the nodes must reach its registry."
     if "edl-role" in master_status.message and any(words in master_status.message for words in _COMMAND_NOT_FOUND):
-        return "The image has no edl-role: build the image with edl zoo build."
+        return "The image has no program edl-role: build the image with edl zoo build."
     return waiting_remedy(master_status.reason)
 
 

@@ -66,7 +66,7 @@ def submit(
         DryRunMode | None,
         typer.Option(
             "--dry-run",
-            help="Create nothing. client: contact no cluster; server: ask the API server whether it would accept.",
+            help="Create nothing. client: contact no cluster; server: check that the API server would accept the job.",
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch/--detach", help="Wait until the job has ended.")] = False,
@@ -105,7 +105,7 @@ def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_r
     _check_resume_option(spec, job, options.resume_run)
     if dry_run is DryRunMode.CLIENT:
         reporter.report_plan(plan_without_cluster(spec, options))
-        reporter.report_note(f"No cluster was asked. The manifests: {options.render_command()}")
+        reporter.report_note(f"No cluster was contacted. To print the manifests: {options.render_command()}")
         return
     raise typer.Exit(plan_and_submit(spec, options, reporter, dry_run=dry_run is DryRunMode.SERVER))
 
@@ -115,11 +115,11 @@ def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:
         raise BadInputError(
             "--resume needs the volume that holds the earlier run, and the job has none",
             where=str(job),
-            hint="Without volumes a run is gone with its master's pod.",
+            hint="Without a volume, a run is lost with its master's pod.",
         )
     if resume is not None and not OptionalClusterRunCommand.run_id_pattern.fullmatch(resume):
         raise BadInputError(
-            f"no run has the name {resume!r}: runs on a cluster have the uid of the Job that began them",
+            f"{resume!r} is not the name of a run: a run on a cluster is named by the uid of the Job that started it",
             where="--resume",
-            hint="edl status and edl stop tell it; --resume alone goes on with the newest run.",
+            hint="edl status and edl stop show it; --resume alone continues the newest run.",
         )

@@ -160,7 +160,7 @@ class ReleaseSubmitter:
         try:
             roll_back_submission(self._api, name, self._identity.submission_id)
         except ApiError as error:
-            cause.hint = f"The suspended Job {name} may be left ({error.message}); it is deleted with the release."
+            cause.hint = f"The suspended Job {name} may still exist ({error.message}); it is deleted with the release."
 
     def _take_step(self, decision: SubmitterDecision) -> None:
         """Take one step towards a running job."""
@@ -182,7 +182,7 @@ class ReleaseSubmitter:
                 f"After {format_duration(CLEANUP_TIMEOUT_SECONDS)} these objects still exist: "
                 f"{format_object_list(left.objects)}",
                 where=f"release {self._identity.release}",
-                hint="A new pod will try again. `kubectl describe pod` says why an old pod is not deleted.",
+                hint="A new pod will try again. `kubectl describe pod` shows why an old pod is not deleted.",
             )
         if left:
             self._progress_line.show_text(f"an earlier job is {leftovers_text(left)}")
@@ -252,7 +252,7 @@ class ReleaseSubmitter:
         def check_master_start(seen: JobView | None) -> None:
             self._failure_timeout.reset()
             if seen is None:
-                raise JobVanishedError(f"the job {own.job_name} is gone")
+                raise JobVanishedError(f"the job {own.job_name} was deleted")
             if seen.status is not None or seen.has_ended:
                 return
             sight = reader.read_status()

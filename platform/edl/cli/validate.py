@@ -73,7 +73,7 @@ def validate(
         typer.echo(f"warning: {problem}", err=True)
 
 
-_NOT_CHECKED = "not checked: whether the model's code runs, and what is in the records; --model does"
+_NOT_CHECKED = "not checked: the model's code and the contents of the records; --model checks them"
 
 
 def spec_outline(spec: JobSpec) -> list[str]:

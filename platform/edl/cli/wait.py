@@ -46,7 +46,7 @@ def parse_goal(text: str) -> WaitGoal:
     if match := re.fullmatch(r"workers=([0-9]+)", text):
         count = int(match[1])
         return WaitGoal(text, lambda job: job.status is not None and not job.has_ended and job.ready_workers == count)
-    raise BadInputError(f"nobody can wait for {text!r}", where="--for", hint="Wait for: done, started, workers=N")
+    raise BadInputError(f"{text!r} is not a goal", where="--for", hint="Goals: done, started, workers=N")
 
 
 @app.command()
@@ -68,7 +68,7 @@ def wait(
 
     api = connect_api(context, namespace, job)
     code, message = wait_for_goal(lambda: job_view.find_job(api, job), wait_goal, seconds)
-    more = f"\n  `edl why {command_arguments(job, context, namespace)}` says more." if code else ""
+    more = f"\n  `edl why {command_arguments(job, context, namespace)}` shows the reason." if code else ""
     print(message + more, file=sys.stderr if code else sys.stdout)
     raise typer.Exit(code)
 
@@ -96,7 +96,7 @@ def wait_for_goal(
             if job_view.has_ended:
                 return (
                     1,
-                    f"{job_view.name} is {job_view.phase}, and was waited for: {wait_goal.name}",
+                    f"{job_view.name} is {job_view.phase}: it ended before the goal {wait_goal.name}",
                 )
             if seconds is not None and clock() - began >= seconds:
                 return (
@@ -107,7 +107,7 @@ def wait_for_goal(
     except UnknownJobError:
         if job_view is None:
             raise
-        return 1, f"{job_view.name} was deleted while it was waited for: {wait_goal.name}"
+        return 1, f"{job_view.name} was deleted before the goal {wait_goal.name}"
     raise AssertionError("unreachable")
 
 
@@ -119,7 +119,7 @@ def _workers_text(job: JobView) -> str:
         if job.starting_workers
         else ""
     )
-    return f"; {job.ready_workers} of {job.status.workers_wanted} workers work{more}"
+    return f"; {job.ready_workers} of {job.status.workers_wanted} workers run{more}"
 
 
 def parse_timeout(text: str) -> float:
@@ -129,4 +129,6 @@ def parse_timeout(text: str) -> float:
     try:
         return float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
     except ValueError as error:
-        raise BadInputError(f"{text!r} is no time", where="--timeout", hint="Such as 90s, 5m or 1h30m.") from error
+        raise BadInputError(
+            f"{text!r} is not a duration", where="--timeout", hint="Such as 90s, 5m or 1h30m."
+        ) from error

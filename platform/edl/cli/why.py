@@ -93,7 +93,7 @@ def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator
     if job_view.phase == "Done":
         yield (
             f"{job_view.name} is Done{_ended_at_text(job_view)}; "
-            f"{'this cost it time:' if findings else 'no problem was found.'}"
+            f"{'these problems cost it time:' if findings else 'no problem was found.'}"
         )
     elif not findings:
         yield f"{job_view.name} is {job_view.phase}; nothing blocks it."

@@ -54,7 +54,7 @@ def _update_bar(state: PushProgress, progress: Progress, task: TaskID) -> None:
     )
     progress.update(
         task,
-        description=f"Pushing, {len(state.finished_layers)} of {layers} layers there",
+        description=f"Pushing, {len(state.finished_layers)} of {layers} layers done",
         completed=sum(state.sent_bytes.values()),
         total=sum(state.total_bytes.values()) or None,
     )
@@ -62,7 +62,7 @@ def _update_bar(state: PushProgress, progress: Progress, task: TaskID) -> None:
 
 def _print_finished_layers(state: PushProgress, before: PushProgress, console: Console) -> None:
     for layer in sorted(state.finished_layers - before.finished_layers):
-        console.print(f"{layer}: there", highlight=False)
+        console.print(f"{layer}: done", highlight=False)
 
 
 app = typer.Typer(help="Create a model zoo; build and push its image.", no_args_is_help=True, add_completion=False)

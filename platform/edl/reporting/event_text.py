@@ -245,7 +245,7 @@ def describe_world(world: WorldStatus) -> str:
     if world.running:
         taken = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
         return "; ".join(filter(None, (members, world.evaluation, world.reason, taken)))
-    return f"{members}; nobody trains: {world.reason}"
+    return f"{members}; no worker trains: {world.reason}"
 
 
 def describe_served_tables(ps_status: ParametersStatus | None) -> str:

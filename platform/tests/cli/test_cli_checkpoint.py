@@ -145,7 +145,7 @@ def test_the_newest_run_that_has_checkpoints_is_meant(run: RunDirectory, edl: An
         ("mnist/r99/checkpoints", ("mnist/r99/checkpoints",)),
         ("text.txt/r1", ("text.txt/r1",)),
         ("failed", ("failed", ".edl/local", "mnist")),
-        (".edl", (".edl", "no run")),
+        (".edl", (".edl", "not a run")),
         ("text.txt", ("text.txt", "job file")),
         (".edl/local/mnist/r1/checkpoints/cut-00000001/ps-0.safetensors", ("ps-0.safetensors", "file")),
         (".edl/local/mnist/r1/checkpoints/cut-00000001/manifest.json", ("manifest.json", "file")),
@@ -268,7 +268,7 @@ def test_a_damaged_newest_is_left_out_and_a_damaged_one_that_was_asked_for_is_re
     flip(cut_directory(run.checkpoints, 2) / "ps-0.safetensors")
     code, out, err = edl("inspect", "mnist")
     assert (code, out.split(",")[0]) == (0, "Checkpoint 1 of run r1 of mnist")
-    assert not missing_keys(err, "checkpoint 2", "left out", "ps-0.safetensors", "damaged")
+    assert not missing_keys(err, "checkpoint 2", "skipped", "ps-0.safetensors", "damaged")
     code, _, err = edl("inspect", "mnist", "-c", "2")
     assert code == 2
     assert err.startswith(f"{run.checkpoints}/cut-00000002: ")

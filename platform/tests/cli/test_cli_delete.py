@@ -39,7 +39,7 @@ def test_a_job_is_removed_with_all_that_has_its_label(cli: CliHarness) -> None:
     assert cli.edl("delete", "mnist", "--yes") == 0
     assert not missing_keys(cli.out, "mnist", "Training", "2027-01-15 08:00:00 UTC", "lost", "edl stop")
     assert not missing_keys(cli.out, "2 Pods, 1 Job, 2 ConfigMaps, 1 Service, 1 Secret")
-    assert not missing_keys(cli.out.splitlines()[-1], "mnist", "gone", "0 s")
+    assert not missing_keys(cli.out.splitlines()[-1], "mnist", "deleted", "0 s")
     assert not missing_keys(cli.err, "2 Pods, 1 Job")
     assert cli.cluster.labelled() == []
 
@@ -57,7 +57,7 @@ def test_what_is_left_of_a_job_that_is_gone_is_removed(cli: CliHarness) -> None:
     cli.cluster.put(worker(3))
     assert cli.edl("delete", "mnist", "--yes") == 0
     first, left_over, *_ = cli.out.splitlines()
-    assert (missing_keys(first, "mnist", "gone"), left_over) == ([], "  1 Pod")
+    assert (missing_keys(first, "mnist", "deleted"), left_over) == ([], "  1 Pod")
     assert cli.cluster.labelled() == []
 
 
@@ -72,7 +72,7 @@ def test_a_token_that_is_left_is_removed_by_somebody_who_may_not_look(cli: CliHa
     assert cli.cluster.labelled() == ["Secret edl-mnist-token"]
     assert cli.edl("delete", "mnist", "--yes") == 0
     first, left_over, *_ = cli.out.splitlines()
-    assert (missing_keys(first, "mnist", "gone"), left_over) == ([], "  1 Secret")
+    assert (missing_keys(first, "mnist", "deleted"), left_over) == ([], "  1 Secret")
     assert cli.cluster.labelled() == []
     assert cli.edl("delete", "mnist", "--yes") == 2
 
@@ -139,8 +139,8 @@ def test_several_jobs_are_removed_at_once(cli: CliHarness) -> None:
         another(cli, name)
     assert cli.edl("delete", "a", "b", "a", "--yes") == 0
     assert jobs_left(cli) == ["c", "mnist"]
-    gone = [line for line in cli.out.splitlines() if not missing_keys(line, "gone", "0 s")]
-    assert [not missing_keys(line, name) for line, name in zip(gone, "ab", strict=True)] == [True, True]
+    deleted = [line for line in cli.out.splitlines() if not missing_keys(line, "deleted", "0 s")]
+    assert [not missing_keys(line, name) for line, name in zip(deleted, "ab", strict=True)] == [True, True]
 
 
 def test_one_wrong_name_of_several_deletes_nothing(cli: CliHarness) -> None:

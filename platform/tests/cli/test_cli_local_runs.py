@@ -272,7 +272,7 @@ def test_clean_keeps_the_newest_model_under_runs_that_have_none(
 def test_clean_of_one_run(cli_without_cluster: CliHarness, make_local_run: Make) -> None:
     done, alive = make_local_run("r1", phase="Done"), make_local_run("r2", alive=True)
     assert cli_without_cluster.edl("clean", "digits/r2", "--yes") == 2
-    assert "goes on" in cli_without_cluster.err
+    assert "still active" in cli_without_cluster.err
     assert cli_without_cluster.edl("clean", "digits/r1", "--yes") == 0
     assert (done.exists(), alive.exists()) == (False, True)
     assert cli_without_cluster.edl("clean", "digits/r1", "--yes") == 2

@@ -61,7 +61,7 @@ def test_the_newest_committed_checkpoint_of_the_newest_run_that_has_one(tmp_path
     assert find_weights(tmp_path, None).path == wanted
     assert find_weights(tmp_path, "r1").path.name == "cut-00000009"
     assert find_weights(tmp_path, f"{tmp_path.name}/r1").path.name == "cut-00000009"
-    with pytest.raises(BadInputError, match="run r3 left neither"):
+    with pytest.raises(BadInputError, match="run r3 has neither"):
         find_weights(tmp_path, empty.run_id)
 
 
@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_of_step_0_is_no_loss(tmp_path: Path) -> None:
     assert find_weights(tmp_path, None) == TrainedWeights(
         wanted, done, checkpoint=find_weights(tmp_path, "r1").checkpoint
     )
-    with pytest.raises(BadInputError, match="run r2 left neither"):
+    with pytest.raises(BadInputError, match="run r2 has neither"):
         find_weights(tmp_path, "r2")
 
 
@@ -270,7 +270,7 @@ def test_where_predictions_are_is_told_when_there_are_some(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ([], ("runs",)),
+        ([], ("no run",)),
         (["--from", "r4"], ("no run",)),
         (["--set", "data.prediction=null"], ("data.prediction",)),
         (["--workers", "500000"], ("--workers 500000", "workers.max", "found 500000")),
@@ -298,4 +298,4 @@ def test_predictions_of_another_run_are_not_mixed_in(
     (local_run.folder / "out").mkdir()
     (local_run.folder / "out" / "part.npz").touch()
     assert local_run.edl("predict", "job.yaml", "--output", "out") == 2
-    assert "holds predictions already" in capsys.readouterr().err
+    assert "already contains predictions" in capsys.readouterr().err

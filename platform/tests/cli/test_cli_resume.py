@@ -310,7 +310,7 @@ def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
     training, predicting = create_run(tmp_path), create_run(tmp_path)
     write_json(predicting.path / local_run_resumption.PREDICT_FILE, {})
     assert local_run_resumption.find_resumable_run(tmp_path, None) == training
-    with pytest.raises(BadInputError, match="predicts"):
+    with pytest.raises(BadInputError, match="prediction"):
         local_run_resumption.find_resumable_run(tmp_path, "r2")
 
 

@@ -216,7 +216,7 @@ def test_all_reduce_starts_workers_alone(local_run: LocalRunHarness, capsys: pyt
     assert local_run.edl("run", "job.yaml", *settings, "--workers", "4") == 0
     lines = capsys.readouterr().out.splitlines()
     often, evaluation, roles, unused = lines[2:6]
-    assert not missing_keys(often, "minibatches", "each worker"), "a step is not a minibatch"
+    assert not missing_keys(often, "minibatches", "per worker"), "a step is not a minibatch"
     assert not missing_keys(evaluation, "5 records", "at the end")
     assert not missing_keys(roles, "4 workers", "AllReduce")
     assert not missing_keys(unused, "ps.count")

@@ -34,7 +34,7 @@ workers
 0 └────────────────────────────────────────────────────────────────────────
    1:40 ago                                                             now
 
-POD        STATE      NODE   WHY
+POD        STATE      NODE   REASON
 ps-0       serving    n1
 worker-1   training   n1
 worker-2   starting   n2
@@ -43,7 +43,7 @@ worker-4   pending    -      on 2 of 2 nodes too little cpu is free
 07:58:30  worker 0 started
 07:59:20  worker 0 ended: preempted
 
-`edl why mnist` says what it waits for.
+`edl why mnist` shows what it waits for.
 """
 
 

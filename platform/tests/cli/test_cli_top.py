@@ -60,4 +60,4 @@ def test_a_cluster_that_does_not_measure(cli: CliHarness, monkeypatch: pytest.Mo
 
 def test_an_unknown_job(cli: CliHarness) -> None:
     assert cli.edl("top", "other") == 2
-    assert "There are: mnist." in cli.err
+    assert "mnist." in cli.err

@@ -83,7 +83,7 @@ def test_a_server_that_never_answered_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("text", ["", "ended", "workers=", "workers=-1"])
 def test_what_nobody_can_wait_for(text: str) -> None:
-    with pytest.raises(BadInputError, match="nobody can wait"):
+    with pytest.raises(BadInputError, match="done, started, workers=N"):
         parse_goal(text)
 
 

@@ -42,7 +42,7 @@ def test_a_job_that_is_done_is_said_to_be_done(cli: CliHarness, ended: dict[str,
     done, cost, *_ = cli.out.splitlines()
     assert not missing_keys(done, "mnist", "Done", *since)
     assert ("since" in done) == bool(since)
-    assert not missing_keys(cost, "mnist", "3.3 workers", "4", "33%")
+    assert not missing_keys(cost, "mnist", "3.3 of 4", "workers", "33%")
     put_job(cli.cluster, published=PublishedStatus(with_status(phase="Done").status), status=complete)
     assert cli.edl("why", "mnist") == 0
     assert not missing_keys(cli.out, "mnist", "Done", *since)

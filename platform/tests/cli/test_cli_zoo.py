@@ -168,7 +168,7 @@ def test_a_step_that_fails_is_named(zoo: Path, engine: ScriptedEngine, capsys: p
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"Entrypoint": ["edl-role"], "Labels": None}, "no EDL inside"),
+        ({"Entrypoint": ["edl-role"], "Labels": None}, "not contain EDL"),
         ({"Entrypoint": ["edl-role"], "Labels": {"dev.edl.image": "submitter"}}, "cannot train"),
         ({"Entrypoint": ["bash"], "Labels": {"dev.edl.image": "training"}}, "['bash']"),
         ({"Entrypoint": None, "Labels": {"dev.edl.image": "training"}}, "entry point"),
@@ -214,7 +214,7 @@ def test_push_ends_with_the_digest(engine: ScriptedEngine, capsys: pytest.Captur
     assert run_edl("zoo", "push", "registry.example.com/mnist:1") == 0
     said = capsys.readouterr()
     assert said.out == "Pushed registry.example.com/mnist:1, sha256:abc.\n"
-    assert said.err == "a1: there\n"
+    assert said.err == "a1: done\n"
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_push_ends_with_the_digest(engine: ScriptedEngine, capsys: pytest.Captur
         ("denied: requested access to the resource is denied", "`docker login registry.example.com`"),
         ("unauthorized: authentication required", "`docker login registry.example.com`"),
         ("An image does not exist locally with the tag: mnist", "edl zoo build"),
-        ("dial tcp: connection refused", "is it up?"),
+        ("dial tcp: connection refused", "reachable"),
     ],
 )
 def test_push_refused(engine: ScriptedEngine, capsys: pytest.CaptureFixture[str], reason: str, hint: str) -> None:

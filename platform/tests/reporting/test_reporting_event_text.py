@@ -19,7 +19,7 @@ RUNNING = WorldStatus(round=4, running=True, size=2, ranks=(0, 2), step=30, chan
     [
         (RUNNING, ["round 4", "worker-0, worker-2"]),
         (replace(RUNNING, reason="worker-3 joins"), ["worker-3 joins"]),
-        (replace(RUNNING, running=False, reason="1 of at least 2"), ["nobody trains", "1 of at least 2"]),
+        (replace(RUNNING, running=False, reason="1 of at least 2"), ["no worker trains", "1 of at least 2"]),
         (replace(RUNNING, size=100), ["and 98 more"]),
         (replace(RUNNING, difference="other threads", states_taken=1200), ["variables 1,200 times"]),
         (replace(RUNNING, ranks=(0, -1)), ["worker-0, a worker"]),
