@@ -2,8 +2,9 @@
 
 Jobs of the zoo's MLP with Momentum on digits, with ``strategy.global_batch``. Each seed trains twice: undisturbed, and
 with ``--kills`` workers killed, in the first seed one every 15 seconds for three minutes, in the others one every five
-seconds. No record may be lost, and the curves of the loss on held-back digits must be those of the undisturbed jobs to
-noise. Steps of a disturbed run sleep, so that it lasts for all kills; the sleep changes no result.
+seconds. A worker is only killed while another one trains: without any, training would begin anew. No record may be
+lost or rolled back, and the curves of the loss on held-back digits must be those of the undisturbed jobs to noise.
+Steps of a disturbed run sleep, so that it lasts for all kills; the sleep changes no result.
 """
 
 from __future__ import annotations
@@ -74,13 +75,25 @@ def disturbed_run(digits: DigitsFolder, seed: int, kills: int, every: float) -> 
         run.wait_event("world_changed", workers=WORKERS)
         for number in range(kills):
             time.sleep(every)
-            if run.process.poll() is not None or not (pids := run.pids("worker")):
+            training = survived_by_others(run)
+            if not training:
                 break
-            run.send("worker", min(pids), SIGKILL)
+            run.send("worker", min(training), SIGKILL)
             killed += 1
             print_progress(f"killed {number + 1} of {kills} at step {run.status()['step']} of {STEPS}")
         summary = run.summary(SUMMARY_SECONDS)
         return loss_curve(run), {name: summary[name] for name in KEPT} | {"killed": killed, "every": every}
+
+
+def survived_by_others(run: JobProcess) -> set[int]:
+    """The indices of the workers that train, as soon as there are two; none if the job ends before."""
+    while run.process.poll() is None:
+        workers = run.status()["workers"]
+        training = {worker["index"] for worker in workers if worker["state"] == "training"} & set(run.pids("worker"))
+        if len(training) > 1:
+            return training
+        time.sleep(0.2)
+    return set()
 
 
 def loss_curve(run: JobProcess) -> Curve:
@@ -112,6 +125,8 @@ def figures(
     name = f"AllReduce, {WORKERS} workers, {sum(summary['killed'] for summary in summaries)} times one SIGKILLed"
     missing = sum(each["records_total"] - each["records_done"] + each["records_lost"] for each in summaries)
     yield BenchFigure(f"{name}: records lost", float(missing), "records", 0.0)
+    rolled_back = sum(summary["records_rolled_back"] for summary in summaries)
+    yield BenchFigure(f"{name}: records rolled back", float(rolled_back), "records", 0.0)
     ends, others = ([curve[STEPS] for curve in curves] for curves in (disturbed, undisturbed))
     if len(ends) > 1:
         yield BenchFigure(

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-NOTHING = {"records_total": 64, "records_done": 64, "records_lost": 0, "records_repeated": 0, "killed": 2}
+NOTHING = {"records_total": 64, "records_done": 64, "records_lost": 0, "records_repeated": 0}
+NOTHING |= {"records_rolled_back": 0, "killed": 2}
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,12 @@ def test_a_run_without_one_of_the_evaluations_is_an_error(churn):
     del found[1][churn.EVALUATION_STEPS]
     with pytest.raises(RuntimeError, match="were evaluated by all runs"):
         churn.largest_difference(found, others)
+
+
+def test_records_that_are_rolled_back_do_not_meet_the_limit(churn):
+    summaries = [NOTHING, NOTHING | {"records_rolled_back": 64}]
+    met = {f.measure: f.is_met for f in churn.figures(curves(churn, 0.0, 0.1), curves(churn, 0.0, 0.1), summaries)}
+    assert met["AllReduce, 4 workers, 4 times one SIGKILLed: records rolled back"] is False
 
 
 @pytest.mark.parametrize("missing", [{"records_done": 60}, {"records_lost": 4}])
