@@ -56,7 +56,7 @@ def delete(
         _require_known_jobs(api, names)
     for job in names:
         typer.echo("\n".join(deletion_outline(job, list_job_objects(api, job))))
-    if not confirm_action("Delete all of it?", yes=yes, command="edl delete"):
+    if not confirm_action("Delete all these objects?", yes=yes, command="edl delete"):
         typer.echo("Nothing was deleted.")
         raise typer.Exit(1)
     if not wait or len(names) > 1:  # all of them go at the same time, and each is waited for afterwards

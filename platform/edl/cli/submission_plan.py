@@ -66,7 +66,6 @@ class SubmissionPlan:
 
     @property
     def job(self) -> str:
-        """The job's name."""
         return self.spec.name
 
     def plan_lines(self, width: int = 80) -> list[str]:
@@ -326,11 +325,9 @@ class TextReporter:
         print("\n".join(plan.plan_lines(width)), flush=True)
 
     def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
-        """A line."""
         print(text, flush=True)
 
     def report_note(self, text: str) -> None:
-        """A line."""
         print(text, flush=True)
 
     def report_failure(self, error: EdlError) -> None:
@@ -341,11 +338,9 @@ class JsonReporter:
     """Prints JSON on standard output. Notes for people go to standard error."""
 
     def report_plan(self, plan: SubmissionPlan) -> None:
-        """One object."""
         self._write_object({"event": "plan", **plan.to_json()})
 
     def report_event(self, event: str, facts: Mapping[str, Any], text: str) -> None:
-        """One object."""
         self._write_object({"event": event, **facts})
 
     def report_note(self, text: str) -> None:

@@ -317,7 +317,7 @@ def _exit_on_sigterm(number: int, frame: FrameType | None) -> NoReturn:
     There is nothing to clean up, and waiting for a pending request could take too long.
     """
     # os.write: the signal may interrupt a print, and Python's streams are not reentrant.
-    os.write(sys.stderr.fileno(), b"told to end; the job goes on\n")
+    os.write(sys.stderr.fileno(), b"received SIGTERM: the job continues\n")
     os._exit(SIGTERM_EXIT)
 
 

@@ -103,8 +103,8 @@ def declare_training_callbacks(
     if declared and spec.evaluation.max_workers:
         raise BadInputError(
             f"evaluation.max_workers is {spec.evaluation.max_workers}, but {type(monitors[0]).__name__} decides by "
-            "evaluations: training pauses for them, so that the decision holds from the next step on",
-            hint="leave evaluation.max_workers out, or remove the callback",
+            "evaluations: training must pause for them, so that the decision applies from the next step on",
+            hint="remove evaluation.max_workers, or remove the callback",
         )
     writers = [each for each in others if isinstance(each, keras.callbacks.ModelCheckpoint)]
     files, epoch_loss = tuple(declare_model_file(each) for each in writers), EpochLoss()

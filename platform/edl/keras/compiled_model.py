@@ -60,7 +60,7 @@ def read_compile_arguments(model: Any, made_by: str, where: str, *, needs_loss: 
         raise BadInputError(
             f"the model that {made_by} returned is compiled without a loss",
             where=where,
-            hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and leave compile() out; "
+            hint="pass loss to compile(), or define loss(labels, predictions) and optimizer() and remove compile(); "
             "a model with a train_step() of its own needs one for evaluations only",
         )
     # Attributes, not the arguments: they may be set after compile().
@@ -68,7 +68,7 @@ def read_compile_arguments(model: Any, made_by: str, where: str, *, needs_loss: 
         raise BadInputError(
             f"the model that {made_by} returned is compiled with run_eagerly=True, but EDL traces its steps",
             where=where,
-            hint="leave it out; print with tf.print(), or use breakpoint() in eager code",
+            hint="remove it; print with tf.print(), or use breakpoint() in eager code",
         )
     for name, usual in (("steps_per_execution", 1), ("jit_compile", False)):
         if (value := getattr(model, name)) != usual:
@@ -139,5 +139,5 @@ def _renew(metrics: Any) -> Any:
         raise BadInputError(
             f"the metric '{metrics.name}' ({type(metrics).__name__}) of compile() cannot be made again from its "
             f"get_config(): {error}",
-            hint="define get_config() in it, or return it from eval_metrics_fn() and leave compile() out",
+            hint="define get_config() in it, or return it from eval_metrics_fn() and remove compile()",
         ) from error

@@ -62,8 +62,8 @@ def capture_losses(model: Any) -> Iterator[Sequence[ComputedLoss]]:
             raise train_step_error(
                 model,
                 "calls compute_loss(), but the model is not compiled, so Keras knows no loss",
-                "compile the model with loss, optimizer and metrics, and leave loss(), optimizer() and "
-                "eval_metrics_fn() out of the module",
+                "compile the model with loss, optimizer and metrics, and remove loss(), optimizer() and "
+                "eval_metrics_fn() from the module",
             )
         losses.append(ComputedLoss(compute_loss(x, y, y_pred, *arguments, **named), y_pred))
         return losses[-1].loss
@@ -194,7 +194,6 @@ class _CapturingOptimizer:
         self.updates.append(list(zip(grads, variables, strict=True)))
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        """Keep the gradients."""
         pairs = list(grads_and_vars)
         self.updates.append(pairs)
         return self._optimizer.iterations

@@ -98,10 +98,10 @@ class CopyEvaluator:
         live = next((v for v in self._model.variables if id(v.value.handle) in captured), None)
         if live is not None:
             raise BadInputError(
-                f"the evaluation of a copy reads the variable '{live.path}' itself, which is trained meanwhile",
+                f"the evaluation of a copy reads the variable '{live.path}' itself, which training changes meanwhile",
                 where=MODEL_LOCATION,
                 hint="remove @tf.function from the methods of layers, because EDL compiles the whole model; or set "
-                "evaluation.max_workers: 0, and all workers pause for an evaluation",
+                "evaluation.max_workers: 0, so that all workers pause for an evaluation",
             )
 
     def _call_model(self, features: Any) -> Any:

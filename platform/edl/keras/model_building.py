@@ -313,11 +313,11 @@ def check_same_model(*, trained: ShapesByName, rebuilt: ShapesByName) -> None:
     differences = [f"missing: {_quote_names(missing)}"] if missing else []
     differences += [f"new: {_quote_names(added)}"] if added else []
     differences += [
-        f"'{name}' is {_format_shape(rebuilt[name])} and was {_format_shape(trained[name])}"
+        f"'{name}' is {_format_shape(rebuilt[name])}, but was {_format_shape(trained[name])} in training"
         for name in differing[:_MAX_LISTED_NAMES]
     ]
     if differences:
-        again = "; once they have the names that are missing, a resumed run exports them" if missing else ""
+        again = ". After you restore the missing names, a resumed run exports the model" if missing else ""
         raise BadInputError(
             f"the model function returned a different model for the export than for training "
             f"({'; '.join(differences)})",

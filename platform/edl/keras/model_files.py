@@ -101,7 +101,6 @@ class EpochLoss(keras.callbacks.Callback):  # type: ignore[misc]
         self._sum, self._steps = 0.0, 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin anew."""
         self._sum, self._steps = 0.0, 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -287,8 +287,8 @@ class ModelLoss:
         if masked and not self._ignored_mask_warned:
             self._ignored_mask_warned = True
             _LOG.warning(
-                "the model's predictions have a mask, which a function loss() does not apply by itself: leave padding "
-                "out in it, or use a keras.losses.Loss, such as loss = keras.losses.MeanSquaredError()"
+                "the model's predictions have a mask, which a function loss() does not apply by itself: exclude "
+                "padding in it, or use a keras.losses.Loss, such as loss = keras.losses.MeanSquaredError()"
             )
 
     # ------------------------------------------------------------------ one loss per output

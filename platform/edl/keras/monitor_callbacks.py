@@ -220,7 +220,7 @@ _RefusalTable = Mapping[str, tuple[str, str]]
 _REFUSED_EVERYWHERE: _RefusalTable = {
     "BackupAndRestore": (
         "a job resumes from EDL's checkpoints",
-        "remove it; checkpoint.every_steps sets how often they are written, and `edl run --resume RUN` goes on from "
+        "remove it; checkpoint.every_steps sets how often they are written, and `edl run --resume RUN` continues from "
         "the newest one",
     ),
     "OrbaxCheckpoint.save_best_only": (_NO_EPOCH_EVALUATION, "use ModelCheckpoint(save_best_only=True)"),

@@ -210,11 +210,11 @@ class KerasNetwork:
         """
         if self.tables:
             table = self.tables[0]
-            reason = "is served by the parameter servers" if table.rows else "has no bound"
+            reason = "is on the parameter servers" if table.rows else "has no input_dim"
             raise BadInputError(
                 f"the embedding '{table.name}' {reason}, so its rows cannot be read from a Keras file",
                 where=str(path),
-                hint="name the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
+                hint="give the run instead, as in edl predict --from r2: its checkpoint has the rows. Or load the file "
                 "with Keras",
             )
         # The file is loaded into the model's own variables, which hold the initial values

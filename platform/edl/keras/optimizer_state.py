@@ -26,7 +26,7 @@ def describe_keras_state(model: TrainableModel) -> KerasState:
         UserCodeError: the optimizer's ``get_config`` raised an exception.
     """
     if isinstance(model, SeveralUpdatesReplica):
-        return KerasState(None, "its train_step() makes several updates, and they make one")
+        return KerasState(None, "train_step() makes several updates, but parameter servers make one")
     trained = {model.variables.specs[at].name: model.variables.weights[at] for at in model.variables.trained_positions}
     try:
         spec = translate_optimizer(
@@ -55,7 +55,7 @@ def _describe_slots(spec: OptimizerSpec, variables: Sequence[Any], trained: Mapp
     product = left.pop() if spec.name == "nadam" and len(left) == 1 else ""
     if left:
         number = int(left[0].partition("/")[2])
-        raise BadInputError(f"its variable '{variables[number].path}' is not known to them")
+        raise BadInputError(f"parameter servers have no equivalent of its variable '{variables[number].path}'")
     return KerasState(spec, "", iterations, product, slots)
 
 

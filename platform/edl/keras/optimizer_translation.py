@@ -204,15 +204,15 @@ _RULE_BY_CLASS: Mapping[str, str] = {
 """The parameter servers' update rule by optimizer class, of Keras and of EDL (GroupFtrl)."""
 _KERAS_CLASSES = tuple(name for name in _RULE_BY_CLASS if name != "GroupFtrl")
 _ALTERNATIVES: Mapping[str, str] = {
-    "Adafactor": "use Adagrad or Adam: the PS hold the slot variables, so that workers need no memory for them",
+    "Adafactor": "use Adagrad or Adam: parameter servers hold the slot variables, which need no memory of workers",
     "LossScaleOptimizer": "return its inner optimizer, and use the policy mixed_bfloat16, which needs no loss scaling; "
     "or use strategy AllReduce or Local",
     "MultiOptimizer": "use one optimizer for all variables",
     "Muon": "use AdamW: Muon orthogonalizes whole matrices",
     "ScheduleFreeAdamW": "use AdamW with a learning-rate schedule",
-    "use_ema": "leave it out, and average what the newest checkpoints hold",
-    "gradient_accumulation_steps": "leave it out, and raise train.minibatch_size",
-    "loss_scale_factor": "leave it out, and use the policy mixed_bfloat16, which needs no loss scaling",
+    "use_ema": "remove it, and average the weights of the newest checkpoints",
+    "gradient_accumulation_steps": "remove it, and raise train.minibatch_size",
+    "loss_scale_factor": "remove it, and use the policy mixed_bfloat16, which needs no loss scaling",
 }
 """Suggestions in place of an unsupported class or argument."""
 # The worker computes the rate and clips, so the PS need none of these.
@@ -288,7 +288,7 @@ def refuse_partitioned_lamb(optimizer: OptimizerSpec, tables: Sequence[str], ps_
         raise BadInputError(
             f"the optimizer Lamb cannot be reproduced for the table '{tables[0]}': it needs the norm of the whole "
             f"table, and {ps_count} parameter servers share its rows",
-            hint="use Adam or AdamW, or ps: {count: 1}, or raise ps.embedding_threshold until the table is not served",
+            hint="use Adam or AdamW, or ps: {count: 1}, or raise ps.embedding_threshold until the table is dense",
         )
 
 
@@ -321,8 +321,7 @@ def _optimizer_config(optimizer: Any, zoo: Path) -> Mapping[str, Any]:
     if isinstance(schedule, base) and type(schedule).get_config is base.get_config:
         kind = type(schedule).__name__
         raise BadInputError(
-            f"the learning-rate schedule {kind} has no get_config(), without which Keras does not tell the optimizer's "
-            "arguments",
+            f"the learning-rate schedule {kind} has no get_config(), which that of the optimizer calls",
             where=source_file(type(schedule)),
             hint=f"add get_config(self) to {kind}; it returns the arguments of its __init__ by name, or {{}}",
         )
@@ -337,7 +336,7 @@ def _refuse_arguments(kind: str, config: Mapping[str, Any]) -> None:
         if name not in known and value not in (None, False):
             raise BadInputError(
                 f"{name}={value!r} of the optimizer {kind} cannot be reproduced by the parameter servers",
-                hint=_ALTERNATIVES.get(name, f"leave {name} out"),
+                hint=_ALTERNATIVES.get(name, f"remove {name}"),
             )
 
 
@@ -354,8 +353,9 @@ def _undecayed_names(optimizer: Any, names: Mapping[str, str]) -> tuple[str, ...
     # Keras keeps var_list as id() of variable objects, which say nothing about EDL's variables.
     if getattr(optimizer, "_exclude_from_weight_decay", None):
         raise BadInputError(
-            "exclude_from_weight_decay(var_list=...) cannot be reproduced: the optimizer is made apart from the model",
-            hint="name them: exclude_from_weight_decay(var_names=[...])",
+            "exclude_from_weight_decay(var_list=...) cannot be reproduced: optimizer() creates the optimizer without "
+            "the model",
+            hint="give the variables by name: exclude_from_weight_decay(var_names=[...])",
         )
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return tuple(name for name, in_keras in names.items() if pattern and pattern.search(in_keras))

@@ -137,11 +137,9 @@ class PsEmbedding(keras.layers.Embedding):  # type: ignore[misc]
         raise unsupported_embedding_error(self, "the model's code sets its values")
 
     def load_own_variables(self, store: Any) -> NoReturn:
-        """Refused."""
         self.set_weights(store)
 
     def enable_lora(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Refused."""
         raise unsupported_embedding_error(self, "it has lora_rank")
 
 

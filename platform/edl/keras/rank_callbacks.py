@@ -189,7 +189,7 @@ class RankCallbacks:
             raise BadInputError(f"a callback sets the learning rate {rate}", hint="it must assign a finite number")
         if self._rate_owner:
             raise BadInputError(
-                f"a callback of yours sets the learning rate to {rate:g}, and {self._rate_owner} sets it as well",
+                f"your callback sets the learning rate to {rate:g}, and {self._rate_owner} sets it as well",
                 hint="remove one of them, or use strategy Local",
             )
         self._rate = rate

@@ -166,7 +166,7 @@ class ReplicaState(TrainableModel):
             difference = f"they differ in {name}" if name in arrays else f"it has no {name}"
             raise BadInputError(
                 f"the checkpoint was written with another model or optimizer: {difference}",
-                hint="restore the model with which the run started, or start a new run, without --resume",
+                hint="restore the model that the run started with, or start a new run, without --resume",
             )
         for name, variable in variables:
             if not self.keeps_value(name, variable):

@@ -40,7 +40,7 @@ _REMEDIES = (
     ),
     (
         re.compile(r"Cast string to \w+ is not supported"),
-        "strings were passed where numbers are needed: convert labels or features in feed, digits with "
+        "an operation that needs numbers received strings: convert labels or features in feed, digits with "
         "tf.strings.to_number and names with keras.layers.StringLookup",
     ),
 )

@@ -269,7 +269,7 @@ def serve_job(
     with ExitStack() as taken:
         taken.callback(backend.close)
         if not backend.acquire(stopping):
-            log.info("told to leave while waiting to become the master")
+            log.info("received SIGTERM while waiting to become the master")
             return SIGTERM_EXIT
         with MasterProcess(identity, spec, backend) as master:
             code = master.run(stopping, stop_wanted)
@@ -412,7 +412,7 @@ class MasterProcess:
             self._write_current_state()
         if shell.failure is not None:
             return FAILED_EXIT
-        log.info("told to leave: the journal is flushed, pods keep running")
+        log.info("received SIGTERM: the journal is flushed, pods keep running")
         return SIGTERM_EXIT
 
     @property

@@ -183,7 +183,6 @@ class ParameterSnapshot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release it."""
         self.release()
 
     def retain(self) -> None:

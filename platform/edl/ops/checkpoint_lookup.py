@@ -269,7 +269,6 @@ class ListedCheckpoint:
         return parse_created(self.manifest.created) if self.manifest else None
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
         return {
             "checkpoint": self.cut,
             "step": self.step,

@@ -71,7 +71,6 @@ class JobView:
 
     @property
     def uid(self) -> str:
-        """The Job's uid."""
         return str(self.manifest["metadata"]["uid"])
 
     @property

@@ -88,12 +88,10 @@ class LocalRunPlan:
 
     @property
     def job(self) -> str:
-        """The job's name."""
         return self.spec.name
 
     @property
     def run_id(self) -> str:
-        """The run's id."""
         return self.run_dir.run_id
 
     @property
@@ -102,7 +100,6 @@ class LocalRunPlan:
         return str(self.run_dir.logs)
 
     def plan_lines(self) -> list[str]:
-        """The plan as text."""
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
         work = self._prediction_lines(self.weights) if self.weights else self._training_lines()
         roles = [self._roles_text(), *([] if self.output else describe_unused_fields(self.spec))]

@@ -109,7 +109,7 @@ _CLAIM_RULES = (
     _make_rule(
         r"unbound immediate PersistentVolumeClaims",
         "its PersistentVolumeClaim has no volume yet",
-        "`edl doctor` checks the claims; `kubectl describe pvc` says why one is not bound.",
+        "`edl doctor` checks the claims; `kubectl describe pvc` shows why one is not bound.",
     ),
     _make_rule(r'persistentvolumeclaim "([^"]+)" is being deleted', "the PersistentVolumeClaim {0} is being deleted"),
 )

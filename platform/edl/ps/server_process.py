@@ -139,7 +139,7 @@ def _serve_until_released(
 ) -> None:
     """Keep serving until the master releases this process or stops answering."""
     registration.leaving = True
-    log.info("told to leave: serving until the parameters are in a checkpoint")
+    log.info("received SIGTERM: serving until the parameters are in a checkpoint")
     last_reply_at = clock()
     while True:
         registration.figures.CopyFrom(collect_figures())

@@ -180,7 +180,7 @@ class FeedFunction:
         error = FeedError(
             f"feed returned {elements} elements for {len(window.records)} records: {window.describe_location()}",
             where=inspect.getfile(inspect.unwrap(self._feed)),
-            hint="feed may filter records but not repeat them; train.epochs sets how often each record is used",
+            hint="feed may filter records but must not repeat them; train.epochs sets how often each record is used",
         )
         error.tag = tag
         raise error

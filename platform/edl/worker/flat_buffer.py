@@ -130,7 +130,6 @@ class DoubleBuffer:
 
     @property
     def newest_values(self) -> Floats:
-        """The latest values."""
         return self._current.values
 
     def lend(self) -> Floats:

@@ -282,7 +282,9 @@ class MasterSession:
             incarnation = getattr(reply, "incarnation", self._incarnation)
             # A lower incarnation is a master that was replaced and does not know it.
             if incarnation < self._incarnation:
-                raise RetryableError(f"a master of incarnation {incarnation} answered, {self._incarnation} leads")
+                raise RetryableError(
+                    f"a master of incarnation {incarnation} answered, but incarnation {self._incarnation} leads the job"
+                )
             self._last_reply_at = self._clock()
             self._incarnation = incarnation
             self._announced_version = max(self._announced_version, getattr(reply, "placement_version", 0))

@@ -358,7 +358,7 @@ class _JobCheck:
 
 def _describe_network(network: KerasNetwork) -> str:
     description = f"model: {type(network.model).__name__}, {_describe_variables(network.variables)}"
-    tables = "".join(f"; served: {table}" for table in network.tables)
+    tables = "".join(f"; on the parameter servers: {table}" for table in network.tables)
     return f"{description}{tables}; optimizer {type(network.keras_optimizer).__name__}"
 
 

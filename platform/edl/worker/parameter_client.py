@@ -361,7 +361,6 @@ class ParameterClient:
                     yield ids, np.frombuffer(frame.body[split:], np.float32).reshape(-1, dim).copy()
 
     def close(self) -> None:
-        """Close all connections."""
         self._connections.close()
 
     def _declare_request(self, ps_index: int) -> PsRequest:

@@ -124,7 +124,6 @@ class NpzOutput:
         self._minibatch_outputs: list[dict[str, OutputArray]] = []
 
     def begin_range(self, task: LeasedTask) -> None:
-        """Start a range."""
         del task
         # A range whose lease was lost may have left minibatches.
         self._minibatch_outputs = []
@@ -155,7 +154,6 @@ class NpzOutput:
             temporary.replace(path)
 
     def file_path(self, task: LeasedTask) -> Path:
-        """The file of a range."""
         stem = self._file_stems.get(task.source) or _stem_with_checksum(task.source)
         return self._directory / f"{stem}-{task.start}-{task.end}.npz"
 

@@ -151,7 +151,7 @@ class PsBulkConnections:
                 except BulkRefusedError as error:
                     requests = _requests_without(requests, ps_index)
                     if error.kind not in _RETRYABLE_KINDS:
-                        _LOG.warning("ps-%d refuses: %s", ps_index, error)
+                        _LOG.warning("ps-%d refused the request: %s", ps_index, error)
                         # The log has the address; the error names the PS instead, which helps users.
                         error_class = ModelMismatchError if error.kind == "model" else BulkRefusedError
                         refusal = error_class(error.message, kind=error.kind, where=f"ps-{ps_index}", hint=error.hint)

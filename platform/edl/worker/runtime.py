@@ -115,7 +115,7 @@ class WorkerRuntime:
         """Return all leases, once this worker has left the world of AllReduce."""
         if self.world_exit.done():
             self.world_exit.result()()
-        self.session.leave("told to leave", self.progress.unreported_progress(), deadline=timeout_seconds)
+        self.session.leave("received SIGTERM", self.progress.unreported_progress(), deadline=timeout_seconds)
 
     def open_reader(self, data_set: str) -> Reader:
         """The reader of ``training``, ``validation`` or ``prediction``, opened once.

@@ -176,7 +176,7 @@ class StoredWeights:
         served, dense = self._table_rows.get(name), self._dense.get(name)
         hint = _OTHER_MODEL_HINT
         if served is not None:
-            stored_shape = f"a served table of the shape {_format_shape(served.shape)}"
+            stored_shape = f"a PS-backed table of the shape {_format_shape(served.shape)}"
             problem = f"the {kind} '{name}' is {model_shape} in the model, and {stored_shape} in the checkpoint"
         elif dense is not None:
             stored_shape = f"a variable of the shape {list(dense.shape)}"
@@ -265,6 +265,6 @@ def _describe_shapes(kind: str, shapes: Mapping[str, str]) -> str:
 
 
 def _format_shape(shape: Sequence[int]) -> str:
-    """The shape of a served table."""
+    """The shape of a PS-backed table."""
     rows, dim = shape
     return f"[{rows or 'any id'}, {dim}]"

@@ -220,7 +220,7 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
     )
     parameter_client.declare_model()
     if network.tables:
-        _LOG.info("Tables served by the parameter servers: %s", ", ".join(map(str, network.tables)))
+        _LOG.info("tables on the parameter servers: %s", ", ".join(map(str, network.tables)))
     return network, parameter_client
 
 

@@ -61,14 +61,14 @@ def check_validation_data(
     ]
     if columns and not different and _takes_by_position(validation, feeder, training, task):
         raise BadInputError(
-            f"{_DATA_SET}: {columns}; feed takes cells by position, and so reads other columns than in training",
+            f"{_DATA_SET}: {columns}; feed takes cells by position, so that it reads other columns than in training",
             where=task.source,
             hint="write the columns in the same order, name them in data.reader.columns, or let feed look them up in "
             "metadata.column_names",
         )
     if columns and not different:
         # feed may take columns by name, or have no use for some.
-        _LOG.warning("%s: %s (%s); feed must not take cells by position then", _DATA_SET, columns, task.source)
+        _LOG.warning("%s: %s (%s); feed must take cells by name, not by position", _DATA_SET, columns, task.source)
     if different:
         different += [columns] if columns else []
         raise BadInputError(

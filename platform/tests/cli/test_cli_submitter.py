@@ -523,7 +523,7 @@ def test_told_to_end_it_ends_at_once_also_while_the_server_is_silent(tmp_path: P
             pod.send_signal(signal.SIGTERM)
             _, said = pod.communicate()
             asked.close()
-    assert (pod.returncode, said.count("\n"), missing_keys(said, "goes on")) == (143, 1, [])
+    assert (pod.returncode, said.count("\n"), missing_keys(said, "SIGTERM")) == (143, 1, [])
 
 
 def test_without_a_release_it_is_edl_submit(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_keras_own_layers_take_the_place_of_edls_in_a_file(tmp_path: Path) -> No
     np.testing.assert_allclose(loaded(IDS), network.predict(network.initial_values(), rows, IDS), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("input_dim", "reason"), [(None, "has no bound"), (5, "is served by the parameter servers")])
+@pytest.mark.parametrize(("input_dim", "reason"), [(None, "has no input_dim"), (5, "is on the parameter servers")])
 def test_a_file_cannot_be_predicted_with_where_rows_would_be_pulled(
     input_dim: int | None, reason: str, tmp_path: Path
 ) -> None:

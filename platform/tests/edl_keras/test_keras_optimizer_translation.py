@@ -274,7 +274,7 @@ def test_a_network_whose_table_lamb_would_need_whole_is_refused() -> None:
 def test_what_to_use_instead_is_said(argument: str) -> None:
     with pytest.raises(BadInputError) as caught:
         translate_optimizer(keras.optimizers.Adam(**{argument: OTHER[argument]}))
-    assert str(caught.value.hint).startswith("leave it out, and ")
+    assert str(caught.value.hint).startswith("remove it, and ")
 
 
 @pytest.mark.parametrize(

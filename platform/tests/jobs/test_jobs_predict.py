@@ -99,7 +99,11 @@ def test_a_table_may_be_served_and_have_been_dense_and_the_other_way_round(
 @pytest.mark.parametrize(
     ("params", "threshold", "said"),
     [
-        ({"dim": 8}, SERVED, "the table 'users/embeddings' is [2000, 8] in the model, and a served table of the shape"),
+        (
+            {"dim": 8},
+            SERVED,
+            "the table 'users/embeddings' is [2000, 8] in the model, and a PS-backed table of the shape",
+        ),
         ({"more": True}, SERVED, "the table 'more/embeddings' [3000, 4] of the model is not in the checkpoint"),
         ({"name": "u"}, DENSE, "the variable 'u/embeddings' [2000, 4] of the model is not in the checkpoint"),
     ],

@@ -218,7 +218,7 @@ def test_a_good_job_is_described_by_its_first_minibatch(check_job: Any, tmp_path
     assert (result["failure"], result["exit_code"]) == ("", 0)
     model, training, evaluation = result["lines"]
     assert model.startswith("model: Functional, ")
-    assert ("served: emb/embeddings 50 x 4" in model) == (spec is SERVED)
+    assert ("on the parameter servers: emb/embeddings 50 x 4" in model) == (spec is SERVED)
     assert not missing_keys(training, "minibatch", "records 0 to 7", "data.csv", "loss")
     assert not missing_keys(evaluation, "evaluation", "records 0 to 7", "data.csv")
     assert " mae " in evaluation

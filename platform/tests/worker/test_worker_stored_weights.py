@@ -150,13 +150,17 @@ def test_dense_variables_of_another_model_are_refused(tmp_path: Path) -> None:
         "the table 'users' [10, 2]"
     )
     assert refusal(directory, [], [VariableSpec("c", (2,))]).message == missing
-    served = "the variable 'users' is [10, 3] in the model, and a served table of the shape [10, 2] in the checkpoint"
+    served = (
+        "the variable 'users' is [10, 3] in the model, and a PS-backed table of the shape [10, 2] in the checkpoint"
+    )
     assert refusal(directory, [], [VariableSpec("users", (10, 3))]).message == served
 
 
 def test_a_table_without_a_bound_cannot_be_dense(tmp_path: Path) -> None:
     directory = written(tmp_path, rows("tags", 5), tables=(TAGS,))
-    said = "the variable 'tags' is [10, 2] in the model, and a served table of the shape [any id, 2] in the checkpoint"
+    said = (
+        "the variable 'tags' is [10, 2] in the model, and a PS-backed table of the shape [any id, 2] in the checkpoint"
+    )
     assert refusal(directory, [], [VariableSpec("tags", (10, 2))]).message == said
 
 

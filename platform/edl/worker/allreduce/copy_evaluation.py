@@ -118,6 +118,6 @@ class CopyEvaluation(Generic[Values]):
             while self._exit_code is None and (task := self._tasks.get()) is not None:
                 self._exit_code = self._run_task(task)
         except LeavingError:
-            _LOG.info("told to end: the evaluation of the copy ends")
+            _LOG.info("received SIGTERM: this worker ends its evaluation")
         except BaseException as error:  # noqa: BLE001  raised again by the loop of the rank
             self._failure = error

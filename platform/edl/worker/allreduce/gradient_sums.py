@@ -55,7 +55,7 @@ class GradientSums:
         if not any(self._parts):
             raise BadInputError(
                 f"strategy.gradient_compression is {wire_type}, but no trained variable of the model is float32",
-                hint="leave it out: gradients of other types travel as they are",
+                hint="remove the field: gradients of other types are not compressed",
             )
 
     def reduce(self, communicator: Communicator, control: bytes, step: int, *, has_gradient: bool) -> list[bytes]:

@@ -161,7 +161,7 @@ class _ServerArrays:
     def _all_rows(self, table: StoredTable, part: str, start_value: float | None) -> Floats:
         if table.spec is None or not table.spec.rows:
             raise BadInputError(
-                f"the table '{table.name}' has rows for any id, and a variable has a number of rows",
+                f"the table '{table.name}' has no fixed number of rows, which a variable of this strategy needs",
                 hint="keep strategy ParameterServer for this model",
             )
         parts = [(ids, arrays[part]) for ids, arrays in self.rows.get(table.name, ())]

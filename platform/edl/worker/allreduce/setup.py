@@ -248,7 +248,7 @@ def wait_until_left(left: LeftRound, checkpoints: WritesCheckpoint, step_seconds
     seconds = min(max(MIN_LEAVE_SECONDS, STEPS_TO_LEAVE * step_seconds), most)
     if left.wait(seconds) or (checkpoints.is_writing and left.wait(most - seconds)):
         return
-    _LOG.info("told to end in the middle of a step: the others see a broken connection")
+    _LOG.info("ending in the middle of a step: the other workers see a broken connection")
 
 
 def ring_address(identity: ProcessIdentity) -> str:

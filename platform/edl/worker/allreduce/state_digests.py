@@ -106,7 +106,7 @@ class StateDigests:
         self.difference = describe_difference(facts)
         self.takes_state = bool(self.difference) or any(has_drifted for _, has_drifted in answers)
         if self.difference:
-            _LOG.info("the ranks of this round may round differently: %s", self.difference)
+            _LOG.info("the workers of this round may round numbers differently: %s", self.difference)
 
     def name_rank(self, rank: int) -> str:
         """A rank of this round, for users."""

@@ -81,7 +81,9 @@ class StepFeed:
             PeerRefusedError: it asks for something else, or has another model.
         """
         if frame.kind is not FrameKind.FOLLOW_ROUND:
-            raise PeerRefusedError(f"Here rounds are joined or followed, not {frame.kind.name}", kind="bad")
+            raise PeerRefusedError(
+                f"this port accepts requests to join or follow a round, not {frame.kind.name}", kind="bad"
+            )
         request = parse_message(pb.FollowRound, frame.meta)
         if request.model != self._fingerprint:
             raise PeerRefusedError(self._describe_conflict(request.model), kind="model", hint=MODEL_HINT)
@@ -211,7 +213,9 @@ class _FollowerStream:
             self._queued_bytes += size
         # The end of a round takes no memory.
         if size and is_too_slow:
-            _LOG.warning("a worker that joins is slower than the others: it gets the state when it enters the world")
+            _LOG.warning(
+                "a follower is too slow for the steps of this round: it copies the state when it joins the world"
+            )
             self.is_open = False
             self._connection.shut_down()
             self._steps.put(None)
@@ -228,7 +232,7 @@ class _FollowerStream:
                 if frames[-1].kind is FrameKind.ROUND_END:
                     break
         except EdlError as error:
-            _LOG.info("a worker that followed this round is gone: %s", error)
+            _LOG.info("the connection to a follower of this round was lost: %s", error)
         finally:
             self.is_open = False
             self._connection.close()

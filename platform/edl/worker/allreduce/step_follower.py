@@ -154,7 +154,7 @@ class StepFollower:
         except EdlError as error:
             if isinstance(error, BadInputError):
                 raise
-            _LOG.info("the member that this worker followed in %s is gone: %s", view.round, error)
+            _LOG.info("the connection to the member that this worker followed in %s was lost: %s", view.round, error)
 
     def _wait_for_frame(self, view: View, sock: socket.socket) -> bool:
         """Wait for the next frame; False: no further one is waited for."""

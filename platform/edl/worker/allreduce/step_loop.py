@@ -655,7 +655,7 @@ class StepLoop:
 def _read_share_bytes(data: bytes) -> int:
     count = decode_json(data)["share_bytes"]
     if not isinstance(count, int) or not 0 <= count <= MAX_SHARES_BYTES:
-        raise ValueError(f"{count!r} is no number of bytes up to {MAX_SHARES_BYTES}")
+        raise ValueError(f"{count!r} is not a number of bytes from 0 to {MAX_SHARES_BYTES}")
     return count
 
 

@@ -234,7 +234,6 @@ class WorldClient:
     # ------------------------------------------------------------------ what the main thread does
 
     def enter_round(self, view: View) -> None:
-        """Enter an announced round."""
         entry = RoundAnnounced(view.round, view.members, view.step, view.holders, view.reason)
         with self._changed:
             self._digest = None

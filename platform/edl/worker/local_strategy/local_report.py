@@ -55,7 +55,6 @@ class LocalReport:
         self.event(RoleStarted("worker", 0, os.getpid(), time=time.time()))
 
     def event(self, event: JobEvent) -> None:
-        """Record an event."""
         append_json_line(self._run.events, to_json(event))
         if self._as_json:
             self._print(line(event))
