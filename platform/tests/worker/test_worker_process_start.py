@@ -32,6 +32,25 @@ def test_tensorflow_comes_without_scikit_learn_and_a_model_may_import_it() -> No
     assert done.returncode == 0, done.stderr
 
 
+def test_no_garbage_is_collected_while_tensorflow_is_imported() -> None:
+    done = python(
+        """
+        import gc
+        from edl.keras.tensorflow_import import import_tensorflow
+        collections = []
+        gc.callbacks.append(lambda phase, info: collections.append(info))
+        import_tensorflow()
+        assert not collections, collections
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 100_000
+        gc.disable()
+        import_tensorflow()
+        assert not gc.isenabled(), "who switched it off wants it off"
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_worker_that_is_done_runs_every_exit_hook_and_none_of_tensorflows_teardown() -> None:
     done = python(
         """
