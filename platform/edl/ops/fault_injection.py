@@ -42,6 +42,7 @@ class RolePids:
     def __init__(self, since: float = 0.0) -> None:
         self._start_time = since
         self._pid_by_role: dict[tuple[str, int], int] = {}
+        self._start_of_pid: dict[int, float] = {}
 
     def record_event(self, event: Mapping[str, Any]) -> None:
         """Enter a line. Lines that do not start or end a process are ignored."""
@@ -50,6 +51,7 @@ class RolePids:
         key = (event["role"], event["index"])
         if event["event"] == "role_started":
             self._pid_by_role[key] = event["pid"]
+            self._start_of_pid[event["pid"]] = event["time"]
         elif event["event"] == "role_ended" and self._pid_by_role.get(key) == event["pid"]:
             del self._pid_by_role[key]
 
@@ -57,17 +59,26 @@ class RolePids:
         """Pid by index of the live processes of a role."""
         return {index: pid for (name, index), pid in sorted(self._pid_by_role.items()) if name == role}
 
+    def is_alive(self, pid: int) -> bool:
+        """Whether the process of a role, whose start was recorded, has not ended."""
+        return is_alive(pid, self._start_time, self._start_of_pid[pid])
+
     def __contains__(self, pid: object) -> bool:
         return pid in self._pid_by_role.values()
 
 
-def is_alive(pid: int, since: float) -> bool:
-    """Whether the pid is a process that was started after ``since`` and has not ended."""
+def is_alive(pid: int, since: float, until: float) -> bool:
+    """Whether the pid is a process that was started between two times, in unix seconds, and has not ended.
+
+    Kernels give a pid to another process after some minutes on a busy machine, because each thread
+    takes one as well. That process was started later than the one that is meant.
+    """
     import psutil
 
     try:
         process = psutil.Process(pid)
-        return bool(process.create_time() > since - 1.0 and process.status() != psutil.STATUS_ZOMBIE)
+        has_started = since - 1.0 < process.create_time() < until + 1.0  # clocks of boot time and lines differ a little
+        return has_started and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -186,7 +197,7 @@ class SignalInjector:
         for fault in [fault for fault in self.pending_signals if fault.is_due(status)]:
             target = fault.find_target(status, self._observed_run.role_pids)
             # The process may have ended, and another one may have its pid by now.
-            if target is not None and is_alive(target[1], self._observed_run.start_time):
+            if target is not None and self._observed_run.role_pids.is_alive(target[1]):
                 self._send_signal(fault, *target, step=status["step"])
 
     def _send_signal(self, fault: ScheduledSignal, index: int, pid: int, *, step: int) -> None:

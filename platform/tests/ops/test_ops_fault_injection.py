@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edl.ops import fault_injection
-from edl.ops.fault_injection import ScheduledSignal, run_with_faults
+from edl.ops.fault_injection import RolePids, ScheduledSignal, run_with_faults
 
 
 @pytest.fixture
@@ -39,3 +39,13 @@ def test_the_command_ends_when_its_job_cannot_be_watched(tmp_path: Path, monkeyp
     while not (pid := pid_file.read_text()):
         pass
     assert not psutil.pid_exists(int(pid))
+
+
+@pytest.mark.parametrize(("age", "alive"), [(0.0, True), (60.0, False)])
+def test_a_process_that_has_the_pid_of_a_role_that_ended_receives_nothing(age: float, alive: bool) -> None:
+    """Pids come round after some minutes on a busy machine."""
+    process = psutil.Process()
+    start = process.create_time() - age
+    roles = RolePids(since=start - 1.0)
+    roles.record_event({"event": "role_started", "role": "worker", "index": 0, "pid": process.pid, "time": start})
+    assert roles.is_alive(process.pid) is alive

@@ -49,7 +49,7 @@ class JobProcess:
         self._errors: list[str] = []
         self.lines: list[Line] = []
         self.pids_by_role = RolePids()
-        self._seen: set[int] = set()
+        self._start_of_pid: dict[int, float] = {}
 
     def __enter__(self) -> Self:
         self.began = time.time()
@@ -101,8 +101,9 @@ class JobProcess:
         line = json.loads(text)
         self.lines.append(line)
         self.pids_by_role.record_event(line)
-        if line.get("pid"):
-            self._seen.add(line["pid"])
+        pid = line.get("pid")
+        if pid and (line["event"] == "role_started" or pid not in self._start_of_pid):
+            self._start_of_pid[pid] = line.get("time", time.time())
 
     @property
     def errors(self) -> str:
@@ -223,7 +224,7 @@ class JobProcess:
 
     def alive(self) -> list[int]:
         """Pids that the lines told of and that are still processes of this job (not zombies, not others by now)."""
-        return [pid for pid in sorted(self._seen) if is_alive(pid, self.began)]
+        return [pid for pid, start in sorted(self._start_of_pid.items()) if is_alive(pid, self.began, start)]
 
     def wait_gone(self, timeout: float) -> float:
         """Seconds until no process of the job is left.
