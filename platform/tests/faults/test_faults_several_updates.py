@@ -73,6 +73,7 @@ def check_gan(job: StepLogJob, run: JobProcess, *, lost: int) -> list[list[int]]
     return steps
 
 
+@pytest.mark.repetition
 def test_a_worker_of_a_gan_is_killed_between_two_updates_and_another_one_joins(tmp_path: Path) -> None:
     job = make_gan_job(tmp_path, workers=2, epochs=12, record_seconds=0.02)
     with job.run() as run:

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.tensorflow, pytest.mark.filterwarn
 RECORDS = 9600
 
 
+@pytest.mark.repetition
 def test_a_worker_and_then_the_master_are_killed(tmp_path: Path, measure: Measure) -> None:
     job = SignedJob.make(tmp_path, records=RECORDS, ps=2)
     with job.start() as run:

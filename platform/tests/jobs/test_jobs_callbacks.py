@@ -243,6 +243,7 @@ def fit_until_stopped(callbacks: str = MONITORS) -> tuple[Any, dict[str, list[fl
     return model, history
 
 
+@pytest.mark.repetition
 def test_two_ranks_stop_and_lower_their_rate_as_keras_fit_does(tmp_path: Path) -> None:
     """Both ranks have the whole data set in each step, so the mean gradient is that of one process."""
     job = job_folder(

@@ -12,6 +12,7 @@ import pytest
 from jobs.test_jobs_models import iris
 from support.job_folder import MODEL_ZOO, JobFolder, newest_cut
 from support.job_process import edl
+from support.repetition import repetition
 from support.text_keys import missing_keys
 
 from edl.storage.checkpoint_manifest import CheckpointManifest, commit_checkpoint, load_manifest
@@ -79,8 +80,8 @@ def change_model(job: JobFolder, cut: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        pytest.param(lambda job, cut: (cut / FILE).unlink(), (FILE, "missing", "backup"), id="missing file"),
-        pytest.param(lambda job, cut: (cut / FILE).write_bytes(b"cut"), (FILE, "3 bytes", "backup"), id="truncated"),
+        repetition(lambda job, cut: (cut / FILE).unlink(), (FILE, "missing", "backup"), name="missing file"),
+        repetition(lambda job, cut: (cut / FILE).write_bytes(b"cut"), (FILE, "3 bytes", "backup"), name="truncated"),
         pytest.param(flip_byte, (FILE, "checksum", "backup"), id="flipped byte"),
         pytest.param(drop_array, ("has no dense", "start a new run"), id="missing variable"),
         pytest.param(change_model, ("another model", "restore the model"), id="other model"),
