@@ -254,8 +254,8 @@ class RecordStream:
             Exception: whatever the user's ``feed`` raises.
         """
         first = self._first_tags.pop((task.lease_id, task.start))
-        # Sizes of windows of ranges that were dropped. The pipeline's thread adds others meanwhile: a list takes all keys
-        # at once.
+        # Sizes of windows of ranges that were dropped. The pipeline's thread adds others meanwhile: a list takes all
+        # keys at once.
         for tag in [tag for tag in list(self._window_sizes) if tag < first]:
             del self._window_sizes[tag]
         for step in range(task.step_count):
