@@ -223,7 +223,8 @@ def _take_a_cluster_over(namespace: Namespace) -> None:
     assert done.returncode == 0, done.stderr
     asked = edl("doctor", "--before-uninstall", EDL.name, "-n", EDL.namespace)
     assert asked.returncode == 1
-    named = {line.split()[3] for line in asked.stdout.splitlines() if line.startswith("FAIL")}
+    failed = [line for line in asked.stdout.splitlines() if line.startswith("FAIL")]
+    named = {word.strip(",.:") for line in failed for word in line.split()}
     assert install.SYSTEM in named
     assert namespace.name not in named, "it is the release's own now"
     shared = {"clusterrole/edl-job-master", "priorityclass/high", "validatingadmissionpolicy/edl-job-master-pods"}
