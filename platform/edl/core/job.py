@@ -157,7 +157,7 @@ def _finish_training(state: JobState, now: float) -> None:
         return
     if world_model_files.is_due(state):
         return
-    if state.validation and not state.evaluated_final:
+    if _needs_final_evaluation(state):
         _enter_phase(state, "Evaluating", _end_reason(state))
         _begin_final_evaluation(state)
     elif not evaluation_callbacks.restore_best_weights(state):
@@ -176,6 +176,15 @@ def _end_reason(state: JobState) -> str:
     if training is not None and training.has_work:
         return f"max_steps is reached: {state.step} steps are done"
     return "all records are done"
+
+
+def _needs_final_evaluation(state: JobState) -> bool:
+    if not state.validation or state.evaluated_final:
+        return False
+    # Under AllReduce no step follows the evaluation after which a callback stopped training. As in ``keras.fit``,
+    # the callbacks must not count that step twice.
+    evaluated = state.callbacks.history[-1][0] if state.callbacks.history and state.counters.metrics else None
+    return state.world is None or not state.callback_stop_reason or evaluated != state.step
 
 
 def _begin_final_evaluation(state: JobState) -> None:

@@ -40,6 +40,21 @@ class HandOver:
     take: Callable[[socket.socket], None]
 
 
+class _LimitedWarning:
+    """Counts what a warning is about, so that it is logged at most once in a period. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._count, self._last_time = 0, float("-inf")
+
+    def count_if_due(self, now: float) -> int:
+        """Count one more; return how many since the last warning if one is due at ``now`` (seconds), else 0."""
+        self._count += 1
+        if now - self._last_time < _WARNING_PERIOD_SECONDS:
+            return 0
+        count, self._count, self._last_time = self._count, 0, now
+        return count
+
+
 FrameHandler = Callable[[ReceivedFrame], OutgoingFrame | HandOver]
 
 _UNAUTHENTICATED_LIMITS = FrameLimits(meta=MAX_TOKEN_BYTES, body=0)
@@ -47,7 +62,7 @@ _HANDSHAKE_SECONDS = 5.0  # seconds for the whole first frame
 _STOP_SECONDS = 5.0  # seconds that stop() waits for handlers
 _MORE_MEMORY_HINT = "give it more memory, or send less at once"
 _EXHAUSTED_PAUSE_SECONDS = 0.1  # pause if the process has no file descriptor left
-_WARNING_PERIOD_SECONDS = 10.0  # seconds between two warnings about dropped connections
+_WARNING_PERIOD_SECONDS = 10.0  # seconds between two warnings about dropped or refused connections
 
 
 class BulkServer:
@@ -94,7 +109,8 @@ class BulkServer:
         # Oldest first. A dropped connection is in neither of these two collections.
         self._unauthenticated: dict[BulkConnection, None] = {}
         self._authenticated: set[BulkConnection] = set()
-        self._dropped_count, self._last_warning_time = 0, float("-inf")
+        self._dropped_connections = _LimitedWarning()
+        self._refused_connections = _LimitedWarning()
         self._stopping = threading.Event()
         self._listener: SocketListener | None = None
         self._waker, self._woken = socket.socketpair()
@@ -170,12 +186,9 @@ class BulkServer:
         oldest = next(iter(self._unauthenticated))
         del self._unauthenticated[oldest]
         oldest.shut_down()
-        self._dropped_count += 1
-        now = time.monotonic()
-        if now - self._last_warning_time >= _WARNING_PERIOD_SECONDS:
-            what = "%s: %s did not prove the token and is closed for a newer connection; %d since the last warning"
-            log.warning(what, self.address, oldest.peer, self._dropped_count)
-            self._dropped_count, self._last_warning_time = 0, now
+        what = "%s: %s did not prove the token and is closed for a newer connection; %d since the last warning"
+        if count := self._dropped_connections.count_if_due(time.monotonic()):
+            log.warning(what, self.address, oldest.peer, count)
 
     def _mark_authenticated(self, connection: BulkConnection) -> None:
         """Record that a connection has proved the token.
@@ -242,7 +255,12 @@ class BulkServer:
             raise PeerRefusedError(f"Internal error of the server: {error!r}", kind="internal") from error
 
     def _refuse_and_close(self, connection: BulkConnection, refused: PeerRefusedError) -> None:
-        log.warning("%s: %s is refused: %s", self.address, connection.peer, refused)
+        # A peer without the token can connect a thousand times a second: its refusals must not fill the log.
+        with self._lock:
+            count = self._refused_connections.count_if_due(time.monotonic())
+        if count:
+            more = f"; {count} since the last warning" if count > 1 else ""
+            log.warning("%s: %s is refused: %s%s", self.address, connection.peer, refused, more)
         try:
             connection.send_last_frame(refusal_frame(refused))
         except RetryableError as gone:

@@ -120,6 +120,16 @@ def test_a_wrong_token_is_refused(start: Start, token: str) -> None:
     assert refused.value.kind == "token"
 
 
+def test_refused_connections_do_not_fill_the_log(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    server = start(echo)
+    for _ in range(20):
+        with pytest.raises(BulkRefusedError, match="token"):
+            client_of(server, "wrong")
+    server.stop()
+    warnings = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
+    assert len(warnings) == 1, warnings
+
+
 def test_a_token_that_is_too_long_is_refused_unread(start: Start) -> None:
     with pytest.raises(BulkRefusedError, match="larger than"):
         client_of(start(), "x" * 5000)

@@ -87,6 +87,7 @@ def test_early_stopping_ends_with_the_evaluated_step_on_all_ranks(folder, worker
         assert job.end.reason.startswith("EarlyStopping")
         assert {rank.replica.updates for rank in ranks} == {4 * EVERY}
         assert job.state.step == 4 * EVERY
+        assert job.state.callbacks.evaluations == 4, "the step that was evaluated last is evaluated once"
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 3))])
