@@ -68,9 +68,23 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
         changes_text = "\n".join(f"  {format_change(change)}" for change in forbidden_changes)
         raise BadInputError(
             f"run {run_id} cannot continue with this job file: its ledger belongs to other work\n{changes_text}",
-            hint="Change these fields back, or start a new run without --resume.",
+            hint=_refusal_hint(forbidden_changes, old),
         )
     return field_changes
+
+
+def _refusal_hint(forbidden_changes: Sequence[FieldChange], old: JobSpec) -> str:
+    changed_paths = {path for path, *_ in forbidden_changes}
+    strategies = [frozenset(values) for path, *values in forbidden_changes if path == "strategy.name"]
+    if frozenset({"Local", "ParameterServer"}) in strategies:
+        return "Resume with strategy.name: AllReduce first, until it has written a checkpoint; or start a new run."
+    if "strategy.global_batch" in changed_paths and old.strategy.global_batch is not None:
+        return (
+            "With strategy.global_batch the ledger counts single records, so the run can only continue with "
+            f"strategy: {{name: {old.strategy.name}, global_batch: {old.strategy.global_batch}}}. "
+            "Change that back, or start a new run without --resume."
+        )
+    return "Change these fields back, or start a new run without --resume."
 
 
 def _is_allowed(change: FieldChange) -> bool:

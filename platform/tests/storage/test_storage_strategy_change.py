@@ -27,7 +27,7 @@ from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
 from edl.storage.journal_truncation import restart_journal
 from edl.storage.run_directory import RunDirectory, make_run_directory, write_run_spec
-from edl.storage.run_resumption import check_resume_changes, has_journal
+from edl.storage.run_resumption import check_resume_changes, check_spec_changes, has_journal
 from edl.storage.strategy_change import plan_resumption
 
 PLATEAU = ReduceLROnPlateau("loss", "min", factor=0.5, patience=1, rate=0.1)
@@ -39,13 +39,13 @@ SETTINGS = {
 KNOWN = KerasState(OptimizerSpec("sgd"))
 
 
-def make_spec(strategy: str) -> JobSpec:
+def make_spec(strategy: str, **settings: Any) -> JobSpec:
     fields = {
         "apiVersion": "edl.dev/v1",
         "name": "job",
         "model": {"zoo": "zoo", "definition": "m.custom_model"},
         "data": {"training": "data.csv"},
-        "strategy": {"name": strategy},
+        "strategy": {"name": strategy, **settings},
     }
     return load_job_text(json.dumps(fields), "job.json")
 
@@ -166,8 +166,17 @@ def test_a_state_that_servers_do_not_have_is_refused_before_anything_changes(tmp
 
 def test_local_and_parameter_servers_do_not_continue_each_other(tmp_path: Path) -> None:
     run = make_run(tmp_path, SERVERS, [])
-    with pytest.raises(BadInputError, match=r"strategy.name was ParameterServer, is Local"):
+    with pytest.raises(BadInputError, match=r"strategy.name was ParameterServer, is Local") as refused:
         check_resume_changes(run, make_spec("Local"))
+    assert "AllReduce first" in (refused.value.hint or ""), "this way is open"
+
+
+def test_a_run_with_a_global_batch_names_the_only_strategy_that_continues_it(tmp_path: Path) -> None:
+    """Other strategies refuse the field, so *change it back* alone would send people in a circle."""
+    old = make_spec(RANKS, global_batch=8)
+    with pytest.raises(BadInputError, match=r"global_batch was 8") as refused:
+        check_spec_changes("r1", old, make_spec(SERVERS))
+    assert "{name: AllReduce, global_batch: 8}" in (refused.value.hint or "")
 
 
 def make_local_run(folder: Path, callbacks: Mapping[str, Any]) -> RunDirectory:
