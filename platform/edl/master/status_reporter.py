@@ -28,6 +28,7 @@ from edl.core.ledger import TRAINING, Ledger
 from edl.core.scaling import is_starved
 from edl.core.stall import UNSAVED_REASON, find_missing_ps, unsaved_checkpoint_reason
 from edl.core.strict_json import decode_json_file
+from edl.core.world_rounds import RoundPhase
 from edl.jobfile.section_type import from_json, to_json
 from edl.master import guarded_threads
 from edl.reporting.event_text import format_metrics
@@ -126,7 +127,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 0.2
 """Seconds between two writes of ``status.json``."""
-PENDING, LEAVING = "pending", "leaving"
+PENDING, JOINING, LEAVING = "pending", "joining", "leaving"
 """State of a pod that is not running yet, or was asked to stop."""
 _REFUSALS_SHOWN = 8
 """Maximum number of refused pods in the status."""
@@ -253,6 +254,8 @@ class StatusReporter:
             reason = pod.message or pod.reason
         elif doing == LEAVING:
             reason = pod.describe_end()
+        elif doing == JOINING:
+            reason = "follows the steps of the round until it becomes a member"
         return RoleStatus(pod.index, pod.pid, doing, pod.uid, pod.node, reason, self._worker_rate(pod))
 
     def _worker_rate(self, pod: JobPod) -> float | None:
@@ -373,7 +376,12 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
         return "starting"
     if kinds:
         return {"training": "training", "evaluation": "evaluating", "prediction": "predicting"}.get(kinds[0], kinds[0])
-    return "waiting" if pod.uid in state.holders else "starting"
+    if pod.uid not in state.holders:
+        return "starting"
+    rounds = state.world
+    # Between two rounds nobody trains, and the next one may have this worker.
+    joins = rounds is not None and rounds.phase is RoundPhase.RUNNING and pod.uid not in rounds.members
+    return JOINING if joins else "waiting"
 
 
 def find_run_start(run: RunDirectory) -> float:

@@ -135,8 +135,8 @@ class JobView:
 
     @property
     def starting_workers(self) -> int:
-        """Running workers that do not train yet: they import TensorFlow and build the model."""
-        return sum(worker.state == "starting" for worker in self.status.workers) if self.status else 0
+        """Running workers that do not train yet: they import TensorFlow, build the model, or follow the round."""
+        return sum(worker.state in ("starting", "joining") for worker in self.status.workers) if self.status else 0
 
     @property
     def ready_workers(self) -> int:

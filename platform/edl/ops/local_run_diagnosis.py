@@ -73,7 +73,7 @@ def _how_to_continue(job: JobView, run: RunDirectory) -> str:
 def _find_waiting_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:
     """Workers that do not train, with their reasons."""
     for worker in job.status.workers if job.status else ():
-        if worker.reason and worker.state in ("waiting", "starting", "pending"):
+        if worker.reason and worker.state in ("waiting", "starting", "joining", "pending"):
             yield JobFinding(
                 f"worker-{worker.index}",
                 worker.reason,

@@ -106,7 +106,7 @@ EXPORT_SOURCE = "export"
 """Source of the lease of an export, which is not a range of records."""
 _LARGEST_OWN_EXIT_CODE = 128
 """Larger exit codes stand for signals, which the reason names."""
-_NOT_READY_STATES = ("pending", "starting", "leaving")
+_NOT_READY_STATES = ("pending", "starting", "joining", "leaving")
 """States of workers that cannot work yet, or not any more."""
 _MAX_TABLES = 8
 """Number of tables whose names are listed."""

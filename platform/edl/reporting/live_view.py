@@ -45,6 +45,7 @@ _STATE_STYLES = {
     "predicting": "green",
     "evaluating": "cyan",
     "starting": "yellow",
+    "joining": "yellow",
 }
 _PHASE_STYLES = {"Done": "bold green", "Failed": "bold red", "Interrupted": "bold yellow"}
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from master.master_stubs import FIRST_CUT, ShellHarness
+from support.all_reduce_master import AllReduceMaster
 
 from edl.api.cluster_port import PodPhase, PodStatus, Role, TerminationCause
 from edl.api.events import (
@@ -59,13 +60,16 @@ from edl.core.events import (
     Tick,
     TrainingStalled,
 )
+from edl.core.rank_state import RankPhase
 from edl.jobfile.event_json import parse_event_line
 from edl.jobfile.section_type import from_json, to_json
 from edl.master.status_reporter import (
+    JOINING,
     WINDOW_SECONDS,
     StatusReporter,
     ThroughputMeter,
     count_total_records,
+    describe_pod,
     find_run_start,
     restore_throughput,
 )
@@ -286,6 +290,18 @@ def test_a_worker_that_was_told_to_go_is_leaving_and_says_why(harness: ReporterH
     seen(harness, 0, PodPhase.RUNNING, leaving=True, cause=TerminationCause.PREEMPTED, message="by default/serving-7")
     (worker,) = harness.reporter.build_status().workers
     assert (worker.state, worker.reason) == ("leaving", "preempted: by default/serving-7")
+
+
+def test_a_worker_outside_the_running_round_is_joining() -> None:
+    """Under AllReduce it follows the others for some seconds: a count of running workers alone says too much."""
+    master = AllReduceMaster(started=2)
+    master.start_round("w0")
+    master.report("w1", RankPhase.FOLLOWING)
+    shown = {pod.uid: describe_pod(master.state, pod) for pod in master.state.pods.live_pods(Role.WORKER)}
+    assert shown == {"w0": "waiting", "w1": JOINING}
+    master.start_round("w0", "w1")
+    shown = {pod.uid: describe_pod(master.state, pod) for pod in master.state.pods.live_pods(Role.WORKER)}
+    assert shown == {"w0": "waiting", "w1": "waiting"}
 
 
 def test_what_the_cluster_refused_is_in_the_status_until_it_starts(harness: ReporterHarness) -> None:

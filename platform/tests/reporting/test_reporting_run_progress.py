@@ -239,6 +239,11 @@ def test_a_status_in_words() -> None:
     )
 
 
+def test_workers_that_join_a_round_are_not_ready() -> None:
+    workers = (RoleStatus(0, 5, "training"), RoleStatus(1, 6, "joining"))
+    assert status_headline(status(1.0, 250, workers=workers)).endswith(", 1/2 workers ready")
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (60, "1:00"), (3725, "1:02:05")])
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
