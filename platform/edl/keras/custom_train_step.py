@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.keras.compiled_model import restore_compile
-from edl.keras.traced_function import find_written_variables
 from edl.keras.user_code import source_file
+from edl.keras.written_variables import find_written_variables
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,17 @@ class CustomTrainStep:
             if written not in allowed:
                 raise train_step_error(
                     self._model,
-                    f"writes the variable '{named.get(written, operation.name)}' by itself",
+                    describe_write(operation, named.get(written)),
                     "let an optimizer of the model change variables, with apply() or apply_gradients(); an average "
                     "that the step keeps would differ between the workers",
                 )
+
+
+def describe_write(operation: Any, variable: str | None) -> str:
+    """What a step does wrong that writes this variable of the model, or else a resource that has no name."""
+    if variable is not None:
+        return f"writes the variable '{variable}' by itself"
+    return f"uses the operation '{operation.name}' ({operation.type}), which may write a variable or a table"
 
 
 class _CapturingOptimizer:

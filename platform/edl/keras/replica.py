@@ -37,8 +37,9 @@ from edl.keras.model_loss import LossReduction
 from edl.keras.out_of_range_ids import MODEL_LOCATION, assert_dense_ids_in_range, explain_dense_id_errors
 from edl.keras.replica_state import ReplicaState, ReplicaStep
 from edl.keras.summed_update import SummedUpdate, regularized_variables
-from edl.keras.traced_function import TracedFunction, find_written_variables
+from edl.keras.traced_function import TracedFunction
 from edl.keras.user_code import user_code
+from edl.keras.written_variables import find_written_variables
 
 Array = NDArray[Any]
 

@@ -20,10 +20,11 @@ import keras
 import tensorflow as tf
 
 from edl.keras.compiled_model import restore_compile
-from edl.keras.custom_train_step import capture_losses, missing_loss_error, train_step_error
+from edl.keras.custom_train_step import capture_losses, describe_write, missing_loss_error, train_step_error
 from edl.keras.model_building import FLOAT_TYPES, is_seed_state
 from edl.keras.segmented_step import SegmentedTrace, SegmentTrace, trace_segments
-from edl.keras.traced_function import find_written_variables, spec_for_any_count
+from edl.keras.traced_function import spec_for_any_count
+from edl.keras.written_variables import find_written_variables
 
 OWN_OPTIMIZER = "optimizer"
 """The attribute of the optimizer that ``compile()`` got, or the module's ``optimizer()``."""
@@ -237,7 +238,7 @@ class UpdateTracer:
             if variable is None or id(variable) not in own:
                 raise train_step_error(
                     self._model,
-                    f"writes the variable '{operation.name if variable is None else variable.path}' by itself",
+                    describe_write(operation, getattr(variable, "path", None)),
                     "let an optimizer of the model change variables, with apply() or apply_gradients(); what else the "
                     "step writes would differ between the workers",
                 )

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
-from tensorflow.python.framework import auto_control_deps_utils
 
 from edl.numerics.aligned_memory import is_aligned
 
@@ -135,15 +134,6 @@ def iter_dependencies(
             seen.add(operation)
             yield operation
             left += [value.op for value in inputs_of(operation) if value.dtype != tf.resource]
-
-
-def find_written_variables(graph: Any) -> Iterator[tuple[Any, int]]:
-    """Generate the operations of a graph that write variables, each with the ``id`` of the variable's handle."""
-    outer_by_inner = {id(inner): id(outer) for outer, inner in graph.captures}
-    for operation in graph.get_operations():
-        for handle in auto_control_deps_utils.get_read_write_resource_inputs(operation)[1]:
-            if id(handle) in outer_by_inner:
-                yield operation, outer_by_inner[id(handle)]
 
 
 def find_narrowing_cast(tensor: Any) -> tuple[str, str] | None:

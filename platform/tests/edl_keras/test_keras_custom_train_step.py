@@ -127,6 +127,32 @@ def test_ranks_train_as_keras_does_with_the_union(
     assert int(ranks[0].optimizer.iterations) == 6
 
 
+LOOK_UP = """
+words = tf.where(x[:, :1] > 0, "up", "down")
+found = tf.cast(self.lookup(words), tf.float32) + tf.map_fn(
+    lambda word: tf.cast(self.lookup(word), tf.float32), words, fn_output_signature=tf.float32)
+y = y + found
+"""
+
+
+def test_a_step_may_look_words_up_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookup = "self.lookup = keras.layers.StringLookup(vocabulary=['up', 'down'])"
+    monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{lookup}\n        self.steps ="))
+    step = USUAL.replace("APPLY", APPLY).replace("\nwith", f"{LOOK_UP}with")
+    ranks = make_ranks(tmp_path, step, 2)
+    train_together(ranks, *make_data(20))
+    assert ranks[0].digest() == ranks[1].digest()
+
+
+def test_a_step_may_not_change_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = "self.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)"
+    monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{table}\n        self.steps ="))
+    insert = "self.table.insert(tf.constant(['a']), tf.constant([1], tf.int64))"
+    step = USUAL.replace("APPLY", APPLY).replace("\nwith", f"\n{insert}\nwith")
+    with pytest.raises(BadInputError, match=r"LookupTableInsertV2.*may write a variable or a table"):
+        make_ranks(tmp_path, step)[0].compute(*make_data(8))
+
+
 def test_a_step_that_was_not_applied_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", APPLY_GRADIENTS))
     before = rank.digest()
