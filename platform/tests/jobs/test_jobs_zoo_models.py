@@ -1,0 +1,39 @@
+"""The models of the zoo learn what is planted in their data, as whole jobs of the zoo's own job files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jobs.plain_keras import QUIET, checkpoint_arrays
+from support.job_folder import MODEL_ZOO, newest_cut
+from support.job_process import JobProcess
+from support.zoo_models import MODELS, make_data
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo-data")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_job_of_the_zoo_learns(
+    name: str, strategy: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = MODELS[name]
+    monkeypatch.syspath_prepend(str(MODEL_ZOO.parent))
+    if not (data / model.data).exists():
+        make_data(model.data, data)
+    options = [word for setting in model.job_settings(data, strategy) for word in ("--set", setting)]
+    with JobProcess(model.job_file, *options, cwd=tmp_path) as run:
+        summary, run_dir = run.summary(500.0), run.run_dir
+    print(name, strategy, summary["metrics"], summary["seconds"])
+    assert (summary["records_lost"], summary["workers_lost"]) == (0, 0)
+    assert summary["metrics"][model.metric] > model.least
+    if strategy == "ParameterServer":
+        served = {path.split("/")[1] for path in checkpoint_arrays(newest_cut(run_dir)) if path.startswith("rows/")}
+        assert served == set(model.tables)

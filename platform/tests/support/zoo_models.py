@@ -1,0 +1,114 @@
+"""The models of the zoo that people know, each with a job that is small enough for a test.
+
+A test runs the zoo's own job file with these settings, on data with a planted signal in the zoo's own format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from support.job_folder import MODEL_ZOO
+from support.job_process import edl
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model and its small job.
+
+    Attributes:
+        definition: of the job file; the folder of the job file is its first part.
+        data: name of the data set, see :func:`make_data`.
+        least: what the metric reaches at least, well above chance.
+        metric: ``accuracy`` or ``auc``.
+        params: of the model.
+        train: fields of ``train`` that differ from the job file's.
+        settings: further settings of the job.
+        tables: the PS-backed embeddings under ParameterServer.
+    """
+
+    definition: str
+    data: str
+    least: float
+    metric: str = "accuracy"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+
+    @property
+    def job_file(self) -> Path:
+        return MODEL_ZOO / self.definition.split(".")[0] / "job.yaml"
+
+    def job_settings(self, data: Path, strategy: str) -> list[str]:
+        """Settings of the job file: the data are in the folder ``data``, in place of ``demo-data``."""
+        values = {
+            "model.definition": self.definition,
+            "model.params": self.params,
+            **{f"train.{name}": value for name, value in self.train.items()},
+            **self.settings,
+            "volumes": [{"claim": "fileserver-claim", "mount": "/data", "local": str(data)}],
+            "strategy.name": strategy,
+            "checkpoint": {"every_steps": 1_000_000},
+            "export": None,
+        }
+        if strategy != "Local":
+            # Under AllReduce a job begins with all of `min`, so that two workers sum their gradients.
+            values["workers"] = {"min": 2 if strategy == "AllReduce" else 1, "max": 2}
+        if strategy == "ParameterServer":
+            values["ps"] = {"count": 1, "embedding_threshold": 0}
+        return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+
+
+CLICKS: dict[str, Any] = {
+    "data": "clicks",
+    "metric": "auc",
+    "least": 0.62,
+    "train": {"epochs": 3, "minibatch_size": 64, "minibatches_per_task": 16},
+}
+CENSUS: dict[str, Any] = {
+    "data": "census",
+    "metric": "auc",
+    "least": 0.85,
+    "train": {"epochs": 3, "minibatch_size": 64, "minibatches_per_task": 8},
+}
+MODELS = {
+    "dcn": ZooModel(
+        "dcn.dcn.custom_model",
+        params={"vocabulary": 520, "dim": 4, "crosses": 2, "hidden": [16]},
+        tables=("vectors",),
+        **CLICKS,
+    ),
+    "xdeepfm": ZooModel(
+        "xdeepfm.xdeepfm.custom_model",
+        params={"vocabulary": 520, "dim": 4, "rows": [8, 8], "hidden": [16]},
+        tables=("vectors", "weights"),
+        **CLICKS,
+    ),
+    "census_dnn": ZooModel("census.dnn.custom_model", **CENSUS),
+    "census_wide_and_deep": ZooModel(
+        "census.wide_and_deep.custom_model", tables=("deep_words", "wide_pairs", "wide_words"), **CENSUS
+    ),
+    "heart": ZooModel("heart.heart.custom_model", "heart", 0.75, train={"epochs": 6}),
+}
+
+
+def make_data(name: str, out: Path) -> None:
+    """Write a data set of the zoo into ``out/name``, where ``out`` stands for ``demo-data``."""
+    if name == "clicks":
+        made = edl("data", "clicks", name, "--records", "8000", "--vocabulary", "520", cwd=out)
+        assert made.returncode == 0, made.stderr
+    else:
+        import_module(f"model_zoo.{name}.make_data").main(out / name, **DATA[name])
+
+
+DATA: dict[str, dict[str, Any]] = {
+    "census": {"records": 4000},
+    "heart": {"records": 1000},
+    "cifar10": {"records": 1000},
+}
+"""Arguments of ``make_data.main``."""
