@@ -197,6 +197,14 @@ class MasterSpec:
 
     priority: Annotated[str, Field("PriorityClass of the pod; edl run ignores it.", text=_PRIORITY)] = "high"
     resources: Annotated[ResourceSpec, Field("Resource requests of the pod.")] = field(default_factory=ResourceSpec)
+    overrides: Annotated[
+        Mapping[str, JsonValue],
+        Field("Parts of its pod, in the syntax of Kubernetes, merged in after pod.overrides; edl run ignores them."),
+    ] = field(default_factory=dict)
+    service_overrides: Annotated[
+        Mapping[str, JsonValue],
+        Field("Parts of the master's Service, in the syntax of Kubernetes, merged in last; edl run ignores them."),
+    ] = field(default_factory=dict)
     lost_timeout: Annotated[
         float,
         Field(
@@ -223,6 +231,10 @@ class ParameterServerSpec:
         ),
     ] = 2 << 20
     resources: Annotated[ResourceSpec, Field("Resource requests of each pod.")] = field(default_factory=ResourceSpec)
+    overrides: Annotated[
+        Mapping[str, JsonValue],
+        Field("Parts of these pods, in the syntax of Kubernetes, merged in after pod.overrides; edl run ignores them."),
+    ] = field(default_factory=dict)
     store: Annotated[
         str,
         Field(
@@ -281,6 +293,10 @@ class WorkerSpec:
     resources: Annotated[WorkerResourceSpec, Field("Resource requests of each pod.")] = field(
         default_factory=WorkerResourceSpec
     )
+    overrides: Annotated[
+        Mapping[str, JsonValue],
+        Field("Parts of these pods, in the syntax of Kubernetes, merged in after pod.overrides; edl run ignores them."),
+    ] = field(default_factory=dict)
     oom_memory_factor: Annotated[
         float,
         Field(

@@ -14,6 +14,7 @@ from edl.api.fields import PATH, Field, JsonValue, Quantity, TextForm
 
 _ABSOLUTE_PATH = TextForm("an absolute path", r"^/[\s\S]*$")
 _ACCOUNT = TextForm("the name of a ServiceAccount, such as edl-job-master", r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+_SUB_PATH = TextForm("a relative path without .., such as datasets/mnist", r"^(?!\.\.(/|$))[^/][\s\S]*$")
 _SECRET_KEY = TextForm("a key of a Secret: letters, digits, -, _ and .", r"^[-._a-zA-Z0-9]{1,253}$")
 
 # What Kubernetes takes as names of objects and labels:
@@ -21,6 +22,10 @@ _SECRET_KEY = TextForm("a key of a Secret: letters, digits, -, _ and .", r"^[-._
 _SUBDOMAIN_PATTERN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _CLAIM_NAME = TextForm("the name of a PersistentVolumeClaim, such as fileserver-claim", f"^{_SUBDOMAIN_PATTERN}$")
 _SECRET_NAME = TextForm("the name of a Secret", f"^{_SUBDOMAIN_PATTERN}$")
+# with the longest job name and index this gives 63 characters, the longest name that a pod's host name keeps whole
+_NAME_PREFIX = TextForm(
+    "1 to 10 of a-z, 0-9 and -, beginning with a letter and not ending with -", r"^[a-z]([-a-z0-9]{0,8}[a-z0-9])?$"
+)
 _LABEL_NAME = TextForm(
     "the name of a label, such as example.com/team",
     rf"^({_SUBDOMAIN_PATTERN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$",
@@ -29,6 +34,28 @@ _LABEL_VALUE = TextForm(
     "a label's value: at most 63 of A-Z, a-z, 0-9, -, _ and ., beginning and ending with a letter or digit",
     r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSpec:
+    """Resource limits of one pod. Without them it may use idle CPU, and no more memory than it requests."""
+
+    cpu: Annotated[
+        float | None,
+        Field(
+            "CPU limit of one pod; null: none, so that it may use idle CPU.",
+            unit="cores",
+            quantity=Quantity.POSITIVE_CORES,
+        ),
+    ] = None
+    memory: Annotated[
+        int | None,
+        Field(
+            "Memory limit of one pod; null: its request. A pod above its request is the first to end on a full node.",
+            unit="bytes",
+            quantity=Quantity.POSITIVE_SIZE,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +89,9 @@ class ResourceSpec:
             quantity=Quantity.POSITIVE_SIZE,
         ),
     ] = 10 << 30
+    limits: Annotated[LimitSpec, Field("Limits that differ from the requests; edl run ignores them.")] = field(
+        default_factory=LimitSpec
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +112,10 @@ class VolumeSpec:
     host_path: Annotated[
         str | None,
         Field("Directory of every node instead of a claim, if the namespace allows hostPath.", text=_ABSOLUTE_PATH),
+    ] = None
+    sub_path: Annotated[
+        str | None,
+        Field("Folder of the claim that is mounted instead of its top; edl run ignores it.", text=_SUB_PATH),
     ] = None
     local: Annotated[
         str | None, Field("Folder that edl run uses instead of the volume, relative to this file.", text=PATH)
@@ -117,9 +151,36 @@ class SecretKeyRef:
 
 
 @dataclass(frozen=True, slots=True)
+class IdentityLabels:
+    """Further labels by which other tools find the pods of a job, beside EDL's own (edl.dev/job and so on)."""
+
+    job: Annotated[str | None, Field("Label with the job's name.", text=_LABEL_NAME)] = None
+    role: Annotated[str | None, Field("Label with the role: master, ps or worker.", text=_LABEL_NAME)] = None
+    index: Annotated[str | None, Field("Label with the pod's index; the master has 0.", text=_LABEL_NAME)] = None
+
+
+@dataclass(frozen=True, slots=True)
 class PodSpec:
     """Settings of every pod of the job; edl run ignores them."""
 
+    name_prefix: Annotated[
+        str,
+        Field(
+            "First part of the names of workers and parameter servers, PREFIX-JOB-worker-INDEX. The Job and its other "
+            "objects keep edl-JOB.",
+            text=_NAME_PREFIX,
+        ),
+    ] = "edl"
+    identity_labels: Annotated[IdentityLabels, Field("Further labels with the pod's job, role and index.")] = field(
+        default_factory=IdentityLabels
+    )
+    image_pull_policy: Annotated[
+        str | None,
+        Field(
+            "When nodes pull the image; null: Kubernetes' default, which is always for the tag latest.",
+            choices=("Always", "IfNotPresent", "Never"),
+        ),
+    ] = None
     env: Annotated[
         Mapping[str, str | SecretKeyRef],
         Field(

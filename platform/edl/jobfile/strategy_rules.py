@@ -18,7 +18,7 @@ _WITHOUT_PARAMETER_SERVERS = {
 }
 """What happens to embedding tables under the strategies that have no parameter servers."""
 _ROW_LIMITS = ("max_rows", "evict_after_steps")
-_POD_FIELDS = ("priority",)
+_POD_FIELDS = ("priority", "overrides")
 """Fields that no local run uses, whatever the strategy."""
 
 _MEANINGLESS_UNDER_ALL_REDUCE = {

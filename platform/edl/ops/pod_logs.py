@@ -71,11 +71,14 @@ def read_log_lines(
 def find_log_directory(spec: Mapping[str, Any], run_dir: str) -> ClaimPath | None:
     """The run's log directory on a claim; None if no claim of the job's spec contains ``run_dir``."""
     directory = PurePosixPath(run_dir)
-    mounts = [(PurePosixPath(each["mount"]), each.get("claim")) for each in spec.get("volumes") or ()]
+    mounts = [
+        (PurePosixPath(each["mount"]), each.get("claim"), each.get("sub_path") or "")
+        for each in spec.get("volumes") or ()
+    ]
     storage = spec.get("storage") or {}
-    if storage.get("claim") and storage["claim"] not in [claim for _, claim in mounts]:
-        mounts.append((PurePosixPath(storage.get("path") or "/edl"), storage["claim"]))
-    for mount, claim in sorted(mounts, key=lambda each: -len(each[0].parts)):
+    if storage.get("claim") and storage["claim"] not in [claim for _, claim, _ in mounts]:
+        mounts.append((PurePosixPath(storage.get("path") or "/edl"), storage["claim"], ""))
+    for mount, claim, sub_path in sorted(mounts, key=lambda each: -len(each[0].parts)):
         if claim and directory.is_relative_to(mount):
-            return ClaimPath(claim, f"/{directory.relative_to(mount) / 'logs'}")
+            return ClaimPath(claim, str("/" / PurePosixPath(sub_path) / directory.relative_to(mount) / "logs"))
     return None

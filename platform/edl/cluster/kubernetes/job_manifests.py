@@ -11,7 +11,7 @@ import math
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.pod_template import PodIdentity, render_pod_template
+from edl.cluster.kubernetes.pod_template import PodIdentity, apply_strategic_merge, render_pod_template
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Manifest, ResourceKind
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.document_tree import SpecError, SpecProblem
@@ -48,7 +48,7 @@ def render_job(
     secrets = [_token_secret(spec.name, token)] if token is not None else []
     identity = PodIdentity(Role.MASTER, 0, token_secret or names.token_secret(spec.name), run=run)
     job = _job_manifest(spec, identity, suspend)
-    manifests = [_spec_configmap(spec), _status_configmap(spec.name), *secrets, _master_service(spec.name), job]
+    manifests = [_spec_configmap(spec), _status_configmap(spec.name), *secrets, _master_service(spec), job]
     return [_with_namespace(manifest, namespace) for manifest in manifests]
 
 
@@ -74,7 +74,8 @@ def render_pod(
         spec_uid: uid of the job's ConfigMap; empty if it is unknown, and ``kubectl drain`` then needs ``--force``.
     """
     identity = PodIdentity(role, index, token_secret or names.token_secret(spec.name), namespace, run_dir)
-    pod = _make_object(PODS, names.pod_name(spec.name, role, index), render_pod_template(spec, identity, options))
+    name = names.pod_name(spec.name, role, index, spec.pod.name_prefix)
+    pod = _make_object(PODS, name, render_pod_template(spec, identity, options))
     if job_uid:
         controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
         pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
@@ -156,14 +157,17 @@ def _token_secret(job: str, token: str) -> Manifest:
     return _make_object(SECRETS, names.token_secret(job), _labelled_metadata(job) | content)
 
 
-def _master_service(job: str) -> Manifest:
+def _master_service(spec: JobSpec) -> Manifest:
     content: Manifest = {
         "type": "ClusterIP",
-        "selector": {names.JOB_LABEL: job, names.ROLE_LABEL: Role.MASTER.value},
+        "selector": {names.JOB_LABEL: spec.name, names.ROLE_LABEL: Role.MASTER.value},
         "ports": [{"name": "control", "port": names.CONTROL_PORT, "targetPort": "control"}],
     }
-    metadata = {"metadata": {"labels": names.object_labels(job, Role.MASTER)}}
-    return _make_object(SERVICES, names.master_name(job), {**metadata, "spec": content})
+    merged = apply_strategic_merge({"metadata": {}, "spec": content}, spec.master.service_overrides)
+    # after the overrides, which must not replace these labels
+    labels = merged["metadata"].get("labels", {}) | names.object_labels(spec.name, Role.MASTER)
+    metadata = {"labels": labels, "annotations": merged["metadata"].get("annotations", {})}
+    return _make_object(SERVICES, names.master_name(spec.name), {"metadata": metadata, "spec": merged["spec"]})
 
 
 def _labelled_metadata(job: str) -> Manifest:

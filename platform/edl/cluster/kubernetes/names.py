@@ -38,9 +38,9 @@ def master_name(job: str) -> str:
     return f"edl-{job}-master"
 
 
-def pod_name(job: str, role: Role, index: int) -> str:
-    """Name of a parameter server's or worker's pod."""
-    return f"edl-{job}-{role}-{index}"
+def pod_name(job: str, role: Role, index: int, prefix: str = "edl") -> str:
+    """Name of a parameter server's or worker's pod; ``prefix`` is ``pod.name_prefix``."""
+    return f"{prefix}-{job}-{role}-{index}"
 
 
 def spec_configmap(job: str) -> str:

@@ -49,8 +49,13 @@ def container_mounts(spec: JobSpec) -> list[Manifest]:
         {"name": "spec", "mountPath": names.SPEC_DIR, "readOnly": True},
         {"name": "token", "mountPath": names.TOKEN_DIR, "readOnly": True},
         *({"name": name, "mountPath": path} for name, path in scratch_dirs(spec).items()),
-        *({"name": _volume_name(volume, spec), "mountPath": volume.mount} for volume in shared_volumes(spec)),
+        *(_mount(volume, spec) for volume in shared_volumes(spec)),
     ]
+
+
+def _mount(volume: VolumeSpec, spec: JobSpec) -> Manifest:
+    mount = {"name": _volume_name(volume, spec), "mountPath": volume.mount}
+    return mount if volume.sub_path is None else mount | {"subPath": volume.sub_path}
 
 
 def scratch_dirs(spec: JobSpec) -> dict[str, str]:
@@ -192,9 +197,9 @@ class PodIdentity:
 
 def render_pod_template(spec: JobSpec, identity: PodIdentity, options: PodOptions = DEFAULT_OPTIONS) -> Manifest:
     """Metadata and spec of a pod, in the form of a Job's template."""
-    merged = apply_strategic_merge(
-        {"metadata": _pod_metadata(spec, identity), "spec": _pod_spec(spec, identity, options)}, spec.pod.overrides
-    )
+    merged = {"metadata": _pod_metadata(spec, identity), "spec": _pod_spec(spec, identity, options)}
+    for overrides in (spec.pod.overrides, role_section(spec, identity.role).overrides):
+        merged = apply_strategic_merge(merged, overrides)
     # after the overrides, which must not replace these labels
     labels = merged["metadata"].get("labels", {}) | _identity_labels(spec, identity, options)
     annotations = merged["metadata"].get("annotations", {})
@@ -215,7 +220,10 @@ def _identity_labels(spec: JobSpec, identity: PodIdentity, options: PodOptions) 
     """The labels by which EDL finds the pod."""
     index = None if identity.role is Role.MASTER else identity.index
     elevated = {names.ELEVATED_LABEL: "true"} if options.elevated else {}
-    return names.object_labels(spec.name, identity.role, index) | elevated
+    more = spec.pod.identity_labels
+    values = {more.job: spec.name, more.role: identity.role.value, more.index: str(identity.index)}
+    further = {label: value for label, value in values.items() if label is not None}
+    return further | names.object_labels(spec.name, identity.role, index) | elevated
 
 
 def _pod_metadata(spec: JobSpec, identity: PodIdentity) -> Manifest:
@@ -261,6 +269,7 @@ def _render_container(spec: JobSpec, identity: PodIdentity, resources: ResourceS
     return {
         "name": names.ROLE_CONTAINER,
         "image": spec.image,
+        **({} if spec.pod.image_pull_policy is None else {"imagePullPolicy": spec.pod.image_pull_policy}),
         "command": ["edl-role"],
         "args": [identity.role.value, f"{names.SPEC_DIR}/{names.SPEC_KEY}"],
         "env": container_environment(spec, identity),
@@ -281,17 +290,20 @@ def _container_ports(spec: JobSpec, role: Role) -> list[tuple[str, int]]:
 
 
 def resource_requirements(resources: ResourceSpec, memory_factor: float) -> Manifest:
-    """Requests and limits. Memory has both; CPU has a request only, so that idle CPU can be used.
+    """Requests and limits. Memory has both. CPU has a request only, unless the spec limits it: idle CPU can be used.
 
     Of its node's disk a pod requests little and may use more. Without an explicit request, the limit would be the
     request, too.
     """
+    limits = resources.limits
     memory = {"memory": format_size(math.ceil(resources.memory * memory_factor))}
+    memory_limit = {"memory": format_size(math.ceil((limits.memory or resources.memory) * memory_factor))}
+    cpu_limit = {} if limits.cpu is None else {"cpu": format_cores(limits.cpu)}
     devices = {GPU_RESOURCE: str(resources.gpu)} if resources.gpu else {}
     promised, bounded = _disk_amounts(resources.ephemeral_storage)
     return {
         "requests": {"cpu": format_cores(resources.cpu), **memory, **promised, **devices},
-        "limits": {**memory, **bounded, **devices},
+        "limits": {**cpu_limit, **memory_limit, **bounded, **devices},
     }
 
 

@@ -14,6 +14,7 @@ from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
+from edl.jobfile.quantities import format_cores, format_size
 from edl.jobfile.strategy_choice import uses_all_reduce
 
 # --------------------------------------------------------------------------------------------------
@@ -45,7 +46,24 @@ def check_pod_additions(pod: PodSpec) -> Iterator[RuleViolation]:
     yield from _check_labels(pod.labels, "pod.labels")
     yield from _check_keys(pod.annotations, "pod.annotations")
     yield from _check_node_selector(pod.node_selector)
-    yield from _check_overrides(pod.overrides)
+    yield from _check_overrides(pod.overrides, "pod.overrides")
+    yield from _check_identity_labels(pod)
+
+
+def _check_identity_labels(pod: PodSpec) -> Iterator[RuleViolation]:
+    more = pod.identity_labels
+    by_field = {"job": more.job, "role": more.role, "index": more.index}
+    seen = dict.fromkeys(pod.labels, "pod.labels")
+    for name, label in by_field.items():
+        if label is None:
+            continue
+        path = f"pod.identity_labels.{name}"
+        yield from _check_key(label, path)
+        if _is_reserved(label):
+            yield RuleViolation(path, f"found '{label}', which EDL sets itself", "use another label")
+        elif label in seen:
+            yield RuleViolation(path, f"found '{label}', which {seen[label]} sets too", "use another label")
+        seen[label] = path
 
 
 def _check_variables(names_: Mapping[str, Any] | list[str], path: str) -> Iterator[RuleViolation]:
@@ -87,14 +105,17 @@ def _check_label_values(labels: Mapping[str, Any], path: str) -> Iterator[RuleVi
 
 
 def _check_reserved(name: str, path: str) -> Iterator[RuleViolation]:
-    if name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES):
+    if _is_reserved(name):
         yield RuleViolation(
             f"{path}.{name}", f"found '{name}', which EDL sets itself", "leave it out, or choose another name"
         )
 
 
-def _check_overrides(overrides: Mapping[str, Any]) -> Iterator[RuleViolation]:
-    path = "pod.overrides"
+def _is_reserved(name: str) -> bool:
+    return name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES)
+
+
+def _check_overrides(overrides: Mapping[str, Any], path: str) -> Iterator[RuleViolation]:
     for name, value in overrides.items():
         if name not in ("metadata", "spec"):
             yield RuleViolation(f"{path}.{name}", "unknown field", "allowed here: metadata, spec")
@@ -132,6 +153,32 @@ def _check_pod_spec(spec: Mapping[str, Any], path: str) -> Iterator[RuleViolatio
                 yield from _check_variables(variables, f"{path}.containers.env")
 
 
+def _check_role_overrides(spec: JobSpec) -> Iterator[RuleViolation]:
+    for section, overrides in (
+        ("master", spec.master.overrides),
+        ("ps", spec.ps.overrides),
+        ("workers", spec.workers.overrides),
+    ):
+        yield from _check_overrides(overrides, f"{section}.overrides")
+
+
+def _check_service_overrides(overrides: Mapping[str, Any]) -> Iterator[RuleViolation]:
+    path = "master.service_overrides"
+    for name, value in overrides.items():
+        if name not in ("metadata", "spec"):
+            yield RuleViolation(f"{path}.{name}", "unknown field", "allowed here: metadata, spec")
+        elif not isinstance(value, Mapping):
+            yield RuleViolation(f"{path}.{name}", f"found '{value}', must be a mapping")
+        elif name == "metadata":
+            yield from _check_metadata(value, f"{path}.metadata")
+        else:
+            for reserved in ("selector", "ports"):
+                if reserved in value:
+                    yield RuleViolation(
+                        f"{path}.spec.{reserved}", "is set by EDL: the job's pods reach their master by it"
+                    )
+
+
 def _check_merge_lists(value: Any, path: str, field: str = "") -> Iterator[RuleViolation]:
     """Problems of lists that are merged item by item, at any depth: items without a unique key."""
     if field in MERGE_KEYS and not has_unique_keys(value, MERGE_KEYS[field]):
@@ -163,6 +210,9 @@ def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
         *_check_storage(spec),
         *_check_user(spec),
         *check_pod_additions(spec.pod),
+        *_check_role_overrides(spec),
+        *_check_service_overrides(spec.master.service_overrides),
+        *_check_limits(spec),
         *_check_token_use(spec),
         *_check_ttl(spec),
     ]
@@ -178,6 +228,22 @@ def _check_image(spec: JobSpec) -> Iterator[RuleViolation]:
         yield RuleViolation(
             "image", "is missing", "name the image that all roles run; edl zoo build makes one with your model"
         )
+
+
+def _check_limits(spec: JobSpec) -> Iterator[RuleViolation]:
+    for section, resources in (
+        ("master", spec.master.resources),
+        ("ps", spec.ps.resources),
+        ("workers", spec.workers.resources),
+    ):
+        limits = resources.limits
+        path = f"{section}.resources.limits"
+        if limits.cpu is not None and limits.cpu < resources.cpu:
+            text = f"found {format_cores(limits.cpu)}, below the request of {format_cores(resources.cpu)}"
+            yield RuleViolation(f"{path}.cpu", text, f"raise it, or lower {section}.resources.cpu")
+        if limits.memory is not None and limits.memory < resources.memory:
+            text = f"found {format_size(limits.memory)}, below the request of {format_size(resources.memory)}"
+            yield RuleViolation(f"{path}.memory", text, f"raise it, or lower {section}.resources.memory")
 
 
 def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:

@@ -20,7 +20,15 @@ from support.examples import examples
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.job_spec import JobSpec, WorkerSpec
-from edl.api.pod_spec import PodSpec, SecretKeyRef, StorageSpec, VolumeSpec, WorkerResourceSpec
+from edl.api.pod_spec import (
+    IdentityLabels,
+    LimitSpec,
+    PodSpec,
+    SecretKeyRef,
+    StorageSpec,
+    VolumeSpec,
+    WorkerResourceSpec,
+)
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
@@ -328,6 +336,62 @@ def test_resources() -> None:
     more = container(pod_of(spec, options=PodOptions(memory_factor=1.5)))["resources"]
     assert (more["requests"]["memory"], more["limits"]["memory"]) == ("2304Mi", "2304Mi")
     assert (more["requests"]["cpu"], more["limits"]["nvidia.com/gpu"]) == ("250m", "2")
+
+
+def test_limits_above_the_requests() -> None:
+    resources = WorkerResourceSpec(cpu=1, memory=2**30, limits=LimitSpec(cpu=2.5, memory=2**31))
+    spec = replace(MNIST, workers=replace(MNIST.workers, resources=resources))
+    found = container(pod_of(spec))["resources"]
+    assert (found["requests"]["cpu"], found["limits"]["cpu"]) == ("1", "2500m")
+    assert (found["requests"]["memory"], found["limits"]["memory"]) == ("1Gi", "2Gi")
+    grown = container(pod_of(spec, options=PodOptions(memory_factor=1.5)))["resources"]
+    assert (grown["requests"]["memory"], grown["limits"]["memory"]) == ("1536Mi", "3Gi"), "both grow after a lack"
+
+
+def test_names_and_further_labels_of_pods() -> None:
+    labels = IdentityLabels(job="elasticdl-job-name", role="elasticdl-replica-type", index="elasticdl-replica-index")
+    spec = replace(MNIST, pod=PodSpec(name_prefix="elasticdl", identity_labels=labels, labels={"app": "elasticdl"}))
+    pod = pod_of(spec, Role.PS, 1)
+    assert pod["metadata"]["name"] == "elasticdl-mnist-ps-1"
+    assert {f"elasticdl-{name}" for name in ("job-name", "replica-type", "replica-index")} <= pod["metadata"][
+        "labels"
+    ].keys()
+    assert pod["metadata"]["labels"].items() >= {"edl.dev/job": "mnist", "elasticdl-replica-type": "ps"}.items()
+    assert pod["metadata"]["ownerReferences"][0]["name"] == "edl-mnist-master", "other objects keep their names"
+    master = render_master_pod(job_of(spec)[-1])
+    assert master["metadata"]["labels"].items() >= {"elasticdl-replica-index": "0", "app": "elasticdl"}.items()
+
+
+def test_overrides_of_one_role_and_of_the_service() -> None:
+    spread = {"spec": {"schedulerName": "ours", "containers": [{"name": "edl", "workingDir": "/data"}]}}
+    service = {"metadata": {"annotations": {"example.com/lb": "internal"}}, "spec": {"type": "NodePort"}}
+    spec = replace(
+        MNIST,
+        pod=replace(MNIST.pod, overrides={"spec": {"schedulerName": "all", "hostname": "h"}}),
+        ps=replace(MNIST.ps, overrides=spread),
+        master=replace(MNIST.master, service_overrides=service),
+    )
+    assert not find_spec_problems(spec)
+    server, worker = pod_of(spec, Role.PS, 0), pod_of(spec)
+    assert (server["spec"]["schedulerName"], worker["spec"]["schedulerName"]) == ("ours", "all")
+    assert (server["spec"]["hostname"], container(server)["workingDir"]) == ("h", "/data")
+    assert container(server)["image"] == spec.image
+    (found,) = (each for each in job_of(spec) if each["kind"] == "Service")
+    assert (found["spec"]["type"], found["metadata"]["annotations"]) == ("NodePort", {"example.com/lb": "internal"})
+    assert found["spec"]["selector"] == {"edl.dev/job": "mnist", "edl.dev/role": "master"}
+
+
+def test_a_folder_of_a_claim_and_the_pull_policy() -> None:
+    volumes = (VolumeSpec("/data", claim="c", sub_path="a/b"), VolumeSpec("/out", claim="c"))
+    spec = replace(MNIST, volumes=volumes, pod=PodSpec(image_pull_policy="Never"))
+    pod = pod_of(spec)
+    assert container(pod)["imagePullPolicy"] == "Never"
+    assert "imagePullPolicy" not in container(pod_of())
+    claims = [each for each in pod["spec"]["volumes"] if "persistentVolumeClaim" in each]
+    assert len(claims) == 1, "a claim that is mounted twice is one volume"
+    mounts = {each["mountPath"]: each for each in container(pod)["volumeMounts"]}
+    assert mounts["/data"] == {"name": "volume-0", "mountPath": "/data", "subPath": "a/b"}
+    assert mounts["/out"] == {"name": "volume-0", "mountPath": "/out"}
 
 
 def mounted(spec: JobSpec) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,18 @@ from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
 from edl.api.job_spec import DataSpec, ExportSpec, JobSpec
-from edl.api.pod_spec import PodSpec, RunAsSpec, SecretKeyRef, SecuritySpec, StorageSpec, VolumeSpec
+from edl.api.pod_spec import (
+    IdentityLabels,
+    LimitSpec,
+    PodSpec,
+    ResourceSpec,
+    RunAsSpec,
+    SecretKeyRef,
+    SecuritySpec,
+    StorageSpec,
+    VolumeSpec,
+    WorkerResourceSpec,
+)
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
 from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
@@ -54,6 +65,36 @@ def problems_of(spec: JobSpec) -> list[tuple[str, str]]:
             {"pod": PodSpec(env={"T": SecretKeyRef("edl-mnist-token", "token")})},
             "pod.env.T.secret",
             ("'edl-mnist-token'", "token"),
+        ),
+        (
+            {"workers": replace(MNIST.workers, resources=WorkerResourceSpec(cpu=2, limits=LimitSpec(cpu=1)))},
+            "workers.resources.limits.cpu",
+            ("found 1", "request of 2"),
+        ),
+        (
+            {"ps": replace(MNIST.ps, resources=ResourceSpec(limits=LimitSpec(memory=2**20)))},
+            "ps.resources.limits.memory",
+            ("found 1Mi", "request of 2Gi"),
+        ),
+        (
+            {"pod": PodSpec(identity_labels=IdentityLabels(job="edl.dev/job"))},
+            "pod.identity_labels.job",
+            ("'edl.dev/job'", "EDL sets"),
+        ),
+        (
+            {"pod": PodSpec(identity_labels=IdentityLabels(job="j", index="j"))},
+            "pod.identity_labels.index",
+            ("'j'", "pod.identity_labels.job"),
+        ),
+        (
+            {"ps": replace(MNIST.ps, overrides={"spec": {"restartPolicy": "Always"}})},
+            "ps.overrides.spec.restartPolicy",
+            ("EDL",),
+        ),
+        (
+            {"master": replace(MNIST.master, service_overrides={"spec": {"selector": {}}})},
+            "master.service_overrides.spec.selector",
+            ("EDL",),
         ),
         ({"ttl_after_finished": 5.0}, "ttl_after_finished", ("5 seconds", "at least 60")),
         (
