@@ -47,7 +47,7 @@ class ComputeLimit:
 
         params = {"vocabulary": vocabulary}
         module = model_contract.load_model_module(
-            SimpleNamespace(zoo=zoo, definition="deepfm.deepfm.custom_model", params=params)
+            SimpleNamespace(functions={}, zoo=zoo, definition="deepfm.deepfm.custom_model", params=params)
         )
         self._network = KerasNetwork.build(
             module, seed=0, embedding_threshold=2 << 20, ps_of_variable=lambda _: 0, ps_count=1, sample=None

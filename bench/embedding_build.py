@@ -41,7 +41,7 @@ def build_model(model: str, rows: int) -> Built:
     from edl.keras.network import KerasNetwork
 
     module = model_contract.load_model_module(
-        SimpleNamespace(zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows})
+        SimpleNamespace(functions={}, zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows})
     )
     sample = tf.zeros([2, 26], tf.int64)
     network = KerasNetwork.build(

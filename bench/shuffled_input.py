@@ -151,7 +151,7 @@ def measure(given: argparse.Namespace) -> ScriptResult:
 
     params = {"vocabulary": given.vocabulary}
     module = model_contract.load_model_module(
-        SimpleNamespace(zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params)
+        SimpleNamespace(functions={}, zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params)
     )
     feeder = FeedFunction(module.feed, "training", None)
     pairs: dict[str, list[LeasePair]] = {name: [] for name in CASES}

@@ -28,6 +28,15 @@ _MODEL_DEFINITION = TextForm(
     "a module below the zoo and a function in it, such as mnist.model.custom_model",
     r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$",
 )
+_CONTRACT_FUNCTION = TextForm(
+    "a name of the model contract: loss, optimizer, eval_metrics_fn, weighted_metrics_fn, feed, callbacks, "
+    "custom_data_reader or PredictionOutputsProcessor",
+    "^(loss|optimizer|eval_metrics_fn|weighted_metrics_fn|feed|callbacks|custom_data_reader|PredictionOutputsProcessor)$",
+)
+_FUNCTION_NAME = TextForm(
+    "a name in the model's module, or module.name for another module of the zoo",
+    r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$",
+)
 _PRIORITY = TextForm("the name of a PriorityClass, such as high or low", r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
 _SPLIT_PRIORITY = TextForm(
     "the name of a PriorityClass, or one with the share of workers (above 0, below 1) that get it, such as high=0.5",
@@ -57,6 +66,14 @@ class ModelSpec:
     params: Annotated[Mapping[str, JsonValue], Field("Keyword arguments of that function.")] = field(
         default_factory=dict
     )
+    functions: Annotated[
+        Mapping[str, str],
+        Field(
+            "Functions of the model contract that have other names in the module, such as loss: my_loss.",
+            text=_FUNCTION_NAME,
+            keys=_CONTRACT_FUNCTION,
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ they never run user code. The worker uses it before it imports, because its erro
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from edl.api.errors import BadInputError
@@ -29,24 +29,31 @@ class ZooModule:
         name: the name to import it by. It begins with the zoo's name if that is a valid package name, and the zoo's
             parent folder must then be on the path (``model_zoo.mnist.mnist_functional_api``); otherwise the zoo itself.
         function: the name of the model's function or class.
-        names: the names that the module defines, see :func:`defined_names`.
+        names: the names that the module defines, see :func:`defined_names`, and those of ``functions``.
+        functions: ``model.functions``: names of the model contract, and what the module calls them.
     """
 
     path: Path
     name: str
     function: str
     names: tuple[str, ...] = ()
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     def may_define(self, name: str) -> bool:
         """Whether the module may define a name. A star import can define any name."""
         return name in self.names or STAR_IMPORT in self.names
 
 
-def find_model_function(zoo: Path, definition: str) -> ZooModule:
+def find_model_function(zoo: Path, definition: str, functions: Mapping[str, str] | None = None) -> ZooModule:
     """Find the module and function of a definition.
 
+    Args:
+        zoo: the zoo's folder.
+        definition: ``model.definition``.
+        functions: ``model.functions``, the names that functions of the contract have instead.
+
     Raises:
-        BadInputError: there is no such zoo or module, or the module does not define the function.
+        BadInputError: there is no such zoo or module, or the module does not define one of the functions.
     """
     if not zoo.is_dir():
         raise BadInputError("the model zoo is not a directory", where=str(zoo), hint="model.zoo names the folder")
@@ -58,7 +65,19 @@ def find_model_function(zoo: Path, definition: str) -> ZooModule:
     path = _find_module_file(zoo.resolve(), parts)
     names = defined_names(path, zoo.resolve())
     _check_defined(path, names, function)
-    return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, names)
+    functions = functions or {}
+    for contract_name, name in functions.items():
+        try:
+            if "." in name:
+                find_model_function(zoo, name)
+            else:
+                _check_defined(path, names, name)
+        except BadInputError as error:
+            raise BadInputError(
+                f"model.functions.{contract_name}: {error.message}", where=error.where, hint=error.hint
+            ) from error
+    known = (*names, *(name for name in functions if name not in names))
+    return ZooModule(path, ".".join([*_zoo_package(zoo.resolve()), *parts]), function, known, functions)
 
 
 REPLACED_BY_COMPILE = ("loss", "optimizer", "loss_weights", "eval_metrics_fn", "weighted_metrics_fn")
@@ -192,7 +211,7 @@ _OPTIONAL_NAMES = (
 """Names of the contract without which a module may be complete: a misspelt one would be ignored."""
 
 
-def find_misnamed(path: Path, model: str = "") -> Iterator[tuple[str, str]]:
+def find_misnamed(path: Path, model: str = "", functions: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """Names that a model module defines and nothing uses, each with the name that was probably meant.
 
     The job would silently train without a ``class_weights``, ``calbacks`` or ``epochs = 3``. A name that the module
@@ -205,7 +224,7 @@ def find_misnamed(path: Path, model: str = "") -> Iterator[tuple[str, str]]:
     constants = set(_assigned_constants(tree.body))
     absent = [name for name in _OPTIONAL_NAMES if name not in set(_bound_names(tree.body))]
     for name in own:
-        if name in used or name in _OPTIONAL_NAMES or name.startswith("_") or name == model:
+        if name in used or name in _OPTIONAL_NAMES or name.startswith("_") or name == model or name in functions:
             continue
         if name in _EXPECTED_NAMES:
             yield name, _EXPECTED_NAMES[name]
@@ -231,13 +250,14 @@ def _assigned_constants(statements: Sequence[ast.stmt]) -> Iterator[str]:
                 yield from _assigned_names(statement)
 
 
-def check_misnamed(path: Path, model: str = "") -> None:
+def check_misnamed(module: ZooModule) -> None:
     """Raise for the first name that the model module defines and nothing uses.
 
     Raises:
         BadInputError: there is such a name.
     """
-    for name, meant in find_misnamed(path, model):
+    path = module.path
+    for name, meant in find_misnamed(path, module.function, module.functions.values()):
         remedy = f"did you mean {meant}?"
         if name in _FIELD_OF_FIT_ARGUMENT:
             remedy = f"use {meant} instead."

@@ -255,6 +255,10 @@ class ModelChoice(Protocol):
     def params(self) -> Mapping[str, Any]:
         """Keyword arguments of the function."""
 
+    @property
+    def functions(self) -> Mapping[str, str]:
+        """Names of the contract, and the names that the module has instead."""
+
 
 @dataclass(frozen=True)
 class ModelModule:
@@ -307,10 +311,10 @@ def load_model_module(
     """
     _check_keras_backend()
     zoo = Path(choice.zoo).resolve()
-    zoo_module = find_model_function(zoo, choice.definition)
-    check_misnamed(zoo_module.path, zoo_module.function)
+    zoo_module = find_model_function(zoo, choice.definition, choice.functions)
+    check_misnamed(zoo_module)
     with user_code(zoo, f"import of {zoo_module.name}"):
-        module = import_zoo_module(zoo, zoo_module)
+        module = _with_chosen_functions(zoo, import_zoo_module(zoo, zoo_module), zoo_module)
     make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
     if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model, needs_metrics=needs_metrics)
@@ -333,6 +337,25 @@ def load_model_module(
         class_weight=_value_or_function(zoo, module, "class_weight"),
         **{name: _wrap_user_function(zoo, name, function) for name, function in functions.items()},
     )
+
+
+def _with_chosen_functions(zoo: Path, module: ModuleType, zoo_module: ZooModule) -> ModuleType:
+    """The module with the functions of ``model.functions`` under their names of the contract."""
+    if not zoo_module.functions:
+        return module
+    chosen = ModuleType(module.__name__)
+    vars(chosen).update(vars(module))
+    for contract_name, name in zoo_module.functions.items():
+        owner, function = module, name
+        if "." in name:
+            other = find_model_function(zoo, name)
+            owner, function = import_zoo_module(zoo, other), other.function
+        if not hasattr(owner, function):  # a star import might have brought it
+            raise BadInputError(
+                f"model.functions.{contract_name}: the module does not define '{function}'", where=str(zoo_module.path)
+            )
+        setattr(chosen, contract_name, getattr(owner, function))
+    return chosen
 
 
 def _read_compiled_model(

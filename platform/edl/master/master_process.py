@@ -128,7 +128,8 @@ def may_define_reader(spec: JobSpec) -> bool:
 
     The module is parsed, never run. If it may, a worker, which runs it, describes the data set.
     """
-    return find_model_function(Path(spec.model.zoo), spec.model.definition).may_define("custom_data_reader")
+    module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
+    return module.may_define("custom_data_reader")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def check_reader_options(spec: JobSpec) -> None:
 
     defined_names: Sequence[str] = ()
     with suppress(BadInputError):  # a missing module may have a reader with other options
-        defined_names = find_model_function(Path(spec.model.zoo), spec.model.definition).names
+        defined_names = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions).names
     if not defined_names or _READER_FUNCTION in defined_names or STAR_IMPORT in defined_names:
         return
     for paths in (spec.data.training, spec.data.validation, spec.data.prediction):
@@ -183,7 +183,7 @@ def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
 
 
 def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
-    module = find_model_function(Path(spec.model.zoo), spec.model.definition)
+    module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     names = module.names
     needed: Sequence[str] = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
     if may_return_compiled_model(module):
@@ -199,7 +199,7 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
             "module's own file calls compile()",
         )
-    check_misnamed(module.path, module.function)
+    check_misnamed(module)
     return names
 
 

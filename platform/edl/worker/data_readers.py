@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.api.job_spec import DataSpec
+from edl.api.job_spec import DataSpec, ModelSpec
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.zoo_lookup import find_model_function
@@ -198,10 +198,11 @@ def describe_data_sets(
     return json.dumps(sets).encode()
 
 
-def may_have_custom_reader(zoo: Path, definition: str) -> bool:
+def may_have_custom_reader(model: ModelSpec) -> bool:
     """Whether the model's module may define ``custom_data_reader``, judged without importing it."""
     try:
-        return find_model_function(zoo, definition).may_define("custom_data_reader")
+        module = find_model_function(Path(model.zoo), model.definition, model.functions)
+        return module.may_define("custom_data_reader")
     except BadInputError:
         # Importing it gives a better error.
         return True

@@ -73,7 +73,7 @@ class WorkerRuntime:
         self._feeds_by_mode: dict[str, FeedFunction] = {}
         self.streams = {kind: self._make_stream(kind) for kind in DATA_SET_BY_MODE}
         # A built-in reader can be opened while the user's module is still being imported.
-        self._may_read_early = not may_have_custom_reader(Path(spec.model.zoo), spec.model.definition)
+        self._may_read_early = not may_have_custom_reader(spec.model)
         self._readers_by_set: dict[str, Reader] = {}
         self.world_exit: Future[Callable[[], None]] = Future()
         """Once this worker takes part in AllReduce: a function that waits until it takes part in no step any more."""

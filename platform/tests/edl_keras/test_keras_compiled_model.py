@@ -62,7 +62,7 @@ ARGUMENTS = """
 
 def load(folder: Path, source: str = SOURCE, arguments: str = ARGUMENTS) -> ModelModule:
     (folder / "compiled.py").write_text(source.replace("ARGUMENTS", arguments))
-    return load_model_module(SimpleNamespace(zoo=folder, definition="compiled.custom_model", params={}))
+    return load_model_module(SimpleNamespace(functions={}, zoo=folder, definition="compiled.custom_model", params={}))
 
 
 def make_data(records: int = 48) -> tuple[Any, dict[str, Any], dict[str, Any]]:

@@ -54,7 +54,7 @@ def user_model(tmp_path: Path) -> Any:
     zoo = tmp_path / "zoo"
     zoo.mkdir()
     (zoo / "bounded.py").write_text(MODEL, encoding="utf-8")
-    return load_model_module(SimpleNamespace(zoo=zoo, definition="bounded.custom_model", params={}))
+    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="bounded.custom_model", params={}))
 
 
 def test_local_applies_them_as_keras_fit(user_model: Any) -> None:

@@ -47,7 +47,7 @@ def module(folder: Path, optimizer: str, loss: float = 1.0, **params: Any) -> An
     zoo.mkdir()
     source = f"{MODEL}\ndef optimizer():\n    return keras.optimizers.{optimizer}\n".replace("LOSS", str(loss))
     (zoo / "half.py").write_text(source, encoding="utf-8")
-    return load_model_module(SimpleNamespace(zoo=zoo, definition="half.custom_model", params=params))
+    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="half.custom_model", params=params))
 
 
 def served(user: Any) -> KerasNetwork:

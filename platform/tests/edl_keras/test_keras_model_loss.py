@@ -72,7 +72,7 @@ AS_LIST = TWO_OUTPUTS.replace("{}", "[number, kind]")
 def load(folder: Path, text: str) -> Any:
     (folder / "zoo").mkdir(exist_ok=True)
     (folder / "zoo" / "asked.py").write_text(HEAD + text)
-    choice = SimpleNamespace(zoo=folder / "zoo", definition="asked.custom_model", params={})
+    choice = SimpleNamespace(functions={}, zoo=folder / "zoo", definition="asked.custom_model", params={})
     return model_contract.load_model_module(choice)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ MNIST = ("mnist.mlp.custom_model", "mnist.mnist_functional_api.custom_model", "m
 
 
 def zoo_module(definition: str, **params: Any) -> ModelModule:
-    return load_model_module(SimpleNamespace(zoo=ZOO, definition=definition, params=params))
+    return load_model_module(SimpleNamespace(functions={}, zoo=ZOO, definition=definition, params=params))
 
 
 def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any = None) -> ModelModule:

@@ -41,7 +41,7 @@ RECORDS = 24
 
 
 def load_gan(folder: Path, *, needs_metrics: bool = False) -> ModelModule:
-    choice = SimpleNamespace(zoo=folder, definition="gan.custom_model", params={})
+    choice = SimpleNamespace(functions={}, zoo=folder, definition="gan.custom_model", params={})
     return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
 
 
@@ -293,7 +293,7 @@ def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path:
 
 def test_other_strategies_refuse_it_by_name(tmp_path: Path) -> None:
     write_gan(tmp_path, ADVERSARIAL)
-    choice = SimpleNamespace(zoo=tmp_path, definition="gan.custom_model", params={})
+    choice = SimpleNamespace(functions={}, zoo=tmp_path, definition="gan.custom_model", params={})
     with pytest.raises(BadInputError, match=r"train_step\(\)") as refused:
         load_model_module(choice)
     assert "AllReduce" in (refused.value.hint or "")

@@ -53,7 +53,7 @@ def module(folder: Path, **params: Any) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "memory.py").write_text(MODEL, encoding="utf-8")
-    return load_model_module(SimpleNamespace(zoo=zoo, definition="memory.custom_model", params=params))
+    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="memory.custom_model", params=params))
 
 
 def served(user: Any) -> KerasNetwork:

@@ -78,7 +78,7 @@ def make_replica(
     folder: Path, loss: str, update: str, called: str = "x", convert: Callable[[Any], Any] = np.asarray
 ) -> tuple[Any, Any, Any]:
     (folder / "own.py").write_text(SOURCE.replace("LOSS", loss).replace("UPDATE", update).replace("CALLED", called))
-    choice = SimpleNamespace(zoo=folder, definition="own.custom_model", params={})
+    choice = SimpleNamespace(functions={}, zoo=folder, definition="own.custom_model", params={})
     module = load_model_module(choice, may_have_train_step=True)
     random = np.random.default_rng(3)
     x = convert(random.normal(size=(9, 3)).astype(np.float32))

@@ -73,7 +73,7 @@ def module(folder: Path, source: str) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "own.py").write_text(REST + source, encoding="utf-8")
-    return load_model_module(SimpleNamespace(zoo=zoo, definition="own.custom_model", params={}))
+    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="own.custom_model", params={}))
 
 
 def load_error(folder: Path, source: str) -> BadInputError:
@@ -193,7 +193,7 @@ def patched():
     return model
 """
     assert not missing_keys(load_error(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
-    choice = SimpleNamespace(zoo=tmp_path / "zoo", definition="own.patched", params={})
+    choice = SimpleNamespace(functions={}, zoo=tmp_path / "zoo", definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
         load_model_module(choice).make_model()
@@ -243,3 +243,23 @@ def test_every_kind_of_keras_own_models_inherits_the_steps() -> None:
     for model in (functional, keras.Sequential([keras.layers.Dense(1)]), keras.Model()):
         for method in (*OVERRIDES, *NEVER_CALLED, "metrics"):
             assert getattr(type(model), method) is getattr(keras.Model, method)
+
+
+def test_functions_of_other_names_are_those_of_the_contract(tmp_path: Path) -> None:
+    source = """
+def my_loss(labels, predictions): return 7.0
+def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+"""
+    module(tmp_path, source)
+    (tmp_path / "zoo" / "input.py").write_text("def read(dataset, mode, metadata): return 'from input'\n")
+    choice = SimpleNamespace(
+        functions={"loss": "my_loss", "feed": "input.read"},
+        zoo=tmp_path / "zoo",
+        definition="own.custom_model",
+        params={},
+    )
+    chosen = load_model_module(choice)
+    assert chosen.loss(None, None) == 7.0
+    assert chosen.feed(None, "training", None) == "from input"
+    with pytest.raises(BadInputError, match=r"loss.*cannot be called as loss\(labels, predictions\)"):
+        load_model_module(SimpleNamespace(**vars(choice) | {"functions": {"loss": "custom_model"}}))

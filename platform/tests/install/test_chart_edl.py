@@ -176,7 +176,8 @@ FREE = {
     "/properties/data/properties/reader",
     "/properties/pod/properties/tolerations/items",
     "/properties/pod/properties/affinity",
-    "/properties/pod/properties/overrides",
+    *(f"/properties/{of}/properties/overrides" for of in ("pod", "master", "ps", "workers")),
+    "/properties/master/properties/service_overrides",
     # what the charts pass on to Kubernetes as it is
     "/properties/extraObjects/items",
     *(f"/properties/{of}/properties/affinity" for of in ("tests", "submitter")),

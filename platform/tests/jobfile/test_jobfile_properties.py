@@ -14,6 +14,7 @@ from jsonschema import Draft202012Validator
 from support.examples import examples
 
 from edl.api.events import EVENTS, JobEvent
+from edl.api.fields import TextForm
 from edl.api.job_spec import JobSpec
 from edl.api.status import RoleStatus, Status, Summary
 from edl.jobfile import event_json, loader
@@ -75,7 +76,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case TextOrMappingType():
             return values(kind.text_type) | values(kind.mapping_type)
         case MappingType():
-            return st.dictionaries(_WORDS, values(kind.value_type), max_size=2)
+            names = _WORDS if kind.name_type is None else texts(kind.name_type)
+            return st.dictionaries(names, values(kind.value_type), max_size=2)
         case PathListType():
             return st.lists(_WORDS, max_size=2).map(tuple)
         case AnyJsonType():
@@ -93,8 +95,12 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case NumberType():
             return st.floats(-1e9 if kind.minimum is None else kind.minimum, 1e9)
         case TextType():
-            return st.from_regex(kind.form.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
+            return texts(kind.form)
     raise AssertionError(kind)
+
+
+def texts(form: TextForm) -> st.SearchStrategy[str]:
+    return st.from_regex(form.pattern.replace("$", r"\Z"), alphabet=_LETTERS)
 
 
 def member(option: SectionField) -> st.SearchStrategy[Any]:

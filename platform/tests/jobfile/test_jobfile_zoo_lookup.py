@@ -9,6 +9,7 @@ import pytest
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import (
     STAR_IMPORT,
+    ZooModule,
     check_misnamed,
     defined_names,
     find_misnamed,
@@ -124,14 +125,14 @@ def test_names_that_nothing_uses_are_told_by_what_was_meant(
     assert list(find_misnamed(tmp_path / "m.py")) == found
     if found:
         with pytest.raises(BadInputError, match=f"'{found[0][0]}'"):
-            check_misnamed(tmp_path / "m.py")
+            check_misnamed(ZooModule(tmp_path / "m.py", "m", ""))
 
 
 @pytest.mark.parametrize("name", ["jit_compile", "run_eagerly", "steps_per_execution", "auto_scale_loss"])
 def test_an_argument_of_compile_in_a_module_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "m.py").write_text(f"{name} = True")
     with pytest.raises(BadInputError, match=f"'{name}'") as refused:
-        check_misnamed(tmp_path / "m.py")
+        check_misnamed(ZooModule(tmp_path / "m.py", "m", ""))
     assert "_" + name in (refused.value.hint or "")
 
 
@@ -186,3 +187,17 @@ def test_a_module_that_compiles_its_model_needs_no_loss_and_optimizer(
 ) -> None:
     (tmp_path / "m.py").write_text(f"def custom_model():\n    model = make()\n{rest}")
     assert may_return_compiled_model(find_model_function(tmp_path, "m.custom_model")) == compiled
+
+
+def test_functions_of_other_names(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def custom_model(): ...\ndef my_loss(): ...\ndef custom_reader(): ...\n")
+    (tmp_path / "readers.py").write_text("def read(): ...\n")
+    functions = {"loss": "my_loss", "custom_data_reader": "custom_reader", "feed": "readers.read"}
+    module = find_model_function(tmp_path, "m.custom_model", functions)
+    assert all(module.may_define(name) for name in functions)
+    check_misnamed(module)
+    assert [name for name, _ in find_misnamed(module.path, "custom_model")] == ["custom_reader"], "chosen, it is used"
+    for wrong in ("my_los", "readers.reed", "reeders.read"):
+        with pytest.raises(BadInputError, match=r"model\.functions\.loss: .*") as refused:
+            find_model_function(tmp_path, "m.custom_model", {"loss": wrong})
+        assert "did you mean" in (refused.value.hint or "")

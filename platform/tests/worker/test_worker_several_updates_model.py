@@ -96,7 +96,7 @@ class GanRanks:
     def __init__(self, folder: Path, count: int, dtype: str) -> None:
         self.folder, self.dtype = folder, dtype
         write_gan(folder, ADVERSARIAL, {'"float64"': f'"{dtype}"'})
-        choice = SimpleNamespace(zoo=folder, definition="gan.custom_model", params={})
+        choice = SimpleNamespace(functions={}, zoo=folder, definition="gan.custom_model", params={})
         module = load_model_module(choice, needs_metrics=False, may_have_train_step=True)
         x, y = make_records(1, dtype)
         self.replicas = [
