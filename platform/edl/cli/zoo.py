@@ -95,6 +95,12 @@ def build(
 
     The zoo is copied to /model_zoo. If it has no Dockerfile, one is generated that also installs its requirements.txt.
     """
+    name = build_zoo_image(path, image, base, file)
+    typer.echo(_job_file_hint(path, name))
+
+
+def build_zoo_image(path: Path, image: str, base: str | None = None, file: Path | None = None) -> str:
+    """Build the image as ``build`` does, and print its progress; returns its name, with a tag."""
     from edl.ops.docker_engine import connect_engine
     from edl.ops.image_build import build_image as built
     from edl.ops.image_build import (
@@ -115,7 +121,8 @@ def build(
                 typer.echo(line)
             about = inspect_image(engine, name)
     require_runnable_image(name, about["Config"])
-    typer.echo(f"Built {name} ({decimal(about['Size'])}).\n{_job_file_hint(path, name)}")
+    typer.echo(f"Built {name} ({decimal(about['Size'])}).")
+    return name
 
 
 @app.command()

@@ -158,6 +158,21 @@ def load_job_text(text: str, source: str) -> JobSpec:
     return _load_json_tree(root, text, source, _LoadRequest())
 
 
+def read_job_tree(
+    root: DocumentNode, *, required_datasets: Iterable[str] = (), extra_rules: ExtraRules = lambda _: ()
+) -> JobSpec:
+    """The job of a tree that was made of something else than a file; see ``load_job_file``.
+
+    Raises:
+        SpecError: the tree is no valid job; the problems have the locations of its nodes.
+    """
+    problems: list[SpecProblem] = []
+    spec = _read_job_spec(root, _LoadRequest((), (), tuple(required_datasets), extra_rules), problems)
+    if spec is None:
+        raise SpecError(problems)
+    return spec
+
+
 def locate_field(field: str, path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> str:
     """File and line, or the option, that gave a field its value: for problems that are found after loading.
 

@@ -1,0 +1,123 @@
+"""``elasticdl train``, ``evaluate`` and ``predict``: the job file of a command line, and what runs it."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import typer
+
+from edl.api.errors import BadInputError, StorageError
+from edl.api.fields import JsonValue
+from edl.cli.elasticdl.flags import EVALUATE, PREDICT
+from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
+from edl.cli.elasticdl.parser import CommandLine
+from edl.cluster.kubernetes.spec_validation import find_spec_problems
+from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
+
+JOB_FILES = Path(DEFAULT_STORAGE_DIR, "elasticdl")
+"""Where the job files of command lines are: a run or a submission is continued with its file."""
+DEFAULT_PREDICTIONS = "predictions"
+
+
+def run_command(line: CommandLine) -> int:
+    """Write, show or run the job of a command line; returns the exit code."""
+    yaml_file, is_dry_run = line.values["yaml"], line.is_dry_run
+    folder = Path(yaml_file).parent if yaml_file else Path() if is_dry_run else JOB_FILES
+    job = translate_job(line, folder, find_spec_problems)
+    for note in job.notes:
+        print(note, file=sys.stderr)
+    if is_dry_run:
+        print(job_file_text(job.document), end="")
+        return 0
+    if yaml_file:
+        _write_job_file(Path(yaml_file), job)
+        print(f"ElasticDL job {job.spec.name} YAML has been dumped into file {yaml_file}.")
+        return 0
+    refuse_unsupported(line.command, job)
+    job_file = JOB_FILES / f"{job.spec.name}.yaml"
+    _write_job_file(job_file, job)
+    print(f"The job file is {job_file}.", file=sys.stderr)
+    if job.runs_on_cluster:
+        return _submit(job_file, line, job)
+    os.environ.update(job.variables)
+    return _predict(job_file, line) if line.command == PREDICT else _run_here(job_file)
+
+
+def refuse_unsupported(command: str, job: TranslatedJob) -> None:
+    """Refuse what EDL cannot run yet; its job file can still be shown.
+
+    Raises:
+        BadInputError: it is an evaluation, or a prediction on a cluster.
+    """
+    if command == EVALUATE:
+        raise BadInputError(
+            "a job that only evaluates is not in this version",
+            where="elasticdl evaluate",
+            hint="give elasticdl train --validation_data: the job evaluates while it trains and at its end. "
+            "Keras alone evaluates the .keras file that --output exports.",
+        )
+    if command == PREDICT and job.runs_on_cluster:
+        raise BadInputError(
+            "prediction on a cluster is not in this version",
+            where="elasticdl predict: --image_name",
+            hint="leave --image_name out on a machine that has the data and the model: edl predict runs there.",
+        )
+
+
+def job_file_text(document: Mapping[str, JsonValue]) -> str:
+    """The job file in YAML."""
+    from ruamel.yaml import YAML  # costs 40 ms, which --help saves
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.width = 2**16
+    out = io.StringIO()
+    yaml.dump(dict(document), out)
+    return out.getvalue()
+
+
+def _write_job_file(path: Path, job: TranslatedJob) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(job_file_text(job.document), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"the job file cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def _run_here(job_file: Path) -> int:
+    from edl.cli.run import run
+
+    return _exit_code(lambda: run(job_file))
+
+
+def _predict(job_file: Path, line: CommandLine) -> int:
+    from edl.cli.predict import predict
+
+    output = Path(line.values["output"] or DEFAULT_PREDICTIONS)
+    return _exit_code(lambda: predict(job_file, output, source=line.values["checkpoint_dir_for_init"]))
+
+
+def _submit(job_file: Path, line: CommandLine, job: TranslatedJob) -> int:
+    from edl.cli.submit import submit
+    from edl.cluster.kubernetes.names import master_name
+
+    namespace = line.values["namespace"] if "namespace" in line.given else None
+    code = _exit_code(lambda: submit(job_file, yes=True, namespace=namespace))
+    if code == 0:
+        name = job.spec.name
+        print(f"ElasticDL job {name} was successfully submitted. The master pod is: {master_name(name)}.")
+    return code
+
+
+def _exit_code(command: Callable[[], None]) -> int:
+    """The exit code of a command of ``edl``, which ends by an exception of typer's."""
+    try:
+        command()
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0

@@ -1,0 +1,474 @@
+"""Makes a JobSpec of the flags of ``train``, ``evaluate`` and ``predict``.
+
+The flags become a tree like that of a job file, in which each value is marked with the flag that it comes from. So the
+rules of job files apply, and their messages name flags.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from edl.api.cluster_port import Role
+from edl.api.fields import JsonValue
+from edl.api.job_spec import API_VERSION, JobSpec
+from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, NoEffect, Refused, Sets, flags_of
+from edl.cli.elasticdl.parser import CommandLine, UsageError, join_words
+from edl.cli.elasticdl.values import (
+    STRATEGIES,
+    read_parameters,
+    read_priority,
+    read_resources,
+    read_variables,
+    read_volumes,
+    select_variables,
+)
+from edl.jobfile.document_tree import DocumentNode, build_tree
+from edl.jobfile.loader import ExtraRules, read_job_tree
+
+DATASETS = {TRAIN: "training", EVALUATE: "validation", PREDICT: "prediction"}
+"""The data set that a command needs."""
+OOM_MEMORY_FACTOR = 1.5
+"""``workers.oom_memory_factor`` that ``--enable_automate_memory`` stands for."""
+NAME_PREFIX = "elasticdl"
+IDENTITY_LABELS: Mapping[str, JsonValue] = {
+    "job": "elasticdl-job-name",
+    "role": "elasticdl-replica-type",
+    "index": "elasticdl-replica-index",
+}
+"""Labels by which ElasticDL's tutorials and scripts find pods."""
+_SYNC_FLAGS = {"grads_to_wait": "grads_to_wait", "sync_version_tolerance": "version_tolerance"}
+_ASYNC_FLAGS = {"lr_staleness_modulation": "staleness_aware", "get_model_steps": "get_model_steps"}
+_DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
+_ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
+_FILES_ONLY = (
+    "MaxCompute (ODPS) tables cannot be read: export the table to CSV or RecordIO files, or write a custom_data_reader "
+    "in the module"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TranslatedJob:
+    """A job file that stands for a command line.
+
+    Attributes:
+        spec: the job.
+        document: the content of the job file, without fields that have EDL's defaults anyway.
+        notes: lines about flags that have no effect or another one than in ElasticDL.
+        variables: environment variables for a run on this machine, where ``pod.env`` is ignored.
+    """
+
+    spec: JobSpec
+    document: Mapping[str, JsonValue]
+    notes: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def runs_on_cluster(self) -> bool:
+        """Whether the job has an image; else it runs on this machine."""
+        return self.spec.image is not None
+
+
+def translate_job(line: CommandLine, folder: Path, extra_rules: ExtraRules = lambda _: ()) -> TranslatedJob:
+    """The job file of a command line.
+
+    Args:
+        line: of ``train``, ``evaluate`` or ``predict``.
+        folder: where the job file will be: relative paths of a run on this machine are made absolute if that is not
+            the current folder.
+        extra_rules: such as those of a cluster, for a job with an image.
+
+    Raises:
+        UsageError: flags are refused, contradict each other, or have values that cannot be read.
+        SpecError: the job file would be invalid; the message names flags.
+    """
+    translator = _Translator(line, folder)
+    translator.translate()
+    if translator.problems:
+        raise UsageError("\n".join(translator.problems))
+    rules = extra_rules if translator.is_on_cluster else lambda _: ()
+
+    def read(root: DocumentNode) -> JobSpec:
+        return read_job_tree(root, required_datasets=(DATASETS[line.command],), extra_rules=rules)
+
+    root = translator.tree()
+    spec = read(root)
+    if translator.apply_cluster_spec(spec):
+        root = translator.tree()
+        spec = read(root)
+    document: Any = root.to_plain_value()
+    notes = (*line.notes, *translator.notes, *translator.ignored_locally())
+    return TranslatedJob(spec, document, notes, translator.variables)
+
+
+class _Translator:
+    def __init__(self, line: CommandLine, folder: Path) -> None:
+        self._line, self._values, self._given = line, line.values, line.given
+        self._flags = flags_of(line.command)
+        self._is_elsewhere = folder.resolve() != Path.cwd().resolve()
+        self._fields: dict[str, DocumentNode] = {}
+        self.problems: list[str] = []
+        self.notes: list[str] = []
+        self.variables: dict[str, str] = {}
+        self.is_on_cluster = bool(line.values["image_name"])
+        self._strategy = self._choose_strategy()
+
+    # ---------------------------------------------------------------- the tree
+
+    def tree(self) -> DocumentNode:
+        """The job file as a tree, its sections in the order of job files."""
+        root: dict[str, Any] = {"apiVersion": DocumentNode(API_VERSION, "apiVersion")}
+        order = {field.name: index for index, field in enumerate(fields(JobSpec))}
+        for path in sorted(self._fields, key=lambda each: order[each.partition(".")[0]]):
+            *sections, last = path.split(".")
+            members = root
+            for name in sections:
+                members = members.setdefault(name, DocumentNode({}, self._fields[path].source_location)).value
+            members[last] = self._fields[path]
+        return DocumentNode(root, f"elasticdl {self._line.command}")
+
+    def _put(self, path: str, value: JsonValue, flag: str) -> None:
+        self._fields[path] = build_tree(value, self._source(flag))
+
+    def _source(self, flag: str) -> str:
+        return self._given.get(flag) or f"--{flag}={self._values[flag]} (ElasticDL's default)"
+
+    def _refuse(self, flag: str, message: str) -> None:
+        self.problems.append(f"{self._source(flag)}: {message}")
+
+    def _note(self, flag: str, message: str) -> None:
+        self.notes.append(f"{self._source(flag)}: {message}")
+
+    def _read(self, flag: str, read: Callable[[str], Any]) -> Any:
+        """The value of a flag that is a small language; None if it is empty or cannot be read."""
+        text = self._values.get(flag)
+        if not text:
+            return None
+        try:
+            return read(text)
+        except ValueError as error:
+            self._refuse(flag, str(error))
+            return None
+
+    # ---------------------------------------------------------------- the flags
+
+    def translate(self) -> None:
+        """Go through the sections of the job file."""
+        self._report_effects()
+        self._translate_name_and_model()
+        self._translate_data()
+        if self._line.command == TRAIN:
+            self._translate_training()
+            self._translate_strategy()
+            self._translate_checkpoints()
+            self._translate_export()
+        self._translate_roles()
+        self._translate_storage()
+        self._translate_pods()
+
+    def _report_effects(self) -> None:
+        """Flags without effect get a line, and refused ones a problem; a refused flag with its default gets a line."""
+        for name, flag in self._flags.items():
+            if name not in self._given:
+                continue
+            match flag.effect:
+                case NoEffect(reason):
+                    self._note(name, f"no effect: {reason}")
+                case Refused(reason, _) if self._is_harmless(name):
+                    self._note(name, f"no effect: {reason}")
+                case Refused(reason, instead):
+                    self._refuse(name, f"{reason}; {instead}")
+                case Sets() | Directs():
+                    pass
+
+    def _is_harmless(self, name: str) -> bool:
+        value, flag = self._values[name], self._flags[name]
+        if name in ("worker_image", "ps_image"):
+            return value in ("", self._values["image_name"])
+        return bool(value == flag.default or value == "")
+
+    def _translate_name_and_model(self) -> None:
+        values = self._values
+        if values["job_name"]:
+            self._put("name", values["job_name"], "job_name")
+        elif self.is_on_cluster:
+            self.problems.append(f"{self._line.command}: --job_name is missing")
+        else:
+            name = _job_name(values["model_def"])
+            self._put("name", name, "job_name")
+            self.notes.append(f"--job_name is missing: the job is called {name}, like the model's module")
+        if self.is_on_cluster:
+            self._put("image", values["image_name"], "image_name")
+        if values["model_def"]:
+            self._put("model.definition", values["model_def"], "model_def")
+        elif not values.get("job_command"):
+            self.problems.append(f"{self._line.command}: --model_def is missing")
+        zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
+        self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
+        params = self._read("model_params", read_parameters)
+        if params:
+            self._put("model.params", params, "model_params")
+
+    def _translate_data(self) -> None:
+        for flag in _DATA_FIELDS:
+            path = self._values.get(flag)
+            if path:
+                self._put(f"data.{flag.removesuffix('_data')}", self._data_path(flag, path), flag)
+        reader = self._read("data_reader_params", read_parameters)
+        if reader:
+            self._translate_reader(reader)
+        self._put("train.minibatch_size", self._values["minibatch_size"], "minibatch_size")
+        self._put("train.minibatches_per_task", self._values["num_minibatches_per_task"], "num_minibatches_per_task")
+
+    def _data_path(self, flag: str, path: str) -> str:
+        if self.is_on_cluster:
+            if "/" not in path:
+                self._refuse(flag, f"is no path. Name files of a volume, such as /data/train. {_FILES_ONLY}")
+            return path
+        return self._local_path(path)
+
+    def _translate_reader(self, reader: dict[str, JsonValue]) -> None:
+        flag = "data_reader_params"
+        kind = str(reader.get("reader_type", "")).lower()
+        if kind == "odps":
+            self._refuse(flag, f"reader_type: {_FILES_ONLY}")
+            return
+        if kind in ("csv", "recordio", "text"):
+            del reader["reader_type"]
+            if kind == "text":
+                self._note(flag, "reader_type Text is no format of EDL; files are read by their names and contents")
+            else:
+                reader["format"] = kind
+        if reader:
+            self._put("data.reader", reader, flag)
+
+    def _translate_training(self) -> None:
+        values = self._values
+        self._put("train.epochs", values["num_epochs"], "num_epochs")
+        if values["max_step"]:
+            self._put("train.max_steps", values["max_step"], "max_step")
+        elif "max_step" in self._given:
+            self._note("max_step", "training has no limit of steps")
+        if values["evaluation_steps"]:
+            if values["validation_data"]:
+                self._put("train.evaluation_steps", values["evaluation_steps"], "evaluation_steps")
+            else:
+                self._note("evaluation_steps", "no effect without --validation_data")
+        elif values["validation_data"]:
+            self.notes.append("--evaluation_steps is 0: the job evaluates once, at the end")
+
+    def _choose_strategy(self) -> str | None:
+        if self._line.command != TRAIN:
+            return "ParameterServer"
+        flag = "distribution_strategy"
+        name = self._values[flag]
+        if not self.is_on_cluster and flag not in self._given:
+            return "Local"
+        if name == "CustomStrategy":
+            self._refuse(flag, "is not in this version; use ParameterServerStrategy or AllreduceStrategy")
+            return None
+        if self.is_on_cluster and STRATEGIES.get(name) == "Local":
+            self._refuse(flag, "is one process on this machine; leave --image_name out, or use ParameterServerStrategy")
+            return None
+        return STRATEGIES.get(name)
+
+    def _translate_strategy(self) -> None:
+        if self._strategy is None:
+            return
+        self._put("strategy.name", self._strategy, "distribution_strategy")
+        if not self.is_on_cluster and "distribution_strategy" not in self._given:
+            self.notes.append(
+                "--image_name is missing: the job is one process on this machine (strategy Local); with "
+                "--distribution_strategy its roles are processes"
+            )
+        if self._strategy != "ParameterServer":
+            for flag in (each for each in ("use_async", *_SYNC_FLAGS, *_ASYNC_FLAGS) if each in self._given):
+                self._note(flag, f"no effect with strategy {self._strategy}, which has no parameter servers")
+            return
+        is_async = self._values["use_async"]
+        self._put("strategy.mode", "async" if is_async else "sync", "use_async")
+        used, unused = (_ASYNC_FLAGS, _SYNC_FLAGS) if is_async else (_SYNC_FLAGS, _ASYNC_FLAGS)
+        for flag, name in used.items():
+            if flag in self._given:
+                self._put(f"strategy.{name}", self._values[flag], flag)
+        for flag in (each for each in unused if each in self._given):
+            self._note(flag, f"no effect {'with' if is_async else 'without'} --use_async")
+
+    def _translate_checkpoints(self) -> None:
+        steps, keep = self._values["checkpoint_steps"], self._values["keep_checkpoint_max"]
+        if "checkpoint_steps" in self._given and steps == 0:
+            self._put("checkpoint", None, "checkpoint_steps")
+            if "keep_checkpoint_max" in self._given:
+                self._note("keep_checkpoint_max", "no effect with --checkpoint_steps=0, which takes no checkpoints")
+            return
+        if "checkpoint_steps" in self._given:
+            self._put("checkpoint.every_steps", steps, "checkpoint_steps")
+        if keep:
+            self._put("checkpoint.keep", keep, "keep_checkpoint_max")
+        elif "keep_checkpoint_max" in self._given:
+            self._note("keep_checkpoint_max", "EDL cannot keep all checkpoints, and keeps the newest 3; give a number")
+
+    def _translate_export(self) -> None:
+        path = self._values["output"]
+        if not path:
+            self._put("export", None, "output")
+            return
+        place = self._written_path("output", path, "the model is written to")
+        if place is None:
+            self._put("export", None, "output")
+        else:
+            self._put("export.path", place, "output")
+
+    def _translate_storage(self) -> None:
+        path = self._values["checkpoint_dir"]
+        place = self._written_path("checkpoint_dir", path, "checkpoints, journal and logs are in") if path else None
+        if place is not None:
+            self._put("storage.path", place, "checkpoint_dir")
+
+    def _written_path(self, flag: str, path: str, what: str) -> str | None:
+        """A path that pods can write to: a relative one is below the first volume; None if there is no volume."""
+        if not self.is_on_cluster:
+            return self._local_path(path)
+        if path.startswith("/"):
+            return path
+        mounts = [volume.get("mount") for volume in self._volumes()]
+        if not mounts:
+            self._note(flag, "no effect: a relative path is lost with its pod; give --volume")
+            return None
+        place = os.path.normpath(os.path.join(str(mounts[0]), path))
+        self._note(flag, f"is relative: {what} {place}, on the first volume")
+        return place
+
+    def _volumes(self) -> list[dict[str, JsonValue]]:
+        try:
+            return read_volumes(self._values["volume"])
+        except ValueError:
+            return []  # reported by the flag's own translation
+
+    def _translate_roles(self) -> None:
+        values = self._values
+        if self._is_used("num_workers"):
+            self._put("workers.max", values["num_workers"], "num_workers")
+        roles = {"master": "master", "worker": "workers"}
+        if self._strategy == "ParameterServer" and self._line.command == TRAIN:
+            roles["ps"] = "ps"
+            self._put("ps.count", values["num_ps_pods"] or 1, "num_ps_pods")
+            if not values["num_ps_pods"]:
+                self.notes.append("--num_ps_pods is 0: EDL has at least one parameter server with this strategy")
+        else:
+            why = "nothing is trained" if self._line.command != TRAIN else f"strategy {self._strategy} has none"
+            ps_flags = ["num_ps_pods", "ps_resource_request", "ps_resource_limit", "ps_pod_priority"]
+            for flag in (each for each in ps_flags if each in self._given):
+                self._note(flag, f"no effect: no parameter servers, because {why}")
+        for flag_prefix, section in roles.items():
+            self._translate_resources(flag_prefix, section)
+            priority = self._read(f"{flag_prefix}_pod_priority", read_priority)
+            if priority:
+                self._put(f"{section}.priority", priority, f"{flag_prefix}_pod_priority")
+        if self._line.command == TRAIN and (self.is_on_cluster or "enable_automate_memory" in self._given):
+            factor = OOM_MEMORY_FACTOR if values["enable_automate_memory"] else 1
+            self._put("workers.oom_memory_factor", factor, "enable_automate_memory")
+
+    def _translate_resources(self, flag_prefix: str, section: str) -> None:
+        request, limit = f"{flag_prefix}_resource_request", f"{flag_prefix}_resource_limit"
+        if self._is_used(request):
+            resources = self._read(request, read_resources) or {}
+            for name, value in resources.items():
+                self._put(f"{section}.resources.{name}", value, request)
+        limits = self._read(limit, read_resources) or {}
+        for name, value in limits.items():
+            if name in ("cpu", "memory"):
+                self._put(f"{section}.resources.limits.{name}", value, limit)
+            else:  # of a node's disk and of devices, EDL's fields are the limits
+                self._put(f"{section}.resources.{name}", value, limit)
+
+    def _translate_pods(self) -> None:
+        if self.is_on_cluster:
+            for path, value in (
+                ("pod.name_prefix", NAME_PREFIX),
+                ("pod.identity_labels", dict(IDENTITY_LABELS)),
+                ("pod.labels", {"app": NAME_PREFIX}),
+            ):
+                self._fields[path] = build_tree(value, "ElasticDL's names and labels of pods")
+        volumes = self._read("volume", read_volumes)
+        if volumes:
+            self._put("volumes", volumes, "volume")
+        self._translate_variables()
+        if self._is_used("image_pull_policy"):
+            self._put("pod.image_pull_policy", self._values["image_pull_policy"], "image_pull_policy")
+
+    def _translate_variables(self) -> None:
+        copied = self._read("populate_env_names", select_variables)
+        if copied is not None:
+            names = join_words(copied) if copied else "no variable"
+            self._note("populate_env_names", f"copies {names} of this machine into pod.env")
+        typed = self._read("envs", read_variables) or {}
+        self.variables = {**(copied or {}), **typed}
+        if self.variables:
+            self._put("pod.env", dict(self.variables), "envs" if typed else "populate_env_names")
+        odps = sorted(name for name in typed if name.startswith(_ODPS_VARIABLES))
+        if odps:
+            self._note("envs", f"{join_words(odps)}: EDL itself reads no tables; only code of the module sees them")
+
+    def apply_cluster_spec(self, spec: JobSpec) -> bool:
+        """Add what a cluster spec does to the pods of the job; whether there is one."""
+        flags = [flag for flag in ("cluster_spec", "cluster_spec_json") if self._values[flag]]
+        if not flags or not self.is_on_cluster:
+            return False
+        from edl.cli.elasticdl import cluster_spec  # renders pods
+
+        if len(flags) > 1:
+            self.notes.append("--cluster_spec_json: no effect on pods with --cluster_spec, as in ElasticDL")
+        flag = flags[0]
+        cluster = (
+            cluster_spec.load_cluster_spec(Path(self._values[flag]), f"--{flag}")
+            if flag == "cluster_spec"
+            else cluster_spec.read_cluster_json(self._values[flag], f"--{flag}")
+        )
+        has_servers = self._strategy == "ParameterServer" and self._line.command == TRAIN
+        roles = (Role.MASTER, *((Role.PS,) if has_servers else ()), Role.WORKER)
+        overrides = cluster_spec.find_overrides(spec, cluster, roles)
+        if not overrides:
+            self._note(flag, "changes nothing of EDL's pods")
+        for path, patch in overrides.items():
+            self._put(path, patch, flag)
+        return True
+
+    # ---------------------------------------------------------------- runs on this machine
+
+    def _is_used(self, flag: str) -> bool:
+        """Whether a flag counts for this job: its default only on a cluster."""
+        return self.is_on_cluster or flag in self._given
+
+    def _local_path(self, path: str) -> str:
+        """A path of this machine, as the job file may have it."""
+        return os.path.abspath(path) if self._is_elsewhere and "://" not in path else path
+
+    def ignored_locally(self) -> Iterable[str]:
+        """A line about the flags that a run on this machine does not use."""
+        if self.is_on_cluster:
+            return
+        sections = ("volumes", "pod.image", "master.", "ps.resources", "ps.priority", "ps.overrides")
+        workers = ("workers.resources", "workers.priority", "workers.overrides", "workers.oom_memory_factor")
+        ignored = [
+            self._given[name]
+            for name, flag in self._flags.items()
+            if name in self._given
+            and isinstance(flag.effect, Sets)
+            and all(field.startswith((*sections, *workers)) for field in flag.effect.fields)
+        ]
+        if "namespace" in self._given:
+            ignored.append(self._given["namespace"])
+        if ignored:
+            yield f"{', '.join(ignored)}: no effect on this machine; they are for pods (--image_name)"
+
+
+def _job_name(definition: str) -> str:
+    """A valid name of a job, after the module of the model."""
+    module = definition.rpartition(".")[0].rpartition(".")[2] or "job"
+    name = re.sub(r"[^a-z0-9]+", "-", module.lower()).strip("-")[:40].rstrip("-")
+    return name if name[:1].isalpha() else f"job-{name}"[:40].rstrip("-")

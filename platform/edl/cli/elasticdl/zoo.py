@@ -1,0 +1,127 @@
+"""``elasticdl zoo init``, ``build`` and ``push``: a Dockerfile for models, its image, and the registry."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from edl.api.errors import BadInputError, StorageError
+from edl.cli.elasticdl.flags import ZOO_BUILD, ZOO_INIT, NoEffect, flags_of
+from edl.cli.elasticdl.parser import CommandLine, join_words
+from edl.jobfile.elasticdl_imports import COMPAT_PACKAGES
+
+DOCKERFILE = Path("Dockerfile")
+REPLACED_DOCKERFILE = Path("Dockerfile.old")
+_WITHOUT_EDL = re.compile(r"(.*/)?(python|tensorflow|ubuntu|debian|elasticdl)(/tensorflow)?([:@].*)?")
+"""Names of base images in ElasticDL's tutorials: none of them contains EDL."""
+_NOT_ON_THE_INDEX = re.compile(r"^\s*(elasticdl[-_\w]*|recordio|pyrecordio)\b", re.IGNORECASE | re.MULTILINE)
+_IMPORTS_COMPAT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(COMPAT_PACKAGES)})\b", re.MULTILINE)
+
+
+def run_command(line: CommandLine) -> int:
+    """Run one of the commands; returns the exit code."""
+    for note in _notes(line):
+        print(note, file=sys.stderr)
+    if line.command == ZOO_INIT:
+        write_dockerfile(line)
+    elif line.command == ZOO_BUILD:
+        from edl.cli.zoo import build_zoo_image
+
+        name = build_zoo_image(Path(line.values["path"]), line.values["image"])
+        print(f"Next: elasticdl zoo push {name}, then elasticdl train --image_name={name} ...")
+    else:
+        from edl.cli.zoo import push
+
+        push(line.values["image"])
+    return 0
+
+
+def _notes(line: CommandLine) -> Iterator[str]:
+    yield from line.notes
+    for name, flag in flags_of(line.command).items():
+        if name in line.given and isinstance(flag.effect, NoEffect):
+            yield f"{line.given[name]}: no effect: {flag.effect.reason}"
+
+
+def write_dockerfile(line: CommandLine) -> None:
+    """Write ``Dockerfile`` into the current folder, as ElasticDL does; one of before is kept beside it.
+
+    Raises:
+        BadInputError: the zoo or the folder of wheels is missing, or is not below the current folder.
+    """
+    zoo = _folder_below(line, "model_zoo")
+    wheels = _folder_below(line, "local_pkg_dir") if line.values["local_pkg_dir"] else None
+    text = dockerfile_text(_base_image(line), zoo, wheels, line.values["extra_pypi_index"])
+    try:
+        if DOCKERFILE.exists() and DOCKERFILE.read_text(encoding="utf-8") != text:
+            DOCKERFILE.replace(REPLACED_DOCKERFILE)
+            print(f"{DOCKERFILE} is replaced; the one of before is {REPLACED_DOCKERFILE}", file=sys.stderr)
+        DOCKERFILE.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot be written: {error.strerror}", where=str(DOCKERFILE)) from error
+    for note in zoo_notes(zoo, wheels):
+        print(note, file=sys.stderr)
+    print(f"wrote {DOCKERFILE}")
+    print("Next: elasticdl zoo build --image=NAME .")
+
+
+def dockerfile_text(base: str, zoo: Path, wheels: Path | None, index: str) -> str:
+    """The Dockerfile of an image with a zoo at /model_zoo. Its context is the current folder."""
+    option = f" --extra-index-url={index}" if index else ""
+    lines = [f"ARG BASE={base}", "FROM ${BASE}", "USER root"]
+    if wheels is not None:
+        lines += [
+            f"COPY {wheels}/*.whl /tmp/wheels/",
+            f"RUN pip install{option} /tmp/wheels/*.whl && rm -r /tmp/wheels",
+        ]
+    if (zoo / "requirements.txt").is_file():
+        lines += [
+            f"COPY {zoo / 'requirements.txt'} /model_zoo/requirements.txt",
+            f"RUN pip install{option} -r /model_zoo/requirements.txt",
+        ]
+    return "\n".join([*lines, f"COPY {zoo} /model_zoo", "USER 1000:1000", ""])
+
+
+def zoo_notes(zoo: Path, wheels: Path | None) -> Iterator[str]:
+    """What the image will lack: packages that no index has, and those for models that import ElasticDL's names."""
+    requirements = zoo / "requirements.txt"
+    if requirements.is_file() and (names := _NOT_ON_THE_INDEX.findall(requirements.read_text(encoding="utf-8"))):
+        yield f"{requirements}: pip will not find {join_words(names)}; remove the lines: elasticdl-compat has the names"
+    importing = sorted(path for path in zoo.rglob("*.py") if _IMPORTS_COMPAT.search(_read(path)))
+    if importing and not (wheels is not None and any(wheels.glob("elasticdl_compat-*.whl"))):
+        yield (
+            f"{importing[0]} imports names of ElasticDL: the image needs the wheel of elasticdl-compat. From a clone "
+            "of EDL: pip wheel ./elasticdl-compat --no-deps --wheel-dir wheels; then give --local_pkg_dir=wheels"
+        )
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _base_image(line: CommandLine) -> str:
+    from edl.ops.image_build import default_base_image
+
+    own = default_base_image()
+    base: str = line.values["base_image"]
+    if not _WITHOUT_EDL.fullmatch(base):
+        return base
+    if "base_image" in line.given:
+        print(f"{line.given['base_image']}: does not contain EDL; the image starts from {own}", file=sys.stderr)
+    return own
+
+
+def _folder_below(line: CommandLine, flag: str) -> Path:
+    folder = Path(line.values[flag])
+    where = line.given.get(flag, f"--{flag}={folder}")
+    if not folder.is_dir():
+        raise BadInputError("there is no such folder", where=where)
+    if not folder.resolve().is_relative_to(Path.cwd()):
+        raise BadInputError(
+            "is not below the current folder, which is what the Docker engine gets",
+            where=where,
+            hint="call the command in a folder that contains it",
+        )
+    return Path(folder.resolve().relative_to(Path.cwd()))
