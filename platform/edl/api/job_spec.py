@@ -325,6 +325,29 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSpec:
+    """What the logs of the job's processes contain."""
+
+    level: Annotated[
+        str,
+        Field(
+            "Least severity of what master, parameter servers and workers log. Strategy Local prints warnings at most, "
+            "beside its own report.",
+            choices=("debug", "info", "warning", "error"),
+        ),
+    ] = "info"
+    loss_every_steps: Annotated[
+        int | None,
+        Field(
+            "Steps between two lines with the loss in the log of each worker, Loss = 0.31, steps = 200; null: only the "
+            "master logs the loss, every 5 seconds.",
+            unit="steps",
+            minimum=1,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
     """A job file, with all defaults."""
 
@@ -355,6 +378,7 @@ class JobSpec:
     workers: Annotated[WorkerSpec, Field("The workers: their number may change at any time.")] = field(
         default_factory=WorkerSpec
     )
+    log: Annotated[LogSpec, Field("What the logs contain.")] = field(default_factory=LogSpec)
     ttl_after_finished: Annotated[
         float | None,
         Field(

@@ -237,6 +237,7 @@ def main() -> int:
     try:
         identity = ProcessIdentity.from_environment()
         spec = _load_spec(RunDirectory(identity.run_dir))
+        logging.getLogger().setLevel(spec.log.level.upper())
         return serve_job(identity, spec, choose_backend(spec, identity, os.environ), stopping, stop_wanted)
     except EdlError as error:
         log.error("%s", error)

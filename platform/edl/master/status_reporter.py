@@ -31,7 +31,6 @@ from edl.core.strict_json import decode_json_file
 from edl.core.world_rounds import RoundPhase
 from edl.jobfile.section_type import from_json, to_json
 from edl.master import guarded_threads
-from edl.reporting.event_text import format_metrics
 from edl.reporting.unit_formats import format_utc
 from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
@@ -61,9 +60,10 @@ class ProgressLogger:
 
 
 def log_event(event: JobEvent) -> None:
-    """Log the result of an evaluation."""
+    """Log the result of an evaluation, by name and value; ``v`` is the step, which is the version of the parameters."""
     if isinstance(event, EvaluationEnded):
-        log.info("Evaluation of step %s: %s", f"{event.step:,}", format_metrics(event.metrics) or "done")
+        metrics = {name: value if value is None else float(f"{value:.6g}") for name, value in event.metrics.items()}
+        log.info("Evaluation metrics[v=%d]: %s", event.step, metrics)
 
 
 # --------------------------------------------------------------------------------------------------

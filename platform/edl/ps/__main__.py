@@ -20,7 +20,9 @@ def main() -> int:
     stopping = stop_on_signals()
     try:
         identity = ProcessIdentity.from_environment()
-        run_server(identity, load_job_file(identity.run_dir / "spec.json"), stopping)
+        spec = load_job_file(identity.run_dir / "spec.json")
+        logging.getLogger().setLevel(spec.log.level.upper())
+        run_server(identity, spec, stopping)
     except EdlError as error:
         logging.getLogger("edl.ps").error("%s", error)
         return error.exit_code

@@ -24,6 +24,7 @@ from edl.numerics.array_types import Floats
 from edl.numerics.parameter_store import PushGradients, RowBatch, RowsByTable
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.loss_log import LossLog
 from edl.worker.model_interface import NetworkLike, StepResultLike, TrainingCallbacks, pull_needed_rows
 from edl.worker.parameter_client import ParameterClient, StepPush
 from edl.worker.record_stream import LoadedStep, MinibatchLike, RecordStream
@@ -214,6 +215,7 @@ class Trainer:
         gate: makes a shutdown wait for the answer to a push.
         skip_nan: whether ``train.on_nan`` is ``skip``.
         training_callbacks: the user's Keras callbacks.
+        loss_log: gets the loss of each step.
         executor: pushes and pulls while a step is computed (``strategy.overlap``); None: one step at a time.
     """
 
@@ -229,6 +231,7 @@ class Trainer:
         *,
         skip_nan: bool,
         training_callbacks: TrainingCallbacks,
+        loss_log: LossLog | None = None,
         executor: SerialExecutor | None = None,
     ) -> None:
         self._network = network
@@ -240,6 +243,7 @@ class Trainer:
         self._gate = gate
         self._skip_nan = skip_nan
         self._training_callbacks = training_callbacks
+        self._loss_log = loss_log or LossLog(None)
         self._executor = executor
         self._nonfinite_count = 0
         self._stale_pushes = 0
@@ -404,6 +408,7 @@ class Trainer:
         """Call the user's callbacks for the end of a step, before the next step is computed."""
         if step.loss is not None:
             self._training_callbacks.end_step(step.global_step, step.loss)
+            self._loss_log.end_step(step.global_step + 1, step.loss)
 
     def _with_rows(self, task: LeasedTask, loaded_step: LoadedStep) -> TrainingStep:
         if loaded_step.minibatch is None:

@@ -30,6 +30,7 @@ from edl.worker.flat_buffer import FlatLayout
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
+from edl.worker.loss_log import LossLog
 from edl.worker.master_session import MasterSession
 from edl.worker.model_interface import NetworkLike, RowSource, TrainingCallbacks, pull_needed_rows
 from edl.worker.parameter_client import ParameterClient
@@ -174,6 +175,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         runtime.gate,
         skip_nan=runtime.spec.train.on_nan == "skip",
         training_callbacks=training_callbacks,
+        loss_log=LossLog(runtime.spec.log.loss_every_steps),
         executor=SerialExecutor("exchange") if runtime.spec.strategy.overlap else None,
     )
     evaluator = Evaluator(

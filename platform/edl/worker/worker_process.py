@@ -6,6 +6,7 @@ The main thread imports TensorFlow while another thread imports gRPC and connect
 from __future__ import annotations
 
 import fcntl
+import logging
 import math
 import os
 import threading
@@ -104,6 +105,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     )
     import_tensorflow()
     runtime = runtime_future.result()
+    logging.getLogger().setLevel(runtime.spec.log.level.upper())
     workers = runtime.spec.workers
     if identity.pod_host is None:
         set_thread_counts(workers=workers.max)

@@ -40,6 +40,7 @@ from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
 from edl.worker.lease_client import LeasedTask
+from edl.worker.loss_log import LossLog
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.task_loop import TaskLoop
 from edl.worker.trainer import add_record_range
@@ -125,6 +126,7 @@ def prepare_all_reduce(
         scale_rate=scale_rate,
         epoch_rate=callbacks.epoch_rate,
         callbacks=callbacks.own,
+        loss_log=LossLog(spec.log.loss_every_steps),
         on_left=left.set,
         global_batch=spec.strategy.global_batch,
         evaluation=evaluation,

@@ -41,6 +41,7 @@ from edl.worker.allreduce.update_sums import UpdateResult, UpdatesReplica, Updat
 from edl.worker.allreduce.world_client import View, WorldClient
 from edl.worker.graceful_shutdown import LeavingError, ShutdownGate
 from edl.worker.lease_client import LeasedTask
+from edl.worker.loss_log import LossLog
 from edl.worker.record_stream import LoadedStep
 from edl.worker.trainer import add_record_range, report_not_finite
 
@@ -113,6 +114,7 @@ class StepLoop:
             does not change.
         epoch_rate: returns the learning rate of an epoch, which ``LearningRateScheduler`` sets; None: none does.
         callbacks: the user's own callbacks.
+        loss_log: gets the loss of each step.
         on_left: called when the worker is in no round any more, after it was told to end.
         global_batch: the records of a step of all ranks; None: each rank adds a minibatch. With it, ``shares`` is a
             ``BatchShareSource``.
@@ -139,6 +141,7 @@ class StepLoop:
         scale_rate: Callable[[int], float] | None = None,
         epoch_rate: Callable[[int], float] | None = None,
         callbacks: StepCallbacks,
+        loss_log: LossLog | None = None,
         on_left: Callable[[], None],
         global_batch: int | None = None,
         shard_bytes: int = SHARD_BYTES,
@@ -171,6 +174,7 @@ class StepLoop:
         self._scale_rate = scale_rate
         self._epoch_rate = epoch_rate
         self._callbacks = callbacks
+        self._loss_log = loss_log or LossLog(None)
         self._stopped_after: int | None = None
         """The step after which a callback ended training, as all ranks have heard."""
         self._on_left = on_left
@@ -614,6 +618,7 @@ class StepLoop:
             return
         self._replica.apply(outcome.weight, self._begin_update(outcome))
         self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
+        self._loss_log.end_step(self._world.step + 1, outcome.loss)
 
     def _begin_update(self, outcome: StepOutcome) -> float | None:
         """Call the callbacks, and set the learning rate; returns its factor."""

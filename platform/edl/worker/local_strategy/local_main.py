@@ -22,7 +22,7 @@ from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import JobLock, RunDirectory
-from edl.worker import task_loop
+from edl.worker import loss_log, task_loop
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 from edl.worker.record_stream import CorruptRecordSkipper
@@ -45,10 +45,18 @@ def main(environment: Mapping[str, str]) -> int:
     run = RunDirectory(Path(environment["EDL_RUN_DIR"]))
     with JobLock(run.job_dir, run.run_id):
         spec = load_job_file(run.spec)
+        _set_log_levels(spec.log.level)
         status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
         report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
         with StopRequest() as stop:
             return _finish(spec, run, report, stop, environment.get(GO_ON, ""))
+
+
+def _set_log_levels(level: str) -> None:
+    """Warnings and errors alone, beside the report of the run, and the lines with the loss that the job asks for."""
+    least = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(max(logging.WARNING, least))
+    logging.getLogger(loss_log.__name__).setLevel(max(logging.INFO, least))
 
 
 def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest, go_on: str) -> int:

@@ -43,6 +43,7 @@ from edl.worker.lease_client import LeasedTask, PositionDescriber
 from edl.worker.local_strategy.local_model import LocalModel
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
+from edl.worker.loss_log import LossLog
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
 from edl.worker.trainer import add_record_range, report_not_finite
 from edl.worker.training_setup import KERAS_FILE, SAVED_MODEL_DIRECTORY, export_directory
@@ -151,6 +152,7 @@ class LocalTraining:
         self._feeders = feeders
         self._report = report
         self._watcher = watcher
+        self._loss_log = LossLog(spec.log.loss_every_steps)
         self._stop = stop
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self._step = 0
@@ -365,6 +367,7 @@ class LocalTraining:
             if finite:
                 loss = value
                 self._watcher.end_step(self._step, value)
+                self._loss_log.end_step(self._step + 1, value)
             else:
                 self._not_finite += 1
                 report_not_finite(plan.task, plan.step, value, self._not_finite, skip=skip)
