@@ -75,7 +75,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
     "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
     "data clicks": (
-        ("edl data clicks demo-data/clicks", "for model_zoo/deepfm and model_zoo/wide_and_deep"),
+        ("edl data clicks demo-data/clicks", "for model_zoo/deepfm, wide_and_deep, dcn and xdeepfm"),
         ("edl data clicks log --records 1000000 --vocabulary 26000", "each id often enough to be learned"),
     ),
     "zoo init": (("edl zoo init my_zoo", "a model to start from"),),

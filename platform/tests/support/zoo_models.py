@@ -29,6 +29,7 @@ class ZooModel:
         train: fields of ``train`` that differ from the job file's.
         settings: further settings of the job.
         tables: the PS-backed embeddings under ParameterServer.
+        is_synchronous: whether parameter servers must wait for both workers: the optimizer has a large momentum.
     """
 
     definition: str
@@ -39,6 +40,7 @@ class ZooModel:
     train: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    is_synchronous: bool = False
 
     @property
     def job_file(self) -> Path:
@@ -57,10 +59,12 @@ class ZooModel:
             "export": None,
         }
         if strategy != "Local":
-            # Under AllReduce a job begins with all of `min`, so that two workers sum their gradients.
-            values["workers"] = {"min": 2 if strategy == "AllReduce" else 1, "max": 2}
+            # A job begins with `min`: so two workers sum their gradients.
+            values["workers"] = {"min": 2 if strategy == "AllReduce" or self.is_synchronous else 1, "max": 2}
         if strategy == "ParameterServer":
             values["ps"] = {"count": 1, "embedding_threshold": 0}
+            if self.is_synchronous:
+                values |= {"strategy.mode": "sync", "strategy.grads_to_wait": 2}
         return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
@@ -75,6 +79,11 @@ CENSUS: dict[str, Any] = {
     "metric": "auc",
     "least": 0.85,
     "train": {"epochs": 3, "minibatch_size": 64, "minibatches_per_task": 8},
+}
+CIFAR: dict[str, Any] = {
+    "data": "cifar10",
+    "least": 0.5,
+    "train": {"epochs": 2, "minibatch_size": 16, "minibatches_per_task": 8},
 }
 MODELS = {
     "dcn": ZooModel(
@@ -94,6 +103,33 @@ MODELS = {
         "census.wide_and_deep.custom_model", tables=("deep_words", "wide_pairs", "wide_words"), **CENSUS
     ),
     "heart": ZooModel("heart.heart.custom_model", "heart", 0.75, train={"epochs": 6}),
+    "cifar10_functional": ZooModel("cifar10.functional.custom_model", params={"filters": 8}, **CIFAR),
+    "cifar10_subclass": ZooModel("cifar10.subclass.ConvMixer", params={"dim": 16, "depth": 2, "patch": 4}, **CIFAR),
+    "cifar10_resnet20": ZooModel(
+        "cifar10.resnet20.custom_model", params={"filters": 8}, is_synchronous=True, **{**CIFAR, "least": 0.35}
+    ),
+    "cifar10_mobilenet_v2": ZooModel(
+        "cifar10.mobilenet_v2.custom_model",
+        "cifar10",
+        0.25,
+        params={"size": 32, "width": 0.35},
+        train={**CIFAR["train"], "epochs": 5},
+    ),
+    "resnet50": ZooModel(
+        "resnet50.resnet50.custom_model",
+        "resnet50",
+        0.25,
+        params={"classes": 10, "size": 32},
+        train={"epochs": 3, "minibatch_size": 16, "minibatches_per_task": 8},
+    ),
+    "text": ZooModel(
+        "text.transformer.custom_model",
+        "text",
+        0.6,
+        params={"vocabulary": 4000, "length": 32, "dim": 16, "heads": 2, "blocks": 1},
+        train={"epochs": 4, "minibatch_size": 32, "minibatches_per_task": 8},
+        tables=("places", "words"),
+    ),
 }
 
 
@@ -108,7 +144,9 @@ def make_data(name: str, out: Path) -> None:
 
 DATA: dict[str, dict[str, Any]] = {
     "census": {"records": 4000},
-    "heart": {"records": 1000},
     "cifar10": {"records": 1000},
+    "heart": {"records": 1000},
+    "resnet50": {"records": 600, "size": 32},
+    "text": {"records": 2000},
 }
 """Arguments of ``make_data.main``."""

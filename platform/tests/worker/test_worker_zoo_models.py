@@ -38,7 +38,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("demo-data")
 
 
-@pytest.mark.parametrize("name", MODELS)
+LARGE = ("cifar10_mobilenet_v2", "resnet50")
+"""Tracing a step of these takes longer than all others together take."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LARGE else name for name in MODELS]
+)
 def test_a_model_of_the_zoo_learns(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,6 +77,26 @@ def feed_all(module: str, path: Path, mode: str = "training") -> list[Any]:
     records = [record for source in reader.sources() for record in reader.read(source.name, 0, source.records)]
     feed = import_module(f"model_zoo.{module}").feed
     return list(feed(tf.data.Dataset.from_tensor_slices(records), mode, reader.metadata).as_numpy_iterator())
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_model_takes_what_its_feed_returns(name: str, data: Path) -> None:
+    import keras
+    import numpy as np
+
+    model = MODELS[name]
+    if not (data / model.data).exists():
+        make_data(model.data, data)
+    *parts, _ = model.definition.split(".")
+    module = import_module(".".join(["model_zoo", *parts]))
+    found = feed_all(".".join(parts), data / model.data / "test")[:4]
+    images, labels = np.stack([image for image, _ in found]), np.array([label for _, label in found])
+    network = module.custom_model(**model.params)
+    outputs = network(images, training=True)
+    assert outputs.shape == (4, 10)
+    assert np.isfinite(module.loss(labels, outputs)).all()
+    normalizations = [layer for layer in network.layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert {layer.momentum for layer in normalizations} == {0.9}
 
 
 def test_criteos_log(tmp_path: Path) -> None:
@@ -131,3 +157,90 @@ def test_a_missing_column_of_heart_diseases_is_named(tmp_path: Path) -> None:
     (tmp_path / "heart.csv").write_text("age,sex\n63,1\n")
     with pytest.raises(ValueError, match="no column ca, chol"):
         import_module("model_zoo.heart.make_data").main(tmp_path / "out", source=tmp_path / "heart.csv")
+
+
+def test_cifar10_in_its_binary_version(tmp_path: Path) -> None:
+    planes = bytes([250] * 1024 + [130] * 1024 + [10] * 1024)
+    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+        (tmp_path / f"{name}.bin").write_bytes(b"\x03" + planes + b"\x07" + planes)
+    import_module("model_zoo.cifar10.make_data").main(tmp_path / "out", source=tmp_path)
+    assert [source.records for source in open_reader(tmp_path / "out" / "train").sources()] == [2] * 5
+    evaluated = feed_all("cifar10.resnet20", tmp_path / "out" / "test", "evaluation")
+    assert [label for _, label in evaluated] == [3, 7]
+    assert evaluated[0][0].shape == (32, 32, 3)
+    assert evaluated[0][0][5, 9].tolist() == pytest.approx([250 / 127.5 - 1, 130 / 127.5 - 1, 10 / 127.5 - 1], abs=1e-5)
+    trained = feed_all("cifar10.resnet20", tmp_path / "out" / "train")
+    assert (trained[0][0].shape, len(trained)) == ((32, 32, 3), 10)
+
+
+def test_a_file_of_another_version_of_cifar10_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data_batch_1.bin").write_bytes(b"\x80\x02}q\x01")
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin: 5 bytes are no whole number of images"):
+        import_module("model_zoo.cifar10.make_data").main(tmp_path / "out", source=tmp_path)
+
+
+def write_image(path: Path, height: int, width: int) -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, width // 4 : -(width // 4)] = 255  # what is in the middle stays
+    encode = tf.io.encode_png if path.suffix == ".png" else tf.io.encode_jpeg
+    path.write_bytes(encode(pixels).numpy())
+
+
+def test_a_folder_of_images(tmp_path: Path) -> None:
+    for part, count in (("train", 3), ("val", 1)):
+        for kind in ("cat", "dog"):
+            for number in range(count):
+                write_image(tmp_path / part / kind / f"{number}.{'png' if number else 'JPEG'}", 24, 48)
+            (tmp_path / part / kind / "notes.txt").write_text("no image")
+    import_module("model_zoo.resnet50.make_data").main(tmp_path / "out", source=tmp_path, size=12)
+    assert (tmp_path / "out" / "classes.txt").read_text().split() == ["cat", "dog"]
+    trained = feed_all("resnet50.resnet50", tmp_path / "out" / "train")
+    assert sorted(label for _, label in trained) == [0, 0, 0, 1, 1, 1]
+    evaluated = feed_all("resnet50.resnet50", tmp_path / "out" / "test", "evaluation")
+    assert {image.shape for image, _ in [*trained, *evaluated]} == {(12, 12, 3)}
+    assert evaluated[0][0].min() > 0.95, "the middle of the image, in white"
+
+
+def test_a_broken_image_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "broken.jpg").write_bytes(b"\xff\xd8\xff broken")
+    with pytest.raises(ValueError, match=r"broken\.jpg is no image"):
+        import_module("model_zoo.resnet50.make_data").main(tmp_path / "out", source=tmp_path)
+
+
+def test_news_in_rows(tmp_path: Path) -> None:
+    rows = '"3","Wall St. Bears","Short-sellers\\\\are ""seeing"" green, again."\n"1","Ulm","No news"\n'
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text(rows)
+    import_module("model_zoo.text.make_data").main(tmp_path / "out", source=tmp_path)
+    fed = feed_all("text.transformer", tmp_path / "out" / "train")
+    assert fed == [(b'Wall St. Bears Short-sellers are "seeing" green, again.', 2), (b"Ulm No news", 0)]
+    assert (tmp_path / "out" / "classes.txt").read_text().splitlines() == ["class 1", "class 2", "class 3"]
+
+
+def test_reviews_in_files(tmp_path: Path) -> None:
+    for name in ("train/neg/0.txt", "train/pos/0.txt", "train/unsup/0.txt", "test/neg/0.txt", "test/pos/0.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(f"One\n{name}")
+    import_module("model_zoo.text.make_data").main(tmp_path / "out", source=tmp_path)
+    fed = feed_all("text.transformer", tmp_path / "out" / "train")
+    assert fed == [(b"One train/neg/0.txt", 0), (b"One train/pos/0.txt", 1)]
+    assert (tmp_path / "out" / "classes.txt").read_text().split() == ["neg", "pos"]
+
+
+def test_words_become_the_same_numbers_in_any_text() -> None:
+    import numpy as np
+    import tensorflow as tf
+
+    transformer = import_module("model_zoo.text.transformer")
+    ids = np.asarray(transformer.HashedWords(1000, 4)(tf.constant(["Käse, bread", "BREAD: käse?", "", "a b c d e"])))
+    assert ids.shape == (4, 4)
+    assert ids[0].tolist() == [*ids[1][[1, 0]], 0, 0]
+    assert not ids[2].any()
+    assert ids[3].all()
+    model = transformer.custom_model(vocabulary=1000, length=4, dim=8, heads=2, blocks=1)
+    assert np.isfinite(model.predict_on_batch(np.array(["", "word"]))).all(), "a text without words has no mean"
