@@ -134,12 +134,7 @@ def _unused_role(role: str, reason: str) -> tuple[Flag, ...]:
 
 
 def _function(name: str, default: str | None = None, commands: tuple[str, ...] = JOB_COMMANDS) -> Flag:
-    wanted = default or name
-    effect = Refused(
-        f"other names for the module's functions are not in this version: this one is called {wanted}",
-        f"add a line to the module: {wanted} = NAME",
-    )
-    return Flag(name, effect, wanted, commands=commands)
+    return Flag(name, Sets((f"model.functions.{default or name}",)), default or name, commands=commands)
 
 
 JOB_FLAGS: tuple[Flag, ...] = (

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.cluster_port import Role
+from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, JobSpec
-from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, NoEffect, Refused, Sets, flags_of
+from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, Flag, NoEffect, Refused, Sets, flags_of
 from edl.cli.elasticdl.parser import CommandLine, UsageError, join_words
 from edl.cli.elasticdl.values import (
     STRATEGIES,
@@ -29,6 +30,7 @@ from edl.cli.elasticdl.values import (
 )
 from edl.jobfile.document_tree import DocumentNode, build_tree
 from edl.jobfile.loader import ExtraRules, read_job_tree
+from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function
 
 DATASETS = {TRAIN: "training", EVALUATE: "validation", PREDICT: "prediction"}
 """The data set that a command needs."""
@@ -209,9 +211,18 @@ class _Translator:
             self.problems.append(f"{self._line.command}: --model_def is missing")
         zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
         self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
+        for flag, entry in self._flags.items():
+            if isinstance(entry.effect, Sets) and entry.effect.fields[0].startswith("model.functions."):
+                self._translate_function(flag, entry)
         params = self._read("model_params", read_parameters)
         if params:
             self._put("model.params", params, "model_params")
+
+    def _translate_function(self, flag: str, entry: Flag) -> None:
+        """Another name of a function of the model's module; the contract's own name needs no field."""
+        assert isinstance(entry.effect, Sets)
+        if self._values[flag] not in (entry.default, ""):
+            self._put(entry.effect.fields[0], self._values[flag], flag)
 
     def _translate_data(self) -> None:
         for flag in _DATA_FIELDS:
@@ -237,6 +248,17 @@ class _Translator:
         if kind == "odps":
             self._refuse(flag, f"reader_type: {_FILES_ONLY}")
             return
+        names = self._module_names()
+        if names is not None and "custom_data_reader" in names:  # its own arguments, of any name
+            self._put("data.reader", reader, flag)
+            return
+        if "label_col" in reader:
+            label = reader.pop("label_col")
+            why = "EDL has no feed of its own for tables in this version, so the module must define feed"
+            if names is not None and "feed" not in names:
+                self._refuse(flag, f"label_col: {why}; it gets the column {label!r} by metadata.column_names")
+                return
+            self._note(flag, f"label_col: no effect: {why}")
         if kind in ("csv", "recordio", "text"):
             del reader["reader_type"]
             if kind == "text":
@@ -245,6 +267,20 @@ class _Translator:
                 reader["format"] = kind
         if reader:
             self._put("data.reader", reader, flag)
+
+    def _module_names(self) -> tuple[str, ...] | None:
+        """What the model's module defines, if it is on this machine too."""
+        functions = {
+            path.rpartition(".")[2]: str(node.value)
+            for path, node in self._fields.items()
+            if path.startswith("model.functions.")
+        }
+        zoo = Path(self._values["model_zoo"] or ".")
+        try:
+            names = find_model_function(zoo, self._values["model_def"], functions).names
+        except BadInputError:
+            return None
+        return None if STAR_IMPORT in names else tuple(names)
 
     def _translate_training(self) -> None:
         values = self._values

@@ -1,0 +1,217 @@
+"""What the command elasticdl does with a job: it shows, writes, runs or submits it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.cli_harness import CliHarness, LocalRunHarness, cli_in_job_folder, exit_code_of
+from cli.test_cli_predict import keras_file
+from support.text_keys import missing_keys
+
+from edl.cli.elasticdl import app
+from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS
+from edl.jobfile.loader import load_job_file
+
+HERE = [
+    "--job_name=digits",
+    "--model_def=small.model",
+    "--model_zoo=model_zoo",
+    "--distribution_strategy=ParameterServerStrategy",
+    "--minibatch_size=4",
+]
+IMAGE = [
+    "--job_name=mnist",
+    "--image_name=registry.example/mnist:1",
+    "--model_def=mnist.model.custom_model",
+    "--volume=claim_name=files,mount_path=/data",
+]
+ON_CLUSTER = [*IMAGE, "--training_data=/data/train"]
+
+
+def elasticdl(*words: str) -> int:
+    return exit_code_of(lambda: app.main(words))
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CliHarness:
+    return cli_in_job_folder(tmp_path, monkeypatch, capsys)
+
+
+# ------------------------------------------------------------------ without a job
+
+
+@pytest.mark.parametrize("words", [(), ("zoo",)])
+def test_without_a_command_it_prints_its_help_and_ends_with_1(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert elasticdl(*words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert not missing_keys(said.err, "train", "evaluate", "predict", "zoo init", "--dry-run")
+
+
+def test_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl("--help") == 0
+    assert "zoo push" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "did you mean train?"),
+        (["zoo", "inti"], "did you mean zoo init?"),
+        (["clean"], "edl delete"),
+        (["--job_name=j"], "train"),
+    ],
+)
+def test_commands_that_are_not_there(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl(*words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from edl.cli.elasticdl import app\n"
+        "try: app.main(['train', '-h'])\nfinally: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    heavy = {"tensorflow", "keras", "numpy", "grpc", "kubernetes", "ruamel.yaml", "typer", "rich", "jsonschema"}
+    assert not heavy & set(done.stderr.split())
+
+
+# ------------------------------------------------------------------ job files
+
+
+def test_a_dry_run_prints_the_job_file_and_writes_none(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--restart_policy=Never", "--dry-run") == 0
+    said = cli.capsys.readouterr()
+    (cli.folder / "shown.yaml").write_text(said.out)
+    assert load_job_file(cli.folder / "shown.yaml").name == "mnist"
+    assert said.err.startswith("--num_ps_pods") or "--restart_policy=Never" in said.err
+    assert not (cli.folder / ".edl").exists()
+    assert cli.cluster.created == []
+
+
+def test_a_job_file_of_another_folder_has_absolute_paths(local_run: LocalRunHarness) -> None:
+    words = ["train", *HERE, "--training_data=train.csv", "--output=out"]
+    assert elasticdl(*words, "--yaml=here.yaml") == 0
+    assert elasticdl(*words, "--yaml=jobs/there.yaml") == 0
+    here, there = load_job_file("here.yaml"), load_job_file("jobs/there.yaml")
+    assert here.data.training == ("train.csv",)
+    assert there.data.training == (str(local_run.folder / "train.csv"),)
+    assert there.model.zoo == str(local_run.folder / "model_zoo")
+
+
+def test_a_file_that_cannot_be_written(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl("train", *HERE, "--training_data=train.csv", "--yaml=train.csv/job.yaml") == 1
+    assert "train.csv/job.yaml" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ runs of this machine
+
+
+def test_without_an_image_it_does_what_edl_run_does(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert elasticdl("train", *HERE, "--training_data=train.csv", "--validation_data=test.csv", "--num_workers=3") == 0
+    said = capsys.readouterr()
+    assert not missing_keys(said.out, "10 records", "3 workers", "run r1")
+    assert ".edl/elasticdl/digits.yaml" in said.err
+    spec = json.loads((local_run.run_dir() / "spec.json").read_text())
+    assert spec["data"]["training"] == [str(local_run.folder / "train.csv")]
+
+
+def test_the_run_can_be_continued_with_its_job_file(local_run: LocalRunHarness) -> None:
+    assert elasticdl("train", *HERE, "--training_data=train.csv") == 0
+    assert local_run.edl("run", ".edl/elasticdl/digits.yaml") == 0
+    assert local_run.run_dir("r2").is_dir()
+
+
+def test_a_missing_file_is_bad_input(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl("train", *HERE, "--training_data=nowhere.csv") == 2
+    assert not missing_keys(capsys.readouterr().err, "data.training", "nowhere.csv")
+
+
+def test_variables_are_those_of_the_processes(local_run: LocalRunHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", dict(__import__("os").environ))
+    assert elasticdl("train", *HERE, "--training_data=train.csv", "--envs=EDL_TEST_ONLY=a,b") == 0
+    assert __import__("os").environ["EDL_TEST_ONLY"] == "a,b"
+
+
+def test_flags_for_pods_are_named(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    pods = [
+        "--worker_pod_priority=high",
+        "--namespace=team",
+        "--image_pull_policy=Never",
+        "--master_resource_limit=cpu=1",
+    ]
+    assert elasticdl("train", *HERE, "--training_data=train.csv", *pods, "--dry-run") == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no effect on this machine" in line]
+    assert not missing_keys(line, *pods)
+
+
+def test_a_prediction(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    model = keras_file(local_run.folder / "model.keras")
+    words = ["predict", *HERE, "--prediction_data=test.csv", f"--checkpoint_dir_for_init={model}"]
+    assert elasticdl(*words, "--output=out") == 0
+    assert not missing_keys(capsys.readouterr().out, "predicts 5 records", str(model), f"{local_run.folder}/out")
+
+
+# ------------------------------------------------------------------ clusters
+
+
+def test_with_an_image_it_does_what_edl_submit_does(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER) == 0
+    out = cli.capsys.readouterr().out
+    assert "ElasticDL job mnist was successfully submitted. The master pod is: edl-mnist-master." in out
+    assert load_job_file(".edl/elasticdl/mnist.yaml").image == "registry.example/mnist:1"
+    (spec,) = [each for each in cli.cluster.objects_of_kind(CONFIGMAPS) if each["metadata"]["name"] == "edl-mnist-spec"]
+    assert json.loads(spec["data"]["job.json"])["pod"]["name_prefix"] == "elasticdl"
+
+
+def test_the_namespace_is_that_of_the_kubeconfig_or_of_the_flag(
+    cli: CliHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def connect(context: str | None, namespace: str | None, **_: object) -> object:
+        asked.append(namespace)
+        return cli.cluster
+
+    monkeypatch.setattr("edl.cluster.kubernetes.kubeconfig.make_client", connect)
+    assert elasticdl("train", *ON_CLUSTER) == 0
+    assert elasticdl("train", *ON_CLUSTER, "--job_name=other", "--namespace=team") == 0
+    assert asked == [None, "team"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*ON_CLUSTER, "--num_workers=0"], ("--num_workers=0", "workers.max")),
+        ([*ON_CLUSTER, "--grads_to_wait=3"], ("--grads_to_wait=3", "--num_workers=2")),
+        ([*ON_CLUSTER, "--job_name=Not_A_Name"], ("--job_name=Not_A_Name", "a-z")),
+        ([*ON_CLUSTER, "--image_name=Upper:1"], ("--image_name=Upper:1", "image")),
+        ([*ON_CLUSTER, "--training_data=data/train"], ("--training_data=data/train", "absolute path")),
+        ([*ON_CLUSTER, "--worker_resource_request=cpu=1,mem=2Gi"], ("--worker_resource_request", "memory")),
+        ([*ON_CLUSTER, "--worker_resource_limit=cpu=0.1"], ("--worker_resource_limit=cpu=0.1", "limits.cpu")),
+        ([*ON_CLUSTER, "--master_resource_request=cpu=1,gpu=1"], ("--master_resource_request", "gpu")),
+        ([*ON_CLUSTER, "--ps_image=other:1"], ("--ps_image=other:1", "one image")),
+        ([*ON_CLUSTER, "--need_pod_manager=false"], ("--need_pod_manager=false",)),
+        ([*ON_CLUSTER, "--distribution_strategy=Local"], ("--distribution_strategy=Local", "--image_name")),
+        ([*ON_CLUSTER, "--data_reader_params=reader_type='ODPS'"], ("reader_type", "CSV")),
+        ([*ON_CLUSTER, "--output=/elsewhere"], ("--output=/elsewhere", "volume")),
+        ([*ON_CLUSTER, "--feed=not-a-name"], ("--feed=not-a-name",)),
+        (IMAGE, ("data.training", "missing")),
+        (ON_CLUSTER[1:], ("--job_name is missing",)),
+        ([each for each in ON_CLUSTER if "model_def" not in each], ("--model_def is missing",)),
+    ],
+)
+def test_bad_input_names_the_flag_and_submits_nothing(cli: CliHarness, words: list[str], said: tuple[str, ...]) -> None:
+    assert elasticdl("train", *words) == 2
+    assert not missing_keys(cli.capsys.readouterr().err, *said)
+    assert cli.cluster.created == []
+    assert not (cli.folder / ".edl").exists()
