@@ -135,6 +135,7 @@ class LeaseProgressed(JournalEntry):
     Attributes:
         loss: mean training loss of the newly done steps.
         skipped: number of corrupt records that were skipped.
+        updates_skipped: number of the newly done steps that changed nothing (``train.on_nan``).
     """
 
     kind: ClassVar[str] = "progress"
@@ -142,6 +143,7 @@ class LeaseProgressed(JournalEntry):
     through: int
     loss: float | None = None
     skipped: int | None = None
+    updates_skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +155,7 @@ class LeaseCompleted(JournalEntry):
     result: Any = None
     loss: float | None = None
     skipped: int | None = None
+    updates_skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,6 +440,7 @@ class WorldStarted(JournalEntry):
         returned: leases of workers that are not in the round any more; their rest is leased again.
         repeated: records of the minibatches that lost workers may have computed, and that are trained again.
         difference: why its members may round differently; empty if all compute the same bits.
+        updates_skipped: number of the newly done steps that changed nothing (``train.on_nan``).
     """
 
     kind: ClassVar[str] = "world_started"
@@ -445,6 +449,7 @@ class WorldStarted(JournalEntry):
     returned: tuple[int, ...]
     repeated: int = 0
     difference: str = ""
+    updates_skipped: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,15 +459,26 @@ class StepsApplied(JournalEntry):
     Attributes:
         done: as in ``WorldStarted``.
         loss: mean loss of the steps since the last such entry; None: unknown.
+        updates_skipped: as in ``WorldStarted``.
     """
 
     kind: ClassVar[str] = "steps"
     step: int
     done: Sequence[Sequence[int]]
     loss: float | None = None
+    updates_skipped: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------ workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerWarned(JournalEntry):
+    """A worker warned the user. Texts of one ``topic`` differ only in what they name."""
+
+    kind: ClassVar[str] = "worker_warned"
+    topic: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,6 +552,7 @@ ENTRY_CLASSES: Mapping[str, type[JournalEntry]] = {
         WorldAnnounced,
         WorldStarted,
         StepsApplied,
+        WorkerWarned,
         WorkerChanged,
         WorkerDismissed,
         WorkersScaled,

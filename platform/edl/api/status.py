@@ -141,6 +141,15 @@ StepsNotApplied = Annotated[
     ),
 ]
 
+UpdatesSkipped = Annotated[
+    int,
+    Field(
+        "Steps that changed nothing because a loss or gradient was NaN or infinite (train.on_nan is skip). Their "
+        "records count as done. Under AllReduce a step of all workers counts once.",
+        unit="steps",
+    ),
+]
+
 
 @dataclass(frozen=True, slots=True)
 class RoleStatus:
@@ -195,6 +204,7 @@ class Status:
     ] = field(default_factory=dict)
     parameters: Parameters = None
     steps_not_applied: StepsNotApplied = 0
+    updates_skipped: UpdatesSkipped = 0
     world: Annotated[WorldStatus | None, Field("The world of strategy AllReduce; null under other strategies.")] = None
 
 
@@ -214,6 +224,7 @@ class Summary:
     records_skipped: Annotated[int, Field("Corrupt or quarantined records that were skipped.", unit="records")] = 0
     updates_rolled_back: Annotated[int, Field("Updates that were lost with a parameter server.")] = 0
     steps_not_applied: StepsNotApplied = 0
+    updates_skipped: UpdatesSkipped = 0
     states_taken: StatesTaken = 0
     steps_added: Annotated[
         int,
@@ -241,6 +252,9 @@ class Summary:
     ] = None
     logs: Annotated[str | None, Field("Directory of the roles' logs.", text=NAME)] = None
     parameters: Parameters = None
+    warnings: Annotated[
+        tuple[str, ...], Field("Warnings of workers about the model, its export and skipped updates; each text once.")
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

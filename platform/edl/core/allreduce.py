@@ -106,7 +106,7 @@ def _handle_phase(
         reported = _check_shares(state, rounds, replace(event.report, step=event.stable_step))
         if reported.step is None:
             return []
-        return rounds.handle_stable(event.round, reported.step, reported.done, reported.skipped)
+        return rounds.handle_stable(event.round, reported.step, reported.done, reported.skipped, reported.skipped_steps)
     return []
 
 
@@ -118,7 +118,7 @@ def _check_shares(state: JobState, rounds: WorldRounds, report: MemberReport) ->
     # A step has at least one record that is not in the ledger.
     most = training.total_records - training.done_records if training is not None else 0
     if report.after > rounds.committed_step or report.step - rounds.committed_step > most:
-        return replace(report, step=None, done={}, skipped={})
+        return replace(report, step=None, done={}, skipped={}, skipped_steps=())
     return report
 
 

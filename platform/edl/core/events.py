@@ -185,6 +185,15 @@ class LeaseProgress:
     loss_sum: float = 0.0
     loss_steps: int = 0
     skipped_records: int = 0
+    skipped_updates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerWarning:
+    """A warning for the user. Texts of one ``topic`` differ only in what they name."""
+
+    topic: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +202,7 @@ class ProgressReported:
 
     worker: str
     steps: tuple[LeaseProgress, ...] = ()
+    warnings: tuple[WorkerWarning, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from edl.api.cluster_port import Role
 from edl.api.errors import BadInputError
-from edl.api.events import CallbackDecided, EvaluationEnded, ModelExported, RequeuedRecordsLeased
+from edl.api.events import CallbackDecided, EvaluationEnded, ModelExported, RequeuedRecordsLeased, WarningRaised
 from edl.api.journal_entries import (
     DatasetEntered,
     EvaluationCompleted,
@@ -15,6 +15,7 @@ from edl.api.journal_entries import (
     LeaseGranted,
     LeaseProgressed,
     LeaseReturned,
+    WorkerWarned,
 )
 from edl.core import evaluation_callbacks, revocation, world_evaluations, world_model_files
 from edl.core.checkpointing import is_ledger_frozen, steps_before_pause
@@ -28,6 +29,7 @@ from edl.core.events import (
     StopWork,
     TaskReported,
     WaitForWork,
+    WorkerWarning,
 )
 from edl.core.global_batch import lease_count_error, limit_lease, member_part
 from edl.core.lease_timeouts import LeaseHolder
@@ -371,7 +373,24 @@ def handle_progress_reported(state: JobState, event: ProgressReported, now: floa
     lost = tuple(steps.lease for steps in event.steps if _find_owned_lease(state, event.worker, steps.lease) is None)
     for steps in event.steps:
         record_lease_progress(state, event.worker, steps, now)
+    for warning in event.warnings:
+        _record_warning(state, warning)
     state.add_commands(Acknowledged(lost))
+
+
+_MAX_WARNING_TOPICS, _MAX_WARNINGS_OF_TOPIC = 32, 3
+"""All workers may warn of the same, and of every minibatch; the journal and the summary must stay small."""
+
+
+def _record_warning(state: JobState, warning: WorkerWarning) -> None:
+    """Tell users of a worker's warning, unless another worker, or this one, has said the same."""
+    known = state.counters.warnings
+    texts = known.get(warning.topic, [])
+    if warning.text in texts or len(texts) >= _MAX_WARNINGS_OF_TOPIC:
+        return
+    if texts or len(known) < _MAX_WARNING_TOPICS:
+        state.record_entry(WorkerWarned(topic=warning.topic, text=warning.text))
+        state.emit(WarningRaised(warning.text))
 
 
 def _find_owned_lease(state: JobState, worker: str, number: int) -> tuple[str, Lease] | None:
@@ -403,7 +422,13 @@ def record_lease_progress(state: JobState, worker: str, progress: LeaseProgress,
             _credit_steps(state, worker, progress.lease, new_steps, now)
             loss, skipped = _loss(progress), progress.skipped_records or None
             state.record_entry(
-                LeaseProgressed(lease=progress.lease, through=progress.done_steps, loss=loss, skipped=skipped)
+                LeaseProgressed(
+                    lease=progress.lease,
+                    through=progress.done_steps,
+                    loss=loss,
+                    skipped=skipped,
+                    updates_skipped=progress.skipped_updates or None,
+                )
             )
             check_corrupt_limit(state)
     elif holder is not None and progress.done_steps > holder.partial_steps.get(progress.lease, 0):
@@ -457,7 +482,14 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
         # The report completes the range; steps that were not reported before are credited with it.
         steps = event.last_progress or LeaseProgress(event.lease, lease.step_count)
         _credit_steps(state, event.worker, event.lease, lease.step_count - lease.done_steps, now)
-        state.record_entry(LeaseCompleted(lease=event.lease, loss=_loss(steps), skipped=steps.skipped_records or None))
+        state.record_entry(
+            LeaseCompleted(
+                lease=event.lease,
+                loss=_loss(steps),
+                skipped=steps.skipped_records or None,
+                updates_skipped=steps.skipped_updates or None,
+            )
+        )
         state.crash_suspects.close_lease(lease, lease.step_count)
     else:
         _record_result(state, kind, event)

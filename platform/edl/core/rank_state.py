@@ -29,26 +29,31 @@ class PendingShares:
         done: by lease, the done records of the steps before the newest one, the last step with a share of it, and the
             corrupt ones among these records.
         newest: the shares of the newest step, which may not be stable yet.
+        skipped_steps: the steps after ``after`` that changed nothing (``train.on_nan``).
     """
 
     after: int = 0
     step: int = 0
     done: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     newest: StepShares = ()
+    skipped_steps: tuple[int, ...] = ()
 
-    def add_step(self, shares: StepShares) -> None:
+    def add_step(self, shares: StepShares, *, is_skipped: bool = False) -> None:
         """Add the shares of the next step."""
         for share in self.newest:
             self.done[share.lease] = (share.end, self.step, share.skipped)
         self.step += 1
         # A worker that follows the others may get a step that is in the ledger already.
         self.newest = shares if self.step > self.after else ()
+        if is_skipped and self.step > self.after:
+            self.skipped_steps += (self.step,)
 
     def drop_steps(self, until: int) -> None:
         """Drop the steps up to ``until``: they are in the ledger."""
         if until <= self.after:
             return
         self.after = until
+        self.skipped_steps = tuple(step for step in self.skipped_steps if step > until)
         self.done = {lease: each for lease, each in self.done.items() if each[1] > until}
         if self.step <= until:
             self.newest = ()
@@ -70,7 +75,9 @@ class PendingShares:
     def to_json(self) -> dict[str, Any]:
         """These shares for a copy of the state."""
         done = [[lease, *each] for lease, each in self.done.items()]
-        return {"after": self.after, "step": self.step, "done": done, "newest": [list(share) for share in self.newest]}
+        newest = [list(share) for share in self.newest]
+        steps = {"skipped_steps": list(self.skipped_steps)} if self.skipped_steps else {}
+        return {"after": self.after, "step": self.step, "done": done, "newest": newest, **steps}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PendingShares:
@@ -92,7 +99,11 @@ class PendingShares:
         for each in newest:
             if not each.is_possible:
                 raise ValueError(f"it has an impossible share, {each}")
-        return cls(after, step, done, newest)
+        # Absent where no step was skipped.
+        skipped_steps = tuple(index(each) for each in data.get("skipped_steps", ()))
+        if not all(after < each <= step for each in skipped_steps):
+            raise ValueError(f"it has impossible skipped steps, {skipped_steps}")
+        return cls(after, step, done, newest, skipped_steps)
 
 
 class RankPhase(Enum):
@@ -153,6 +164,7 @@ class RankState:
             shares.after,
             shares.done_records(shares.step),
             shares.skipped_records(shares.step),
+            shares.skipped_steps,
         )
 
     def handle_announced(self, entry: RoundAnnounced) -> None:
@@ -189,16 +201,17 @@ class RankState:
         if round_id == self.round and self.phase is RankPhase.CONFIRMED:
             self.phase = RankPhase.RUNNING
 
-    def apply_step(self, shares: StepShares) -> int:
+    def apply_step(self, shares: StepShares, *, is_skipped: bool = False) -> int:
         """Record that a reduction is finished and applied; returns the newest stable step.
 
         Args:
             shares: the shares of all ranks, as the reduction transferred them.
+            is_skipped: whether the step changed nothing, because a gradient was not finite.
         """
         if self.phase not in (RankPhase.RUNNING, *_FOLLOWING_PHASES) or self.step is None:
             raise ValueError(f"{self.worker} applies a step while it is {self.phase.value}")
         self.step += 1
-        self.shares.add_step(shares)
+        self.shares.add_step(shares, is_skipped=is_skipped)
         return self.step - 1
 
     def handle_acknowledged(self, step: int) -> None:

@@ -48,6 +48,7 @@ from edl.api.journal_entries import (
     WorkerDismissed,
     WorkerMemoryRaised,
     WorkersScaled,
+    WorkerWarned,
     WorldAnnounced,
     WorldStarted,
 )
@@ -175,6 +176,8 @@ class JobCounters:
         steps_not_applied: steps that workers reported as done and a PS did not apply although it lost
             nothing, or the reverse; see ``update_accounting``.
         skipped: corrupt records that were skipped, counted each time.
+        updates_skipped: steps that changed nothing because a loss or gradient was not finite.
+        warnings: of workers, by topic.
         loading: Python code that loads the export, if Keras alone cannot.
         corrupt: corrupt records by pass over a data set, which ``data.max_corrupt_records`` limits.
     """
@@ -185,6 +188,7 @@ class JobCounters:
     rolled_back: int = 0
     updates_rolled_back: int = 0
     steps_not_applied: int = 0
+    updates_skipped: int = 0
     updates_of: dict[str, int] = field(default_factory=dict)
     workers_lost: int = 0
     loss: float | None = None
@@ -192,6 +196,7 @@ class JobCounters:
     corrupt: dict[str, int] = field(default_factory=dict)
     exported: list[str] = field(default_factory=list)
     loading: str = ""
+    warnings: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -580,6 +585,7 @@ def _apply_done(state: JobState, entry: LeaseCompleted) -> None:
 
 
 def _count_reported_fields(state: JobState, entry: LeaseProgressed | LeaseCompleted, kind: str, lease: Lease) -> None:
+    state.counters.updates_skipped += entry.updates_skipped or 0
     if entry.skipped:
         state.counters.skipped += entry.skipped
         one_pass = f"{kind} {lease.record_range.epoch}"
@@ -773,11 +779,13 @@ def _apply_world_started(state: JobState, entry: WorldStarted) -> None:
     assert state.world is not None
     _count_skipped(state, world_entries.apply_started_entry(state.world, state.training_ledger, entry))
     state.counters.repeated += entry.repeated
+    state.counters.updates_skipped += entry.updates_skipped or 0
 
 
 def _apply_steps(state: JobState, entry: StepsApplied) -> None:
     assert state.world is not None
     _count_skipped(state, world_entries.apply_steps_entry(state.world, state.training_ledger, entry))
+    state.counters.updates_skipped += entry.updates_skipped or 0
     if entry.loss is not None:
         state.counters.loss = entry.loss
 
@@ -788,6 +796,10 @@ def _count_skipped(state: JobState, skipped: Mapping[int, int]) -> None:
         state.counters.skipped += count
         one_pass = f"{TRAINING} {epoch}"
         state.counters.corrupt[one_pass] = state.counters.corrupt.get(one_pass, 0) + count
+
+
+def _apply_worker_warned(state: JobState, entry: WorkerWarned) -> None:
+    state.counters.warnings.setdefault(entry.topic, []).append(entry.text)
 
 
 def _apply_callbacks(state: JobState, entry: CallbacksDeclared) -> None:
@@ -893,6 +905,7 @@ ENTRY_HANDLERS: Mapping[type[JournalEntry], Callable[[JobState, Any], None]] = {
     CallbacksDeclared: _apply_callbacks,
     StoppedByCallback: _apply_stopped_by_callback,
     BestWeightsRestored: _apply_best_restored,
+    WorkerWarned: _apply_worker_warned,
     WorkerChanged: _apply_worker,
     WorkerDismissed: _apply_dismissed,
     WorkerMemoryRaised: _apply_memory,
@@ -921,6 +934,15 @@ _SNAPSHOT_FIELDS = (
 )
 
 
+_LATER_COUNTERS = ("updates_skipped", "warnings")
+"""Counters that a snapshot of an earlier version lacks. They are written only if there is something in them."""
+
+
+def _counters_to_snapshot(counters: JobCounters) -> dict[str, Any]:
+    named = {name: getattr(counters, name) for name in JobCounters.__slots__}
+    return {name: value for name, value in named.items() if value or name not in _LATER_COUNTERS}
+
+
 def state_to_snapshot(state: JobState) -> dict[str, Any]:
     """The state that all journal entries so far have produced."""
     checkpoint, fleet = state.checkpoint, state.pods
@@ -929,7 +951,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         # The ledger of the evaluation is in ``round``.
         "ledgers": {k: x.to_snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
         "round": state.evaluation.to_snapshot() if state.evaluation else None,
-        "counters": {name: getattr(state.counters, name) for name in JobCounters.__slots__},
+        "counters": _counters_to_snapshot(state.counters),
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],
         "marks": [getattr(state, name) for name in _SNAPSHOT_FIELDS],
         "fleet": [

@@ -57,6 +57,7 @@ def started_entry(
         returned=tuple(_returned_leases(started, rounds, training)),
         repeated=sum(share.records for share in lost_shares),
         difference=started.difference,
+        updates_skipped=started.updates_skipped or None,
     )
 
 
@@ -96,7 +97,12 @@ def _returned_leases(started: RoundStarted, rounds: WorldRounds, training: Ledge
 
 def committed_entry(committed: StepsCommitted, loss: float | None) -> StepsApplied:
     """The journal entry of stable steps."""
-    return StepsApplied(step=committed.step, done=_done_rows(committed.done, committed.skipped), loss=loss)
+    return StepsApplied(
+        step=committed.step,
+        done=_done_rows(committed.done, committed.skipped),
+        loss=loss,
+        updates_skipped=committed.updates_skipped or None,
+    )
 
 
 def apply_announced_entry(rounds: WorldRounds, entry: WorldAnnounced) -> None:

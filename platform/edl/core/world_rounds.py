@@ -69,6 +69,7 @@ class MemberReport:
         after: the newest step that a master has acknowledged, as far as the worker knows.
         done: the records of the steps after it up to ``step``: by lease, how many are done from its start.
         skipped: by lease, how many of these are corrupt and were skipped; without leases that have none.
+        skipped_steps: those of these steps that changed nothing (``train.on_nan``).
     """
 
     state_round: RoundId = NO_ROUND
@@ -77,6 +78,7 @@ class MemberReport:
     after: int = 0
     done: Mapping[int, int] = field(default_factory=dict)
     skipped: Mapping[int, int] = field(default_factory=dict)
+    skipped_steps: tuple[int, ...] = ()
 
 
 class RoundPhase(Enum):
@@ -146,6 +148,7 @@ class RoundStarted:
         done: by lease, the done records of the steps that were not entered before.
         difference: why the members may round differently; empty if all compute the same bits.
         skipped: by lease, the corrupt ones among these records.
+        updates_skipped: how many of the steps changed nothing (``train.on_nan``).
     """
 
     round: RoundId
@@ -153,15 +156,17 @@ class RoundStarted:
     done: Mapping[int, int]
     difference: str = ""
     skipped: Mapping[int, int] = field(default_factory=dict)
+    updates_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepsCommitted:
-    """Every member has applied the steps up to ``step``; ``done`` and ``skipped`` as in ``RoundStarted``."""
+    """Every member has applied the steps up to ``step``; the other attributes are as in ``RoundStarted``."""
 
     step: int
     done: Mapping[int, int]
     skipped: Mapping[int, int] = field(default_factory=dict)
+    updates_skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,7 +422,12 @@ class WorldRounds:
         if len(self.confirmed) < len(self.members):
             return []
         report = self._report_of_base()
-        return [RoundStarted(self.round, self.base_step, report.done, difference, report.skipped)]
+        skipped = self._count_new_steps(report.skipped_steps, self.base_step)
+        return [RoundStarted(self.round, self.base_step, report.done, difference, report.skipped, skipped)]
+
+    def _count_new_steps(self, steps: tuple[int, ...], until: int) -> int:
+        """How many of these steps are not committed yet and will be with ``until``."""
+        return len({step for step in steps if self.committed_step < step <= until})
 
     def _report_of_base(self) -> MemberReport:
         """A report with the records of the steps after the committed one up to ``base_step``."""
@@ -427,7 +437,12 @@ class WorldRounds:
         return next(self.reports[worker] for worker in self.reports if self._believed_step(worker) == self.base_step)
 
     def handle_stable(
-        self, round_id: RoundId, step: int, done: Mapping[int, int], skipped: Mapping[int, int] | None = None
+        self,
+        round_id: RoundId,
+        step: int,
+        done: Mapping[int, int],
+        skipped: Mapping[int, int] | None = None,
+        skipped_steps: tuple[int, ...] = (),
     ) -> list[RoundCommand]:
         """Steps that every member has applied; any member may report them.
 
@@ -436,10 +451,11 @@ class WorldRounds:
                 put a gradient into that reduction, so every member had applied this step.
             done: by lease, the done records of the steps up to ``step`` that no master has acknowledged.
             skipped: by lease, the corrupt ones among these records.
+            skipped_steps: steps that changed nothing (``train.on_nan``).
         """
         if round_id != self.round or self.phase is not RoundPhase.RUNNING or step <= self.committed_step:
             return []
-        return [StepsCommitted(step, done, skipped or {})]
+        return [StepsCommitted(step, done, skipped or {}, self._count_new_steps(skipped_steps, step))]
 
     # --------------------------------------------------------------------------------------- decisions
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ from edl.core.events import (
     WaitForWork,
     WorkerFailed,
     WorkerLeft,
+    WorkerWarning,
     WorldReported,
     WorldView,
 )
@@ -76,7 +77,7 @@ def parse_lease_progress(leases: Sequence[pb.LeaseProgress]) -> tuple[LeaseProgr
         PeerRefusedError: a count is negative.
     """
     for x in leases:
-        if min(x.through, x.loss_steps, x.skipped_records) < 0:
+        if min(x.through, x.loss_steps, x.skipped_records, x.skipped_updates) < 0:
             raise PeerRefusedError(f"lease {x.lease}: a negative count", kind="bad")
     return tuple(_parse_progress(x) for x in leases)
 
@@ -85,8 +86,23 @@ def _parse_progress(x: pb.LeaseProgress) -> LeaseProgress:
     # The journal is JSON and cannot store a loss that is not finite.
     finite = math.isfinite(x.loss_sum)
     return LeaseProgress(
-        x.lease, x.through, x.loss_sum if finite else 0.0, x.loss_steps if finite else 0, x.skipped_records
+        x.lease,
+        x.through,
+        x.loss_sum if finite else 0.0,
+        x.loss_steps if finite else 0,
+        x.skipped_records,
+        x.skipped_updates,
     )
+
+
+_MAX_WARNING_CHARACTERS = 1000
+"""Of a worker's warning and of its topic; both are journaled."""
+
+
+def parse_warnings(warnings: Iterable[pb.WorkerWarning]) -> tuple[WorkerWarning, ...]:
+    """A worker's warnings for the user; those without a text are left out."""
+    size = _MAX_WARNING_CHARACTERS
+    return tuple(WorkerWarning(x.topic[:size], x.text[:size]) for x in warnings if x.text)
 
 
 _MAX_CALLBACK_BYTES = 64 << 10
@@ -154,6 +170,7 @@ def parse_world_report(request: pb.WorldRequest) -> WorldReported:
         request.after,
         {each.lease: each.end for each in request.done},
         {each.lease: each.skipped for each in request.done if each.skipped},
+        tuple(request.skipped_steps),
     )
     loss = request.loss if request.HasField("loss") else None
     copied = _parse_copied_state(request.copied) if request.HasField("copied") else None
@@ -426,7 +443,11 @@ class MasterService(edl_pb2_grpc.MasterServicer):
         """Report progress; also the heartbeat."""
         answer = _require_acknowledged(
             await self._shell.handle_async(
-                ProgressReported(parse_member_uid(request.member), parse_lease_progress(request.leases))
+                ProgressReported(
+                    parse_member_uid(request.member),
+                    parse_lease_progress(request.leases),
+                    parse_warnings(request.warnings),
+                )
             )
         )
         return pb.ProgressReply(

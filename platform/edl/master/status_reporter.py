@@ -245,6 +245,7 @@ class StatusReporter:
             refusals=self._shown_refusals(),
             parameters=self._parameters_status(),
             steps_not_applied=state.counters.steps_not_applied,
+            updates_skipped=state.counters.updates_skipped,
             world=describe_world(state),
         )
 
@@ -287,6 +288,8 @@ class StatusReporter:
             records_skipped=counters.skipped + quarantined,
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
+            updates_skipped=counters.updates_skipped,
+            warnings=tuple(text for texts in counters.warnings.values() for text in texts),
             states_taken=state.world.states_taken if state.world is not None else 0,
             steps_added=self._count_added_steps(),
             updates_rolled_back_of=self._updates_by_variable(),

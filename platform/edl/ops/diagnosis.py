@@ -173,6 +173,7 @@ def diagnose_slowdown(job: JobView, command_target: str) -> Iterator[JobFinding]
     """What cost time so far; ``command_target`` is the job's name in commands."""
     yield from _find_missing_workers(job, command_target)
     yield from _find_unapplied_steps(job, command_target)
+    yield from _find_skipped_updates(job, command_target)
     publication = job.published_status
     yield from _find_losses(
         job.name, publication.losses or DisruptionCounter.from_events(publication.events).report, command_target
@@ -196,6 +197,17 @@ def _find_unapplied_steps(job: JobView, command_target: str) -> Iterator[JobFind
             f"{command_target}` shows when."
         )
         yield JobFinding(job.name, text, remedy)
+
+
+def _find_skipped_updates(job: JobView, command_target: str) -> Iterator[JobFinding]:
+    """Steps that ``train.on_nan: skip`` left out."""
+    skipped = job.status.updates_skipped if job.status is not None else 0
+    if skipped:
+        count = "1 update was" if skipped == 1 else f"{skipped:,} updates were"
+        text = f"{count} skipped: the loss or a gradient was not finite (train.on_nan: skip)"
+        yield JobFinding(
+            job.name, text, f"`edl logs {command_target} -r worker` names the records of each. Check them and the rate."
+        )
 
 
 def _find_missing_workers(job: JobView, command_target: str) -> Iterator[JobFinding]:

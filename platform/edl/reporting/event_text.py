@@ -55,6 +55,9 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
     lines = [("records", _format_record_counts(summary))]
     if summary.updates_rolled_back:
         lines.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
+    if summary.updates_skipped:
+        count = f"{summary.updates_skipped:,} {'update' if summary.updates_skipped == 1 else 'updates'}"
+        lines.append(("skipped", f"{count}: the loss or a gradient was not finite (train.on_nan: skip)"))
     if summary.steps_not_applied:
         lines.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
     if summary.steps_added:
@@ -70,12 +73,17 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
         )
     if summary.metrics:
         lines.append(("evaluated", format_metrics(summary.metrics)))
+    loading = summary.export_loading
+    # Why Keras cannot load it is one of the warnings.
+    if loading and loading.startswith("# ") and any(loading[2:] in text for text in summary.warnings):
+        loading = None
     locations = (
         ("export", summary.export),
-        ("load with", summary.export_loading),
+        ("load with", loading),
         ("output", output),
         ("logs", summary.logs),
     )
+    lines += [("warning", to_single_line(text)) for text in summary.warnings]
     return [*lines, *((name, place) for name, place in locations if place)]
 
 

@@ -198,26 +198,38 @@ class Task(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., of_copy: _Optional[bool] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("member", "leases")
+    __slots__ = ("member", "leases", "warnings")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     leases: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ...) -> None: ...
+    warnings: _containers.RepeatedCompositeFieldContainer[WorkerWarning]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., warnings: _Optional[_Iterable[_Union[WorkerWarning, _Mapping]]] = ...) -> None: ...
 
 class LeaseProgress(_message.Message):
-    __slots__ = ("lease", "through", "loss_sum", "loss_steps", "skipped_records")
+    __slots__ = ("lease", "through", "loss_sum", "loss_steps", "skipped_records", "skipped_updates")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     THROUGH_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     LOSS_STEPS_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_UPDATES_FIELD_NUMBER: _ClassVar[int]
     lease: int
     through: int
     loss_sum: float
     loss_steps: int
     skipped_records: int
-    def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ..., loss_sum: _Optional[float] = ..., loss_steps: _Optional[int] = ..., skipped_records: _Optional[int] = ...) -> None: ...
+    skipped_updates: int
+    def __init__(self, lease: _Optional[int] = ..., through: _Optional[int] = ..., loss_sum: _Optional[float] = ..., loss_steps: _Optional[int] = ..., skipped_records: _Optional[int] = ..., skipped_updates: _Optional[int] = ...) -> None: ...
+
+class WorkerWarning(_message.Message):
+    __slots__ = ("topic", "text")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    text: str
+    def __init__(self, topic: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ProgressReply(_message.Message):
     __slots__ = ("incarnation", "placement_version", "lost", "learning_rate")
@@ -288,7 +300,7 @@ class LeaveReply(_message.Message):
     def __init__(self) -> None: ...
 
 class WorldRequest(_message.Message):
-    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference", "evaluation_copy")
+    __slots__ = ("member", "wait_seconds", "address", "seen", "phase", "round", "state_round", "step", "digest", "stable", "after", "done", "loss", "paused", "leaving", "copied", "unreadable", "members_known", "stopped", "difference", "evaluation_copy", "skipped_steps")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -310,6 +322,7 @@ class WorldRequest(_message.Message):
     STOPPED_FIELD_NUMBER: _ClassVar[int]
     DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_COPY_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     member: Member
     wait_seconds: float
     address: str
@@ -331,7 +344,8 @@ class WorldRequest(_message.Message):
     stopped: bool
     difference: str
     evaluation_copy: EvaluationCopy
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ..., evaluation_copy: _Optional[_Union[EvaluationCopy, _Mapping]] = ...) -> None: ...
+    skipped_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., wait_seconds: _Optional[float] = ..., address: _Optional[str] = ..., seen: _Optional[int] = ..., phase: _Optional[str] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., state_round: _Optional[_Union[Round, _Mapping]] = ..., step: _Optional[int] = ..., digest: _Optional[int] = ..., stable: _Optional[int] = ..., after: _Optional[int] = ..., done: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., loss: _Optional[float] = ..., paused: _Optional[bool] = ..., leaving: _Optional[bool] = ..., copied: _Optional[_Union[CopiedState, _Mapping]] = ..., unreadable: _Optional[_Union[UnreadableCheckpoint, _Mapping]] = ..., members_known: _Optional[_Union[Round, _Mapping]] = ..., stopped: _Optional[bool] = ..., difference: _Optional[str] = ..., evaluation_copy: _Optional[_Union[EvaluationCopy, _Mapping]] = ..., skipped_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CopiedState(_message.Message):
     __slots__ = ("cut", "step", "pause_seconds", "shard", "done", "writers")

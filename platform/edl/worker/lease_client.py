@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from edl.api.errors import EdlError, RefusedError
-from edl.core.strict_json import decode_json
+from edl.core.strict_json import decode_json, escape_surrogates
 from edl.transport import edl_pb2 as pb
 from edl.worker.master_session import MasterSession
 
@@ -276,6 +276,7 @@ class ProgressBuffer:
     loss_sum: float = 0.0
     loss_steps: int = 0
     skipped_records: int = 0
+    skipped_updates: int = 0
     awaits_ledger: bool = False
 
     def to_message(self, lease: int) -> pb.LeaseProgress:
@@ -285,12 +286,14 @@ class ProgressBuffer:
             loss_sum=self.loss_sum,
             loss_steps=self.loss_steps,
             skipped_records=self.skipped_records,
+            skipped_updates=self.skipped_updates,
         )
 
     def take_message(self, lease: int) -> pb.LeaseProgress:
         """Return the message and start new sums: the session retries until the master has received it."""
         message = self.to_message(lease)
-        self.loss_sum, self.loss_steps, self.skipped_records, self.sent_steps = 0.0, 0, 0, self.applied_steps
+        self.loss_sum, self.loss_steps, self.sent_steps = 0.0, 0, self.applied_steps
+        self.skipped_records = self.skipped_updates = 0
         return message
 
 
@@ -339,6 +342,7 @@ class ProgressReporter:
         self._send_lock = threading.Lock()
         self._buffers: dict[int, ProgressBuffer] = {}
         self._report_queue: deque[TaskReport] = deque()
+        self._warnings: list[pb.WorkerWarning] = []
         self._last_sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
@@ -349,7 +353,15 @@ class ProgressReporter:
             self._buffers[task.lease_id] = ProgressBuffer(task.expires_seconds)
             self._changed.notify_all()
 
-    def record_step(self, lease_id: int, applied_steps: int, *, loss: float | None, skipped_records: int = 0) -> None:
+    def record_step(
+        self,
+        lease_id: int,
+        applied_steps: int,
+        *,
+        loss: float | None,
+        skipped_records: int = 0,
+        is_skipped: bool = False,
+    ) -> None:
         """Record that all steps of a lease below ``applied_steps`` are applied on all PS.
 
         Args:
@@ -357,6 +369,7 @@ class ProgressReporter:
             applied_steps: number of applied steps.
             loss: loss of the newest step; None if it applied nothing.
             skipped_records: corrupt records of the newest step that were skipped.
+            is_skipped: whether the newest step changed nothing, because its loss or gradient is not finite.
         """
         with self._changed:
             buffer = self._buffers.get(lease_id)
@@ -368,9 +381,16 @@ class ProgressReporter:
                 self._changed.notify_all()
             buffer.applied_steps = applied_steps
             buffer.skipped_records += skipped_records
+            buffer.skipped_updates += is_skipped
             if loss is not None:
                 buffer.loss_sum += loss
                 buffer.loss_steps += 1
+
+    def add_warning(self, topic: str, text: str) -> None:
+        """Report a warning for the user, before the progress and the reports that follow."""
+        with self._changed:
+            self._warnings.append(pb.WorkerWarning(topic=escape_surrogates(topic), text=escape_surrogates(text)))
+            self._changed.notify_all()
 
     def finish_task(self, lease_id: int, result: bytes = b"") -> None:
         """Report a finished task, after everything recorded before."""
@@ -408,16 +428,24 @@ class ProgressReporter:
             return [*self._buffers, *(report.last_progress.lease for report in self._report_queue)]
 
     def send_all(self) -> None:
-        """Send everything now: progress of the held leases first, then reports, in order."""
+        """Send everything now: warnings and progress of the held leases first, then reports, in order."""
         # A report stays queued until it is answered, so that ``known_leases`` names its lease.
         # Prediction sends from its own thread too. The messages of both keep their order.
         with self._send_lock:
+            self._send_warnings()
             self._send_progress()
             while self._report_queue:
                 self._send_report(self._report_queue[0])
                 with self._changed:
                     self._report_queue.popleft()
                     self._changed.notify_all()
+
+    def _send_warnings(self) -> None:
+        with self._changed:
+            warnings, self._warnings = self._warnings, []
+        if warnings:
+            self._session.report_warnings(warnings)
+            self._note_sent()
 
     def _send_progress(self) -> None:
         with self._changed:
@@ -470,7 +498,9 @@ class ProgressReporter:
             return False
 
     def _has_unsent(self) -> bool:
-        return bool(self._report_queue) or any(held.applied_steps > held.sent_steps for held in self._buffers.values())
+        if self._report_queue or self._warnings:
+            return True
+        return any(held.applied_steps > held.sent_steps for held in self._buffers.values())
 
     def _heartbeat_seconds(self) -> float:
         # Four heartbeats within the time after which the master revokes the lease.

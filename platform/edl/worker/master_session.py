@@ -195,6 +195,11 @@ class MasterSession:
         reply: pb.ProgressReply = self._call_with_retry("Progress", lambda: message)
         return reply
 
+    def report_warnings(self, warnings: Sequence[pb.WorkerWarning]) -> None:
+        """Report warnings for the user; the master keeps each text once."""
+        message = pb.ProgressRequest(member=self._member, warnings=warnings)
+        self._call_with_retry("Progress", lambda: message)
+
     def report_result(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
         """Report the end of a task. Retries are safe: the master knows the lease."""
         message = pb.ReportRequest(member=self._member, lease=last_progress.lease, last=last_progress, result=result)

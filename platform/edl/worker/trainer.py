@@ -41,6 +41,7 @@ class TrainingStep:
         value_versions: the version of each PS's values.
         global_step: the number that this worker expects for the step; other workers push at the same time.
         loss: the loss of the minibatch; None if the step changes no parameter.
+        is_skipped: whether it changes none because loss or gradient is not finite.
         push: the request, except for the lease that follows: it is added when the push is sent.
     """
 
@@ -50,6 +51,7 @@ class TrainingStep:
     value_versions: tuple[int, ...] = field(init=False)
     global_step: int = field(init=False)
     loss: float | None = field(init=False)
+    is_skipped: bool = field(init=False, default=False)
     push: StepPush = field(init=False)
 
 
@@ -388,6 +390,7 @@ class Trainer:
                         leased_range.applied_steps,
                         loss=step.loss,
                         skipped_records=loaded_step.skipped_records,
+                        is_skipped=step.is_skipped,
                     )
                     return True
             # A synchronous PS refused the gradient as stale. Compute it again here; the step object
@@ -422,7 +425,7 @@ class Trainer:
     def _compute_push(self, task: LeasedTask, step: TrainingStep) -> None:
         """Run the step function and build the push; a push without gradients still records its step."""
         loaded_step = step.loaded_step
-        step.loss = None
+        step.loss, step.is_skipped = None, False
         step.push = StepPush(task.lease_id, loaded_step.step, value_versions=step.value_versions)
         minibatch = loaded_step.minibatch
         if minibatch is None:
@@ -444,6 +447,7 @@ class Trainer:
                 skip=self._skip_nan,
                 gradient=bad_gradient,
             )
+            step.is_skipped = True
             return
         step.loss = result.loss
         gradients = PushGradients(

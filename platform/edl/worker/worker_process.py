@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
 from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError
+from edl.worker.warning_collector import WarningCollector
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
@@ -113,7 +114,8 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
         # The process sees all cores of the node, but most of them belong to other pods.
         set_thread_counts(workers=1, cores=math.ceil(workers.resources.cpu))
     try:
-        return _run_tasks(runtime, import_slot)
+        with WarningCollector(runtime.progress.add_warning):
+            return _run_tasks(runtime, import_slot)
     except LeavingError:
         return shutdown.wait_for_exit()
 

@@ -81,6 +81,8 @@ def test_the_summary_has_the_documented_keys() -> None:
         "export_loading",
         "states_taken",
         "steps_added",
+        "updates_skipped",
+        "warnings",
     }
     assert set(to_json(Summary(records_total=1, records_done=1))) == documented | added
 

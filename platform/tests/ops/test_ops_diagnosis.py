@@ -131,6 +131,12 @@ def test_steps_that_were_reported_and_not_applied_are_said(cluster: InMemoryClus
     assert not missing_keys(found.text, "1,139 steps", "workers", "reported")
 
 
+def test_updates_that_were_skipped_are_said(cluster: InMemoryCluster) -> None:
+    (found,) = findings(job_view(PublishedStatus(replace(STATUS, updates_skipped=8))), [put_pod(cluster, Role.MASTER)])
+    assert not missing_keys(found.text, "8 updates", "skipped", "not finite", "train.on_nan")
+    assert "edl logs" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("running", "keys"),
     [

@@ -38,6 +38,7 @@ UNRECORDED: dict[str, dict[str, Any]] = {
         "difference": "",
     },
     "stopped_by_callback": {"step": 9},
+    "worker_warned": {"topic": "compile(%s) has no effect", "text": "compile(jit_compile=True) has no effect"},
     "steps": {"step": 9, "done": [[4294967297, 32]], "loss": 0.5},
 }
 """Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""

@@ -43,3 +43,21 @@ def test_the_summary_names_steps_with_fewer_records(added: int, text: str) -> No
     rows = dict(summary_rows(Summary(records_total=4, records_done=4, steps_added=added)))
     assert rows["steps"].startswith(text)
     assert "steps" not in dict(summary_rows(Summary(records_total=4, records_done=4)))
+
+
+@pytest.mark.parametrize(("skipped", "text"), [(1, "1 update: "), (2000, "2,000 updates: ")])
+def test_the_summary_tells_of_skipped_updates(skipped: int, text: str) -> None:
+    rows = dict(summary_rows(Summary(records_total=4, records_done=4, updates_skipped=skipped)))
+    assert rows["skipped"].startswith(text)
+    assert "skipped" not in dict(summary_rows(Summary(records_total=4, records_done=4)))
+
+
+def test_the_summary_has_the_warnings_and_says_nothing_twice() -> None:
+    why = "load_model cannot make L again"
+    summary = Summary(4, 4, export="/e", export_loading=f"# {why}", warnings=("a\nb", f"the .keras file: {why}"))
+    rows = summary_rows(summary)
+    assert [text for name, text in rows if name == "warning"] == ["a b", f"the .keras file: {why}"]
+    assert "load with" not in dict(rows)
+    assert dict(summary_rows(replace(summary, warnings=())))["load with"] == f"# {why}", (
+        "as an earlier version wrote it"
+    )

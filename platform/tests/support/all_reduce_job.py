@@ -295,8 +295,8 @@ def record_steps(rank: Rank) -> None:
     """Keep the shares of the steps that a rank applies."""
     apply_step = rank.world.apply_step
 
-    def apply_and_record(shares: StepShares, loss: float | None, *, is_paused: bool = False) -> None:
-        apply_step(shares, loss, is_paused=is_paused)
+    def apply_and_record(shares: StepShares, loss: float | None, **named: bool) -> None:
+        apply_step(shares, loss, **named)
         if shares:
             rank.made_steps.append((time.monotonic(), rank.world.step, shares))
             rank.losses[rank.world.step] = loss

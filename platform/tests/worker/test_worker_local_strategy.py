@@ -317,10 +317,19 @@ def test_an_id_that_no_embedding_has_is_told_with_its_records(
     assert re.search(told, capsys.readouterr().err)
 
 
-def test_nan_may_be_skipped_without_a_trace(train_locally: Callable[..., LocalTraining]) -> None:
+def test_nan_may_be_skipped_and_is_counted(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = MODEL.replace("tf.square(labels - predictions)", "tf.math.log(labels * 0.0 - 1.0)")
     run, code = train_locally(model).run(on_nan="skip", max_steps=3)
     assert code == 0
+    out, err = capsys.readouterr()
+    events = [json.loads(line) for line in out.splitlines()]
+    assert (events[-1]["event"], events[-1]["updates_skipped"]) == ("summary", 3)
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert events[-1]["warnings"] == warnings
+    assert [text for text in warnings if "loss nan; this step is skipped (1 skipped" in text]
+    assert "skipped so far" not in err, "the report says it"
     for name, array in arrays(run).items():
         assert np.isfinite(array).all(), name
     moving = [array for name, array in arrays(run).items() if name.endswith("moving_mean")]

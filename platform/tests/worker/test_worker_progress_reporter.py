@@ -45,6 +45,26 @@ def test_sums_are_of_the_steps_since_the_last_message() -> None:
     assert (report.last.through, report.last.loss_sum, report.last.skipped_records) == (3, 5.0, 0)
 
 
+def test_warnings_are_sent_once_and_before_the_end_of_a_task() -> None:
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "export"))
+    harness.progress.add_warning("no %s file", "no .keras file \udcff")
+    harness.progress.finish_task(1)
+    for _ in range(2):
+        harness.progress.send_all()
+    sent = [(name, request) for name, request in harness.master.log if name in ("Progress", "Report")]
+    assert [name for name, _ in sent] == ["Progress", "Report"]
+    ((warning,), leases) = (sent[0][1].warnings, sent[0][1].leases)
+    assert (warning.topic, warning.text, len(leases)) == ("no %s file", "no .keras file \\udcff", 0)
+
+
+def test_a_warning_wakes_the_sending_thread() -> None:
+    harness = ProgressHarness()
+    assert not harness.progress._has_unsent()
+    harness.progress.add_warning("a", "a")
+    assert harness.progress._has_unsent()
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
 def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:

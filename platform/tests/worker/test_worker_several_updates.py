@@ -137,6 +137,7 @@ def test_a_step_whose_second_gradient_is_not_finite_is_undone_on_all_ranks(folde
             assert replica.counts[poor] == 0
             assert records - 8 <= replica.counts.sum() < records
         assert len({replica.pack_state().tobytes() for replica in replicas}) == 1
+        assert job.state.counters.updates_skipped == 1
 
 
 def test_a_gradient_that_is_not_finite_ends_the_job_if_it_must(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_nan_may_be_skipped_and_the_step_is_still_in(harness: LoopHarness, caplo
 
     np.testing.assert_array_equal(parameters.latest_values(), plain_sgd(LinearNetwork(), [(0, 8), (12, 16)]))
     (report,) = harness.master.requests("Report")
-    assert (report.last.through, report.last.loss_steps) == (4, 3)
+    assert (report.last.through, report.last.loss_steps, report.last.skipped_updates) == (4, 3, 1)
     assert any(message.startswith("s: records 8 to 11: loss nan") for message in caplog.messages)
 
 

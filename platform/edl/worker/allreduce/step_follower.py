@@ -220,6 +220,6 @@ class StepFollower:
                 np.copyto(buffer.reshape(-1).view(np.uint8), data[start : start + buffer.nbytes])
                 start += buffer.nbytes
         self._apply(outcome)
-        self._world.follow_step(outcome.shares)
+        self._world.follow_step(outcome.shares, is_skipped=not outcome.is_finite)
         if message.behind <= BEHIND:
             self._world.catch_up()

@@ -598,7 +598,7 @@ class StepLoop:
         outcome = StepOutcome.from_messages(messages, self._digests.name_rank)
         self._feed.add_step(messages, self._replica.buffers if outcome.changes_variables else ())
         self._apply_sums(outcome)
-        self._world.apply_step(outcome.shares, outcome.loss)
+        self._world.apply_step(outcome.shares, outcome.loss, is_skipped=not outcome.is_finite)
         self._sums.end_step(self._world.step, is_applied=outcome.changes_variables)
         if self._updates is not None:
             self._updates.end_step(self._world.step, is_applied=outcome.changes_variables)

@@ -266,17 +266,20 @@ class WorldClient:
             self._rank.handle_started(round_id)
             self._stable_step, self._is_paused = 0, False
 
-    def apply_step(self, shares: StepShares, loss: float | None, *, is_paused: bool = False) -> None:
+    def apply_step(
+        self, shares: StepShares, loss: float | None, *, is_paused: bool = False, is_skipped: bool = False
+    ) -> None:
         """A reduction is finished. Without shares no step was made, but all ranks had applied the one before.
 
         Args:
             shares: the shares of all ranks.
             loss: the loss of the step.
             is_paused: whether all ranks wait for an evaluation.
+            is_skipped: whether the step changed nothing, because a gradient was not finite.
         """
         with self._changed:
             self._is_paused = is_paused and not shares
-            self._stable_step = self._rank.apply_step(shares) if shares else self.step
+            self._stable_step = self._rank.apply_step(shares, is_skipped=is_skipped) if shares else self.step
             if loss is not None and math.isfinite(loss):
                 self._loss_sum, self._loss_steps = self._loss_sum + loss, self._loss_steps + 1
 
@@ -306,11 +309,11 @@ class WorldClient:
         with self._changed:
             self._rank.adopt_followed_state(step, shares)
 
-    def follow_step(self, shares: StepShares) -> None:
+    def follow_step(self, shares: StepShares, *, is_skipped: bool = False) -> None:
         """A step of the members is applied here, too. Without shares no step was made."""
         with self._changed:
             if shares:
-                self._rank.apply_step(shares)
+                self._rank.apply_step(shares, is_skipped=is_skipped)
 
     def catch_up(self) -> None:
         """This worker has the newest steps of the members: ask to join."""
@@ -439,6 +442,7 @@ class WorldClient:
                 request.stable, request.paused = self._stable_step, self._is_paused
                 self._add_loss(request)
             request.after = rank.shares.after
+            request.skipped_steps.extend(rank.shares.skipped_steps)
             until = self._stable_step if is_running else rank.shares.step
             skipped = rank.shares.skipped_records(until)
             request.done.extend(

@@ -26,6 +26,7 @@ from edl.worker import loss_log, task_loop
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
 from edl.worker.record_stream import CorruptRecordSkipper
+from edl.worker.warning_collector import WarningCollector, is_not_collected
 
 if TYPE_CHECKING:
     from edl.keras.model_contract import ModelModule
@@ -42,13 +43,16 @@ def main(environment: Mapping[str, str]) -> int:
         EdlError: the run directory cannot be used, or the same job is already running.
     """
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
+    for handler in logging.getLogger().handlers:
+        # The report prints these.
+        handler.addFilter(is_not_collected)
     run = RunDirectory(Path(environment["EDL_RUN_DIR"]))
     with JobLock(run.job_dir, run.run_id):
         spec = load_job_file(run.spec)
         _set_log_levels(spec.log.level)
         status = Status(spec.name, run.run_id, str(run.path), "Starting", time.time(), epochs=spec.train.epochs)
         report = LocalReport(run, status, as_json=environment.get("EDL_JSON") == "1")
-        with StopRequest() as stop:
+        with WarningCollector(report.warn), StopRequest() as stop:
             return _finish(spec, run, report, stop, environment.get(GO_ON, ""))
 
 

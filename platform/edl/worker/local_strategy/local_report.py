@@ -9,7 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from edl.api.events import JobEnded, JobEvent, RoleEnded, RoleStarted
+from edl.api.events import JobEnded, JobEvent, RoleEnded, RoleStarted, WarningRaised
 from edl.api.status import Status, Summary
 from edl.jobfile.event_json import line
 from edl.jobfile.section_type import to_json
@@ -46,6 +46,7 @@ class LocalReport:
         self._shown = 0.0
         self._written = 0.0
         self._first: tuple[float, int] | None = None
+        self._warnings: list[str] = []
 
     def started(self) -> None:
         """Report this process as the run's only worker."""
@@ -60,6 +61,11 @@ class LocalReport:
             self._print(line(event))
         elif not isinstance(event, JobEnded):
             self._print(f"{format_local_time(event.time)}  {describe_event(event)}")
+
+    def warn(self, topic: str, text: str) -> None:
+        """Report a warning, also in the summary."""
+        self._warnings.append(text)
+        self.event(WarningRaised(text, time=time.time()))
 
     def changed(self, *, now: bool = False, **fields: Any) -> None:
         """Update fields of the status; write and print it if enough time has passed, or ``now``."""
@@ -133,6 +139,8 @@ class LocalReport:
             seconds=time.time() - self._began,
             metrics=status.metrics,
             logs=str(logs) if any(logs.glob("*.log")) else None,
+            updates_skipped=status.updates_skipped,
+            warnings=tuple(self._warnings),
             **fields,
         )
 

@@ -233,6 +233,7 @@ class LocalTraining:
         else:
             self._step, self._done = found.version, ledger["records_done"]
         self._saved, self._skipped = self._step, ledger.get("records_skipped", 0)
+        self._not_finite = ledger.get("updates_skipped", 0)
         if WORLD_STEP_KEY in ledger:
             self._cut_offset = max(0, list_cuts(self._run.checkpoints)[-1] + 1 - self._step)
         else:
@@ -258,7 +259,14 @@ class LocalTraining:
             total = min(total, limit * self._spec.train.minibatch_size)
         # A resumed run with fewer steps or epochs may already have done more.
         total = max(total, self._done)
-        self._report.changed(now=True, phase="Training", records_total=total, records_done=self._done, epochs=epochs)
+        self._report.changed(
+            now=True,
+            phase="Training",
+            records_total=total,
+            records_done=self._done,
+            epochs=epochs,
+            updates_skipped=self._not_finite,
+        )
         # Without checkpoints there is nothing to write first, and a signal ends the run at once.
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
             self._train(sources)
@@ -384,6 +392,7 @@ class LocalTraining:
             step=self._step,
             records_done=self._done,
             epoch=plan.epoch + 1,
+            updates_skipped=self._not_finite,
             loss=self._report.status.loss if loss is None else loss,
         )
 
@@ -439,6 +448,7 @@ class LocalTraining:
             DATASET_KEY: self._dataset,
             "records_done": self._done,
             "records_skipped": self._skipped,
+            "updates_skipped": self._not_finite,
             "window": self._window,
             "evaluated": self._evaluated,
             "callbacks": self._watcher.state(),
