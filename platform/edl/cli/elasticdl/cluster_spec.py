@@ -204,7 +204,8 @@ def _call(function: Callable[[Any], Any], manifest: Manifest, kind: str, path: P
         )
     after = api.sanitize_for_serialization(result)
     # what the client does not know, such as a new field of Kubernetes, stays as it was
-    return apply_strategic_merge(manifest, _make_patch(plain, after, "")) if plain != after else manifest
+    patched: Manifest = apply_strategic_merge(manifest, _difference(plain, after, source))
+    return patched
 
 
 def _user_error(error: Exception, path: Path, source: str, where: str) -> BadInputError:
