@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +14,12 @@ import typer.main
 from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
+from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, Sets
+from edl.cli.elasticdl.job_spec import translate_job
+from edl.cli.elasticdl.parser import parse_command_line
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.json_schema import build_job_schema
-from edl.jobfile.loader import load_job_file
+from edl.jobfile.loader import diff_job_specs, load_job_file
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/migrating-from-elasticdl.md"
 CODE = re.compile(r"`([^`]+)`")
@@ -62,6 +66,16 @@ def test_fields_that_the_page_names_exist(rows, job_fields):
     assert [name for name in named if name.partition(":")[0] not in job_fields] == []
 
 
+def test_the_page_names_the_fields_that_the_command_sets(rows):
+    """What `elasticdl` makes of a flag, and what the page says to write, are the same."""
+    said = {flag: CODE.findall(row[1]) for row in rows for flag in CODE.findall(row[0])}
+    for flag in (*JOB_FLAGS, *EXTRA_FLAGS):
+        if isinstance(flag.effect, Sets):
+            fields_set = {re.sub(r"^model\.functions\..*", "model.functions", name) for name in flag.effect.fields}
+            named = {re.sub(r"\[\]\..*", "", code) for code in said[flag.option]}
+            assert fields_set & named, flag.option
+
+
 def test_remarks_name_no_field_that_is_not_there(rows, job_fields):
     tops = {name for name in job_fields if "." not in name}
     named = [code for row in rows for code in CODE.findall(row[-1]) if code.partition(".")[0] in tops and "." in code]
@@ -100,3 +114,26 @@ def test_the_translated_command_is_a_job_file_for_a_cluster(tmp_path):
         "keep_checkpoint_max": spec.checkpoint and spec.checkpoint.keep,
     }
     assert {name: int(value) for name, value in given.items()} == said
+
+
+def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
+    """The page shows one job twice. It differs in what only ElasticDL's users need: names of pods, and defaults."""
+    (tmp_path / "job.yaml").write_text(re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)[0])
+    shown = load_job_file(tmp_path / "job.yaml", required_datasets=("training",), extra_rules=find_spec_problems)
+    text = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    program, command, *words = shlex.split(text.replace("\\\n", " "))
+    assert (program, command) == ("elasticdl", "train")
+    made = translate_job(parse_command_line(command, words), Path(), find_spec_problems).spec
+    differences = {field: (old, new) for field, old, new in diff_job_specs(shown, made)}
+    assert differences == {
+        "image": ("gcr.io/my-project/edl:mnist", "gcr.io/my-project/elasticdl:mnist"),
+        "model.zoo": ("/model_zoo", "model_zoo"),  # the same folder in a pod
+        "export": ({"path": None}, None),
+        "workers.oom_memory_factor": (1.0, 1.5),
+        "pod.name_prefix": ("edl", "elasticdl"),
+        "pod.identity_labels.job": (None, "elasticdl-job-name"),
+        "pod.identity_labels.role": (None, "elasticdl-replica-type"),
+        "pod.identity_labels.index": (None, "elasticdl-replica-index"),
+        "pod.labels.app": (None, "elasticdl"),
+        "pod.image_pull_policy": (None, "Always"),
+    }

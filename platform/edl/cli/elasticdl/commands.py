@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 JOB_FILES = Path(DEFAULT_STORAGE_DIR, "elasticdl")
 """Where the job files of command lines are: a run or a submission is continued with its file."""
 DEFAULT_PREDICTIONS = "predictions"
+_RUN = re.compile(r"([a-z][-a-z0-9]*/)?r[1-9][0-9]*")
 
 
 def run_command(line: CommandLine) -> int:
@@ -38,13 +40,14 @@ def run_command(line: CommandLine) -> int:
         print(f"ElasticDL job {job.spec.name} YAML has been dumped into file {yaml_file}.")
         return 0
     refuse_unsupported(line.command, job)
+    model = find_trained_model(line.values["checkpoint_dir_for_init"]) if line.command == PREDICT else ""
     job_file = JOB_FILES / f"{job.spec.name}.yaml"
     _write_job_file(job_file, job)
     print(f"The job file is {job_file}.", file=sys.stderr)
     if job.runs_on_cluster:
         return _submit(job_file, line, job)
     os.environ.update(job.variables)
-    return _predict(job_file, line) if line.command == PREDICT else _run_here(job_file)
+    return _predict(job_file, line, model) if line.command == PREDICT else _run_here(job_file)
 
 
 def refuse_unsupported(command: str, job: TranslatedJob) -> None:
@@ -66,6 +69,24 @@ def refuse_unsupported(command: str, job: TranslatedJob) -> None:
             where="elasticdl predict: --image_name",
             hint="leave --image_name out on a machine that has the data and the model: edl predict runs there.",
         )
+
+
+def find_trained_model(place: str) -> str:
+    """What ``edl predict --from`` takes: a ``.keras`` file, also that of an exported folder, or a run.
+
+    Raises:
+        BadInputError: it is something else, such as a checkpoint of ElasticDL.
+    """
+    files = sorted(Path(place).glob("*.keras")) if Path(place).is_dir() else []
+    if len(files) == 1:
+        return str(files[0])
+    if place.endswith(".keras") or _RUN.fullmatch(place):
+        return place
+    raise BadInputError(
+        "is no .keras file, no folder with one, and no run such as r3",
+        where=f"--checkpoint_dir_for_init={place}",
+        hint="Checkpoints of ElasticDL cannot be read. Of a run of EDL, name the run: the newest checkpoint is taken.",
+    )
 
 
 def job_file_text(document: Mapping[str, JsonValue]) -> str:
@@ -95,11 +116,11 @@ def _run_here(job_file: Path) -> int:
     return _exit_code(lambda: run(job_file))
 
 
-def _predict(job_file: Path, line: CommandLine) -> int:
+def _predict(job_file: Path, line: CommandLine, model: str) -> int:
     from edl.cli.predict import predict
 
     output = Path(line.values["output"] or DEFAULT_PREDICTIONS)
-    return _exit_code(lambda: predict(job_file, output, source=line.values["checkpoint_dir_for_init"]))
+    return _exit_code(lambda: predict(job_file, output, source=model))
 
 
 def _submit(job_file: Path, line: CommandLine, job: TranslatedJob) -> int:

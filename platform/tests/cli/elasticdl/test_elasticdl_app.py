@@ -161,6 +161,21 @@ def test_a_prediction(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[
     assert not missing_keys(capsys.readouterr().out, "predicts 5 records", str(model), f"{local_run.folder}/out")
 
 
+def test_an_exported_folder_is_a_trained_model(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    (local_run.folder / "export").mkdir()
+    keras_file(local_run.folder / "export" / "model.keras")
+    words = ["predict", *HERE, "--prediction_data=test.csv", "--checkpoint_dir_for_init=export"]
+    assert elasticdl(*words) == 0
+    assert "export/model.keras" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_elasticdl_is_refused(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", *HERE, "--prediction_data=test.csv", "--checkpoint_dir_for_init=/ckpt/version-110"]
+    assert elasticdl(*words) == 2
+    assert not missing_keys(capsys.readouterr().err, "--checkpoint_dir_for_init=/ckpt/version-110", ".keras")
+    assert not (local_run.folder / ".edl").exists()
+
+
 # ------------------------------------------------------------------ clusters
 
 
