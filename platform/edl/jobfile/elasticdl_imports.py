@@ -6,6 +6,7 @@ Other packages are not checked: what a model needs besides TensorFlow may be in 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from edl.jobfile.zoo_lookup import STAR_IMPORT, defined_names, find_model_functi
 MIGRATION_PAGE = "docs/migrating-from-elasticdl.md"
 COMPAT_PACKAGES = ("elasticdl", "elasticdl_preprocessing", "recordio")
 """The packages of the distribution elasticdl-compat."""
+_COMPAT_IMPORT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(COMPAT_PACKAGES)})\b", re.MULTILINE)
 _PROGRAMS_PACKAGE = "elasticai_api"
 
 
@@ -27,6 +29,12 @@ def explain_missing_package(package: str) -> str | None:
     if package == _PROGRAMS_PACKAGE:
         return f"{package} is for programs with a training loop of their own, which EDL does not run: {MIGRATION_PAGE}"
     return None
+
+
+def find_compat_import(zoo: Path) -> Path | None:
+    """The first file of a zoo that imports one of these packages; None if no file does."""
+    files = sorted(zoo.rglob("*.py"))
+    return next((file for file in files if _COMPAT_IMPORT.search(file.read_text("utf-8", errors="replace"))), None)
 
 
 def find_missing_imports(zoo: Path, definition: str) -> Iterator[BadInputError]:

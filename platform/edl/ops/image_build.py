@@ -15,6 +15,7 @@ from docker.utils import match_tag
 from docker.utils.build import exclude_paths
 
 from edl.api.errors import BadInputError
+from edl.jobfile.elasticdl_imports import find_compat_import
 from edl.ops.docker_engine import BuildFailedError, DockerEngine, translate_docker_errors
 
 # --------------------------------------------------------------------------------------------------
@@ -205,6 +206,12 @@ USER root
 COPY requirements.txt /model_zoo/
 RUN pip install -r /model_zoo/requirements.txt
 """
+INSTALL_COMPAT = "RUN pip install --no-deps --no-index /opt/edl/wheels/elasticdl_compat-*.whl"
+"""Installs the packages that models of ElasticDL import; EDL's training image has the wheel."""
+_INSTALL_COMPAT = f"""\
+USER root
+{INSTALL_COMPAT}
+"""
 _COPY_ZOO = """\
 COPY . /model_zoo
 USER 1000:1000
@@ -216,14 +223,16 @@ def default_base_image() -> str:
     return f"edl/edl:{version('edl-platform')}"
 
 
-def render_dockerfile(base: str, *, packages: bool) -> str:
+def render_dockerfile(base: str, *, packages: bool, compat: bool = False) -> str:
     """A Dockerfile that puts the context at /model_zoo.
 
     Args:
         base: the image to start from.
         packages: whether to install what the zoo's requirements.txt lists.
+        compat: whether to install the distribution elasticdl-compat.
     """
-    return _FROM_BASE.format(base=base) + (_INSTALL_PACKAGES if packages else "") + _COPY_ZOO
+    installed = (_INSTALL_COMPAT if compat else "") + (_INSTALL_PACKAGES if packages else "")
+    return _FROM_BASE.format(base=base) + installed + _COPY_ZOO
 
 
 def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[str, dict[str, str]]:
@@ -242,7 +251,8 @@ def choose_dockerfile(zoo: Path, base: str | None, file: Path | None) -> tuple[s
     own = zoo / "Dockerfile"
     chosen = file or (own if own.exists() else None)
     if chosen is None:
-        return render_dockerfile(base or default_base_image(), packages=(zoo / REQUIREMENTS_FILE).is_file()), {}
+        has_packages, has_compat = (zoo / REQUIREMENTS_FILE).is_file(), find_compat_import(zoo) is not None
+        return render_dockerfile(base or default_base_image(), packages=has_packages, compat=has_compat), {}
     text = _read_dockerfile(chosen)
     if base is None:
         return text, {}

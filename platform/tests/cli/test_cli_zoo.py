@@ -18,7 +18,14 @@ from edl.api.errors import BadInputError
 from edl.cli.zoo import TEMPLATE_FILES, model_definitions
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.zoo_lookup import find_model_function
-from edl.ops.image_build import DOCKERFILE, IGNORE_FILE, choose_dockerfile, default_base_image, pack_context
+from edl.ops.image_build import (
+    DOCKERFILE,
+    IGNORE_FILE,
+    INSTALL_COMPAT,
+    choose_dockerfile,
+    default_base_image,
+    pack_context,
+)
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 
@@ -97,6 +104,23 @@ def test_the_dockerfile_is_made_where_the_zoo_has_none(zoo: Path) -> None:
     assert text == "ARG BASE=edl/edl:dev\nFROM ${BASE}\nCOPY . /model_zoo\nUSER 1000:1000\n"
     (zoo / "requirements.txt").write_text("pandas\n", encoding="utf-8")
     assert "RUN pip install -r /model_zoo/requirements.txt" in choose_dockerfile(zoo, None, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "has_it"),
+    [
+        ("from elasticdl.python.common.constants import Mode", True),
+        ("import recordio", True),
+        ("    from elasticdl_preprocessing.layers import Hashing", True),
+        ("import elasticdl_things", False),
+        ("x = 'import elasticdl'", False),
+    ],
+)
+def test_models_that_import_elasticdls_names_get_them(zoo: Path, line: str, has_it: bool) -> None:
+    (zoo / "theirs.py").write_text(f"if True:\n    pass\n    {line.strip()}\n", encoding="utf-8")
+    text, _ = choose_dockerfile(zoo, "edl/edl:dev", None)
+    assert (INSTALL_COMPAT in text) == has_it
+    assert text.endswith("COPY . /model_zoo\nUSER 1000:1000\n")
 
 
 def test_the_zoos_own_dockerfile_is_used_and_decides_on_its_base(zoo: Path, tmp_path: Path) -> None:

@@ -108,6 +108,15 @@ def test_every_command_has_its_help(environment: Path, tmp_path: Path) -> None:
         assert edl(environment, name, "--help", cwd=tmp_path).returncode == 0, name
 
 
+def test_the_second_command_writes_a_job_file(environment: Path, tmp_path: Path) -> None:
+    words = ["train", "--job_name=j", "--image_name=i:1", "--model_def=m.f", "--training_data=/data", "--yaml=job.yaml"]
+    done = subprocess.run(
+        [environment / "bin/elasticdl", *words], cwd=tmp_path, capture_output=True, timeout=60, check=True
+    )
+    assert b"job.yaml" in done.stdout
+    assert edl(environment, "render", "job.yaml", cwd=tmp_path).returncode == 0
+
+
 def test_a_job_is_checked_planned_and_rendered(environment: Path, zoo: Path) -> None:
     checked = edl(environment, "validate", "job.yaml", cwd=zoo)
     assert checked.returncode == 0, checked.stderr

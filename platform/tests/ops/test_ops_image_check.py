@@ -45,3 +45,10 @@ def test_what_the_images_copy_is_in_the_context() -> None:
     }
     assert allowed >= {"pyproject.toml", "constraints.txt", "README.md", "images/requirements.py", "images/slim.py"}
     assert all((ROOT / path).exists() for path in allowed)
+    for file in ("Dockerfile", "submitter.Dockerfile"):
+        for line in (IMAGES / file).read_text(encoding="utf-8").splitlines():
+            command, *sources = line.split()[:-1] or [""]
+            if command == "COPY" and not sources[0].startswith("--"):
+                assert [
+                    each for each in sources if not any(path.startswith(each.rstrip("/")) for path in allowed)
+                ] == []

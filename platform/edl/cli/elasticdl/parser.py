@@ -94,7 +94,13 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
 
 def make_parser(command: str) -> ArgumentParser:
     """The parser of a command. It has exact names only; all values are text that is read later."""
-    parser = ArgumentParser(prog=f"elasticdl {command}", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    positional = "".join(f" {flag.name.upper()}" for flag in flags_of(command).values() if flag.is_positional)
+    parser = ArgumentParser(
+        prog=f"elasticdl {command}",
+        usage=f"elasticdl {command} [FLAGS]{positional}",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
     for flag in flags_of(command).values():
         bare: dict[str, Any] = {"nargs": "?", "const": _BARE} if flag.kind is Kind.BOOLEAN else {}
         if flag.is_positional:

@@ -10,14 +10,13 @@ from pathlib import Path
 from edl.api.errors import BadInputError, StorageError
 from edl.cli.elasticdl.flags import ZOO_BUILD, ZOO_INIT, NoEffect, flags_of
 from edl.cli.elasticdl.parser import CommandLine, join_words
-from edl.jobfile.elasticdl_imports import COMPAT_PACKAGES
+from edl.jobfile.elasticdl_imports import find_compat_import
 
 DOCKERFILE = Path("Dockerfile")
 REPLACED_DOCKERFILE = Path("Dockerfile.old")
 _WITHOUT_EDL = re.compile(r"(.*/)?(python|tensorflow|ubuntu|debian|elasticdl)(/tensorflow)?([:@].*)?")
 """Names of base images in ElasticDL's tutorials: none of them contains EDL."""
 _NOT_ON_THE_INDEX = re.compile(r"^\s*(elasticdl[-_\w]*|recordio|pyrecordio)\b", re.IGNORECASE | re.MULTILINE)
-_IMPORTS_COMPAT = re.compile(rf"^\s*(?:from|import)\s+({'|'.join(COMPAT_PACKAGES)})\b", re.MULTILINE)
 
 
 def run_command(line: CommandLine) -> int:
@@ -61,7 +60,7 @@ def write_dockerfile(line: CommandLine) -> None:
         DOCKERFILE.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", where=str(DOCKERFILE)) from error
-    for note in zoo_notes(zoo, wheels):
+    for note in zoo_notes(zoo):
         print(note, file=sys.stderr)
     print(f"wrote {DOCKERFILE}")
     print("Next: elasticdl zoo build --image=NAME .")
@@ -71,6 +70,10 @@ def dockerfile_text(base: str, zoo: Path, wheels: Path | None, index: str) -> st
     """The Dockerfile of an image with a zoo at /model_zoo. Its context is the current folder."""
     option = f" --extra-index-url={index}" if index else ""
     lines = [f"ARG BASE={base}", "FROM ${BASE}", "USER root"]
+    if find_compat_import(zoo) is not None:
+        from edl.ops.image_build import INSTALL_COMPAT
+
+        lines.append(INSTALL_COMPAT)
     if wheels is not None:
         lines += [
             f"COPY {wheels}/*.whl /tmp/wheels/",
@@ -84,21 +87,11 @@ def dockerfile_text(base: str, zoo: Path, wheels: Path | None, index: str) -> st
     return "\n".join([*lines, f"COPY {zoo} /model_zoo", "USER 1000:1000", ""])
 
 
-def zoo_notes(zoo: Path, wheels: Path | None) -> Iterator[str]:
-    """What the image will lack: packages that no index has, and those for models that import ElasticDL's names."""
+def zoo_notes(zoo: Path) -> Iterator[str]:
+    """Packages that the zoo lists and no index has."""
     requirements = zoo / "requirements.txt"
     if requirements.is_file() and (names := _NOT_ON_THE_INDEX.findall(requirements.read_text(encoding="utf-8"))):
         yield f"{requirements}: pip will not find {join_words(names)}; remove the lines: elasticdl-compat has the names"
-    importing = sorted(path for path in zoo.rglob("*.py") if _IMPORTS_COMPAT.search(_read(path)))
-    if importing and not (wheels is not None and any(wheels.glob("elasticdl_compat-*.whl"))):
-        yield (
-            f"{importing[0]} imports names of ElasticDL: the image needs the wheel of elasticdl-compat. From a clone "
-            "of EDL: pip wheel ./elasticdl-compat --no-deps --wheel-dir wheels; then give --local_pkg_dir=wheels"
-        )
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _base_image(line: CommandLine) -> str:

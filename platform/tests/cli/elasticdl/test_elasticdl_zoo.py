@@ -1,0 +1,77 @@
+"""elasticdl zoo: the Dockerfile of ``init``, and what ``build`` and ``push`` give to those of edl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.cli_harness import exit_code_of
+from support.text_keys import missing_keys
+
+from edl.cli.elasticdl import app
+from edl.ops.image_build import INSTALL_COMPAT
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "model_zoo").mkdir()
+    (tmp_path / "model_zoo/model.py").write_text("def custom_model(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def elasticdl(*words: str) -> int:
+    return exit_code_of(lambda: app.main(["zoo", *words]))
+
+
+def test_the_dockerfile_installs_what_the_zoo_needs(folder: Path) -> None:
+    (folder / "wheels").mkdir()
+    (folder / "model_zoo/requirements.txt").write_text("pandas\n")
+    (folder / "model_zoo/model.py").write_text("import recordio\n")
+    index = "--extra_pypi_index=http://index.example/simple"
+    assert elasticdl("init", "--model_zoo=model_zoo", "--local_pkg_dir=wheels", index) == 0
+    assert (folder / "Dockerfile").read_text().splitlines()[1:] == [
+        "FROM ${BASE}",
+        "USER root",
+        INSTALL_COMPAT,
+        "COPY wheels/*.whl /tmp/wheels/",
+        "RUN pip install --extra-index-url=http://index.example/simple /tmp/wheels/*.whl && rm -r /tmp/wheels",
+        "COPY model_zoo/requirements.txt /model_zoo/requirements.txt",
+        "RUN pip install --extra-index-url=http://index.example/simple -r /model_zoo/requirements.txt",
+        "COPY model_zoo /model_zoo",
+        "USER 1000:1000",
+    ]
+
+
+def test_the_dockerfile_of_before_is_kept(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "Dockerfile").write_text("FROM mine\n")
+    assert elasticdl("init", "--model_zoo=model_zoo") == 0
+    assert (folder / "Dockerfile.old").read_text() == "FROM mine\n"
+    assert "Dockerfile.old" in capsys.readouterr().err
+    assert elasticdl("init", "--model_zoo=model_zoo") == 0
+    assert (folder / "Dockerfile.old").read_text() == "FROM mine\n"
+
+
+def test_packages_that_no_index_has_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model_zoo/requirements.txt").write_text("elasticdl_preprocessing\npandas\nelasticdl==0.2\n")
+    assert elasticdl("init", "--model_zoo=model_zoo") == 0
+    assert not missing_keys(capsys.readouterr().err, "elasticdl_preprocessing and elasticdl", "remove the lines")
+
+
+@pytest.mark.parametrize("words", [["--model_zoo=nowhere"], ["--model_zoo=.."], ["--local_pkg_dir=nowhere"]])
+def test_folders_that_cannot_be_copied(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl("init", *words) == 2
+    assert words[0] in capsys.readouterr().err
+    assert not (folder / "Dockerfile").exists()
+
+
+def test_build_and_push_are_those_of_edl(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("edl.cli.zoo.build_zoo_image", lambda path, image: asked.append((path, image)) or image)
+    monkeypatch.setattr("edl.cli.zoo.push", asked.append)
+    assert elasticdl("build", "--image=registry.example/mnist:1", ".") == 0
+    assert elasticdl("push", "registry.example/mnist:1") == 0
+    assert asked == [(Path(), "registry.example/mnist:1"), "registry.example/mnist:1"]
+    assert "elasticdl zoo push registry.example/mnist:1" in capsys.readouterr().out
