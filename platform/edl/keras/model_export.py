@@ -25,6 +25,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.saving.serialization_lib import SafeModeScope
 
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
@@ -54,6 +55,7 @@ from edl.storage.durable_files import sync_directory, sync_file, to_storage_erro
 
 
 _LAMBDA_CLASS = "__lambda__"
+_OWN_PACKAGES = ("keras", "edl")
 _MAX_LISTED_OBJECTS = 20
 """Maximum number of names in a message."""
 
@@ -107,7 +109,7 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     # caller turns safe mode off.
     if unsafe:
         arguments.append("safe_mode=False")
-    return "; ".join([*lines, f"keras.models.load_model({', '.join(arguments)})"])
+    return "; ".join(["import keras", *lines, f"keras.models.load_model({', '.join(arguments)})"])
 
 
 def _find_unloadable(model_config: Any, model: Any) -> str:
@@ -130,6 +132,38 @@ def _find_unloadable(model_config: Any, model: Any) -> str:
                 f"load_model cannot make {kind.__name__} again: {kind.__name__}.__init__(): {error}. It must take what"
                 " get_config() gives: add **kwargs and pass them to super().__init__(**kwargs), or define get_config()."
                 " The SavedModel loads without it"
+            )
+    return ""
+
+
+def warn_about_keras_file(model: Any) -> None:
+    """Warn if the model's export will have no ``.keras`` file, or one that Keras cannot load.
+
+    Unlike an export, this also makes the user's layers from their configs, as loading does; their code runs.
+    """
+    if not _can_serialize(model):
+        return
+    model_config = keras.saving.serialize_keras_object(model)
+    if why := _find_unloadable(model_config, model) or _find_failing_config(model_config, model):
+        _LOG.warning("the .keras file: %s", why)
+
+
+def _find_failing_config(model_config: Any, model: Any) -> str:
+    """The first layer of the user's that its own ``from_config`` does not make again; empty if there is none."""
+    layers = [layer for layer in model._flatten_layers() if type(layer).__module__.split(".")[0] not in _OWN_PACKAGES]
+    named = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
+    known = {each.name: getattr(sys.modules.get(each.module), each.name, None) for each in named}
+    for layer in layers:
+        kind, config = type(layer), keras.saving.serialize_keras_object(layer)["config"]
+        if _is_functional_config(config):
+            continue
+        try:
+            with keras.saving.custom_object_scope(known), SafeModeScope(safe_mode=False):
+                kind.from_config(config)
+        except Exception as error:  # noqa: BLE001  the user's code may raise anything
+            return (
+                f"load_model cannot make {kind.__name__} again: from_config() of the layer '{layer.name}' raises "
+                f"{type(error).__name__}: {error}. The SavedModel loads without it"
             )
     return ""
 
@@ -424,9 +458,23 @@ def _can_serialize(model: Any) -> bool:
     try:
         keras.saving.serialize_keras_object(model)
     except Exception as error:  # noqa: BLE001  a user's get_config may raise anything; the SavedModel needs none
-        _LOG.warning("no .keras file is exported, only the SavedModel: Keras cannot describe the model: %s", error)
+        _LOG.warning(
+            "no .keras file is exported, only the SavedModel: Keras cannot describe %s: %s",
+            _name_undescribed(model),
+            error,
+        )
         return False
     return True
+
+
+def _name_undescribed(model: Any) -> str:
+    """The innermost layer that Keras cannot describe, or else the model."""
+    for layer in reversed(list(model._flatten_layers(include_self=False))):
+        try:
+            keras.saving.serialize_keras_object(layer)
+        except Exception:  # noqa: BLE001  as above
+            return f"the layer '{layer.name}' ({type(layer).__name__})"
+    return "the model"
 
 
 def _with_keras_layers(model: Any, features: Any, sample: Any) -> Any:

@@ -21,7 +21,7 @@ import keras  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.jobfile.zoo_lookup import find_model_function  # noqa: E402
-from edl.keras.model_export import format_loading_code  # noqa: E402
+from edl.keras.model_export import format_loading_code, warn_about_keras_file  # noqa: E402
 from edl.keras.zoo_import import import_zoo_module  # noqa: E402
 
 MODULE = """
@@ -73,6 +73,15 @@ class StrictLayer(keras.layers.Layer):
 
     def call(self, x):
         return x * self.factor
+
+class Refusing(Double):
+    @classmethod
+    def from_config(cls, config):
+        raise KeyError("no factor")
+
+class Silent(Double):
+    def get_config(self):
+        raise NotImplementedError("no config")
 """
 X = np.ones((3, 2), np.float32)
 
@@ -112,7 +121,7 @@ def test_what_is_said_loads_the_file(kind: str, user_layers: Any, tmp_path: Path
         keras.models.load_model(path)
     said = format_loading_code(model, path, tmp_path / "zoo")
     *imports, load = said.split("; ")
-    scope: dict[str, Any] = {"keras": keras}
+    scope: dict[str, Any] = {}
     exec("\n".join([*imports, f"loaded = {load}"]), scope)
     np.testing.assert_allclose(scope["loaded"](X), expected)
 
@@ -130,10 +139,39 @@ def test_what_no_code_loads_is_told_by_what_is_missing(kind: str, user_layers: A
     assert not missing_keys(said, f"{kind}.__init__()", "**kwargs", "get_config()", "SavedModel")
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_nothing_is_warned_of_where_the_file_can_be_loaded(
+    kind: str, user_layers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = MODELS[kind](user_layers)
+    model(X)
+    warn_about_keras_file(model)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("StrictLayer", ["StrictLayer.__init__()"]),
+        ("Refusing", ["from_config()", "'refusing'", "no factor"]),
+        ("Silent", ["no .keras file", "the layer 'silent' (Silent)", "no config"]),
+    ],
+)
+def test_a_layer_that_keras_cannot_write_or_make_again_is_named(
+    kind: str, keys: list[str], user_layers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = getattr(user_layers, kind)(**({"factor": 2.0} if kind == "StrictLayer" else {"name": kind.lower()}))
+    model = sequential(layer)
+    model(X)
+    warn_about_keras_file(model)
+    (said,) = caplog.messages
+    assert not missing_keys(said, *keys, "SavedModel")
+
+
 def test_what_is_registered_needs_its_module(user_layers: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.keras"
     assert format_loading_code(sequential(user_layers.Known()), path, tmp_path / "zoo") == (
-        f'import layers_of_mine; keras.models.load_model("{path}")'
+        f'import keras; import layers_of_mine; keras.models.load_model("{path}")'
     )
 
 
@@ -158,7 +196,7 @@ def test_modules_of_a_zoo_that_import_each_other_are_found_by_what_is_said(
     module = import_zoo_module(zoo, find_model_function(zoo, "own_of_mine.custom_model"))
     model, path = sequential(module.Twice(), module.Double()), tmp_path / "model.keras"
     model.save(path)
-    code = f"import keras; {format_loading_code(model, path, zoo)}.summary()"
+    code = f"{format_loading_code(model, path, zoo)}.summary()"
     (tmp_path / "elsewhere").mkdir()
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "elsewhere", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -249,6 +249,41 @@ def callbacks():
     assert "on_test_batch_end()" in warning
 
 
+UNDESCRIBED = """
+import numpy as np
+
+class Strict(keras.layers.Layer):
+    def __init__(self, table):
+        super().__init__(name="strict")
+        self.table = table
+
+    def call(self, x):
+        return x * tf.constant(self.table)
+
+    def get_config(self):
+        raise ValueError("no config")
+
+def custom_model(base=custom_model):
+    model = base()
+    return keras.Model(model.inputs, Strict(np.ones(1, np.float32))(model.outputs[0]))
+"""
+STRATEGIES = [{}, SERVED, LOCAL, {"strategy": {"name": "AllReduce"}}]
+
+
+@pytest.mark.parametrize("spec", STRATEGIES, ids=["dense", "served", "Local", "AllReduce"])
+def test_a_layer_that_the_exports_keras_file_will_lack_is_named_before_training(check_job: Any, spec: Any) -> None:
+    result = check_job(UNDESCRIBED, **spec, export={"path": "export"})
+    (warning,) = [line for line in result["lines"] if line.startswith("warning: ")]
+    assert not missing_keys(warning, "no .keras file", "the layer 'strict' (Strict)", "no config", "SavedModel")
+    assert result["exit_code"] == 0
+
+
+@pytest.mark.parametrize("spec", STRATEGIES, ids=["dense", "served", "Local", "AllReduce"])
+def test_nothing_is_warned_of_a_model_of_keras_layers(check_job: Any, spec: Any) -> None:
+    result = check_job("", **spec, export={"path": "export"})
+    assert not [line for line in result["lines"] if line.startswith("warning: ")]
+
+
 def test_both_strategies_have_the_same_first_loss(check_job: Any) -> None:
     served, local = (check_job(**spec)["lines"][1] for spec in ({}, LOCAL))
     assert served == local
