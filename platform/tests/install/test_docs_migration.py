@@ -130,6 +130,7 @@ def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
         "model.zoo": ("/model_zoo", "model_zoo"),  # the same folder in a pod
         "export": ({"path": None}, None),
         "workers.oom_memory_factor": (1.0, 1.5),
+        "log.loss_every_steps": (None, 100),
         "pod.name_prefix": ("edl", "elasticdl"),
         "pod.identity_labels.job": (None, "elasticdl-job-name"),
         "pod.identity_labels.role": (None, "elasticdl-replica-type"),

@@ -160,13 +160,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
         _INT,
         commands=(TRAIN,),
     ),
-    Flag(
-        "log_loss_steps",
-        NoEffect("the master logs the loss at regular intervals, whatever the number of steps: edl logs JOB"),
-        100,
-        _INT,
-        commands=(TRAIN,),
-    ),
+    Flag("log_loss_steps", Sets(("log.loss_every_steps",)), 100, _INT, commands=(TRAIN,)),
     Flag("output", Sets(("export.path",), "a relative path on a cluster is below the first volume"), commands=(TRAIN,)),
     Flag("output", NoEffect("an evaluation writes no model"), commands=(EVALUATE,)),
     Flag("output", Directs("the folder for predictions; without it: predictions"), commands=(PREDICT,)),
@@ -306,7 +300,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "log_level",
-        NoEffect("roles of EDL log changes, at one level"),
+        Sets(("log.level",), "CRITICAL is error"),
         "INFO",
         Kind.UPPER_TEXT,
         ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),

@@ -169,6 +169,7 @@ class _Translator:
             self._translate_checkpoints()
             self._translate_export()
         self._translate_roles()
+        self._translate_logs()
         self._translate_storage()
         self._translate_pods()
 
@@ -421,6 +422,18 @@ class _Translator:
                 self._put(f"{section}.resources.limits.{name}", value, limit)
             else:  # of a node's disk and of devices, EDL's fields are the limits
                 self._put(f"{section}.resources.{name}", value, limit)
+
+    def _translate_logs(self) -> None:
+        level = self._values["log_level"].lower()
+        if level == "critical":
+            self._note("log_level", "taken as ERROR, the highest level of EDL")
+            level = "error"
+        self._put("log.level", level, "log_level")
+        steps = self._values.get("log_loss_steps")
+        if steps:
+            self._put("log.loss_every_steps", steps, "log_loss_steps")
+        elif "log_loss_steps" in self._given:
+            self._note("log_loss_steps", "workers do not log the loss; the master does")
 
     def _translate_pods(self) -> None:
         if self.is_on_cluster:

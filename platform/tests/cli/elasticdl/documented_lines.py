@@ -166,6 +166,7 @@ LINES: tuple[DocumentedLine, ...] = (
             "train.evaluation_steps": 200,
             "workers.resources.cpu": 2.0,
             "workers.resources.limits.cpu": 2.0,
+            "log": {"level": "info", "loss_every_steps": 100},
             "volumes": [{"mount": "/data", "claim": "fileserver-claim"}],
         },
     ),
@@ -191,7 +192,7 @@ LINES: tuple[DocumentedLine, ...] = (
         {"export.path": "/data/model_output"},
         ("--output=model_output",),
     ),
-    DocumentedLine("GKE, all log lines", f"{_GKE} --log_loss_steps=10", {}, ("--log_loss_steps=10",)),
+    DocumentedLine("GKE, all log lines", f"{_GKE} --log_loss_steps=10", {"log.loss_every_steps": 10}),
     DocumentedLine(
         "GKE, several volumes",
         f'{_GKE} --volume="claim_name=c0,mount_path=/data;claim_name=c1,mount_path=/out,sub_path=team/a"',
@@ -262,8 +263,11 @@ LINES: tuple[DocumentedLine, ...] = (
         "--training_data=/data/criteo --volume='host_path=/data,mount_path=/data' --minibatch_size=64 "
         "--num_minibatches_per_task=100 --num_epochs=1 --num_workers=1 --num_ps_pods=1 --use_async=True "
         "--job_name=test-deepctr --log_loss_steps=5 --image_pull_policy=Never",
-        {"model.definition": "deepctr.wdl.custom_model", "train.minibatches_per_task": 100},
-        ("--log_loss_steps=5",),
+        {
+            "model.definition": "deepctr.wdl.custom_model",
+            "train.minibatches_per_task": 100,
+            "log.loss_every_steps": 5,
+        },
     ),
     DocumentedLine(
         "strategy of one's own",
