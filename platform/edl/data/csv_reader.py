@@ -28,6 +28,8 @@ _ROWS_PER_BLOCK = 256
 _MEMORY_FACTOR = 10
 """Memory of rows as lists of text, in bytes per byte of the file. The shorter the cells, the more."""
 _UTF8_BOM = b"\xef\xbb\xbf"
+BARE_CR = "a carriage return without a line feed, outside of quotes"
+"""Why a row cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -150,11 +152,17 @@ class CsvFile:
             raise BadInputError(
                 f"the first row must name the columns: {fault}",
                 where=str(self.path),
-                hint=hint_for_encoding(str(self.path))
-                if fault == NOT_UTF8
-                else "set data.reader.header to false if the file begins with data",
+                hint=_header_hint(fault, self.path),
             )
         return row.cells
+
+
+def _header_hint(fault: str, path: Path) -> str:
+    if fault == NOT_UTF8:
+        return hint_for_encoding(str(path))
+    if fault == BARE_CR:
+        return "end lines with LF or CRLF, and quote cells that contain line breaks"
+    return "set data.reader.header to false if the file begins with data"
 
 
 class CsvRowStream(Iterator[CsvRow]):
@@ -175,7 +183,8 @@ class CsvRowStream(Iterator[CsvRow]):
             try:
                 cells = next(self._parser)
             except csv.Error as error:
-                fault = str(error)
+                # Python's text advises how to call Python.
+                fault = BARE_CR if "new-line character" in str(error) else str(error)
             # decoding happens inside next(), line by line, so the flag is about the lines of this
             # row
             if self._has_invalid_utf8:

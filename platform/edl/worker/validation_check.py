@@ -44,11 +44,12 @@ def check_validation_data(
     Raises:
         BadInputError: names the data set, the file and what differs.
     """
+    formats = _format_difference(training, validation)
     columns = _column_differences(training.metadata.column_names, validation.metadata.column_names)
     try:
         first_minibatch = find_first_minibatch(validation, feeder, CorruptRecordSkipper(max_corrupt_records), size=size)
     except FeedError as error:
-        error.message = f"{_DATA_SET}: {error.message}"
+        error.message = f"{_DATA_SET}: {formats}; {error.message}" if formats else f"{_DATA_SET}: {error.message}"
         if columns:
             error.hint = f"{columns}; {error.hint}" if error.hint else columns
         raise
@@ -70,7 +71,7 @@ def check_validation_data(
         # feed may take columns by name, or have no use for some.
         _LOG.warning("%s: %s (%s); feed must take cells by name, not by position", _DATA_SET, columns, task.source)
     if different:
-        different += [columns] if columns else []
+        different += [text for text in (columns, formats) if text]
         raise BadInputError(
             f"{_DATA_SET} has other records than data.training: {'; '.join(different)}",
             where=task.source,
@@ -110,6 +111,15 @@ def _have_equal_values(one: Minibatch | None, other: Minibatch | None) -> bool:
     return len(ours) == len(theirs) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(ours, theirs, strict=True)
     )
+
+
+def _format_difference(training: Reader, validation: Reader) -> str:
+    """How the formats of the files differ, as text; empty if they do not. A ``feed`` may take both."""
+    used, found = training.metadata.format, validation.metadata.format
+    if used == found:
+        return ""
+    names = [source.name for source in validation.sources()]
+    return f"{names[0]} has the format {found}, and data.training the format {used}" if names else ""
 
 
 def _column_differences(training: tuple[str, ...], validation: tuple[str, ...]) -> str:

@@ -99,6 +99,7 @@ def test_a_header_that_names_nothing_is_refused(tmp_path: Path, text: str, what:
         (b"1,2,3\n", "3 of 2 cells"),
         (b"1,\xff\n", "not UTF-8"),
         (b'1,"x"y\n', "expected after"),
+        (b"1,2\r5,6\n", "carriage return without a line feed"),
     ],
 )
 def test_a_faulty_row_is_an_error_or_a_counted_skip(tmp_path: Path, line: bytes, reason: str) -> None:
@@ -112,6 +113,12 @@ def test_a_faulty_row_is_an_error_or_a_counted_skip(tmp_path: Path, line: bytes,
     reported: list[CorruptRange] = []
     assert reader.read(str(path), 0, 3, reported.append) == [["1", "2"], ["3", "4"]]
     assert [(corrupt.start, corrupt.end, corrupt.offset) for corrupt in reported] == [(1, 2, 8)]
+
+
+def test_a_file_whose_lines_end_in_carriage_returns_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="carriage return without a line feed") as caught:
+        rows(table(tmp_path / "a.csv", "a,b\r1,2\r"))
+    assert "end lines with LF or CRLF" in str(caught.value)
 
 
 def test_an_unclosed_quote_is_a_faulty_row(tmp_path: Path) -> None:

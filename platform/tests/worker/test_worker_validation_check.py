@@ -15,6 +15,7 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.data.reader_factory import open_reader  # noqa: E402
+from edl.data.recordio.writer import Writer  # noqa: E402
 from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch  # noqa: E402
 from edl.worker.record_stream import CorruptRecordSkipper  # noqa: E402
 from edl.worker.validation_check import check_validation_data  # noqa: E402
@@ -48,10 +49,10 @@ def randomly_by_position(dataset: Any, mode: str, metadata: Any) -> Any:
     return by_position(dataset, mode, metadata).map(lambda x, y: (x + tf.random.uniform([2]), y))
 
 
-def check(folder: Path, feed: Any, validation: str) -> None:
+def check(folder: Path, feed: Any, validation: str, file: str = "test.csv") -> None:
     (folder / "train.csv").write_text(TRAINING)
     (folder / "test.csv").write_text(validation)
-    readers = [open_reader((str(folder / name),), {}) for name in ("train.csv", "test.csv")]
+    readers = [open_reader((str(folder / name),), {}) for name in ("train.csv", file)]
     feeds = [
         FeedFunction(feed, mode, reader.metadata, zoo=folder)
         for mode, reader in zip(("training", "evaluation"), readers, strict=True)
@@ -84,6 +85,16 @@ def test_another_schema_is_refused_with_data_set_file_and_column(
     with pytest.raises(BadInputError) as refused:
         check(tmp_path, feed, validation)
     assert not missing_keys(str(refused.value), "data.validation", *keys)
+
+
+def test_files_of_another_format_are_named_with_both_formats(tmp_path: Path) -> None:
+    with Writer(tmp_path / "test.recordio") as writer:
+        for _ in range(8):
+            writer.write(b"1,2,3")
+    with pytest.raises(BadInputError) as caught:
+        check(tmp_path, by_position, TRAINING, "test.recordio")
+    keys = ["data.validation", f"{tmp_path}/test.recordio has the format recordio", "data.training the format csv"]
+    assert not missing_keys(str(caught.value), *keys)
 
 
 def test_a_difference_that_feed_can_take_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
         stopped = interrupt if isinstance(interrupt, StoppedError) else StoppedError(signal.SIGINT)
         report.ended("Interrupted", stopped.reason, stopped.exit_code)
         if go_on:
-            report.say(f"The job was {stopped.reason}.", f"To resume it: {go_on}")
+            report.say(f"The job was {stopped.reason}.", f"Continue with: {go_on}")
         return stopped.exit_code
     except Exception as error:  # noqa: BLE001  every failure ends the process with a message and an exit code
         failure = task_loop.describe_failure(error)
