@@ -1,0 +1,60 @@
+"""Command lines of ElasticDL's tutorials train on this machine, and the logs have what the tutorials search for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.cli_harness import run_edl
+from support.job_folder import MODEL_ZOO
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(300), pytest.mark.tensorflow]
+
+MODEL = ["--model_zoo=model_zoo", "--model_def=mnist.mnist_functional_api.custom_model"]
+DATA = ["--training_data=data/mnist/train", "--validation_data=data/mnist/test"]
+LOSS = re.compile(r"Loss = \d+(\.\d+)?, steps = \d+")
+"""`kubectl logs POD | grep Loss` in the tutorials."""
+EVALUATION = re.compile(r"Evaluation metrics\[v=\d+\]: \{.*'accuracy': 0\.\d+\}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tutorial")
+    (made / "model_zoo").symlink_to(MODEL_ZOO)
+    assert run_edl("data", "mnist", str(made / "data/mnist"), "--source", "digits") == 0
+    return made
+
+
+def elasticdl(folder: Path, *words: str) -> str:
+    program = [sys.executable, "-m", "edl.cli.elasticdl.app", *words]
+    done = subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def logs_of(folder: Path, job: str, role: str) -> str:
+    return "".join(path.read_text() for path in (folder / ".edl/local" / job).glob(f"r1/logs/{role}*"))
+
+
+def test_a_job_with_parameter_servers_then_a_prediction(folder: Path) -> None:
+    roles = ["--distribution_strategy=ParameterServerStrategy", "--num_ps=2", "--num_workers=2", "--use_async"]
+    steps = ["--num_epochs=3", "--evaluation_steps=20", "--log_loss_steps=10", "--output=output"]
+    out = elasticdl(folder, "train", *MODEL, *DATA, *roles, *steps, "--job_name=test-mnist")
+    assert "0 lost, 0 repeated" in out
+    assert LOSS.search(logs_of(folder, "test-mnist", "worker"))
+    assert EVALUATION.search(logs_of(folder, "test-mnist", "master"))
+    trained = ["--prediction_data=data/mnist/test", "--checkpoint_dir_for_init=output"]
+    elasticdl(folder, "predict", *MODEL, *trained, "--job_name=test-predict")
+    assert list((folder / "predictions").glob("*.npz"))
+
+
+@pytest.mark.repetition
+@pytest.mark.parametrize("strategy", [[], ["--distribution_strategy=AllreduceStrategy", "--num_workers=2"]])
+def test_without_parameter_servers(folder: Path, strategy: list[str]) -> None:
+    job = f"test-{'allreduce' if strategy else 'local'}"
+    out = elasticdl(folder, "train", *MODEL, *DATA, *strategy, f"--job_name={job}", "--log_loss_steps=5")
+    assert "0 lost, 0 repeated" in out
+    assert LOSS.search(logs_of(folder, job, "worker") or out)
