@@ -1,6 +1,6 @@
 """ResNet-50 (He et al., CVPR 2016) of keras.applications, from random weights, for a folder of images.
 
-`size` and `classes` are those of the data: see `make_data`. Under AllReduce its 102 MB of gradients go from worker to
+`size` and `classes` are those of the data: see `make_data`. Under AllReduce 102 MB of gradients go from worker to
 worker in each step.
 """
 

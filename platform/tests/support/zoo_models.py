@@ -46,7 +46,7 @@ class ZooModel:
     def job_file(self) -> Path:
         return MODEL_ZOO / self.definition.split(".")[0] / "job.yaml"
 
-    def job_settings(self, data: Path, strategy: str) -> list[str]:
+    def job_settings(self, data: Path, strategy: str, *, exports: bool = False) -> list[str]:
         """Settings of the job file: the data are in the folder ``data``, in place of ``demo-data``."""
         values = {
             "model.definition": self.definition,
@@ -55,8 +55,8 @@ class ZooModel:
             **self.settings,
             "volumes": [{"claim": "fileserver-claim", "mount": "/data", "local": str(data)}],
             "strategy.name": strategy,
-            "checkpoint": {"every_steps": 1_000_000},
-            "export": None,
+            "checkpoint": {"every_steps": 1_000_000, "keep": 1},
+            "export": {} if exports else None,
         }
         if strategy != "Local":
             # A job begins with `min`: so two workers sum their gradients.

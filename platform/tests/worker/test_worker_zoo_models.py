@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from support.zoo_models import MODELS, make_data
 from edl.data import open_reader
 from edl.jobfile.loader import dump_job_spec, load_job_file
 from edl.jobfile.path_resolution import resolve_local_paths
+from edl.jobfile.zoo_lookup import find_model_function
 from edl.storage.run_directory import create_run
 
 pytestmark = [
@@ -67,6 +70,27 @@ def test_a_model_of_the_zoo_learns(
     summary = json.loads(out.out.splitlines()[-1])
     assert summary["records_lost"] == 0
     assert summary["metrics"][model.metric] > model.least, summary["metrics"]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in MODEL_ZOO.glob("*/job.yaml")))
+def test_a_job_file_names_a_model_that_the_readme_has(folder: str) -> None:
+    definition = load_job_file(MODEL_ZOO / folder / "job.yaml").model.definition
+    assert find_model_function(MODEL_ZOO, definition).may_define("feed")
+    assert f"`{definition}`" in (MODEL_ZOO / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_all_models_that_are_tested() -> None:
+    readme = (MODEL_ZOO / "README.md").read_text(encoding="utf-8")
+    assert [model.definition for model in MODELS.values() if f"| `{model.definition}` |" not in readme] == []
+
+
+@pytest.mark.parametrize("name", ["census", "heart", "text"])
+def test_its_data_are_made_by_the_command_of_its_job_file(name: str, tmp_path: Path) -> None:
+    command = f"python -m model_zoo.{name}.make_data demo-data/{name}"
+    assert command in (MODEL_ZOO / name / "job.yaml").read_text(encoding="utf-8")
+    words = [sys.executable, *command.split()[1:3], str(tmp_path), "--records", "20"]
+    subprocess.run(words, cwd=MODEL_ZOO.parent, check=True, timeout=60)
+    assert [source.records for source in open_reader(tmp_path / "train").sources()] == [20]
 
 
 def feed_all(module: str, path: Path, mode: str = "training") -> list[Any]:
