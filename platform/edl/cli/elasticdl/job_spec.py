@@ -228,6 +228,8 @@ class _Translator:
     def _translate_data(self) -> None:
         for flag in _DATA_FIELDS:
             path = self._values.get(flag)
+            if not path and flag.removesuffix("_data") == DATASETS[self._line.command] and not self.problems:
+                self.problems.append(f"{self._line.command}: --{flag} is missing")
             if path:
                 self._put(f"data.{flag.removesuffix('_data')}", self._data_path(flag, path), flag)
         reader = self._read("data_reader_params", read_parameters)

@@ -29,7 +29,8 @@ from edl.cli.elasticdl.flags import (
     retired_flags_of,
 )
 from edl.cli.elasticdl.values import read_boolean
-from edl.jobfile.document_tree import closest_match
+from edl.core.strict_json import escape_surrogates
+from edl.jobfile.document_tree import closest_match, find_text_fault
 
 MIGRATION_PAGE = "docs/migrating-from-elasticdl.md"
 DRY_RUN = "dry_run"
@@ -67,6 +68,9 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
     Raises:
         UsageError: a flag is unknown, misspelt, missing or ambiguous, or has a wrong value.
     """
+    for word in words:
+        if fault := find_text_fault(word):
+            raise UsageError(f"{escape_surrogates(word)} is a text that {fault}", where=f"elasticdl {command}")
     flags = flags_of(command)
     reader = _FlagNames(command, flags)
     parser = make_parser(command)

@@ -201,6 +201,8 @@ def _split_outside_quotes(text: str) -> Iterator[str]:
         if letter in "'\"":
             quote = "" if letter == quote else quote or letter
         part += letter
+    if quote:
+        raise ValueError(f"found {text!r}, in which the quote {quote} has no end")
     yield part
 
 

@@ -220,7 +220,7 @@ def test_the_namespace_is_that_of_the_kubeconfig_or_of_the_flag(
         ([*ON_CLUSTER, "--data_reader_params=reader_type='ODPS'"], ("reader_type", "CSV")),
         ([*ON_CLUSTER, "--output=/elsewhere"], ("--output=/elsewhere", "volume")),
         ([*ON_CLUSTER, "--feed=not-a-name"], ("--feed=not-a-name",)),
-        (IMAGE, ("data.training", "missing")),
+        (IMAGE, ("--training_data is missing",)),
         (ON_CLUSTER[1:], ("--job_name is missing",)),
         ([each for each in ON_CLUSTER if "model_def" not in each], ("--model_def is missing",)),
     ],

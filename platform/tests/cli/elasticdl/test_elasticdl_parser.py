@@ -60,6 +60,7 @@ def test_values(flag: str, words: list[str], wanted: Any) -> None:
         (["--master_addr=h:1"], ("--master_addr",)),
         (["--num_workers"], ("--num_workers",)),
         (["leftover"], ("leftover",)),
+        (["--envs=A=\udcff"], ("--envs=A=", "surrogate")),
         (["--custom_training_loop=maybe", "--nothing", "--num_ps=x"], ("--nothing", "--num_ps_pods=x")),
     ],
 )

@@ -120,6 +120,7 @@ def test_priorities(text: str, priority: str) -> None:
         (select_variables, "A[", ("regular expression",)),
         (read_parameters, "columns", ("name=value",)),
         (read_parameters, "a=1; a=2", ("a twice",)),
+        (read_parameters, "a='x; b=2", ("the quote '", "no end")),
         (read_parameters, "a={1: 2}", ("text as keys",)),
         (read_priority, "high=half", ("high=half", "high=0.5")),
         (read_priority, "high=2", ("from 0 to 1",)),
