@@ -10,10 +10,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import commands_page
+import elasticdl_page
 import jobspec_page
 
 REFERENCE = Path(__file__).resolve().parents[1] / "reference"
-PAGES: Mapping[str, Callable[[], str]] = {"jobspec.md": jobspec_page.page, "cli.md": commands_page.page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "jobspec.md": jobspec_page.page,
+    "cli.md": commands_page.page,
+    "elasticdl.md": elasticdl_page.page,
+}
 """What each page is made by."""
 
 

@@ -45,6 +45,12 @@ def test_the_committed_command_reference_is_fresh(commands):
     assert (DOCS / "reference/cli.md").read_text() == commands.page(), STALE.format("cli.md")
 
 
+def test_the_committed_reference_of_elasticdls_flags_is_fresh():
+    import elasticdl_page
+
+    assert (DOCS / "reference/elasticdl.md").read_text() == elasticdl_page.page(), STALE.format("elasticdl.md")
+
+
 def test_every_field_of_the_schema_has_its_row():
     text = (DOCS / "reference/jobspec.md").read_text()
     paths = list(leaves(build_job_schema()))

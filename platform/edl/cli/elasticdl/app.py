@@ -61,15 +61,24 @@ def _run(words: Sequence[str]) -> int:
 
         print(f"elasticdl of edl {version('edl-platform')}")
         return 0
+    line = parse_command_line(*split_command(words))
+    module = "commands" if line.command in JOB_COMMANDS else "zoo"
+    code: int = import_module(f"edl.cli.elasticdl.{module}").run_command(line)
+    return code
+
+
+def split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The command, such as ``zoo init``, and the words after it.
+
+    Raises:
+        BadInputError: there is no such command.
+    """
     command, rest = (" ".join(words[:2]), words[2:]) if words[0] == "zoo" else (words[0], words[1:])
     if command not in COMMANDS:
         close = closest_match(command, COMMANDS)
         hint = _OTHER_COMMANDS.get(command) or (f"did you mean {close}?" if close else f"known: {', '.join(COMMANDS)}")
         raise BadInputError("there is no such command", where=f"elasticdl {command}", hint=hint)
-    line = parse_command_line(command, rest)
-    module = "commands" if command in JOB_COMMANDS else "zoo"
-    code: int = import_module(f"edl.cli.elasticdl.{module}").run_command(line)
-    return code
+    return command, rest
 
 
 if __name__ == "__main__":
