@@ -321,7 +321,7 @@ class _JobCheck:
         with add_record_range(task, 0):
             loss, finite = model.train(minibatch.features, minibatch.labels, minibatch.weights, keep_if_not_finite=skip)
         if not finite:
-            report_not_finite(task, 0, loss, 1, skip=skip)
+            report_not_finite(task, 0, loss, 1, skip=skip, gradient=model.nonfinite_gradient)
         yield f"first minibatch, {_describe_records(task)}: loss {loss:.4g}"
         evaluated = self._find_first("evaluation") if self._spec.data.validation else None
         if evaluated is not None:

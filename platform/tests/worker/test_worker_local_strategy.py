@@ -303,6 +303,15 @@ def test_nan_stops_and_names_the_records(
     assert json.loads(out.out.splitlines()[-1])["phase"] == "Failed"
 
 
+def test_a_gradient_that_is_not_finite_is_named_though_the_loss_is_finite(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = MODEL.replace("tf.square(labels - predictions)", "tf.sqrt(predictions - tf.stop_gradient(predictions))")
+    _, code = train_locally(model).run()
+    assert code == 1
+    assert re.search(r"the gradient of '\S+' is not finite, loss 0\.\d+, from records", capsys.readouterr().err)
+
+
 def test_an_id_that_no_embedding_has_is_told_with_its_records(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:

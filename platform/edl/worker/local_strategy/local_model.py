@@ -16,6 +16,7 @@ from edl.keras.model_building import is_seed_state
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_loss import uses_dynamic_loss_scaling
 from edl.keras.out_of_range_ids import assert_dense_ids_in_range, explain_dense_id_errors
+from edl.keras.traced_function import host_array
 from edl.keras.trainable_model import TrainableModel
 from edl.keras.user_code import user_code
 
@@ -35,6 +36,8 @@ class LocalModel(TrainableModel):
         super().__init__(module, seed=seed, sample=sample)
         self._gradients = tf.function(self._gradients_graph, autograph=False, reduce_retracing=True)
         self._apply = tf.function(self._apply_graph, autograph=False)
+        self.nonfinite_gradient = ""
+        """The gradient because of which the newest step was not applied, as a message names it."""
 
     def train(self, features: Any, labels: Any, weights: Any = None, *, keep_if_not_finite: bool) -> tuple[float, bool]:
         """Run one step; returns the loss and whether the step was applied: loss and gradients must be finite.
@@ -58,6 +61,7 @@ class LocalModel(TrainableModel):
         if not math.isfinite(value) or not bool(finite):
             for variable, old in zip(self.model.non_trainable_variables, before, strict=bool(before)):
                 variable.assign(old)
+            self.nonfinite_gradient = self._name_nonfinite(gradients)
             return value, False
         return value, True
 
@@ -74,6 +78,12 @@ class LocalModel(TrainableModel):
         checked = [] if uses_dynamic_loss_scaling(self.optimizer) else gradients
         checks = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in checked if gradient is not None]
         return loss, tf.reduce_all([tf.math.is_finite(loss), *checks]), gradients
+
+    def _name_nonfinite(self, gradients: Any) -> str:
+        for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True):
+            if gradient is not None and not np.isfinite(host_array(gradient)).all():
+                return f"the gradient of '{variable.path}'"
+        return "a gradient"
 
     def _apply_graph(self, gradients: Any) -> None:
         """Apply the gradients; Keras warns about variables without a gradient and does not change them."""

@@ -378,7 +378,14 @@ class LocalTraining:
                 self._loss_log.end_step(self._step + 1, value)
             else:
                 self._not_finite += 1
-                report_not_finite(plan.task, plan.step, value, self._not_finite, skip=skip)
+                report_not_finite(
+                    plan.task,
+                    plan.step,
+                    value,
+                    self._not_finite,
+                    skip=skip,
+                    gradient=self._model.nonfinite_gradient,
+                )
         records, skipped = self._windows.pop(self._step)
         self._last = plan
         self._step += 1
