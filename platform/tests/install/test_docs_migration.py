@@ -14,6 +14,7 @@ import typer.main
 from install.elasticdl_flags import FLAGS
 
 from edl.cli.app import COMMANDS
+from edl.cli.elasticdl import app as elasticdl
 from edl.cli.elasticdl.flags import EXTRA_FLAGS, JOB_FLAGS, Sets
 from edl.cli.elasticdl.job_spec import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
@@ -138,3 +139,14 @@ def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
         "pod.labels.app": (None, "elasticdl"),
         "pod.image_pull_policy": (None, "Always"),
     }
+
+
+def test_the_command_line_of_the_gke_tutorial_stands_beside_its_job_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (PAGE.parent / "tutorials/on-gke.md").read_text(encoding="utf-8")
+    command, job_file = re.findall(r"```sh\n(elasticdl train .*?)```.*?```yaml\n(.*?)```", text, re.DOTALL)[0]
+    words = shlex.split(command.replace("\\\n", " ").replace("$REGISTRY", "registry.example"))
+    with pytest.raises(SystemExit) as ended:
+        elasticdl.main([*words[1:], "--dry-run"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.replace("registry.example", "REGISTRY") == job_file

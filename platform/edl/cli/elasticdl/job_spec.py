@@ -49,7 +49,7 @@ _DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
 _FILES_ONLY = (
     "MaxCompute (ODPS) tables cannot be read: export the table to CSV or RecordIO files, or write a custom_data_reader "
-    "in the module"
+    "in the module, which gets a path such as odps://TABLE"
 )
 
 
