@@ -224,6 +224,8 @@ def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_outpu
     assert summary["records_done"] == summary["records_total"] == 2 * 2 * RECORDS
     assert summary["records_lost"] == 0
     assert summary["records_skipped"] == 2 * len(DAMAGED), "in each of two epochs; as many as the hint says are allowed"
+    assert summary["updates_skipped"] == 2, "the minibatch with the NaN, in each epoch"
+    assert any("nan.recordio" in text and "this step is skipped" in text for text in summary["warnings"])
 
 
 def test_a_loss_that_is_not_finite_stops_the_job_and_names_its_records(run_output: BadInputRuns) -> None:

@@ -12,6 +12,7 @@ from support.all_reduce_job import KilledError, Rank
 from support.two_updates import TwoUpdatesJob, TwoUpdatesReplica
 
 from edl.api.journal_entries import WorldAnnounced
+from edl.core.world_rounds import StepShares
 from edl.storage.checkpoint_manifest import CheckpointManifest, cut_directory, load_manifest
 from edl.storage.checkpoint_shards import read_shard
 
@@ -138,6 +139,42 @@ def test_a_step_whose_second_gradient_is_not_finite_is_undone_on_all_ranks(folde
             assert records - 8 <= replica.counts.sum() < records
         assert len({replica.pack_state().tobytes() for replica in replicas}) == 1
         assert job.state.counters.updates_skipped == 1
+
+
+def test_skipped_steps_are_counted_once_over_lost_ranks_and_masters(folder: Path) -> None:
+    skipped_by_step: dict[int, bool] = {}
+
+    def prepare(rank: Rank) -> None:
+        assert isinstance(rank.replica, TwoUpdatesReplica)
+        rank.replica.is_poor = lambda record: record % 40 == 7
+        apply_step = rank.world.apply_step
+
+        def apply_and_note(shares: StepShares, loss: float | None, **named: bool) -> None:
+            apply_step(shares, loss, **named)
+            if shares:
+                # A step that broke on all ranks that had it is made again.
+                skipped_by_step[rank.world.step] = named["is_skipped"]
+
+        rank.world.apply_step = apply_and_note  # type: ignore[method-assign]
+
+    with TwoUpdatesJob(folder, records=1200, seconds=0.002, workers=6) as job:
+        job.skip_nan = True
+        # One rank lives to the end: without any state, the steps would be made again from the start.
+        for _ in range(3):
+            job.start_rank(prepare)
+        for at, fault in enumerate(("kill", "master", "kill", "leave"), 1):
+            job.wait_for_step(12 * at)
+            if fault == "master":
+                job.stop_master()
+                job.start_master()
+            else:
+                (job.kill if fault == "kill" else job.tell_to_leave)(job.ranks[at])
+            job.start_rank(prepare)
+        job.wait(lambda: job.end is not None)
+        assert job.end is not None
+        assert job.end.phase == "Done", job.end
+        assert sum(skipped_by_step.values()) > 8
+        assert job.state.counters.updates_skipped == sum(skipped_by_step.values())
 
 
 def test_a_gradient_that_is_not_finite_ends_the_job_if_it_must(folder: Path) -> None:
