@@ -142,7 +142,8 @@ class TrainSpec:
     on_nan: Annotated[
         str,
         Field(
-            "If a loss or gradient is not finite: fail the job and name the records, or skip the minibatch's update.",
+            "If a loss or gradient is not finite: fail the job and name the records, or skip the minibatch's update "
+            "(under AllReduce that of all workers) and count it as updates_skipped.",
             choices=("stop", "skip"),
         ),
     ] = "stop"
