@@ -225,8 +225,12 @@ class CsvReader:
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> CsvReader:
-        """A reader with the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all)."""
-        chosen = ReaderOptions(options, allowed_names=("sep", "header", "columns"))
+        """A reader with the options of ``data.reader``: ``sep`` (``,``), ``header`` (true) and ``columns`` (all).
+
+        ``label`` names the label's column for a model module without ``feed``; rows are the same with it.
+        """
+        chosen = ReaderOptions(options, allowed_names=("sep", "header", "columns", "label"))
+        chosen.get_name("label")  # feed reports a name that is no column
         default = "\t" if all(file.suffix.lower() == ".tsv" for file in files) else ","
         dialect = CsvDialect(chosen.get_character("sep", default), chosen.get_boolean("header", default=True))
         return cls(files, dialect, chosen.get_names("columns"))

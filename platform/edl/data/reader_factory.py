@@ -115,6 +115,13 @@ class ReaderOptions:
             raise self._invalid_option_error(name, value, "one character")
         return value
 
+    def get_name(self, name: str) -> str:
+        """A name; empty by default."""
+        value = self._values_by_name.get(name, "")
+        if not isinstance(value, str):
+            raise self._invalid_option_error(name, value, "a name")
+        return value
+
     def get_names(self, name: str) -> tuple[str, ...]:
         """A list of distinct names; empty by default."""
         value = self._values_by_name.get(name, ())

@@ -296,7 +296,7 @@ class ModelModule:
 
 
 def load_model_module(
-    choice: ModelChoice, *, needs_metrics: bool = True, may_have_train_step: bool = False
+    choice: ModelChoice, *, needs_metrics: bool = True, may_have_train_step: bool = False, label: object = None
 ) -> ModelModule:
     """Import the user's module and check that it satisfies the contract.
 
@@ -304,6 +304,7 @@ def load_model_module(
         choice: the job's zoo, definition and parameters.
         needs_metrics: whether the job evaluates; without evaluation the module needs no ``eval_metrics_fn``.
         may_have_train_step: whether the strategy calls a ``train_step`` of the model.
+        label: ``data.reader.label``; with it, a module without ``feed`` gets ``edl.keras.table_feed``.
 
     Raises:
         BadInputError: the module or a function does not exist, or a function has other arguments.
@@ -316,6 +317,11 @@ def load_model_module(
     with user_code(zoo, f"import of {zoo_module.name}"):
         module = _with_chosen_functions(zoo, import_zoo_module(zoo, zoo_module), zoo_module)
     make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
+    if label and not hasattr(module, "feed"):
+        from edl.keras.table_feed import make_table_feed
+
+        origin = getattr(module, zoo_module.function)
+        module = _with_function(module, "feed", make_table_feed(str(label), make_model(may_be_compiled=True), origin))
     if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model, needs_metrics=needs_metrics)
         if compiled is not None:
@@ -337,6 +343,14 @@ def load_model_module(
         class_weight=_value_or_function(zoo, module, "class_weight"),
         **{name: _wrap_user_function(zoo, name, function) for name, function in functions.items()},
     )
+
+
+def _with_function(module: ModuleType, name: str, function: Any) -> ModuleType:
+    """A module with one more function; the user's own module is not changed."""
+    more = ModuleType(module.__name__)
+    vars(more).update(vars(module))
+    setattr(more, name, function)
+    return more
 
 
 def _with_chosen_functions(zoo: Path, module: ModuleType, zoo_module: ZooModule) -> ModuleType:

@@ -186,6 +186,8 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     names = module.names
     needed: Sequence[str] = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
+    if spec.data.reader.get("label"):  # edl.keras.table_feed stands in for it
+        needed = [name for name in needed if name != "feed"]
     if may_return_compiled_model(module):
         needed = [name for name in needed if name not in REPLACED_BY_COMPILE]
     missing = [name for name in needed if name not in names]

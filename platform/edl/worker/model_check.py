@@ -103,6 +103,7 @@ class _JobCheck:
             spec.model,
             needs_metrics=bool(spec.data.training and spec.data.validation),
             may_have_train_step=spec.strategy.name == "AllReduce",
+            label=spec.data.reader.get("label"),
         )
 
         @cache

@@ -179,6 +179,7 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
             needs_metrics=_evaluates_model(runtime),
             # A prediction calls the model alone.
             may_have_train_step=all_reduce or _predicts(runtime),
+            label=runtime.spec.data.reader.get("label"),
         )
         runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)

@@ -65,6 +65,13 @@ def test_columns_picks_and_orders(tmp_path: Path) -> None:
         rows(path, columns=["d"])
 
 
+def test_a_label_is_a_name_and_changes_no_row(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "a,b\n1,2\n")
+    assert open_reader(path, {"label": "b"}).metadata.column_names == ("a", "b")
+    with pytest.raises(BadInputError, match="a name"):
+        open_reader(path, {"label": 3})
+
+
 def test_without_a_header_columns_names(tmp_path: Path) -> None:
     path = table(tmp_path / "a.csv", "1,2\n3,4\n")
     assert rows(path, header=False) == [["1", "2"], ["3", "4"]]

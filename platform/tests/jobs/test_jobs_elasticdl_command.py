@@ -58,3 +58,43 @@ def test_without_parameter_servers(folder: Path, strategy: list[str]) -> None:
     out = elasticdl(folder, "train", *MODEL, *DATA, *strategy, f"--job_name={job}", "--log_loss_steps=5")
     assert "0 lost, 0 repeated" in out
     assert LOSS.search(logs_of(folder, job, "worker") or out)
+
+
+WITHOUT_FEED = """
+import keras
+import tensorflow as tf
+
+def custom_model():
+    given = {name: keras.Input((1,), name=name) for name in ("x", "y")}
+    return keras.Model(given, keras.layers.Dense(1)(keras.layers.Concatenate()(list(given.values()))))
+
+def loss(labels, predictions):
+    return tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=predictions)
+
+def optimizer():
+    return keras.optimizers.SGD(1.0)
+
+def eval_metrics_fn():
+    return {"accuracy": keras.metrics.BinaryAccuracy(threshold=0.0)}
+"""
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ParameterServerStrategy",
+        *(pytest.param(each, marks=pytest.mark.repetition) for each in ("Local", "AllreduceStrategy")),
+    ],
+)
+def test_a_table_needs_no_feed(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "table.py").write_text(WITHOUT_FEED)
+    rows = [f"{x},{int(x > y)},{y},a" for x in range(-9, 10) for y in range(-9, 10) if x != y]
+    (tmp_path / "all.csv").write_text("\n".join(["x,label,y,note", *rows, ""]))
+    words = ["--model_zoo=.", "--model_def=table.custom_model", "--job_name=table", "--num_epochs=5", "--output=out"]
+    data = ["--training_data=all.csv", "--validation_data=all.csv", "--data_reader_params=label_col='label'"]
+    out = elasticdl(tmp_path, "train", *words, *data, f"--distribution_strategy={strategy}", "--minibatch_size=16")
+    accuracy = re.search(r"accuracy (0\.\d+|1)", out)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 0.9
+    trained = ["--prediction_data=all.csv", "--checkpoint_dir_for_init=out", "--data_reader_params=label_col='label'"]
+    elasticdl(tmp_path, "predict", *words[:2], "--job_name=new", *trained)

@@ -148,7 +148,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     Flag("validation_data", Sets(("data.validation",)), commands=(TRAIN,)),
     Flag("validation_data", Sets(("data.validation",)), None, commands=(EVALUATE,), required=(EVALUATE,)),
     Flag("prediction_data", Sets(("data.prediction",)), None, commands=(PREDICT,), required=(PREDICT,)),
-    Flag("data_reader_params", Sets(("data.reader",))),
+    Flag("data_reader_params", Sets(("data.reader",), "label_col is label, reader_type is format")),
     Flag("minibatch_size", Sets(("train.minibatch_size",)), 64, _INT),
     Flag("num_minibatches_per_task", Sets(("train.minibatches_per_task",)), 8, _INT),
     Flag("num_epochs", Sets(("train.epochs",)), 1, _INT, commands=(TRAIN,)),

@@ -256,12 +256,7 @@ class _Translator:
             self._put("data.reader", reader, flag)
             return
         if "label_col" in reader:
-            label = reader.pop("label_col")
-            why = "EDL has no feed of its own for tables in this version, so the module must define feed"
-            if names is not None and "feed" not in names:
-                self._refuse(flag, f"label_col: {why}; it gets the column {label!r} by metadata.column_names")
-                return
-            self._note(flag, f"label_col: no effect: {why}")
+            reader["label"] = reader.pop("label_col")
         if kind in ("csv", "recordio", "text"):
             del reader["reader_type"]
             if kind == "text":

@@ -106,7 +106,9 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.worker.worker_process import set_thread_counts
 
     set_thread_counts(workers=1)
-    module: ModelModule = model_contract.load_model_module(spec.model, needs_metrics=bool(spec.data.validation))
+    module: ModelModule = model_contract.load_model_module(
+        spec.model, needs_metrics=bool(spec.data.validation), label=spec.data.reader.get("label")
+    )
 
     @cache
     def reader(name: str) -> Any:

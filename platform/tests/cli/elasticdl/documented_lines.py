@@ -320,8 +320,12 @@ LINES: tuple[DocumentedLine, ...] = (
         "elasticdl train --image_name=elasticdl:ci --model_zoo=model_zoo "
         f"--model_def=odps_iris_dnn_model.odps_iris_dnn_model.custom_model --training_data=/data/iris.csv {_IRIS} "
         f"--job_name=test-iris {_HOST_DATA}",
-        {"data.reader": {"columns": ["sepal_length", "sepal_width", "petal_length", "petal_width", "class"]}},
-        ("label_col",),
+        {
+            "data.reader": {
+                "columns": ["sepal_length", "sepal_width", "petal_length", "petal_width", "class"],
+                "label": "class",
+            }
+        },
     ),
     DocumentedLine(
         "census with names of functions",

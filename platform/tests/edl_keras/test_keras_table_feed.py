@@ -1,0 +1,100 @@
+"""Rows of a table become what a model's inputs are, if its module has no feed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support.text_keys import missing_keys
+
+from edl.api.errors import EdlError
+from edl.api.job_spec import ModelSpec
+from edl.data.reader import Metadata
+from edl.keras.model_contract import load_model_module
+from edl.worker.feed_pipeline import FeedFunction
+from edl.worker.record_stream import RecordWindow
+
+pytestmark = pytest.mark.tensorflow
+
+ROWS = [["Ulm", "31", "0.5", "1"], ["Bonn", "9", "2", "0"]]
+COLUMNS = ("town", "age", "wealth", "rich")
+HEAD = "import keras\n\ndef loss(labels, predictions): return 0\ndef optimizer(): return keras.optimizers.SGD()\n"
+NAMED = HEAD + (
+    "def custom_model():\n"
+    "    given = [keras.Input((1,), name='wealth'), keras.Input((), name='town', dtype='string'),"
+    " keras.Input((1,), name='age', dtype='int64')]\n"
+    "    return keras.Model(given, keras.layers.Dense(1)(given[0]))\n"
+)
+VECTOR = HEAD + "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+OTHERS = HEAD + (
+    "def custom_model():\n"
+    "    given = [keras.Input((1,), name='x'), keras.Input((1,), name={second!r})]\n"
+    "    return keras.Model(given, keras.layers.Add()(given))\n"
+)
+
+
+def feed_of(tmp_path: Path, text: str, mode: str = "training", columns: tuple[str, ...] = COLUMNS) -> FeedFunction:
+    (tmp_path / "model.py").write_text(text)
+    choice = ModelSpec("model.custom_model", zoo=str(tmp_path))
+    module = load_model_module(choice, needs_metrics=False, label="rich")
+    return FeedFunction(module.feed, mode, Metadata("csv", columns), zoo=module.zoo)
+
+
+def minibatch(feed: FeedFunction, rows: list[list[str]]) -> Any:
+    return feed.make_minibatch(0, RecordWindow(rows, source="rows.csv"))
+
+
+def test_inputs_get_the_columns_of_their_names(tmp_path: Path) -> None:
+    made = minibatch(feed_of(tmp_path, NAMED), ROWS)
+    assert sorted(made.features) == ["age", "town", "wealth"]
+    assert made.features["age"].dtype == tf.int64
+    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+    np.testing.assert_array_equal(made.features["wealth"], [[0.5], [2.0]])
+    assert made.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
+    np.testing.assert_array_equal(made.labels, [[1.0], [0.0]])
+
+
+def test_a_model_with_one_other_input_gets_a_vector(tmp_path: Path) -> None:
+    made = minibatch(feed_of(tmp_path, VECTOR, columns=COLUMNS[1:]), [row[1:] for row in ROWS])
+    np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2]])
+
+
+def test_predictions_need_no_label(tmp_path: Path) -> None:
+    made = minibatch(feed_of(tmp_path, NAMED, "prediction", COLUMNS[:3]), [row[:3] for row in ROWS])
+    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "said"),
+    [
+        (NAMED, COLUMNS[:3], ("data.reader.label", "rich", "town, age, wealth")),
+        (NAMED, (), ("no table",)),
+        (OTHERS.format(second="age"), COLUMNS, ("inputs x", "defines no feed")),
+        (OTHERS.format(second="y"), COLUMNS, ("(x, y)", "defines no feed")),
+    ],
+)
+def test_tables_that_do_not_fit(tmp_path: Path, text: str, columns: tuple[str, ...], said: tuple[str, ...]) -> None:
+    with pytest.raises(EdlError) as error:
+        minibatch(feed_of(tmp_path, text, columns=columns), [row[: len(columns) or 1] for row in ROWS])
+    assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", *said)
+
+
+def test_a_cell_that_is_no_number_is_found(tmp_path: Path) -> None:
+    with pytest.raises(EdlError) as error:
+        minibatch(feed_of(tmp_path, NAMED), [*ROWS, ["Ulm", "old", "1", "1"]])
+    assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "record 2", "old")
+
+
+def test_a_feed_of_the_module_is_used(tmp_path: Path) -> None:
+    own = "def feed(dataset, mode, metadata): return dataset.map(lambda row: (row[0], row[1]))\n"
+    made = minibatch(feed_of(tmp_path, VECTOR + own), ROWS)
+    assert made.features.numpy().tolist() == [b"Ulm", b"Bonn"]
+
+
+def test_without_a_label_a_module_defines_feed(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(VECTOR)
+    with pytest.raises(EdlError, match="does not define feed"):
+        load_model_module(ModelSpec("model.custom_model", zoo=str(tmp_path)), needs_metrics=False)
