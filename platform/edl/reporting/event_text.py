@@ -56,8 +56,8 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
     if summary.updates_rolled_back:
         lines.append(("updates", f"{summary.updates_rolled_back:,} rolled back with a parameter server"))
     if summary.updates_skipped:
-        count = f"{summary.updates_skipped:,} {'update' if summary.updates_skipped == 1 else 'updates'}"
-        lines.append(("skipped", f"{count}: the loss or a gradient was not finite (train.on_nan: skip)"))
+        skipped = _count_updates(summary.updates_skipped)
+        lines.append(("skipped", f"{skipped}: the loss or a gradient was not finite (train.on_nan: skip)"))
     if summary.steps_not_applied:
         lines.append(("steps", f"{summary.steps_not_applied:,} differ between what was reported and what was applied"))
     if summary.steps_added:
@@ -100,6 +100,10 @@ def format_metrics(values: Mapping[str, float | None]) -> str:
 def format_metric(value: float | None) -> str:
     """The value of a metric; None is NaN or infinite."""
     return "not finite" if value is None else f"{value:.4g}"
+
+
+def _count_updates(count: int) -> str:
+    return "1 update" if count == 1 else f"{count:,} updates"
 
 
 def _format_record_counts(summary: Summary) -> str:
@@ -221,8 +225,10 @@ def status_headline(status: Status) -> str:
 
 
 def format_measurements(status: Status) -> list[str]:
-    """Training loss, metrics of the newest evaluation, rate and remaining time, as far as known."""
+    """Loss, skipped updates, metrics of the newest evaluation, rate and remaining time, as far as known."""
     parts = [] if status.loss is None else [f"loss {status.loss:.4g}"]
+    if status.updates_skipped:
+        parts.append(f"{_count_updates(status.updates_skipped)} skipped")
     parts += [
         f"evaluated {to_single_line(name)} {format_metric(value)}"
         for name, value in status.metrics.items()

@@ -126,6 +126,7 @@ class RunProgress:
             records_repeated=self.records_repeated,
             records_rolled_back=self.records_rolled_back,
             updates_rolled_back=self.updates_rolled_back,
+            updates_skipped=status.updates_skipped,
             samples_per_second=max(0, done_now) / seconds if seconds else 0.0,
             seconds=seconds,
             workers_lost=self.workers_lost,

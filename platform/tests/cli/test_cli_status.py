@@ -110,6 +110,7 @@ def test_an_unknown_job(cli: CliHarness) -> None:
         ({"starved": True}, ("mnist", "Training", "starved", "namespace team")),
         ({"refusals": {"worker-7": "exceeded quota"}}, ("refused", "worker-7", "exceeded quota")),
         ({"updated": NOW - 90}, ("master", "1m ago", "gone")),
+        ({"updates_skipped": 8}, ("step", "8 updates skipped")),
     ],
 )
 def test_what_is_worth_a_word(changes: dict[str, object], keys: tuple[str, ...]) -> None:
