@@ -6,14 +6,14 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import typer
 
 from edl.api.errors import BadInputError, StorageError
 from edl.api.fields import JsonValue
-from edl.cli.elasticdl.flags import EVALUATE, PREDICT
+from edl.cli.elasticdl.flags import EVALUATE, PREDICT, Directs, flags_of
 from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import CommandLine
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
@@ -30,7 +30,7 @@ def run_command(line: CommandLine) -> int:
     yaml_file, is_dry_run = line.values["yaml"], line.is_dry_run
     folder = Path(yaml_file).parent if yaml_file else Path() if is_dry_run else JOB_FILES
     job = translate_job(line, folder, find_spec_problems)
-    for note in job.notes:
+    for note in (*job.notes, *(_notes_on_job_file(line) if yaml_file or is_dry_run else ())):
         print(note, file=sys.stderr)
     if is_dry_run:
         print(job_file_text(job.document), end="")
@@ -48,6 +48,20 @@ def run_command(line: CommandLine) -> int:
         return _submit(job_file, line, job)
     os.environ.update(job.variables)
     return _predict(job_file, line, model) if line.command == PREDICT else _run_here(job_file)
+
+
+def _notes_on_job_file(line: CommandLine) -> Iterator[str]:
+    """Lines about flags that a job file cannot hold, because they are options of the command that reads it."""
+    options = {
+        "namespace": "edl submit -n",
+        "output": "edl predict --output",
+        "checkpoint_dir_for_init": "edl predict --from",
+    }
+    for name, flag in flags_of(line.command).items():
+        if name in line.given and isinstance(flag.effect, Directs) and name in options:
+            yield f"{line.given[name]}: not in the job file; give it to {options[name]}"
+    if line.is_dry_run and line.values["yaml"]:
+        yield f"{line.given['yaml']}: no effect with --dry-run, which writes nothing"
 
 
 def refuse_unsupported(command: str, job: TranslatedJob) -> None:

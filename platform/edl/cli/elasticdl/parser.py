@@ -172,8 +172,8 @@ class _FlagNames:
         return resolved
 
     def _find(self, name: str) -> str | None:
-        if name == "dry-run" and self._command in JOB_COMMANDS:
-            return name
+        if name in ("dry-run", DRY_RUN) and self._command in JOB_COMMANDS:
+            return "dry-run"
         if name in self._exact:
             return name
         fitting = [flag for flag in self._client if flag.startswith(name)]

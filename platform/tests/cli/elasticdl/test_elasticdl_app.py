@@ -96,6 +96,13 @@ def test_a_dry_run_prints_the_job_file_and_writes_none(cli: CliHarness) -> None:
     assert cli.cluster.created == []
 
 
+def test_what_a_job_file_does_not_have_is_mentioned(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--namespace=team", "--dry_run", "--yaml=job2.yaml") == 0
+    said = cli.capsys.readouterr().err
+    assert not missing_keys(said, "--namespace=team", "edl submit -n", "--yaml=job2.yaml", "--dry-run")
+    assert not (cli.folder / "job2.yaml").exists()
+
+
 def test_a_job_file_of_another_folder_has_absolute_paths(local_run: LocalRunHarness) -> None:
     words = ["train", *HERE, "--training_data=train.csv", "--output=out"]
     assert elasticdl(*words, "--yaml=here.yaml") == 0
