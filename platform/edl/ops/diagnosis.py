@@ -206,7 +206,9 @@ def _find_skipped_updates(job: JobView, command_target: str) -> Iterator[JobFind
         count = "1 update was" if skipped == 1 else f"{skipped:,} updates were"
         text = f"{count} skipped: the loss or a gradient was not finite (train.on_nan: skip)"
         yield JobFinding(
-            job.name, text, f"`edl logs {command_target} -r worker` names the records of each. Check them and the rate."
+            job.name,
+            text,
+            f"`edl logs {command_target} -r worker` names the records of each. Check them and the learning rate.",
         )
 
 
