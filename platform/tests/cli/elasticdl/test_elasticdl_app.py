@@ -12,7 +12,9 @@ from cli.cli_harness import CliHarness, LocalRunHarness, cli_in_job_folder, exit
 from cli.test_cli_predict import keras_file
 from support.text_keys import missing_keys
 
+from edl.api.cluster_port import Role
 from edl.cli.elasticdl import app
+from edl.cluster.kubernetes.job_manifests import render_pod
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS
 from edl.jobfile.loader import load_job_file
 
@@ -193,6 +195,22 @@ def test_with_an_image_it_does_what_edl_submit_does(cli: CliHarness) -> None:
     assert load_job_file(".edl/elasticdl/mnist.yaml").image == "registry.example/mnist:1"
     (spec,) = [each for each in cli.cluster.objects_of_kind(CONFIGMAPS) if each["metadata"]["name"] == "edl-mnist-spec"]
     assert json.loads(spec["data"]["job.json"])["pod"]["name_prefix"] == "elasticdl"
+
+
+def test_pods_have_the_names_and_labels_of_the_tutorials(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--image_pull_policy=Never", "--yaml=job.yaml") == 0
+    spec = load_job_file("job.yaml")
+    for role, kind in ((Role.WORKER, "worker"), (Role.PS, "ps")):
+        pod = render_pod(spec, role, 3, namespace="team", job_uid="", run_dir="/data/edl")
+        assert pod["metadata"]["name"] == f"elasticdl-mnist-{kind}-3"
+        labels = pod["metadata"]["labels"]
+        assert {name: value for name, value in labels.items() if "/" not in name} == {
+            "app": "elasticdl",
+            "elasticdl-job-name": "mnist",
+            "elasticdl-replica-type": kind,
+            "elasticdl-replica-index": "3",
+        }
+        assert pod["spec"]["containers"][0]["imagePullPolicy"] == "Never"
 
 
 def test_the_namespace_is_that_of_the_kubeconfig_or_of_the_flag(
