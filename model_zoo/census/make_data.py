@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from model_zoo.census.schema import COLUMNS, WORDS
+from model_zoo.data_files import make_parts, write_csv
 
 
 def read_published(path):
@@ -46,17 +47,11 @@ def draw_rows(count, seed):
         yield [row[name] for name in COLUMNS]
 
 
-def write_part(folder, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "adult.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
-
-
 def main(out, source=None, records=30_000):
+    out = make_parts(out)
     for part, file, count, seed in (("train", "adult.data", records, 1), ("test", "adult.test", records // 5, 2)):
-        write_part(Path(out) / part, read_published(Path(source) / file) if source else draw_rows(count, seed))
+        rows = read_published(Path(source) / file) if source else draw_rows(count, seed)
+        write_csv(out / part / "adult.csv", COLUMNS, rows)
 
 
 if __name__ == "__main__":

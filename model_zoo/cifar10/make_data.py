@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 from model_zoo.cifar10.schema import CHANNELS, SIDE
+from model_zoo.data_files import make_parts, write_examples
 from model_zoo.images.planted import draw_images
-
-from edl.data import Writer, serialize_example
 
 PIXELS = CHANNELS * SIDE * SIDE
 
@@ -23,32 +22,24 @@ def read_published(path):
         raise ValueError(f"{path}: {size} bytes are no whole number of images; is it of the binary version?")
     with path.open("rb") as stream:
         while record := stream.read(1 + PIXELS):
-            yield record[1:], record[0]
+            yield {"image": record[1:], "label": record[0]}
 
 
 def draw_published(count, seed):
     """Drawn images in the same form."""
     for image, label in zip(*draw_images(count, SIDE, 10, seed), strict=True):
-        yield image.transpose(2, 0, 1).tobytes(), int(label)
-
-
-def write_images(path, images):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Writer(path) as writer:
-        for pixels, label in images:
-            writer.write(serialize_example({"image": pixels, "label": label}))
+        yield {"image": image.transpose(2, 0, 1).tobytes(), "label": int(label)}
 
 
 def main(out, source=None, records=10_000):
-    out = Path(out)
+    out = make_parts(out)
     if source is None:
-        write_images(out / "train" / "drawn.recordio", draw_published(records, seed=1))
-        write_images(out / "test" / "drawn.recordio", draw_published(records // 5, seed=2))
+        write_examples(out / "train", "drawn", draw_published(records, seed=1))
+        write_examples(out / "test", "drawn", draw_published(records // 5, seed=2))
         return
-    for number in range(1, 6):
-        name = f"data_batch_{number}"
-        write_images(out / "train" / f"{name}.recordio", read_published(Path(source) / f"{name}.bin"))
-    write_images(out / "test" / "test_batch.recordio", read_published(Path(source) / "test_batch.bin"))
+    for name in (f"data_batch_{number}" for number in range(1, 6)):
+        write_examples(out / "train", name, read_published(Path(source) / f"{name}.bin"))
+    write_examples(out / "test", "test_batch", read_published(Path(source) / "test_batch.bin"))
 
 
 if __name__ == "__main__":

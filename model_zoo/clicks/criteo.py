@@ -11,11 +11,11 @@ import gzip
 import math
 import zlib
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 
 from model_zoo.clicks.records import IDS, NUMBERS
-
-from edl.data import Writer, serialize_example
+from model_zoo.data_files import make_parts, write_examples
 
 RECORDS_PER_FILE = 1_000_000
 
@@ -36,21 +36,14 @@ def open_log(path):
     return gzip.open(path, "rt", encoding="ascii") if path.suffix == ".gz" else path.open(encoding="ascii")
 
 
-def write_part(lines, folder, vocabulary, count):
-    folder.mkdir(parents=True, exist_ok=True)
-    for first in range(0, count, RECORDS_PER_FILE):
-        with Writer(folder / f"criteo-{first // RECORDS_PER_FILE:05d}.recordio") as writer:
-            for _ in range(min(RECORDS_PER_FILE, count - first)):
-                writer.write(serialize_example(parse_line(next(lines), vocabulary)))
-
-
 def main(out, log, vocabulary=1_000_000, held_back=0.1):
     with ExitStack() as stack:
         count = sum(1 for _ in stack.enter_context(open_log(Path(log))))
         lines = stack.enter_context(open_log(Path(log)))
-        last = round(count * held_back)
-        write_part(lines, Path(out) / "train", vocabulary, count - last)
-        write_part(lines, Path(out) / "test", vocabulary, last)
+        records = (parse_line(line, vocabulary) for line in lines)
+        out = make_parts(out)
+        write_examples(out / "train", "criteo", islice(records, count - round(count * held_back)), RECORDS_PER_FILE)
+        write_examples(out / "test", "criteo", records, RECORDS_PER_FILE)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from model_zoo.data_files import make_parts, write_csv
 from model_zoo.heart.schema import COLUMNS, THAL
 
 
@@ -40,21 +41,14 @@ def draw_patients(count, rng):
         yield [row[name] for name in COLUMNS]
 
 
-def write_part(folder, rows):
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "heart.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(rows)
-
-
 def main(out, source=None, records=1_500):
     rng = np.random.default_rng(0)
     rows = read_published(Path(source)) if source else list(draw_patients(records + records // 4, rng))
     rows = [rows[at] for at in rng.permutation(len(rows))]
     held_back = len(rows) // 5
-    write_part(Path(out) / "train", rows[held_back:])
-    write_part(Path(out) / "test", rows[:held_back])
+    out = make_parts(out)
+    write_csv(out / "train" / "heart.csv", COLUMNS, rows[held_back:])
+    write_csv(out / "test" / "heart.csv", COLUMNS, rows[:held_back])
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ hold one class each would be read one after another.
 import argparse
 import random
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 import tensorflow as tf
+from model_zoo.data_files import make_parts, write_examples
 from model_zoo.images.planted import draw_images
-
-from edl.data import Writer, serialize_example
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 IMAGES_PER_FILE = 2048
@@ -42,17 +40,6 @@ def list_images(folder, classes):
     return [(path, number) for path, number in found if path.suffix.lower() in SUFFIXES]
 
 
-def write_images(folder, images):
-    """Write encoded images with labels to files of at most IMAGES_PER_FILE."""
-    folder.mkdir(parents=True, exist_ok=True)
-    number, images = 0, iter(images)
-    while part := list(islice(images, IMAGES_PER_FILE)):
-        with Writer(folder / f"images-{number:05d}.recordio") as writer:
-            for image, label in part:
-                writer.write(serialize_example({"image": image, "label": int(label)}))
-        number += 1
-
-
 def read_folder(folder, classes, size, shuffles):
     listed = list_images(folder, classes)
     if not listed:
@@ -67,7 +54,7 @@ def read_folder(folder, classes, size, shuffles):
 
 
 def main(out, source=None, size=224, records=4_000):
-    out = Path(out)
+    out = make_parts(out)
     parts = (("train", "train", records, 1), ("test", "val", records // 5, 2))
     if source is None:
         classes = [f"drawn-{number}" for number in range(10)]
@@ -78,7 +65,8 @@ def main(out, source=None, size=224, records=4_000):
             images = ((encode(image), label) for image, label in zip(*draw_images(count, size, 10, seed), strict=True))
         else:
             images = read_folder(Path(source) / folder, classes, size, shuffles=part == "train")
-        write_images(out / part, images)
+        examples = ({"image": image, "label": int(label)} for image, label in images)
+        write_examples(out / part, "images", examples, IMAGES_PER_FILE)
     (out / "classes.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
 
 

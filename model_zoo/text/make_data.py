@@ -11,6 +11,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+from model_zoo.data_files import make_parts, write_csv
 
 TOPICS, TOPIC_WORDS, COMMON_WORDS = 4, 40, 3000
 
@@ -53,21 +54,15 @@ def read_files(folder, classes):
 
 def write_part(folder, texts):
     """Returns how many classes there are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    labels = set()
-    with (folder / "texts.csv").open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["label", "text"])
-        for label, text in texts:
-            labels.add(label)
-            writer.writerow([label, " ".join(text.split())])
-    if not labels:
+    rows = [(label, " ".join(text.split())) for label, text in texts]
+    if not rows:
         raise ValueError(f"there are no texts for {folder}")
-    return max(labels) + 1
+    write_csv(folder / "texts.csv", ["label", "text"], rows)
+    return 1 + max(label for label, _ in rows)
 
 
 def main(out, source=None, records=8_000):
-    out, source = Path(out), source and Path(source)
+    out, source = make_parts(out), source and Path(source)
     folders = []
     if source and not (source / "train.csv").exists():
         # Folders of both parts: the reviews have a further one, without labels, to train on.

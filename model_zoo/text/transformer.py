@@ -1,8 +1,8 @@
 """Which class does a text belong to? A small transformer: one or two encoder blocks over vectors of words.
 
-Words are hashed, so there is no vocabulary to make before training, and two rare words may share a vector. With the
-default table of 5.1 MB, lower `ps.embedding_threshold` to have its rows on parameter servers. The exported model takes
-texts as they are.
+Words are hashed, so there is no vocabulary to make before training, and two rare words may share a vector. The table of
+words, 5.1 MB by default, is above `ps.embedding_threshold`: with parameter servers they serve its rows. The exported
+model takes texts as they are.
 """
 
 import keras

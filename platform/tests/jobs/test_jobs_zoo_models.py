@@ -9,9 +9,11 @@ import pytest
 from jobs.plain_keras import QUIET, checkpoint_arrays, without_edl
 from support.job_folder import MODEL_ZOO, newest_cut
 from support.job_process import JobProcess
-from support.zoo_models import MODELS, make_data
+from support.zoo_models import MODELS, TESTED_ELSEWHERE, make_data
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
+
+ALL = {**TESTED_ELSEWHERE, **MODELS}
 
 
 @pytest.fixture(scope="module")
@@ -21,11 +23,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_job_of_the_zoo_learns(
     name: str, strategy: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = MODELS[name]
+    model = ALL[name]
     monkeypatch.syspath_prepend(str(MODEL_ZOO.parent))
     if not (data / model.data).exists():
         make_data(model.data, data)

@@ -133,15 +133,43 @@ MODELS = {
 }
 
 
+SMALL_CLICKS = {"vocabulary": 520, "dim": 4, "hidden": [16]}
+DIGITS: dict[str, Any] = {
+    "data": "mnist",
+    "least": 0.7,
+    "train": {"epochs": 5, "minibatch_size": 16, "minibatches_per_task": 8},
+}
+TESTED_ELSEWHERE = {
+    "iris": ZooModel("iris.iris_dnn.custom_model", "iris", 0.6),
+    "mnist_mlp": ZooModel("mnist.mlp.custom_model", **DIGITS),
+    "mnist_functional": ZooModel("mnist.mnist_functional_api.custom_model", params={"filters": 4}, **DIGITS),
+    "mnist_subclass": ZooModel("mnist.mnist_subclass.CustomModel", params={"filters": 4}, **DIGITS),
+    "deepfm": ZooModel("deepfm.deepfm.custom_model", params=SMALL_CLICKS, tables=("vectors", "weights"), **CLICKS),
+    "wide_and_deep": ZooModel(
+        "wide_and_deep.wide_and_deep.custom_model", params=SMALL_CLICKS, tables=("vectors", "wide"), **CLICKS
+    ),
+    "recommender": ZooModel("recommender.ratings.custom_model", "ratings", 0.6, "auc", tables=("items", "users")),
+}
+"""Models that other tests of ``make test`` train."""
+
+
 def make_data(name: str, out: Path) -> None:
     """Write a data set of the zoo into ``out/name``, where ``out`` stands for ``demo-data``."""
-    if name == "clicks":
-        made = edl("data", "clicks", name, "--records", "8000", "--vocabulary", "520", cwd=out)
+    if name in COMMANDS:
+        made = edl("data", name, name, *COMMANDS[name], cwd=out)
         assert made.returncode == 0, made.stderr
+    elif name == "ratings":
+        import_module("model_zoo.recommender.synthesize").main(out / name)
     else:
         import_module(f"model_zoo.{name}.make_data").main(out / name, **DATA[name])
 
 
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "clicks": ("--records", "8000", "--vocabulary", "520"),
+    "iris": ("--format", "csv"),
+    "mnist": ("--format", "recordio", "--source", "digits"),
+}
+"""Arguments of ``edl data``."""
 DATA: dict[str, dict[str, Any]] = {
     "census": {"records": 4000},
     "cifar10": {"records": 1000},

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.job_folder import MODEL_ZOO
-from support.zoo_models import MODELS, make_data
+from support.zoo_models import MODELS, TESTED_ELSEWHERE, make_data
 
 from edl.data import open_reader
 from edl.jobfile.loader import dump_job_spec, load_job_file
@@ -81,7 +81,8 @@ def test_a_job_file_names_a_model_that_the_readme_has(folder: str) -> None:
 
 def test_the_readme_has_all_models_that_are_tested() -> None:
     readme = (MODEL_ZOO / "README.md").read_text(encoding="utf-8")
-    assert [model.definition for model in MODELS.values() if f"| `{model.definition}` |" not in readme] == []
+    models = [*MODELS.values(), *TESTED_ELSEWHERE.values()]
+    assert [model.definition for model in models if f"| `{model.definition}` |" not in readme] == []
 
 
 @pytest.mark.parametrize("name", ["census", "heart", "text"])
@@ -268,3 +269,9 @@ def test_words_become_the_same_numbers_in_any_text() -> None:
     assert ids[3].all()
     model = transformer.custom_model(vocabulary=1000, length=4, dim=8, heads=2, blocks=1)
     assert np.isfinite(model.predict_on_batch(np.array(["", "word"]))).all(), "a text without words has no mean"
+
+
+def test_data_of_two_origins_are_never_mixed(tmp_path: Path) -> None:
+    import_module("model_zoo.heart.make_data").main(tmp_path / "out", records=20)
+    with pytest.raises(ValueError, match="out is not empty: name another folder"):
+        import_module("model_zoo.heart.make_data").main(tmp_path / "out", records=20)
