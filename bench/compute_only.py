@@ -13,11 +13,11 @@ import itertools
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from peer import serve_questions
 
+from edl.api.job_spec import ModelSpec
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
 
@@ -47,7 +47,7 @@ class ComputeLimit:
 
         params = {"vocabulary": vocabulary}
         module = model_contract.load_model_module(
-            SimpleNamespace(functions={}, zoo=zoo, definition="deepfm.deepfm.custom_model", params=params)
+            ModelSpec(zoo=str(zoo), definition="deepfm.deepfm.custom_model", params=params)
         )
         self._network = KerasNetwork.build(
             module, seed=0, embedding_threshold=2 << 20, ps_of_variable=lambda _: 0, ps_count=1, sample=None

@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 
 from figures import BenchFigure, ScriptResult
 from native_table import process_bytes
 from script import main, print_progress
+
+from edl.api.job_spec import ModelSpec
 
 ZOO = Path(__file__).with_name("zoo")
 MODELS = ("functional", "sequential", "nested", "HugeTableModel")
@@ -41,7 +42,7 @@ def build_model(model: str, rows: int) -> Built:
     from edl.keras.network import KerasNetwork
 
     module = model_contract.load_model_module(
-        SimpleNamespace(functions={}, zoo=ZOO, definition=f"huge_table.{model}", params={"rows": rows})
+        ModelSpec(zoo=str(ZOO), definition=f"huge_table.{model}", params={"rows": rows})
     )
     sample = tf.zeros([2, 26], tf.int64)
     network = KerasNetwork.build(

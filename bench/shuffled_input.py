@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from click_job import click_log_folder
@@ -24,6 +23,7 @@ from figures import BenchFigure, ScriptResult
 from mnist_job import ZOO
 from script import main, print_progress
 
+from edl.api.job_spec import ModelSpec
 from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.shuffle import RecordRange, RecordSource, ShardPlan, choose_window
 from edl.data.reader import Reader
@@ -151,7 +151,7 @@ def measure(given: argparse.Namespace) -> ScriptResult:
 
     params = {"vocabulary": given.vocabulary}
     module = model_contract.load_model_module(
-        SimpleNamespace(functions={}, zoo=ZOO, definition="deepfm.deepfm.custom_model", params=params)
+        ModelSpec(zoo=str(ZOO), definition="deepfm.deepfm.custom_model", params=params)
     )
     feeder = FeedFunction(module.feed, "training", None)
     pairs: dict[str, list[LeasePair]] = {name: [] for name in CASES}

@@ -66,6 +66,15 @@ class ModelSpec:
     params: Annotated[Mapping[str, JsonValue], Field("Keyword arguments of that function.")] = field(
         default_factory=dict
     )
+    keras: Annotated[
+        int,
+        Field(
+            "Version of Keras that the model is written for: 2 needs tf_keras, and tf.keras is then tf_keras. "
+            "TF_USE_LEGACY_KERAS=1 in the environment means 2, too.",
+            minimum=2,
+            maximum=3,
+        ),
+    ] = 3
     functions: Annotated[
         Mapping[str, str],
         Field(

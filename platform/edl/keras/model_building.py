@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
+from edl.keras.keras2_models import reset_names_and_seed
 from edl.keras.model_contract import ModelModule, refuse_metrics_in_layers
 from edl.keras.ps_embedding import converting_large_embeddings
 from edl.keras.traced_function import spec_for_any_count
@@ -49,6 +50,7 @@ def build_model(module: ModelModule, *, seed: int, sample: Any = None, ps_embedd
         # clear_session also resets the dtype policy, which the module may have set at import.
         keras.config.set_dtype_policy(policy)
         keras.utils.set_random_seed(seed)
+        reset_names_and_seed(seed)
         model = module.make_model()
         if sample is not None and not _is_functional(model):
             with user_code(module.zoo, "the model, called on features of feed,"):

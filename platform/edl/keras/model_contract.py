@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError
+from edl.jobfile.keras_version import uses_keras2
 from edl.jobfile.zoo_lookup import REPLACED_BY_COMPILE, ZooModule, check_misnamed, find_model_function
 from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
 from edl.keras.user_code import source_file, user_code
@@ -256,6 +257,10 @@ class ModelChoice(Protocol):
         """Keyword arguments of the function."""
 
     @property
+    def keras(self) -> int:
+        """The version of Keras that the model is written for."""
+
+    @property
     def functions(self) -> Mapping[str, str]:
         """Names of the contract, and the names that the module has instead."""
 
@@ -310,13 +315,20 @@ def load_model_module(
         BadInputError: the module or a function does not exist, or a function has other arguments.
         UserCodeError: the module raised an exception while it was imported.
     """
-    _check_keras_backend()
+    _check_keras_backend(choice)
     zoo = Path(choice.zoo).resolve()
     zoo_module = find_model_function(zoo, choice.definition, choice.functions)
     check_misnamed(zoo_module)
-    with user_code(zoo, f"import of {zoo_module.name}"):
+    is_keras2 = uses_keras2(choice)
+    with user_code(zoo, f"import of {zoo_module.name}"), _imports_of(is_keras2):
         module = _with_chosen_functions(zoo, import_zoo_module(zoo, zoo_module), zoo_module)
-    make_model = _model_factory(zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step)
+    if is_keras2:
+        from edl.keras import keras2_models
+
+        module = keras2_models.adapt_module(module)
+    make_model = _model_factory(
+        zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step, is_keras2=is_keras2
+    )
     if label and not hasattr(module, "feed"):
         from edl.keras.table_feed import make_table_feed
 
@@ -420,11 +432,21 @@ def _compiled_module(
     )
 
 
-def _check_keras_backend() -> None:
+def _imports_of(is_keras2: bool) -> AbstractContextManager[None]:
+    if not is_keras2:
+        return nullcontext()
+    from edl.keras import keras2_models
+
+    return keras2_models.public_names_for_private_imports()
+
+
+def _check_keras_backend(choice: ModelChoice) -> None:
     import keras
 
-    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
-        raise BadInputError("models for Keras 2 are not supported yet", where="TF_USE_LEGACY_KERAS", hint="unset it")
+    if uses_keras2(choice):
+        from edl.keras import keras2_models
+
+        keras2_models.check_installation()
     if keras.backend.backend() != "tensorflow":
         raise BadInputError(
             f"Keras uses the backend {keras.backend.backend()}, but EDL needs TensorFlow",
@@ -532,7 +554,13 @@ def _check_arguments(function: Callable[..., Any], path: Path, name: str, expect
 
 
 def _model_factory(
-    zoo: Path, module: ModuleType, zoo_module: ZooModule, params: Mapping[str, Any], *, may_have_train_step: bool
+    zoo: Path,
+    module: ModuleType,
+    zoo_module: ZooModule,
+    params: Mapping[str, Any],
+    *,
+    may_have_train_step: bool,
+    is_keras2: bool,
 ) -> Callable[..., Any]:
     function = getattr(module, zoo_module.function, None)
     if not callable(function):
@@ -550,6 +578,14 @@ def _model_factory(
 
         with user_code(zoo, f"{zoo_module.function}()"):
             model = function(**params)
+        if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
+            return _adapt_keras2_model(model, is_keras2)
+        if is_keras2 and isinstance(model, keras.Model):
+            raise BadInputError(
+                f"{zoo_module.function}() returned a model of Keras 3, but the job is for Keras 2",
+                where=str(zoo_module.path),
+                hint="use tf.keras, or remove model.keras: 2 (and TF_USE_LEGACY_KERAS)",
+            )
         if not isinstance(model, keras.Model):
             raise BadInputError(
                 f"{zoo_module.function}() returned {type(model).__name__}, expected a keras.Model",
@@ -563,6 +599,19 @@ def _model_factory(
             may_have_train_step=may_have_train_step,
         )
         return model
+
+    def _adapt_keras2_model(model: Any, is_keras2: bool) -> Any:
+        from edl.keras import keras2_models
+
+        if not is_keras2:
+            raise BadInputError(
+                f"{zoo_module.function}() returned a model of Keras 2 (tf_keras)",
+                where=str(zoo_module.path),
+                hint="set model.keras: 2 in the job file",
+            )
+        made_by, where = f"{zoo_module.function}()", str(zoo_module.path)
+        keras2_models.refuse_unsupported(model, made_by, where, _REMEDY_BY_METHOD)
+        return keras2_models.Keras2Model(model, lambda: function(**params))
 
     return make
 

@@ -30,6 +30,13 @@ from keras.src.saving.serialization_lib import SafeModeScope
 from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.keras.edl_layer_replacement import needs_edl_layers, replace_edl_layers
+from edl.keras.keras2_models import (
+    Keras2Model,
+    find_undescribed,
+    format_keras2_loading,
+    write_keras2_file,
+    write_keras2_saved_model,
+)
 from edl.keras.model_building import (
     ModelVariables,
     build_model,
@@ -364,6 +371,8 @@ def export_model(
     """
     model = build_export_model(network, flat_values, table_rows)
     features = derive_feature_spec(model, network.sample)
+    if isinstance(model, Keras2Model):
+        return _export_keras2_model(model, features, network.module.zoo, keras_path, saved_model_path)
     serializable = _can_serialize(model)
     with (
         user_code(network.module.zoo, "export of the model"),
@@ -388,6 +397,24 @@ def export_model(
     }
 
 
+def _export_keras2_model(
+    model: Keras2Model, features: Any, zoo: Path, keras_path: Path, saved_model_path: Path
+) -> dict[str, Any]:
+    with user_code(zoo, "export of the model"), _replacing_atomically(saved_model_path) as temporary_path:
+        write_keras2_saved_model(model, features, named_component_specs(features), temporary_path)
+    reason = find_undescribed(model)
+    if reason:
+        _LOG.warning("no .keras file is exported, only the SavedModel: Keras 2 cannot describe the model: %s", reason)
+    else:
+        with user_code(zoo, "export of the model"), _replacing_atomically(keras_path) as temporary_path:
+            write_keras2_file(model, temporary_path)
+    return {
+        "keras": None if reason else str(keras_path),
+        "saved_model": str(saved_model_path),
+        "loading": "" if reason else format_keras2_loading(keras_path, zoo),
+    }
+
+
 def export_keras_file(
     network: KerasNetwork, flat_values: Floats, table_rows: RowChunksByTable, path: Path, *, weights_only: bool
 ) -> None:
@@ -406,6 +433,13 @@ def export_keras_file(
         StorageError: the file cannot be written. The previous file is still valid.
     """
     model = build_export_model(network, flat_values, table_rows)
+    if isinstance(model, Keras2Model):
+        with user_code(network.module.zoo, "writing the best model"), _replacing_atomically(path) as temporary_path:
+            suffix = ".weights.h5" if weights_only else ".keras"
+            named = temporary_path.with_name(f"{temporary_path.name}{suffix}")
+            write_keras2_file(model, named, weights_only=weights_only)
+            named.replace(temporary_path)
+        return
     if not weights_only and not _can_serialize(model):
         raise BadInputError(
             "the callback ModelCheckpoint cannot write a .keras file: Keras cannot describe the model, see the "

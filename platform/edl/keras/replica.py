@@ -31,6 +31,7 @@ from edl.api.errors import BadInputError
 from edl.api.strategy import MAX_DENSE_GRADIENT
 from edl.keras.custom_train_step import CustomTrainStep
 from edl.keras.evaluation_metrics import count_records
+from edl.keras.keras2_models import assigned_handles
 from edl.keras.model_building import FLOAT_TYPES, derive_feature_spec, is_seed_state
 from edl.keras.model_contract import ModelModule, has_own_train_step
 from edl.keras.model_loss import LossReduction
@@ -186,7 +187,7 @@ class ModelReplica(ReplicaState):
         with user_code(self.module.zoo, "the model"):
             forward = tf.function(self._forward_graph, autograph=False)
             graph = forward.get_concrete_function(derive_feature_spec(self.model, sample)).graph
-        _refuse_foreign_writes(graph, self.model.variables, "the model")
+        _refuse_foreign_writes(graph, self.model.variables, "the model", assigned_handles(self.model))
         written = {handle for _, handle in find_written_variables(graph)}
         changed = [variable for variable in self.model.variables if id(variable.value.handle) in written]
         for variable in changed:
@@ -268,13 +269,13 @@ class ModelReplica(ReplicaState):
         return loss, self._objective(labels, predictions, weights, (), training=True) if own else loss
 
 
-def _refuse_foreign_writes(graph: Any, variables: Iterable[Any], writer: str) -> None:
+def _refuse_foreign_writes(graph: Any, variables: Iterable[Any], writer: str, handles: Iterable[Any] = ()) -> None:
     """Refuse an assignment to a variable that is none of these; states of random generators may differ.
 
     Raises:
         BadInputError: names the variable.
     """
-    known = {id(variable.value.handle) for variable in variables}
+    known = {id(handle) for handle in (*(variable.value.handle for variable in variables), *handles)}
     names = {id(variable.handle): variable.name for variable in graph.variables}
     for operation, written in find_written_variables(graph):
         name = names.get(written, "")

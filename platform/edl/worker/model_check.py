@@ -29,6 +29,7 @@ from edl.core.evaluation import merge_metric_states
 from edl.core.partition import initial_placement, owner_of_name
 from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
+from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.numerics.initializers import initial_rows
@@ -56,8 +57,10 @@ def main(spec_file: Path, result_file: Path) -> int:
     log.addHandler(warnings)
     try:
         # Inside ``try``: that TensorFlow cannot be imported is a finding too.
+        spec = load_job_file(spec_file)
+        choose_keras(spec.model)
         import_tensorflow()
-        for line in _JobCheck(load_job_file(spec_file)).run_checks():
+        for line in _JobCheck(spec).run_checks():
             result["lines"].append(line)
     except Exception as error:  # noqa: BLE001  every error becomes a message and an exit code
         failure = task_loop.describe_failure(error)

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edl.jobfile.keras_version import choose_keras
+from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
 from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError
@@ -104,6 +106,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
         if identity.pod_host is None
         else ImportSlot(None)
     )
+    choose_keras(load_job_file(identity.run_dir / "spec.json").model)
     import_tensorflow()
     runtime = runtime_future.result()
     logging.getLogger().setLevel(runtime.spec.log.level.upper())

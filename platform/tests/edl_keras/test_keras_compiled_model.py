@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.core.evaluation import merge_metric_states  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
@@ -62,7 +62,7 @@ ARGUMENTS = """
 
 def load(folder: Path, source: str = SOURCE, arguments: str = ARGUMENTS) -> ModelModule:
     (folder / "compiled.py").write_text(source.replace("ARGUMENTS", arguments))
-    return load_model_module(SimpleNamespace(functions={}, zoo=folder, definition="compiled.custom_model", params={}))
+    return load_model_module(ModelSpec(zoo=str(folder), definition="compiled.custom_model", params={}))
 
 
 def make_data(records: int = 48) -> tuple[Any, dict[str, Any], dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ pytestmark = [
 import keras  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras import model_export  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
@@ -54,7 +54,7 @@ def user_model(tmp_path: Path) -> Any:
     zoo = tmp_path / "zoo"
     zoo.mkdir()
     (zoo / "bounded.py").write_text(MODEL, encoding="utf-8")
-    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="bounded.custom_model", params={}))
+    return load_model_module(ModelSpec(zoo=str(zoo), definition="bounded.custom_model", params={}))
 
 
 def test_local_applies_them_as_keras_fit(user_model: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ pytestmark = [
 ]
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 
@@ -76,7 +76,7 @@ def write(folder: Path, step: str) -> None:
 
 def make_ranks(folder: Path, step: str, count: int = 1) -> list[ModelReplica]:
     write(folder, step)
-    choice = SimpleNamespace(functions={}, zoo=folder, definition="own.custom_model", params={})
+    choice = ModelSpec(zoo=str(folder), definition="own.custom_model", params={})
     module = load_model_module(choice, may_have_train_step=True)
     return [ModelReplica(module, seed=4, rank_seed=rank, sample=np.zeros((1, 3), np.float32)) for rank in range(count)]
 
@@ -209,7 +209,7 @@ return {}
 
 def test_other_strategies_refuse_it_and_say_which_one_does_not(tmp_path: Path) -> None:
     write(tmp_path, USUAL.replace("APPLY", APPLY_GRADIENTS))
-    choice = SimpleNamespace(functions={}, zoo=tmp_path, definition="own.custom_model", params={})
+    choice = ModelSpec(zoo=str(tmp_path), definition="own.custom_model", params={})
     with pytest.raises(BadInputError, match="train_step") as refused:
         load_model_module(choice)
     assert "AllReduce" in (refused.value.hint or "")
@@ -229,7 +229,7 @@ def test_the_optimizer_may_scale_the_loss(tmp_path: Path) -> None:
         write(zoo, step)
         source = (zoo / "own.py").read_text()
         (zoo / "own.py").write_text(source.replace("keras.optimizers.Adam(0.05)", optimizer))
-        choice = SimpleNamespace(functions={}, zoo=zoo, definition="own.custom_model", params={})
+        choice = ModelSpec(zoo=str(zoo), definition="own.custom_model", params={})
         module = load_model_module(choice, may_have_train_step=True)
         rank = ModelReplica(module, seed=4, rank_seed=0, sample=np.zeros((1, 3), np.float32))
         train_together([rank], *make_data(16))
@@ -263,7 +263,8 @@ def make_changed_ranks(folder: Path, count: int, *changes: tuple[str, str]) -> l
     folder.mkdir(exist_ok=True)
     (folder / "own.py").write_text(source.replace("STEP\n", body))
     module = load_model_module(
-        SimpleNamespace(functions={}, zoo=folder, definition="own.custom_model", params={}), may_have_train_step=True
+        ModelSpec(zoo=str(folder), definition="own.custom_model", params={}),
+        may_have_train_step=True,
     )
     return [ModelReplica(module, seed=4, rank_seed=rank, sample=np.zeros((1, 3), np.float32)) for rank in range(count)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ pytestmark = [
 
 import keras  # noqa: E402
 
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
@@ -47,7 +47,7 @@ def module(folder: Path, optimizer: str, loss: float = 1.0, **params: Any) -> An
     zoo.mkdir()
     source = f"{MODEL}\ndef optimizer():\n    return keras.optimizers.{optimizer}\n".replace("LOSS", str(loss))
     (zoo / "half.py").write_text(source, encoding="utf-8")
-    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="half.custom_model", params=params))
+    return load_model_module(ModelSpec(zoo=str(zoo), definition="half.custom_model", params=params))
 
 
 def served(user: Any) -> KerasNetwork:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.core import evaluation  # noqa: E402
 from edl.keras import model_contract  # noqa: E402
 from edl.keras.model_loss import ModelLoss  # noqa: E402
@@ -72,7 +72,7 @@ AS_LIST = TWO_OUTPUTS.replace("{}", "[number, kind]")
 def load(folder: Path, text: str) -> Any:
     (folder / "zoo").mkdir(exist_ok=True)
     (folder / "zoo" / "asked.py").write_text(HEAD + text)
-    choice = SimpleNamespace(functions={}, zoo=folder / "zoo", definition="asked.custom_model", params={})
+    choice = ModelSpec(zoo=str(folder / "zoo"), definition="asked.custom_model", params={})
     return model_contract.load_model_module(choice)  # type: ignore[arg-type]
 
 

@@ -7,7 +7,6 @@ import sys
 import zipfile
 from pathlib import Path
 from textwrap import dedent
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError, StorageError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras import model_export  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
@@ -37,7 +37,7 @@ MNIST = ("mnist.mlp.custom_model", "mnist.mnist_functional_api.custom_model", "m
 
 
 def zoo_module(definition: str, **params: Any) -> ModelModule:
-    return load_model_module(SimpleNamespace(functions={}, zoo=ZOO, definition=definition, params=params))
+    return load_model_module(ModelSpec(zoo=str(ZOO), definition=definition, params=params))
 
 
 def module_of(model: Any, optimizer: Any = None, metrics: Any = None, loss: Any = None) -> ModelModule:

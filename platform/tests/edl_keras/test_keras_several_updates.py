@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from support.gan_model import (  # noqa: E402
 )
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
 from edl.keras.all_reduce_callbacks import declare_training_callbacks  # noqa: E402
 from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
@@ -41,7 +41,7 @@ RECORDS = 24
 
 
 def load_gan(folder: Path, *, needs_metrics: bool = False) -> ModelModule:
-    choice = SimpleNamespace(functions={}, zoo=folder, definition="gan.custom_model", params={})
+    choice = ModelSpec(zoo=str(folder), definition="gan.custom_model", params={})
     return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
 
 
@@ -293,7 +293,7 @@ def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path:
 
 def test_other_strategies_refuse_it_by_name(tmp_path: Path) -> None:
     write_gan(tmp_path, ADVERSARIAL)
-    choice = SimpleNamespace(functions={}, zoo=tmp_path, definition="gan.custom_model", params={})
+    choice = ModelSpec(zoo=str(tmp_path), definition="gan.custom_model", params={})
     with pytest.raises(BadInputError, match=r"train_step\(\)") as refused:
         load_model_module(choice)
     assert "AllReduce" in (refused.value.hint or "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ pytestmark = [
 
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
@@ -53,7 +53,7 @@ def module(folder: Path, **params: Any) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "memory.py").write_text(MODEL, encoding="utf-8")
-    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="memory.custom_model", params=params))
+    return load_model_module(ModelSpec(zoo=str(zoo), definition="memory.custom_model", params=params))
 
 
 def served(user: Any) -> KerasNetwork:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ pytestmark = [
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
@@ -78,7 +78,7 @@ def make_replica(
     folder: Path, loss: str, update: str, called: str = "x", convert: Callable[[Any], Any] = np.asarray
 ) -> tuple[Any, Any, Any]:
     (folder / "own.py").write_text(SOURCE.replace("LOSS", loss).replace("UPDATE", update).replace("CALLED", called))
-    choice = SimpleNamespace(functions={}, zoo=folder, definition="own.custom_model", params={})
+    choice = ModelSpec(zoo=str(folder), definition="own.custom_model", params={})
     module = load_model_module(choice, may_have_train_step=True)
     random = np.random.default_rng(3)
     x = convert(random.normal(size=(9, 3)).astype(np.float32))

@@ -15,6 +15,7 @@ import keras  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
@@ -73,7 +74,7 @@ def module(folder: Path, source: str) -> Any:
     zoo = folder / "zoo"
     zoo.mkdir()
     (zoo / "own.py").write_text(REST + source, encoding="utf-8")
-    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition="own.custom_model", params={}))
+    return load_model_module(ModelSpec(zoo=str(zoo), definition="own.custom_model", params={}))
 
 
 def load_error(folder: Path, source: str) -> BadInputError:
@@ -193,7 +194,7 @@ def patched():
     return model
 """
     assert not missing_keys(load_error(tmp_path, source).message, "train_step()", "class Mine, from Mixup")
-    choice = SimpleNamespace(functions={}, zoo=tmp_path / "zoo", definition="own.patched", params={})
+    choice = ModelSpec(zoo=str(tmp_path / "zoo"), definition="own.patched", params={})
     said = r"patched\(\).*test_step\(\).*class Sequential"
     with pytest.raises(BadInputError, match=said) as caught:
         load_model_module(choice).make_model()
@@ -253,6 +254,7 @@ def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Den
     module(tmp_path, source)
     (tmp_path / "zoo" / "input.py").write_text("def read(dataset, mode, metadata): return 'from input'\n")
     choice = SimpleNamespace(
+        keras=3,
         functions={"loss": "my_loss", "feed": "input.read"},
         zoo=tmp_path / "zoo",
         definition="own.custom_model",

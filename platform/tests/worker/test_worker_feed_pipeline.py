@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ pytestmark = pytest.mark.tensorflow
 import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
@@ -114,9 +114,7 @@ def test_functions_of_map_may_have_control_flow(change: Any) -> None:
 
 
 def test_prediction_has_features_alone_and_rows_of_a_table_are_cells() -> None:
-    module = load_model_module(
-        SimpleNamespace(functions={}, zoo=ZOO, definition="iris.iris_dnn.custom_model", params={})
-    )
+    module = load_model_module(ModelSpec(zoo=str(ZOO), definition="iris.iris_dnn.custom_model", params={}))
     rows = [["1", "2", "3", "4", "0"], ["5", "6", "7", "8", "2"]]
     (training,) = feed_minibatches(module.feed, "training", None, iter([(0, RecordWindow(rows))]))
     (prediction,) = feed_minibatches(module.feed, "prediction", None, iter([(0, RecordWindow(rows))]))
@@ -274,7 +272,7 @@ def module_in(folder: Path, source: str, name: str = "custom_model", **params: A
     zoo.mkdir(exist_ok=True)
     (zoo / "model.py").write_text(source)
     (zoo / "part.py").write_text("VALUE = 5\n")
-    return load_model_module(SimpleNamespace(functions={}, zoo=zoo, definition=f"model.{name}", params=params))
+    return load_model_module(ModelSpec(zoo=str(zoo), definition=f"model.{name}", params=params))
 
 
 def test_parameters_are_keyword_arguments_of_the_model(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank
 from support.gan_model import ADVERSARIAL, make_records, pick, train_plainly, write_gan
 
+from edl.api.job_spec import ModelSpec
 from edl.api.journal_entries import WorldAnnounced
 from edl.core.evaluation import EarlyStopping
 from edl.core.ledger import EXPORT
@@ -96,7 +96,7 @@ class GanRanks:
     def __init__(self, folder: Path, count: int, dtype: str) -> None:
         self.folder, self.dtype = folder, dtype
         write_gan(folder, ADVERSARIAL, {'"float64"': f'"{dtype}"'})
-        choice = SimpleNamespace(functions={}, zoo=folder, definition="gan.custom_model", params={})
+        choice = ModelSpec(zoo=str(folder), definition="gan.custom_model", params={})
         module = load_model_module(choice, needs_metrics=False, may_have_train_step=True)
         x, y = make_records(1, dtype)
         self.replicas = [

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.api.job_spec import JobSpec
 from edl.api.status import Status
+from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
@@ -93,6 +94,7 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
 
 
 def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest) -> LocalTraining:
+    choose_keras(spec.model)
     import_tensorflow()
     # After ``import_tensorflow``, which has to come before any other import of TensorFlow or Keras.
     from edl.keras import model_contract, user_callbacks

@@ -1,0 +1,368 @@
+"""Models of Keras 2 train as tf_keras trains them, and what has no counterpart in Keras 3 is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
+import tf_keras  # noqa: E402
+from support.text_keys import missing_keys  # noqa: E402
+
+from edl.api.errors import BadInputError  # noqa: E402
+from edl.api.job_spec import ModelSpec  # noqa: E402
+from edl.jobfile.keras_version import LEGACY_VARIABLE  # noqa: E402
+from edl.keras import keras2_models, model_export  # noqa: E402
+from edl.keras.evaluated_copy import copy_values  # noqa: E402
+from edl.keras.model_contract import ModelModule, load_model_module  # noqa: E402
+from edl.keras.network import KerasNetwork  # noqa: E402
+from edl.keras.replica import ModelReplica  # noqa: E402
+from edl.worker.local_strategy.local_model import LocalModel  # noqa: E402
+
+REST = """
+import numpy as np, tensorflow as tf, tf_keras
+from tf_keras import layers
+def loss(labels, predictions):
+    return tf.reduce_mean(tf_keras.losses.mean_squared_error(labels, predictions))
+def optimizer(): return tf_keras.optimizers.Adam(0.01)
+def feed(dataset, mode, metadata): return dataset
+def eval_metrics_fn(): return {"mae": tf_keras.metrics.MeanAbsoluteError(), "near": lambda y, p: abs(y - p) < 0.5}
+"""
+FUNCTIONAL = """
+def custom_model():
+    given = layers.Input((4,), name="x")
+    x = layers.Dense(8, activation="relu", kernel_regularizer=tf_keras.regularizers.l2(0.01))(given)
+    x = layers.BatchNormalization()(x)
+    x = tf.concat([x, tf.square(x)], axis=1)
+    return tf_keras.Model(given, layers.Dense(1)(x))
+"""
+SEQUENTIAL = """
+def custom_model():
+    return tf_keras.Sequential([layers.Dense(8, activation="tanh"), layers.LayerNormalization(), layers.Dense(1)])
+"""
+SUBCLASS = """
+class custom_model(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        # A bias before a normalization has no gradient but noise, which Adam makes large.
+        self.first, self.norm = layers.Dense(8, use_bias=False), layers.BatchNormalization(momentum=0.5)
+        self.head = layers.Dense(1)
+        self.frozen = layers.Dense(8, trainable=False)
+    def call(self, x, training=False):
+        return self.head(self.norm(self.first(x) + self.frozen(x), training=training))
+"""
+COLUMNS = """
+def custom_model():
+    inputs = {name: layers.Input((1,), name=name) for name in ("a", "b")}
+    columns = [tf.feature_column.numeric_column("a"),
+        tf.feature_column.indicator_column(tf.feature_column.bucketized_column(
+            tf.feature_column.numeric_column("b"), boundaries=[0.0, 0.5]))]
+    return tf_keras.Model(inputs, layers.Dense(1)(layers.DenseFeatures(columns)(inputs)))
+"""
+MASKED = """
+def custom_model():
+    given = layers.Input((5,), dtype="int64")
+    x = layers.GRU(4)(layers.Embedding(7, 3, mask_zero=True)(given))
+    return tf_keras.Model(given, layers.Dense(1)(x))
+"""
+MODELS = {
+    "functional": FUNCTIONAL,
+    "sequential": SEQUENTIAL,
+    "subclass": SUBCLASS,
+    "columns": COLUMNS,
+    "masked": MASKED,
+}
+RECORDS, BATCH, SEED = 48, 8, 3
+
+
+@pytest.fixture(autouse=True)
+def keras2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(LEGACY_VARIABLE, "1")
+    yield
+    tf_keras.backend.clear_session()
+
+
+def load(folder: Path, source: str, *, name: str = "zoo") -> ModelModule:
+    zoo = folder / name
+    zoo.mkdir(exist_ok=True)
+    (zoo / "own.py").write_text(REST + source, encoding="utf-8")
+    return load_model_module(ModelSpec("own.custom_model", str(zoo), keras=2))
+
+
+def draw_records(kind: str) -> tuple[Any, Any]:
+    draw = np.random.default_rng(1)
+    labels = draw.normal(size=(RECORDS, 1)).astype(np.float32)
+    if kind == "masked":
+        return draw.integers(0, 7, (RECORDS, 5)), labels
+    if kind == "columns":
+        return {name: draw.normal(size=(RECORDS, 1)).astype(np.float32) for name in "ab"}, labels
+    return draw.normal(size=(RECORDS, 4)).astype(np.float32), labels
+
+
+def cut(features: Any, part: slice) -> Any:
+    return tf.nest.map_structure(lambda leaf: leaf[part], features)
+
+
+def batches(kind: str) -> Iterator[tuple[Any, Any]]:
+    features, labels = draw_records(kind)
+    for start in range(0, RECORDS, BATCH):
+        part = slice(start, start + BATCH)
+        yield cut(features, part), labels[part]
+
+
+def train_plain(module: ModelModule, kind: str, values: Any) -> Any:
+    """Train the user's model with tf_keras alone, from the same values."""
+    features, _ = draw_records(kind)
+    model = module.make_model().legacy
+    model(cut(features, slice(0, 2)), training=False)
+    for variable, value in zip((*model.trainable_variables, *model.non_trainable_variables), values, strict=True):
+        variable.assign(value)
+    optimizer = tf_keras.optimizers.Adam(0.01)
+    for given, labels in batches(kind):
+        with tf.GradientTape() as tape:
+            predictions = model(given, training=True)
+            loss = tf.reduce_mean(tf_keras.losses.mean_squared_error(labels, predictions)) + sum(model.losses)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+    return model
+
+
+def twins(model: Any) -> list[Any]:
+    return [twin for twin, _ in model._pairs()]
+
+
+def assert_equal_weights(model: Any, plain: Any) -> None:
+    expected = (*plain.trainable_variables, *plain.non_trainable_variables)
+    for twin, variable in zip(twins(model), expected, strict=True):
+        np.testing.assert_allclose(twin.numpy(), variable.numpy(), rtol=2e-5, atol=2e-6, err_msg=variable.name)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_local_trains_as_keras_2(tmp_path: Path, kind: str) -> None:
+    module = load(tmp_path, MODELS[kind])
+    features, _ = draw_records(kind)
+    local = LocalModel(module, seed=SEED, sample=cut(features, slice(0, 2)))
+    values = [twin.numpy() for twin in twins(local.model)]
+    for given, labels in batches(kind):
+        local.train(given, labels, None, keep_if_not_finite=False)
+    assert_equal_weights(local.model, train_plain(module, kind, values))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_two_ranks_train_as_keras_2_on_their_union(tmp_path: Path, kind: str) -> None:
+    """But for BatchNormalization, which normalizes each rank's part by its own statistics."""
+    module = load(
+        tmp_path, MODELS[kind].replace("BatchNormalization", "LayerNormalization").replace("momentum=0.5", "")
+    )
+    features, _ = draw_records(kind)
+    ranks = [ModelReplica(module, seed=SEED, rank_seed=rank, sample=cut(features, slice(0, 2))) for rank in range(2)]
+    values = [twin.numpy() for twin in twins(ranks[0].model)]
+    for given, labels in batches(kind):
+        total = 0.0
+        for rank, part in zip(ranks, (slice(0, 3), slice(3, BATCH)), strict=True):
+            total += rank.compute(cut(given, part), labels[part]).weight
+        for summed in zip(*(rank.buffers for rank in ranks), strict=True):
+            total_buffer = sum(buffer.copy() for buffer in summed)
+            for buffer in summed:
+                buffer[:] = total_buffer
+        for rank in ranks:
+            rank.apply(total, None)
+    for rank in ranks:
+        assert_equal_weights(rank.model, train_plain(module, kind, values))
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_for_parameter_servers_are_those_of_keras_2(tmp_path: Path, kind: str) -> None:
+    module = load(tmp_path, MODELS[kind])
+    features, labels = next(batches(kind))
+    network = KerasNetwork.build(
+        module, seed=SEED, embedding_threshold=1 << 20, ps_of_variable=lambda name: 0, ps_count=1, sample=features
+    )
+    values = [twin.numpy() for twin in twins(network.model)]
+    step = network.train(network.initial_values(), {}, features, labels)
+    keras2_models.reset_names_and_seed(SEED)
+    model = module.make_model().legacy
+    model(features, training=False)
+    for variable, value in zip((*model.trainable_variables, *model.non_trainable_variables), values, strict=True):
+        variable.assign(value)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf_keras.losses.mean_squared_error(labels, model(features, training=True)))
+        loss += sum(model.losses)
+    assert step.loss == pytest.approx(float(loss), rel=1e-5)
+    trained = {spec.name.rpartition("/")[2]: at for spec, at in zip(network.variables, network.offsets, strict=True)}
+    for variable, gradient in zip(
+        model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True
+    ):
+        place = trained[variable.name.split(":")[0].replace("/", ".")]
+        expected = tf.convert_to_tensor(gradient).numpy().ravel()
+        np.testing.assert_allclose(step.flat_gradients[place], expected, rtol=1e-4, atol=1e-6)
+    network.evaluate(network.initial_values(), {}, features, labels)
+    assert network.metric_values(network.metric_states()).keys() >= {"mae", "near"}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_exports_are_the_users_model(tmp_path: Path, kind: str) -> None:
+    module = load(tmp_path, MODELS[kind])
+    features, _ = draw_records(kind)
+    local = LocalModel(module, seed=SEED, sample=cut(features, slice(0, 2)))
+    for given, labels in batches(kind):
+        local.train(given, labels, None, keep_if_not_finite=False)
+    exported = model_export.export_model(
+        local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
+    )
+    part = cut(features, slice(0, 6))
+    expected = local.model(part, training=False).numpy()
+    saved = tf.saved_model.load(str(tmp_path / "saved"))
+    served = saved.serve(tf.nest.map_structure(tf.constant, part))
+    np.testing.assert_allclose(served.numpy(), expected, rtol=1e-5, atol=1e-6)
+    if exported["keras"] is None:
+        assert kind == "subclass", "it has no get_config()"
+        return
+    loaded = tf_keras.models.load_model(exported["keras"])
+    np.testing.assert_allclose(loaded(part, training=False).numpy(), expected, rtol=1e-5, atol=1e-6)
+    assert not missing_keys(exported["loading"], "import tf_keras", "tf_keras.models.load_model")
+
+
+def test_a_copy_is_evaluated_with_its_own_values(tmp_path: Path) -> None:
+    module = load(tmp_path, FUNCTIONAL)
+    given, labels = next(batches("functional"))
+    local = LocalModel(module, seed=SEED, sample=given)
+    values, before = copy_values(local.model), local.model(given, training=False).numpy()
+    copy = local.make_copy_evaluator()
+    copy.check(given)
+    local.train(given, labels, None, keep_if_not_finite=False)
+    after = local.model(given, training=False).numpy()
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(copy._predict(values, given).numpy(), before, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(local.model(given, training=False).numpy(), after, rtol=1e-6)
+
+
+OPTIMIZERS = ("SGD", "Adam", "AdamW", "Adamax", "Nadam", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Adafactor", "Lion")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_compute_the_same(name: str) -> None:
+    settings = {"SGD": {"momentum": 0.9, "nesterov": True}, "RMSprop": {"centered": True, "momentum": 0.5}}
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.05, 2, 0.5)
+    legacy = getattr(tf_keras.optimizers, name)(learning_rate=schedule, clipnorm=1.0, **settings.get(name, {}))
+    converted = keras2_models.to_keras3_optimizer(legacy)
+    assert type(converted) is getattr(keras.optimizers, name)
+    start = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    old, new = tf.Variable(start), keras.Variable(start)
+    for step in range(5):
+        gradient = tf.constant(np.sin(start * 3 + step), tf.float32)
+        legacy.apply_gradients([(gradient, old)])
+        converted.apply([gradient], [new])
+    np.testing.assert_allclose(new.numpy(), old.numpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_compute_the_same() -> None:
+    labels = np.array([[0.0], [1.0], [1.0], [0.0]], np.float32)
+    scores = np.array([[0.2], [0.7], [0.4], [0.6]], np.float32)
+    names = ("AUC", "BinaryAccuracy", "Precision", "Recall", "MeanSquaredError", "BinaryCrossentropy", "Hinge")
+    legacy = {name: getattr(tf_keras.metrics, name)() for name in names}
+    for name, metric in keras2_models.to_keras3_metrics(legacy).items():
+        assert type(metric) is getattr(keras.metrics, name)
+        metric.update_state(labels, scores)
+        legacy[name].update_state(labels, scores)
+        assert float(metric.result()) == pytest.approx(float(legacy[name].result()), rel=1e-5)
+
+
+def test_callbacks_become_those_of_keras_3() -> None:
+    class Own(tf_keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append((epoch, self.model))
+
+    seen: list[Any] = []
+    stop, rate, own = keras2_models.to_keras3_callbacks(
+        [
+            tf_keras.callbacks.EarlyStopping("accuracy", mode="max", patience=3, min_delta=0.1),
+            tf_keras.callbacks.LearningRateScheduler(lambda epoch: 0.5),
+            Own(),
+        ]
+    )
+    assert isinstance(stop, keras.callbacks.EarlyStopping)
+    assert (stop.monitor, stop.patience, abs(stop.min_delta), stop.mode) == ("accuracy", 3, 0.1, "max")
+    assert rate.schedule(1) == 0.5
+    own.set_model("the model")
+    own.on_epoch_end(2, {})
+    assert seen == [(2, "the model")]
+    assert [name for name in vars(type(own)) if name.startswith("on_")] == ["on_epoch_end"]
+
+
+REFUSED = {
+    "a train_step": (
+        SUBCLASS + "    def train_step(self, data): return super().train_step(data)\n",
+        ("train_step", "custom_model"),
+    ),
+    "compiled": (
+        "def custom_model():\n    model = tf_keras.Sequential([layers.Dense(1)])\n    model.compile('sgd', 'mse')\n"
+        "    return model\n",
+        ("compiled", "Keras 2"),
+    ),
+    "a model of Keras 3": (
+        "import keras\ndef custom_model(): return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n",
+        ("Keras 3", "Keras 2"),
+    ),
+    "stateful": (
+        "def custom_model():\n    given = layers.Input(batch_shape=(8, 3, 4))\n"
+        "    return tf_keras.Model(given, layers.LSTM(2, stateful=True)(given))\n",
+        ("stateful", "LSTM"),
+    ),
+    "synchronized": (
+        "def custom_model():\n    return tf_keras.Sequential([layers.BatchNormalization(synchronized=True)])\n",
+        ("synchronized",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, name: str) -> None:
+    source, keys = REFUSED[name]
+    with pytest.raises(BadInputError) as refused:
+        load(tmp_path, source).make_model()
+    assert not missing_keys(refused.value.message, *keys)
+    assert refused.value.hint
+
+
+def test_a_model_of_keras_2_needs_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(tmp_path, FUNCTIONAL)
+    monkeypatch.delenv(LEGACY_VARIABLE)
+    with pytest.raises(BadInputError, match="Keras 2") as refused:
+        load_model_module(ModelSpec("own.custom_model", str(tmp_path / "zoo"))).make_model()
+    assert "model.keras: 2" in (refused.value.hint or "")
+    with pytest.raises(BadInputError, match=LEGACY_VARIABLE):
+        load_model_module(ModelSpec("own.custom_model", str(tmp_path / "zoo"), keras=2))
+
+
+@pytest.mark.parametrize(
+    ("convert", "value"),
+    [
+        (keras2_models.to_keras3_optimizer, type("Mine", (tf_keras.optimizers.SGD,), {})()),
+        (keras2_models.to_keras3_metrics, type("Mine", (tf_keras.metrics.Mean,), {})()),
+        (keras2_models.to_keras3_loss, type("Mine", (tf_keras.losses.MeanSquaredError,), {})()),
+        (lambda value: keras2_models.to_keras3_callbacks([value]), tf_keras.callbacks.BackupAndRestore("/tmp/x")),
+    ],
+)
+def test_classes_without_a_counterpart_are_refused_by_name(convert: Any, value: Any) -> None:
+    with pytest.raises(BadInputError, match=type(value).__name__) as refused:
+        convert(value)
+    assert "import keras" in (refused.value.hint or "")
+
+
+def test_names_of_the_private_copy_of_keras_are_those_of_tf_keras(tmp_path: Path) -> None:
+    source = FUNCTIONAL + "from tensorflow.python.keras import layers as private\n"
+    source += "from tensorflow.python.keras.metrics import accuracy\nfrom tensorflow.python.keras import regularizers\n"
+    source += "assert private.Dense is layers.Dense and regularizers.l2 is tf_keras.regularizers.l2\n"
+    load(tmp_path, source)
+    from tensorflow.python.keras import layers
+
+    assert layers.Dense is not tf_keras.layers.Dense, "TensorFlow itself keeps its own"
