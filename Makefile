@@ -44,6 +44,8 @@ $(RUNTIME): pyproject.toml constraints.txt
 
 $(STAMP): $(RUNTIME) elasticdl-compat/pyproject.toml
 	$(INSTALL) '.[train,dev,docs,native]' --editable ./elasticdl-compat
+	@# For the tests of models of Keras 2. It requires the distribution tensorflow, and works as well with tensorflow-cpu.
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt --no-deps tf_keras
 	@touch $@
 
 setup: $(STAMP) native ## make the virtual environment and compile native code (the other targets do it themselves)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import source_file
 from edl.keras.written_variables import find_written_variables
 
+_LOG = logging.getLogger(__name__)
 _OWN_PACKAGE = "tf_keras"
 _INSTALL = "install edl-platform[keras2] in an environment of its own, or build the image with --keras2"
 
@@ -343,6 +345,22 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
 def assigned_handles(model: Any) -> tuple[Any, ...]:
     """Handles of variables that a call of the model assigns, and that are no state of it."""
     return tuple(each.handle for each in model.assigned_variables) if isinstance(model, Keras2Model) else ()
+
+
+def warn_of_dense_embeddings(model: Any, least_bytes: int) -> None:
+    """Warn of Embeddings that would be tables on parameter servers in a model of Keras 3."""
+    if not isinstance(model, Keras2Model):
+        return
+    kind = importlib.import_module(_OWN_PACKAGE).layers.Embedding
+    for layer in model.legacy._flatten_layers():
+        size = 4 * layer.input_dim * layer.output_dim if isinstance(layer, kind) else 0
+        if size and size >= least_bytes:
+            _LOG.warning(
+                "the embedding '%s' of Keras 2 (%.3g MiB) is an ordinary variable: each worker pulls and pushes it as "
+                "a whole in every step; in a model of Keras 3 its rows would be on the parameter servers",
+                layer.name,
+                size / 2**20,
+            )
 
 
 def _input_type(tensor: Any) -> Any:

@@ -25,6 +25,7 @@ from edl.api.errors import BadInputError
 from edl.api.tables import TableSpec
 from edl.api.variables import VariableSpec
 from edl.keras.evaluation_metrics import EvaluationMetrics, output_names
+from edl.keras.keras2_models import warn_of_dense_embeddings
 from edl.keras.model_building import (
     ModelVariables,
     build_model,
@@ -148,6 +149,7 @@ class KerasNetwork:
             UserCodeError: the user's code raised an exception.
         """
         model = build_model(module, seed=seed, sample=sample, ps_embedding_bytes=embedding_threshold)
+        warn_of_dense_embeddings(model, embedding_threshold)
         refuse_stateful_layers(model)
         ps_embeddings = find_ps_embeddings(model, embedding_threshold)
         if ps_embeddings:

@@ -366,3 +366,15 @@ def test_names_of_the_private_copy_of_keras_are_those_of_tf_keras(tmp_path: Path
     from tensorflow.python.keras import layers
 
     assert layers.Dense is not tf_keras.layers.Dense, "TensorFlow itself keeps its own"
+
+
+def test_a_large_embedding_is_an_ordinary_variable_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = load(tmp_path, MASKED)
+    for threshold in (7 * 3 * 4, 7 * 3 * 4 + 1):
+        KerasNetwork.build(
+            module, seed=SEED, embedding_threshold=threshold, ps_of_variable=lambda name: 0, ps_count=1, sample=None
+        )
+    (warning,) = [record.getMessage() for record in caplog.records if "embedding" in record.getMessage()]
+    assert not missing_keys(warning, "'embedding'", "ordinary variable")

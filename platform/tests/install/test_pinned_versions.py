@@ -65,6 +65,17 @@ def test_the_package_declares_what_it_imports() -> None:
     assert missing == {}
 
 
+def test_the_extra_for_keras_2_is_that_for_training_with_another_tensorflow() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    train, keras2 = (
+        {Requirement(text).name: Requirement(text) for text in extras[name]} for name in ("train", "keras2")
+    )
+    assert keras2.keys() ^ train.keys() == {"tensorflow-cpu", "tf_keras"}
+    assert str(keras2["tensorflow"].specifier) == str(train["tensorflow-cpu"].specifier)
+    assert keras2["tensorflow"].marker is None, "on every machine: tf_keras requires this distribution"
+    assert all(str(keras2[name]) == str(train[name]) for name in keras2.keys() & train.keys() - {"tensorflow"})
+
+
 def _imported_packages(path: Path) -> set[str]:
     """The packages that a module imports when it runs, but for the standard library and EDL itself."""
     tree = ast.parse(path.read_text())

@@ -143,3 +143,52 @@ def test_what_trains_is_refused_with_the_extra_that_it_needs(environment: Path, 
     assert refused.returncode == 2
     assert "edl-platform[train]" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+KERAS2_MODEL = """
+import tensorflow as tf
+
+def custom_model():
+    return tf.keras.Sequential([tf.keras.layers.Dense(4, activation="relu"), tf.keras.layers.Dense(1)])
+
+def loss(labels, predictions):
+    return tf.reduce_mean(tf.square(labels - predictions))
+
+def optimizer():
+    return tf.keras.optimizers.SGD(0.05)
+
+def feed(dataset, mode, metadata):
+    numbers = dataset.map(tf.strings.to_number)
+    return numbers.map(lambda row: row[:2] if mode == "prediction" else (row[:2], row[2:]))
+
+def eval_metrics_fn():
+    return {"mae": tf.keras.metrics.MeanAbsoluteError()}
+"""
+
+
+def test_models_of_keras_2_train_with_their_extra_alone(wheel: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "environment"
+    venv.create(folder, with_pip=True)
+    install = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--constraint", ROOT / "constraints.txt"]
+    subprocess.run([*install, f"{wheel}[keras2]"], check=True, timeout=580)
+    listed = json.loads(subprocess.check_output([folder / "bin/python", "-c", INSTALLED]))
+    assert {name for name in listed if name.startswith("tensorflow") and "board" not in name} == {"tensorflow"}
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo/old.py").write_text(KERAS2_MODEL)
+    (tmp_path / "rows.csv").write_text("a,b,y\n" + "1,2,3\n0,1,1\n" * 32)
+    (tmp_path / "job.yaml").write_text(
+        "name: old\nmodel: {zoo: zoo, definition: old.custom_model, keras: 2}\n"
+        "data: {training: rows.csv, validation: rows.csv}\ntrain: {epochs: 3, minibatch_size: 8}\nworkers: {max: 1}\n"
+    )
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "KUBE", "EDL_"))}
+    ended = subprocess.run(
+        [folder / "bin/edl", "run", "job.yaml"],
+        cwd=tmp_path,
+        env=outside,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "tf_keras.models.load_model" in ended.stderr + ended.stdout

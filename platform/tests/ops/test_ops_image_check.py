@@ -32,6 +32,15 @@ def test_one_tensorflow_is_asked_for_in_the_versions_of_pyproject(tensorflow: st
     assert len(set(listed)) == len(listed)
 
 
+def test_the_variant_for_keras_2_has_one_tensorflow() -> None:
+    listed = requirements("--extra", "keras2", "--tensorflow", "tensorflow")
+    assert [line for line in listed if line.startswith(("tensorflow", "tf_keras"))] == [
+        "tensorflow>=2.21,<2.22",
+        "tf_keras>=2.21,<2.22",
+    ]
+    assert '--extra "${EXTRA}"' in (IMAGES / "Dockerfile").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("file", "kind"), [("Dockerfile", "training"), ("submitter.Dockerfile", "submitter")])
 def test_images_say_what_they_are_and_run_as_nobody_special(file: str, kind: str) -> None:
     text = (IMAGES / file).read_text(encoding="utf-8")
