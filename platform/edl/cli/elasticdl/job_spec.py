@@ -29,6 +29,7 @@ from edl.cli.elasticdl.values import (
     select_variables,
 )
 from edl.jobfile.document_tree import DocumentNode, build_tree
+from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.jobfile.loader import ExtraRules, read_job_tree
 from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function
 
@@ -212,6 +213,9 @@ class _Translator:
             self.problems.append(f"{self._line.command}: --model_def is missing")
         zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
         self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
+        if uses_keras2(None):  # ElasticDL's models are, and a pod does not have this machine's environment
+            self._fields["model.keras"] = build_tree(2, f"{LEGACY_VARIABLE} in the environment")
+            self.notes.append(f"{LEGACY_VARIABLE} in the environment: model.keras is 2")
         for flag, entry in self._flags.items():
             if isinstance(entry.effect, Sets) and entry.effect.fields[0].startswith("model.functions."):
                 self._translate_function(flag, entry)

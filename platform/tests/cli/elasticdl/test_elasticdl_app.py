@@ -197,6 +197,13 @@ def test_with_an_image_it_does_what_edl_submit_does(cli: CliHarness) -> None:
     assert json.loads(spec["data"]["job.json"])["pod"]["name_prefix"] == "elasticdl"
 
 
+def test_keras_2_of_the_environment_is_that_of_the_job(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    assert elasticdl("train", *ON_CLUSTER, "--yaml=job.yaml") == 0
+    assert "TF_USE_LEGACY_KERAS" in cli.capsys.readouterr().err
+    assert load_job_file("job.yaml").model.keras == 2
+
+
 def test_pods_have_the_names_and_labels_of_the_tutorials(cli: CliHarness) -> None:
     assert elasticdl("train", *ON_CLUSTER, "--image_pull_policy=Never", "--yaml=job.yaml") == 0
     spec = load_job_file("job.yaml")
