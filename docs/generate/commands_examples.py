@@ -48,6 +48,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl inject worker:KILL@50% -- edl run job.yaml", "kill a worker when half of the records are done"),
         ("edl inject ps:STOP@200 ps:CONT@260 -- edl run job.yaml --workers 3", "several faults, by step"),
     ),
+    "evaluate": (
+        ("edl evaluate job.yaml --from r3", "data.validation, with the newest checkpoint of run r3"),
+        ("edl evaluate job.yaml --from export/model.keras --json", "an exported model; metrics as JSON"),
+    ),
     "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of run r3"),),
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
     "validate": (

@@ -83,6 +83,13 @@ class ModelSpec:
             keys=_CONTRACT_FUNCTION,
         ),
     ] = field(default_factory=dict)
+    weights: Annotated[
+        str | None,
+        Field(
+            "Trained weights that a job evaluates or predicts with: a run, JOB/RUN or its directory (its newest intact "
+            "checkpoint), a checkpoint's directory, or a .keras file. A job that trains ignores it.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +371,14 @@ class JobSpec:
     name: Annotated[str, Field("Name of the job, its runs and its pods.", text=_JOB_NAME)]
     model: Annotated[ModelSpec, Field("The user's model code.")]
     image: Annotated[str | None, Field("Container image of all roles; edl run ignores it.", text=_IMAGE_NAME)] = None
+    task: Annotated[
+        str,
+        Field(
+            "What the job does: train, or only evaluate data.validation or predict data.prediction with model.weights, "
+            "without parameter servers.",
+            choices=("train", "evaluate", "predict"),
+        ),
+    ] = "train"
     data: Annotated[DataSpec, Field("The data sets.")] = field(default_factory=DataSpec)
     train: Annotated[TrainSpec, Field("How long to train, and in which portions.")] = field(default_factory=TrainSpec)
     strategy: Annotated[Strategy, Field("How the gradients of workers are combined.")] = field(default_factory=Strategy)

@@ -35,6 +35,7 @@ COMMANDS = {
     "top": "Show CPU and memory of the pods of a job.",
     "doctor": "Check that a cluster is ready for jobs.",
     "inject": "Run a job on this machine and send signals to its processes.",
+    "evaluate": "Evaluate a trained model.",
     "predict": "Predict with a trained model.",
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and show what it would run.",

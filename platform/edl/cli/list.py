@@ -131,7 +131,7 @@ def _job_row(job: JobView, now: float) -> list[str]:
 
 
 def _display_name(job: JobView) -> str:
-    kind = " (prediction)" if job.is_prediction else ""
+    kind = {"evaluate": " (evaluation)", "predict": " (prediction)"}.get(job.task, "")
     return f"{job.name}/{job.uid}{kind}" if job.is_local else job.name
 
 

@@ -34,9 +34,9 @@ from edl.jobfile.published_status import PublishedStatus, extend_timeline
 from edl.jobfile.scalar_types import to_finite_float
 from edl.ops import job_view
 from edl.ops.job_view import JobView, UnknownJobError
-from edl.ops.local_run_resumption import PREDICT_FILE
 from edl.storage.durable_files import follow_json_lines, read_json
 from edl.storage.run_directory import LOCAL_NAMESPACE, RunDirectory, list_numbered_runs, locate_job_dir
+from edl.storage.weights_lookup import read_task
 
 LocalOption = Annotated[bool, typer.Option("--local", help="Runs of edl run on this machine, below ./.edl.")]
 _PROCESSES_GONE = "its processes ended without reporting a reason: they were killed, or the machine went down"
@@ -71,9 +71,9 @@ class LocalRun(JobView):
         return any(self.run_dir.logs.glob("*.log"))
 
     @property
-    def is_prediction(self) -> bool:
-        """Whether the run is a prediction; only a prediction's directory has this file."""
-        return (self.run_dir.path / PREDICT_FILE).exists()
+    def task(self) -> str:
+        """What the run does: train, evaluate or predict."""
+        return read_task(self.run_dir)
 
     @property
     def location_text(self) -> str:

@@ -57,7 +57,13 @@ def run(
     Exit codes: 0 done, 1 the job failed, 2 bad input or an error in the model's code, 130 interrupted, 141 closed pipe.
     """
     spec = read_job_file(job, settings or [], workers, ps)
-    counts = check_job(spec, predict=False, resumed=resume is not None)
+    if spec.task != "train":
+        raise BadInputError(
+            f"the job's task is {spec.task}; edl run trains",
+            where=str(job),
+            hint=f"Use edl {spec.task}, or --set task=train.",
+        )
+    counts = check_job(spec, resumed=resume is not None)
     folder = local_job_directory(spec)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     if resume is not None:

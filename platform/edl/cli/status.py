@@ -127,7 +127,7 @@ def status_lines(job: JobView, now: float, width: int) -> list[str]:
 
 def _title_line(job: JobView, now: float) -> str:
     starved = " (starved)" if job.status and job.status.starved and not job.has_ended else ""
-    kind = ", prediction" if job.is_prediction else ""
+    kind = {"evaluate": ", evaluation", "predict": ", prediction"}.get(job.task, "")
     return f"{job.name}  {job.phase}{starved}{kind}  {job.location_text} {format_age(now - job.created_at)} ago"
 
 

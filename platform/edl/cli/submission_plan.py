@@ -115,6 +115,10 @@ class SubmissionPlan:
                 f"which has ended ({self.replaced_job.phase})",
             )
         yield "creates", _created_text(self.manifests)
+        if self.spec.task != "train":
+            weights = self.spec.model.weights or "the newest trained run of this job"
+            verb = "evaluates" if self.spec.task == "evaluate" else "predicts"
+            yield "task", f"{verb} with {weights}, without parameter servers"
         if uses_all_reduce(self.spec):
             yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
         if unused := find_unused_fields(self.spec):

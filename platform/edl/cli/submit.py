@@ -22,7 +22,7 @@ from edl.cli.options import (
 from edl.cli.submission_plan import SubmissionReporter, make_reporter
 from edl.cli.submission_workflow import SubmitOptions, plan_and_submit, plan_without_cluster
 from edl.cluster.kubernetes.names import LATEST_RUN
-from edl.cluster.kubernetes.spec_validation import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.path_resolution import has_shared_storage
 
@@ -101,7 +101,7 @@ def submit(
 
 def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_run: DryRunMode | None) -> None:
     job = options.job_file
-    spec = load_job_file(job, options.field_settings, required_datasets=("training",), extra_rules=find_spec_problems)
+    spec = load_job_file(job, options.field_settings, extra_rules=find_submission_problems)
     _check_resume_option(spec, job, options.resume_run)
     if dry_run is DryRunMode.CLIENT:
         reporter.report_plan(plan_without_cluster(spec, options))
@@ -111,6 +111,12 @@ def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_r
 
 
 def _check_resume_option(spec: JobSpec, job: Path, resume: str | None) -> None:
+    if resume is not None and spec.task != "train":
+        raise BadInputError(
+            f"--resume continues training, and the job's task is {spec.task}",
+            where=str(job),
+            hint="Submit it without --resume; model.weights names what it works with.",
+        )
     if resume is not None and not has_shared_storage(spec):
         raise BadInputError(
             "--resume needs the volume that holds the earlier run, and the job has none",

@@ -24,7 +24,7 @@ from edl.cli.submission_workflow import SubmitOptions, master_status_text, new_j
 from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.api_errors import ApiError, NotFoundError
 from edl.cluster.kubernetes.resource_kinds import JOBS
-from edl.cluster.kubernetes.spec_validation import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.loader import load_job_file
 from edl.ops.job_deletion import DeletionTimeoutError, JobObjects, format_object_list
 from edl.ops.job_following import WatchedJob, follow_job
@@ -302,13 +302,9 @@ def _run_submitter(source: Path, variables: Mapping[str, str]) -> int:
 
 def _load_spec(source: Path, identity: SubmitterIdentity) -> JobSpec:
     """The job under the name that it has in the cluster."""
-    spec = load_job_file(source, required_datasets=("training",), extra_rules=find_spec_problems)
+    spec = load_job_file(source, extra_rules=find_submission_problems)
     name = identity.derive_job_name(spec.name)
-    return (
-        spec
-        if name == spec.name
-        else load_job_file(source, [f"name={name}"], required_datasets=("training",), extra_rules=find_spec_problems)
-    )
+    return spec if name == spec.name else load_job_file(source, [f"name={name}"], extra_rules=find_submission_problems)
 
 
 def _exit_on_sigterm(number: int, frame: FrameType | None) -> NoReturn:

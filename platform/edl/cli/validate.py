@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +52,8 @@ def validate(
         raise BadInputError(error.message, where=locate_field(field, job, settings or ()), hint=error.hint) from error
     model_lines: list[str] = []
     if model:
-        check_job(local_spec, predict=not local_spec.data.training)
+        predicts_only = local_spec.task == "train" and not local_spec.data.training
+        check_job(replace(local_spec, task="predict") if predicts_only else local_spec)
         check_storage(local_job_directory(local_spec))
         model_result = check_model(local_spec)
         if model_result.failure:

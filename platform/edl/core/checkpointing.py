@@ -373,7 +373,7 @@ def _record_cut_progress(state: JobState) -> None:
 
 
 def _has_unsaved_steps(state: JobState) -> bool:
-    if state.settings.predict or not state.settings.durable or state.training_ledger is None or state.has_ended:
+    if not state.settings.durable or state.training_ledger is None or state.has_ended:
         return False
     return state.checkpoint is not None and state.checkpoint.step < state.step
 

@@ -178,6 +178,9 @@ def _next_range(state: JobState, worker: str, kind: str) -> RecordRange | None:
         return ledger.next_range(remaining_step_budget(state), worker) if is_serving_training(state) else None
     if kind in (EVALUATION, EXPORT) and not state.pods.all_ps_ready():
         return None
+    # A job that only evaluates has the ledger as soon as it knows the data set.
+    if kind == EVALUATION and state.evaluation is None:
+        return None
     # Other workers do not have the variables.
     if kind == EXPORT and state.world is not None and not state.world.trains(worker):
         return None
@@ -512,7 +515,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     """
     s, rows = state.settings, parts.get(TRAINING) or ()
     training, order = parts.get("training"), None
-    if not s.predict:
+    if s.main_kind == TRAINING:
         records = sum(int(row[1]) for row in rows)
         # Module ``job`` ends a job without any records, with a message of its own.
         if records and (why := training_size_error(s.minibatch, records, s.epochs, s.global_batch)) is not None:

@@ -71,6 +71,8 @@ def _advance_work(state: JobState, now: float) -> None:
             state.ledgers.setdefault(DESCRIBE, single_task_ledger(DESCRIBE))
     elif state.settings.predict:
         _advance_prediction(state)
+    elif state.settings.evaluate:
+        _advance_evaluation(state)
     elif state.training_ledger is not None:
         _advance_training(state, now)
     else:
@@ -113,6 +115,19 @@ def _advance_prediction(state: JobState) -> None:
         state.end_job("Done", "all records are predicted")
     else:
         _enter_phase(state, "Predicting", "the data set is known")
+
+
+def _advance_evaluation(state: JobState) -> None:
+    if not state.validation:
+        state.end_job("Failed", "there are no records to evaluate", kind="input")
+    elif state.evaluated_final:
+        state.end_job("Done", "all records are evaluated")
+    else:
+        _enter_phase(state, "Evaluating", "the data set is known")
+        if state.evaluation is None:
+            # No parameter server keeps a version: every worker reads the same stored weights.
+            state.record_entry(EvaluationBegun(pin=0, step=state.settings.weights_step, final=True))
+            state.emit(EvaluationStarted(step=state.settings.weights_step))
 
 
 def _advance_training(state: JobState, now: float) -> None:

@@ -85,7 +85,8 @@ def revoke_leases(
         else:
             # These tasks have a single result; without it there is no partial progress, and no PS
             # needs to be asked.
-            state.record_entry(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=0))
+            repeated = _records_begun(state, worker, kind, lease)
+            state.record_entry(LeaseReturned(lease=lease.number, through=0, partial=0, repeated=repeated))
             _tell_returned(state, lease.record_range, worker, reason)
         close_lease(state, worker, lease.number, now)
     if training:
@@ -95,6 +96,20 @@ def revoke_leases(
             RevocationStarted(worker=worker, leases=leases, reason=reason, in_flight=in_flight, crashed=crashed),
             now,
         )
+
+
+def _records_begun(state: JobState, worker: str, kind: str, lease: Lease) -> int:
+    """The records of a lost task that another worker evaluates or predicts again, in a job that does nothing else.
+
+    The master does not know how far the worker was: all records of the task that it was at count.
+    """
+    if kind == TRAINING or kind != state.settings.main_kind:
+        return 0
+    pod = state.pods.by_uid.get(worker)
+    is_current = lease is state.worker_leases(worker)[0][1]
+    if not is_current or (pod is not None and pod.building):
+        return 0
+    return lease.record_range.end - lease.record_after_steps(lease.done_steps)
 
 
 def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:

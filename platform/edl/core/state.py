@@ -108,6 +108,8 @@ class JobSettings:
     Attributes:
         task_records: records per lease.
         evaluation_steps, checkpoint_steps: steps between two of them; None: none during training.
+        predict, evaluate: whether the job only predicts, or only evaluates, with stored weights and without PS.
+        weights_step: with ``evaluate``, the global step of these weights; 0 if it is unknown.
         describe: whether a worker describes the data set, because the user has a reader of their own.
         shuffle: the shuffle window in records; 0: only ranges are shuffled; None: as large as memory and
             reader allow.
@@ -139,6 +141,8 @@ class JobSettings:
     checkpoint_full_timeout: float = 1800.0
     export: bool = False
     predict: bool = False
+    evaluate: bool = False
+    weights_step: int = 0
     describe: bool = False
     skip_crashing: bool = False
     shuffle: int | None = None
@@ -155,6 +159,13 @@ class JobSettings:
     all_reduce: bool = False
     global_batch: int | None = None
     evaluation_workers: int = 1
+
+    @property
+    def main_kind(self) -> str:
+        """The kind of task that is the job's main work."""
+        if self.predict:
+            return PREDICTION
+        return EVALUATION if self.evaluate else TRAINING
 
     @property
     def step_records(self) -> int:
@@ -387,8 +398,8 @@ class JobState:
 
     @property
     def main_ledger(self) -> Ledger | None:
-        """The ledger of the job's main work: training or prediction."""
-        return self.ledgers.get(PREDICTION if self.settings.predict else TRAINING)
+        """The ledger of the job's main work: training, prediction, or the only evaluation."""
+        return self.ledgers.get(self.settings.main_kind)
 
     @property
     def workers_max(self) -> int:
@@ -524,10 +535,12 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
     for kind, rows, epochs, seed in (
         (TRAINING, entry.training, s.epochs, s.seed),
         (PREDICTION, entry.prediction, 1, None),
+        # A job that also trains has a ledger for each evaluation.
+        (EVALUATION, entry.validation, 1, None),
     ):
         sources = _nonempty_sources(rows)
         # A worker describes whatever parts the job names.
-        if sources and (kind == PREDICTION) == s.predict:
+        if sources and kind == s.main_kind:
             state.ledgers[kind] = _range_ledger(s, kind, ShardPlan(sources, s.task_records, seed), epochs)
     # Journals from before shuffled orders have ranges of files.
     if entry.order is not None and entry.training is not None and TRAINING in state.ledgers:
@@ -662,7 +675,11 @@ def _apply_evaluated(state: JobState, entry: EvaluationCompleted) -> None:
     state.evaluated_final |= entry.final
     if entry.callbacks is not None:
         state.callbacks = state.callbacks.apply_evaluated_state(entry.step, entry.callbacks)
+    evaluated = state.ledgers.get(EVALUATION)
     _give_up_evaluation(state)
+    if state.settings.evaluate and evaluated is not None:
+        # The summary counts its records.
+        state.ledgers[EVALUATION] = evaluated
 
 
 def _apply_evaluation_off(state: JobState, entry: EvaluationAbandoned) -> None:
@@ -948,8 +965,8 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
     checkpoint, fleet = state.checkpoint, state.pods
     return {
         "sources": dataset_entry(state) if state.is_dataset_known else None,
-        # The ledger of the evaluation is in ``round``.
-        "ledgers": {k: x.to_snapshot() for k, x in state.ledgers.items() if k != EVALUATION},
+        # The ledger of an evaluation in progress is in ``round``.
+        "ledgers": {k: x.to_snapshot() for k, x in state.ledgers.items() if k != EVALUATION or not state.evaluation},
         "round": state.evaluation.to_snapshot() if state.evaluation else None,
         "counters": _counters_to_snapshot(state.counters),
         "checkpoint": checkpoint and [checkpoint.cut, checkpoint.step, checkpoint.version, checkpoint.ledger],

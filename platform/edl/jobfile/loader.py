@@ -22,6 +22,9 @@ from edl.jobfile.job_section import JOB_SECTION
 from edl.jobfile.section_type import section_fields
 from edl.jobfile.strategy_rules import check_strategy
 
+DATA_SET_BY_TASK = {"train": "training", "evaluate": "validation", "predict": "prediction"}
+"""The data set that a job works on, by ``task``."""
+
 # --------------------------------------------------------------------------------------------------
 # Rules about several fields of a JobSpec. Limits of a single field are part of its declaration.
 
@@ -30,11 +33,12 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     """The rules that ``spec`` breaks.
 
     Args:
-        required_datasets: the data sets that the job must name: ``training``, ``validation``, ``prediction``. With
-            ``prediction`` alone nothing is trained, and the rules of the training strategy are not checked.
+        required_datasets: the data sets that the job must name: ``training``, ``validation``, ``prediction``. Without
+            ``training`` nothing is trained, and the rules of the training strategy are not checked.
     """
     required_datasets = tuple(required_datasets)
-    strategy = () if required_datasets == ("prediction",) else check_strategy(spec)
+    trains = "training" in required_datasets if required_datasets else spec.task == "train"
+    strategy = check_strategy(spec) if trains else ()
     return [
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
@@ -46,8 +50,8 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
 
 def _check_datasets(spec: JobSpec, required: tuple[str, ...]) -> Iterator[RuleViolation]:
     # a caller that needs no particular data set, such as edl validate, still needs a job with something to do
-    if not required and not spec.data.prediction:
-        required = ("training",)
+    if not required and (spec.task != "train" or not spec.data.prediction):
+        required = (DATA_SET_BY_TASK[spec.task],)
     for name in required:
         if not getattr(spec.data, name):
             yield RuleViolation(f"data.{name}", "is missing", section_fields(DataSpec)[name].declaration.doc)
@@ -131,8 +135,8 @@ def load_job_file(
         overrides: assignments ``FIELD=VALUE``, as given to ``--set``, applied in order.
         number_options: values of other options, such as ``--workers``; applied after the overrides.
         required_datasets: the data sets that the caller needs: ``training``, ``validation``, ``prediction``. If it is
-            empty, the job must have training or prediction data. With ``prediction`` alone, the rules of the training
-            strategy are not checked.
+            empty, the job must have the data of its task; if it trains, prediction data will do. Without ``training``,
+            the rules of the training strategy are not checked.
         extra_rules: additional rules, such as those of a cluster. Their violations are reported with a line, too.
 
     Raises:

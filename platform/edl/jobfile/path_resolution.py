@@ -49,7 +49,12 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
     )
     return replace(
         spec,
-        model=replace(spec.model, zoo=to_local_path(spec.model.zoo)),
+        model=replace(
+            spec.model,
+            zoo=to_local_path(spec.model.zoo),
+            weights=spec.model.weights
+            and (to_local_path(spec.model.weights) if names_path(spec.model.weights) else spec.model.weights),
+        ),
         data=replace(
             data,
             training=to_local_paths(data.training),
@@ -60,6 +65,11 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
         storage=replace(spec.storage, path=storage),
         volumes=volumes,
     )
+
+
+def names_path(weights: str) -> bool:
+    """Whether ``model.weights`` is a path rather than the name of a run, such as ``r3`` or ``mnist/r3``."""
+    return weights.startswith(("/", "./", "../")) or weights.endswith(".keras")
 
 
 def pod_storage_path(spec: JobSpec) -> str:

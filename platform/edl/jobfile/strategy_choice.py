@@ -7,4 +7,9 @@ from edl.api.job_spec import JobSpec
 
 def uses_all_reduce(spec: JobSpec) -> bool:
     """Whether the job trains under strategy AllReduce."""
-    return spec.strategy.name == "AllReduce"
+    return spec.strategy.name == "AllReduce" and spec.task == "train"
+
+
+def count_parameter_servers(spec: JobSpec) -> int:
+    """The number of parameter servers: none under AllReduce, or if the job evaluates or predicts."""
+    return 0 if spec.task != "train" or uses_all_reduce(spec) else spec.ps.count

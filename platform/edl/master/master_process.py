@@ -56,6 +56,7 @@ from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.quantities import format_size
+from edl.jobfile.strategy_choice import count_parameter_servers, uses_all_reduce
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
@@ -65,11 +66,12 @@ from edl.master.pod_controller import PodController, live_pods, terminate_pods
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
-from edl.master.status_publication import PeriodicReports, RunPublisher, write_end, write_summary
+from edl.master.status_publication import PeriodicReports, RunPublisher, write_end, write_metrics, write_summary
 from edl.master.status_reporter import StatusReporter
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 from edl.storage.run_directory import RunDirectory
+from edl.storage.run_weights import RunWeights, choose_run_weights
 from edl.transport import edl_pb2_grpc
 from edl.transport.control_server import start_control_server
 from edl.transport.open_files import raise_open_files_limit
@@ -79,18 +81,17 @@ from edl.transport.process_identity import ProcessIdentity
 # The part of the JobSpec that matters to decisions.
 
 
-def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable: bool) -> JobSettings:
-    """The settings of a training job, or of a prediction job, which needs no parameter servers.
+def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_step: int = 0) -> JobSettings:
+    """The settings of a job that trains, or of one that evaluates or predicts and needs no parameter servers.
 
     A training job under AllReduce needs none either.
 
     Args:
-        predict: whether the run predicts.
         describe: whether a worker describes the data set, because the user has a reader of their own.
         durable: whether the run directory outlives the master's pod.
+        weights_step: the global step of stored weights; 0 if it is unknown.
     """
-    train = spec.train
-    all_reduce = spec.strategy.name == "AllReduce" and not predict
+    train, trains, all_reduce = spec.train, spec.task == "train", uses_all_reduce(spec)
     return JobSettings(
         minibatch=train.minibatch_size,
         # One worker must be able to fill a step with what it holds.
@@ -101,13 +102,15 @@ def settings_from_spec(spec: JobSpec, *, predict: bool, describe: bool, durable:
         evaluation_steps=train.evaluation_steps,
         checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
         checkpoint_full_timeout=(spec.checkpoint or CheckpointSpec()).full_timeout,
-        export=spec.export is not None and not predict,
-        predict=predict,
+        export=spec.export is not None and trains,
+        predict=spec.task == "predict",
+        evaluate=spec.task == "evaluate",
+        weights_step=weights_step,
         describe=describe,
         shuffle=train.shuffle.window,
         max_corrupt=spec.data.max_corrupt_records,
         skip_crashing=train.on_crashing_range == "skip",
-        ps=0 if predict or all_reduce else spec.ps.count,
+        ps=count_parameter_servers(spec),
         workers=spec.workers.max,
         workers_min=spec.workers.min,
         elevated_share=worker_priority.parse_priority(spec.workers.priority).share,
@@ -139,14 +142,16 @@ def may_define_reader(spec: JobSpec) -> bool:
 SourceRows = tuple[tuple[str, int], ...]
 
 
-def describe_dataset(spec: JobSpec, *, predict: bool) -> DatasetDescribed:
+def describe_dataset(spec: JobSpec) -> DatasetDescribed:
     """The sources and record counts that the job needs.
 
     Raises:
         BadInputError: a data set does not exist or cannot be read.
     """
-    if predict:
+    if spec.task == "predict":
         return DatasetDescribed(prediction=_count_sources(spec.data.prediction, spec))
+    if spec.task == "evaluate":
+        return DatasetDescribed(validation=_count_sources(spec.data.validation, spec))
     reader = open_reader(spec.data.training, spec.data.reader) if spec.data.training else None
     return DatasetDescribed(
         training=() if reader is None else _source_rows(reader),
@@ -296,9 +301,9 @@ class MasterProcess:
     def __init__(self, identity: ProcessIdentity, spec: JobSpec, backend: MasterBackend) -> None:
         self._run = RunDirectory(identity.run_dir)
         self._backend = backend
-        self._predict = (identity.run_dir / "predict.json").exists()
         self._spec, self._identity = spec, identity
-        self._bad_module: BadInputError | None = None
+        self._bad_module: EdlError | None = None
+        self._weights = self._find_weights()
         state, self._journal = self._replay_journal(f"master process {os.getpid()}")
         self._publisher = (
             RunPublisher(backend.status_publisher, self._run) if backend.status_publisher is not None else None
@@ -336,7 +341,10 @@ class MasterProcess:
     def _replay_journal(self, holder: str) -> tuple[JobStateMachine, Journal]:
         durable = self._backend.durable
         settings = settings_from_spec(
-            self._spec, predict=self._predict, describe=self._has_own_reader(), durable=durable
+            self._spec,
+            describe=self._has_own_reader(),
+            durable=durable,
+            weights_step=self._weights.step if self._weights is not None else 0,
         )
         fence = self._backend.fence
         with explain_journal_damage(self._run):
@@ -353,6 +361,17 @@ class MasterProcess:
             log.info("replayed the journal of incarnation %d: %d entries", replay.incarnation, len(replay.entries))
         self._begins_anew = not (replay.incarnation or durable) and journal.incarnation > 1
         return state, journal
+
+    def _find_weights(self) -> RunWeights | None:
+        """The weights of a job that does not train; found once, so that all workers and later masters use the same."""
+        if self._spec.task == "train":
+            return None
+        try:
+            return RunWeights.read(self._run, self._spec.task) or choose_run_weights(self._run, self._spec)
+        except EdlError as error:
+            # Reported as the job's failure by ``_describe_dataset``, when the master can do so.
+            self._bad_module = error
+            return None
 
     def _has_own_reader(self) -> bool:
         try:
@@ -441,9 +460,9 @@ class MasterProcess:
             if self._bad_module is not None:
                 raise self._bad_module
             if not state.is_dataset_known and not state.settings.describe:
-                self.shell.handle(describe_dataset(self._spec, predict=self._predict))
-        except BadInputError as error:
-            self.shell.fail_job(str(error), "input")
+                self.shell.handle(describe_dataset(self._spec))
+        except EdlError as error:
+            self.shell.fail_job(str(error), "storage" if isinstance(error, StorageError) else "input")
 
     def _is_leaving(self, stopping: threading.Event) -> bool:
         """Whether this master was asked to stop. The job may end with it; otherwise the next master decides."""
@@ -504,6 +523,8 @@ class MasterProcess:
             self.shell.flush_commands(_FLUSH_SECONDS)
         with self.shell.lock:
             status, summary = self._reporter.build_status(), self._reporter.build_summary()
+        if self._spec.task == "evaluate" and self._weights is not None and ended.phase == "Done":
+            write_metrics(self._run, self._weights, summary)
         write_end(self._run, self._reporter, ended, status, summary)
         return DONE_EXIT
 

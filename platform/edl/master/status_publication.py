@@ -33,11 +33,13 @@ from edl.master.status_reporter import ProgressLogger, StatusReporter
 from edl.storage import training_history
 from edl.storage.durable_files import follow_json_lines, read_json, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory
+from edl.storage.run_weights import RunWeights
 
 log = logging.getLogger(__name__)
 
 _START_AND_END = (RunStarted.kind, JobEnded.kind)
-SUMMARY_FILE, FAILURE_FILE, DETAIL_FILE = "summary.json", "failure.json", "failure.txt"
+SUMMARY_FILE, METRICS_FILE = "summary.json", "metrics.json"
+FAILURE_FILE, DETAIL_FILE = "failure.json", "failure.txt"
 
 
 def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status: Status, summary: Summary) -> None:
@@ -66,6 +68,17 @@ def _is_end_written(run: RunDirectory) -> bool:
         return False
     # A resumed run starts and ends again, so the last of these events counts.
     return marks[-1:] == [JobEnded.kind]
+
+
+def write_metrics(run: RunDirectory, weights: RunWeights, summary: Summary) -> None:
+    """Write the result of a job that only evaluates."""
+    result = {
+        "metrics": dict(summary.metrics),
+        "records": summary.records_done,
+        "step": weights.step,
+        "from": str(weights.path),
+    }
+    _log_storage_errors(lambda: write_json(run.path / METRICS_FILE, result, fsync=True))
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:

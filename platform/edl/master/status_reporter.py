@@ -307,7 +307,7 @@ class StatusReporter:
         """Steps beyond those of full batches since this master began; a fixed batch is the same at any world."""
         state, main = self._state, self._state.main_ledger
         batch = state.settings.global_batch
-        if batch is None or main is None or state.settings.predict or not main.plan.records:
+        if batch is None or main is None or not main.plan.records:
             return 0
         done = main.done_records + sum(work.records for work in main.quarantined_ranges)
         if self._first_step is None or done < self._first_step[1]:
@@ -350,7 +350,7 @@ def count_total_records(state: JobStateMachine) -> int:
     main, limit = state.main_ledger, state.settings.max_steps
     if main is None:
         return 0
-    if limit is None or state.settings.predict:
+    if limit is None or state.settings.main_kind != TRAINING:
         return main.total_records
     # Under AllReduce each member has a minibatch in a step, or a share of the global batch.
     done, minibatches = (main.done_steps, 1) if state.world is None else (state.step, max(1, len(state.world.members)))

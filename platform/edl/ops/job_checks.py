@@ -39,12 +39,11 @@ _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
 """Packages of the extra ``train`` that every job needs."""
 
 
-def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordCounts:
+def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
     """Check a job's model module and data, and count its records.
 
     Args:
-        spec: the job, with the paths of this machine.
-        predict: whether ``data.prediction`` is needed instead of ``data.training``.
+        spec: the job, with the paths of this machine. Its task says which data sets are needed.
         resumed: whether a run is resumed. Its minibatches were decided when it began.
 
     Raises:
@@ -54,11 +53,11 @@ def check_job(spec: JobSpec, *, predict: bool, resumed: bool = False) -> RecordC
     require_training_packages()
     for problem in _missing_native_code(spec):
         raise problem
-    defined_names = _defined_names(spec, evaluates=bool(spec.data.validation) and not predict)
+    defined_names = _defined_names(spec, evaluates=bool(spec.data.validation) and spec.task != "predict")
     if _READER_FUNCTION in defined_names:
         return _UNKNOWN_COUNTS
     try:
-        return _count_all_records(spec, predict=predict, resumed=resumed)
+        return _count_all_records(spec, resumed=resumed)
     except BadInputError:
         if STAR_IMPORT in defined_names:  # may import a reader; running the module will tell
             return _UNKNOWN_COUNTS
@@ -81,10 +80,12 @@ def require_training_packages() -> None:
         )
 
 
-def _count_all_records(spec: JobSpec, *, predict: bool, resumed: bool) -> RecordCounts:
+def _count_all_records(spec: JobSpec, *, resumed: bool) -> RecordCounts:
     data = spec.data
-    if predict:
+    if spec.task == "predict":
         return RecordCounts(prediction=_count_records("data.prediction", data.prediction, spec))
+    if spec.task == "evaluate":
+        return RecordCounts(validation=_count_records("data.validation", data.validation, spec))
     training = _count_records("data.training", data.training, spec)
     train, records, global_batch = spec.train, sum(training), spec.strategy.global_batch
     if not resumed and (why := training_size_error(train.minibatch_size, records, train.epochs, global_batch)):

@@ -84,9 +84,9 @@ class JobView:
         return True
 
     @property
-    def is_prediction(self) -> bool:
-        """Whether it is a run of `edl predict`, as far as is known."""
-        return False
+    def task(self) -> str:
+        """What it does, as far as is known: train, evaluate or predict."""
+        return "train"
 
     @property
     def location_text(self) -> str:

@@ -59,8 +59,9 @@ def _find_end(job: JobView, run: RunDirectory) -> Iterator[JobFinding]:
 
 
 def _how_to_continue(job: JobView, run: RunDirectory) -> str:
-    if job.is_prediction:
-        return "A prediction cannot be resumed: run edl predict again."
+    if job.task != "train":
+        what = "A prediction" if job.task == "predict" else "An evaluation"
+        return f"{what} cannot be resumed: run edl {job.task} again."
     again = f"Continue with: edl run JOB.yaml --resume {run.run_id}"
     try:
         return f"{resume_point_text(run, resume_checkpoint(run))} {again}"

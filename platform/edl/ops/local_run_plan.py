@@ -14,13 +14,13 @@ from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import resume_checkpoint
-from edl.ops.weights_lookup import TrainedWeights
 from edl.reporting.run_progress import RunOutcome
 from edl.reporting.unit_formats import pluralize
 from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart, plan_restart
 from edl.storage.run_directory import RunDirectory
 from edl.storage.run_resumption import FieldChange, describe_nothing_to_do, format_change, read_status
+from edl.storage.weights_lookup import TrainedWeights
 
 _CHANGE_SETTINGS_HINT = "If one of the --set options is the cause, change it in the command below."
 
@@ -70,8 +70,8 @@ class LocalRunPlan:
         run_dir: directory of the run.
         is_resumed: whether the run is resumed. Then ``field_changes`` lists the differences from its last
             start.
-        weights: weights for predictions; None for a run that trains.
-        output: target of predictions; None for a run that trains.
+        weights: weights to evaluate or predict with; None for a run that trains.
+        output: target of predictions; None for other runs.
         checkpoint_restart: the checkpoint from which the run is resumed without its journal; None: it is
             resumed with its journal.
     """
@@ -91,6 +91,10 @@ class LocalRunPlan:
         return self.spec.name
 
     @property
+    def trains(self) -> bool:
+        return self.spec.task == "train"
+
+    @property
     def run_id(self) -> str:
         return self.run_dir.run_id
 
@@ -101,14 +105,14 @@ class LocalRunPlan:
 
     def plan_lines(self) -> list[str]:
         title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
-        work = self._prediction_lines(self.weights) if self.weights else self._training_lines()
-        roles = [self._roles_text(), *([] if self.output else describe_unused_fields(self.spec))]
+        work = self._stored_model_lines(self.weights) if self.weights else self._training_lines()
+        roles = [self._roles_text(), *(describe_unused_fields(self.spec) if self.trains else [])]
         lines = [*work, *roles, self._location_text(), *self._resume_lines()]
         return [title, *(f"  {line}" for line in lines)]
 
     def next_steps(self, outcome: RunOutcome) -> list[str]:
         """What the user can do after the end."""
-        if self.output:
+        if not self.trains:
             return []
         if outcome.phase == "Interrupted":
             why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
@@ -178,7 +182,10 @@ class LocalRunPlan:
             )
         return lines
 
-    def _prediction_lines(self, weights: TrainedWeights) -> list[str]:
+    def _stored_model_lines(self, weights: TrainedWeights) -> list[str]:
+        if self.spec.task == "evaluate":
+            records = _records_text(self.record_counts.validation, self.spec.data.validation)
+            return [f"evaluates {records} with {weights.path}", *weights.origin_lines()]
         records = _records_text(self.record_counts.prediction, self.spec.data.prediction)
         return [f"predicts {records} with {weights.path}", *weights.origin_lines(), f"writes to {self.output}"]
 
@@ -188,7 +195,7 @@ class LocalRunPlan:
         workers = pluralize(self.spec.workers.max, "worker")
         if uses_all_reduce(self.spec):
             return f"{workers} (strategy AllReduce)"
-        return workers if self.output else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"
+        return workers if not self.trains else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:
         return f"{'resumes' if self.is_resumed else 'run'} {self.run_dir.run_id} in {self.run_dir.path}"

@@ -16,31 +16,25 @@ from edl.storage.journal_truncation import (
     explain_journal_damage,
     usable_checkpoint,
 )
-from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs
+from edl.storage.run_directory import RunDirectory, find_run
 from edl.storage.run_resumption import (
     has_journal,
     read_phase,
 )
-
-PREDICT_FILE = "predict.json"
-"""Marks a run that predicts. Such a run is started anew instead of resumed."""
-
-
-def training_runs(job_dir: Path) -> list[RunDirectory]:
-    """The job's runs that train, oldest first."""
-    return [run for run in list_numbered_runs(job_dir) if not (run.path / PREDICT_FILE).exists()]
+from edl.storage.weights_lookup import read_task, training_runs
 
 
 def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
     """The run to resume: ``run_id``, or the newest that trains.
 
     Raises:
-        BadInputError: there is no such run, or it is done, or it predicts.
+        BadInputError: there is no such run, or it is done, or it evaluates or predicts.
     """
     training = training_runs(job_dir)
     run = training[-1] if run_id is None and training else find_run(job_dir, run_id)
     if run not in training:
-        raise BadInputError(f"run {run.run_id} is a prediction, which cannot be resumed", hint="Run edl predict again.")
+        what, verb = ("a prediction", "predict") if read_task(run) == "predict" else ("an evaluation", "evaluate")
+        raise BadInputError(f"run {run.run_id} is {what}, which cannot be resumed", hint=f"Run edl {verb} again.")
     if read_phase(run) == "Done":
         raise BadInputError(
             f"run {run.run_id} is done",

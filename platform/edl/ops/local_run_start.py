@@ -342,7 +342,7 @@ def run_supervised(plan: LocalRunPlan, *, as_json: bool) -> int:
             supervisor = start_supervisor(run.path, SUPERVISOR_PROGRAM)
         except OSError as error:
             raise StorageError(f"the supervisor cannot be started: {error}", where=str(run.path)) from error
-        follower = LocalRunFollower(run, face, events, start_time, writes_checkpoint=not plan.output)
+        follower = LocalRunFollower(run, face, events, start_time, writes_checkpoint=plan.trains)
         outcome = follower.follow_until_end(supervisor)
     face.show_outcome(plan, outcome)
     return outcome.exit_code

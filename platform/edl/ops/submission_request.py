@@ -11,7 +11,7 @@ from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.core.worker_priority import elevated_worker_count, parse_priority
 from edl.jobfile.path_resolution import pod_storage_path
-from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.jobfile.strategy_choice import count_parameter_servers
 from edl.ops.job_forecast import PodGroup
 
 _PLACEHOLDER_TOKEN = "0" * 64
@@ -72,7 +72,7 @@ def _pod_groups(spec: JobSpec, job: Manifest, namespace: str) -> tuple[PodGroup,
     raised = elevated_worker_count(parse_priority(spec.workers.priority).share, spec.workers.max)
     groups = [
         PodGroup(Role.MASTER, 1, render_master_pod(job)),
-        PodGroup(Role.PS, 0 if uses_all_reduce(spec) else spec.ps.count, render_role_pod(Role.PS)),
+        PodGroup(Role.PS, count_parameter_servers(spec), render_role_pod(Role.PS)),
         PodGroup(Role.WORKER, raised, render_role_pod(Role.WORKER, PodOptions(elevated=True))),
         PodGroup(Role.WORKER, spec.workers.max - raised, render_role_pod(Role.WORKER)),
     ]

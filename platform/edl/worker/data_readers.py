@@ -13,6 +13,7 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec, ModelSpec
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader, read_reader_blocks
+from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.keras.user_code import source_file, user_code
 
@@ -178,14 +179,14 @@ def _describe_type(value: Any) -> str:
 
 
 def describe_data_sets(
-    data: DataSpec, open_by_name: Callable[[str], Reader], *, predict: bool, shuffle_window: int | None = None
+    data: DataSpec, open_by_name: Callable[[str], Reader], *, task: str, shuffle_window: int | None = None
 ) -> bytes:
     """The description of the data sets that this run uses, as JSON for the master.
 
     It is ``{"training": [[name, records], …], …}``, with ``blocks`` of the training records if they
     may be shuffled (``shuffle_window`` not 0) and the reader has random access.
     """
-    used = ("prediction",) if predict else ("training", "validation")
+    used = ("training", "validation") if task == "train" else (DATA_SET_BY_TASK[task],)
     sets: dict[str, Any] = {
         name: [[source.name, source.records] for source in open_by_name(name).sources()]
         for name in used

@@ -8,10 +8,9 @@ minibatch, and progress is reported after every call, so a killed worker repeats
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
@@ -19,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.keras.model_contract import ModelModule
-from edl.keras.network import KerasNetwork
 from edl.keras.user_code import source_file, user_code
 from edl.numerics.array_types import Floats
 from edl.storage.durable_files import remove_on_error, translate_os_errors
@@ -28,8 +25,6 @@ from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.model_interface import NetworkLike, RowSource, pull_needed_rows
 from edl.worker.record_stream import RecordStream
-from edl.worker.runtime import WorkerRuntime
-from edl.worker.stored_weights import PredictionRun, StoredWeights
 from edl.worker.trainer import add_record_range
 
 OutputArray = npt.NDArray[np.generic]
@@ -243,64 +238,3 @@ def _stem_with_checksum(source: str) -> str:
 
 def _safe_file_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:100] or "source"
-
-
-# --------------------------------------------------------------------------------------------------
-# Setup of a prediction worker: weights from a file or a checkpoint, no parameter servers.
-
-
-_NO_TABLE_THRESHOLD = sys.maxsize
-"""A threshold that no table reaches: a ``.keras`` file holds every table as a dense variable."""
-
-
-def prepare_prediction(
-    runtime: WorkerRuntime,
-    module: ModelModule,
-    prediction_run: PredictionRun,
-    handlers: dict[str, Callable[[LeasedTask], None]],
-) -> Callable[[], None]:
-    """Build the model with its weights, and set up the handler of prediction tasks.
-
-    Raises:
-        EdlError: the weights cannot be read or belong to another model.
-    """
-    threshold = runtime.spec.ps.embedding_threshold if prediction_run.is_checkpoint else _NO_TABLE_THRESHOLD
-    network = KerasNetwork.build(
-        module,
-        seed=runtime.spec.train.seed,
-        embedding_threshold=threshold,
-        ps_of_variable=lambda name: 0,
-        ps_count=1,
-        sample=runtime.first_features("prediction"),
-    )
-    weights = (
-        StoredWeights.from_checkpoint(prediction_run.weights_path, network.tables)
-        if prediction_run.is_checkpoint
-        else StoredWeights.empty()
-    )
-    flat_values = (
-        weights.flat_values(network.variables)
-        if prediction_run.is_checkpoint
-        else network.load_weights_file(prediction_run.weights_path)
-    )
-    handlers["prediction"] = Predictor(
-        network,
-        flat_values,
-        weights,
-        _make_output(runtime, module, prediction_run),
-        runtime.streams["prediction"],
-        runtime.leases,
-        runtime.progress,
-        runtime.gate,
-    ).run
-    runtime.session.register(ready=True)
-    return lambda: None
-
-
-def _make_output(runtime: WorkerRuntime, module: ModelModule, prediction_run: PredictionRun) -> PredictionOutput:
-    if module.prediction_outputs_processor is None:
-        return NpzOutput(
-            prediction_run.output_directory, [source.name for source in runtime.open_reader("prediction").sources()]
-        )
-    with user_code(module.zoo, "PredictionOutputsProcessor()"):
-        return ProcessorOutput(module.prediction_outputs_processor(), runtime.identity.index, module.zoo)

@@ -17,6 +17,7 @@ from edl.api.job_spec import JobSpec
 from edl.core.grants import MAX_TRAINING_LEASES
 from edl.data.reader import Reader
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
@@ -52,7 +53,7 @@ class WorkerRuntime:
         self.gate = gate
         self.model_module: Future[ModelModule] = Future()
         member = pb.Member(role=identity.role.value, index=identity.index, uid=identity.uid)
-        all_reduce = spec.strategy.name == "AllReduce"
+        all_reduce = uses_all_reduce(spec)
         self.session = MasterSession(
             member,
             _make_master_call(channel),

@@ -1,7 +1,4 @@
-"""Weights from a ``.keras`` file or a checkpoint directory instead of live parameter servers.
-
-``<run>/predict.json`` of a prediction run names the source: ``{"from": PATH, "output": DIRECTORY}``.
-"""
+"""Weights from a checkpoint directory instead of live parameter servers."""
 
 from __future__ import annotations
 
@@ -19,9 +16,6 @@ from edl.numerics.array_types import Floats, Ids
 from edl.numerics.initializers import initial_rows
 from edl.numerics.parameter_store import RowBatch, RowsByTable
 from edl.storage.checkpoint_contents import StoredTable, read_checkpoint_contents
-from edl.storage.durable_files import read_json
-
-PREDICT_FILE = "predict.json"
 
 _MAX_LISTED_NAMES = 10
 """Maximum number of a checkpoint's variables or tables named in a message."""
@@ -32,42 +26,6 @@ _OTHER_MODEL_HINT = (
 _DAMAGED_HINT = (
     "edl checkpoint ls --verify shows which checkpoints of the run are intact; edl predict uses the newest intact one."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionRun:
-    """The settings of a prediction run.
-
-    Attributes:
-        weights_path: a ``.keras`` file or the directory of a checkpoint.
-        output_directory: directory of the ``.npz`` files.
-    """
-
-    weights_path: Path
-    output_directory: Path
-
-    @classmethod
-    def from_run_dir(cls, run_dir: Path) -> PredictionRun | None:
-        """Read the settings from the run directory; None for a training run.
-
-        Raises:
-            StorageError: the file cannot be read.
-        """
-        path = run_dir / PREDICT_FILE
-        if not path.exists():
-            return None
-        value = read_json(path)
-        try:
-            return cls(Path(value["from"]), Path(value["output"]))
-        except (KeyError, TypeError) as error:
-            raise BadInputError(
-                f"lacks {error}", where=str(path), hint='the file must have the fields "from" and "output"'
-            ) from error
-
-    @property
-    def is_checkpoint(self) -> bool:
-        """Whether the weights are a checkpoint, which has PS-backed tables in separate arrays."""
-        return self.weights_path.is_dir()
 
 
 class StoredWeights:

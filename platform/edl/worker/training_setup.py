@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.api.strategy import Strategy
@@ -26,85 +26,16 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.transport.bulk_client import BulkClient
 from edl.transport.process_identity import ProcessIdentity
+from edl.worker.evaluator import Evaluator
 from edl.worker.flat_buffer import FlatLayout
-from edl.worker.graceful_shutdown import ShutdownGate
-from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.loss_log import LossLog
 from edl.worker.master_session import MasterSession
-from edl.worker.model_interface import NetworkLike, RowSource, TrainingCallbacks, pull_needed_rows
 from edl.worker.parameter_client import ParameterClient
-from edl.worker.record_stream import RecordStream
 from edl.worker.runtime import WorkerRuntime
 from edl.worker.stored_weights import StoredWeights
-from edl.worker.trainer import SerialExecutor, Trainer, add_record_range
-
-# --------------------------------------------------------------------------------------------------
-# Evaluation of leased ranges. Every worker evaluates with the parameters of the same pinned cut,
-# while training continues. The master merges the metric states of all ranges; a worker converts the
-# merged states to values, because only workers import the user's metrics.
-
-
-class PinnedParameters(RowSource, Protocol):
-    """Parameters of pinned cuts."""
-
-    def pull_pinned(self, pin: int) -> Floats: ...
-
-
-class Evaluator:
-    """Runs evaluation and metrics tasks; keeps the dense values of the latest pin for the next task."""
-
-    def __init__(
-        self,
-        network: NetworkLike,
-        parameter_client: PinnedParameters,
-        stream: RecordStream,
-        leases: LeaseClient,
-        progress: ProgressReporter,
-        gate: ShutdownGate,
-        training_callbacks: TrainingCallbacks,
-    ) -> None:
-        self._network = network
-        self._parameter_client = parameter_client
-        self._stream = stream
-        self._leases = leases
-        self._progress = progress
-        self._gate = gate
-        self._training_callbacks = training_callbacks
-        self._pinned_values: tuple[int, Floats] | None = None
-
-    def run(self, task: LeasedTask) -> None:
-        """Evaluate every record of the range and report the metric states."""
-        flat_values = self._pull_pinned(task.pin)
-        self._training_callbacks.begin_test()
-        self._network.reset_metrics()
-        for loaded in self._stream.load_steps(task):
-            if self._gate.closed or not self._leases.is_held(task.lease_id):
-                self._progress.drop_lease(task.lease_id)
-                return
-            if loaded.minibatch is not None:
-                minibatch, features = loaded.minibatch, loaded.minibatch.features
-                with add_record_range(task, loaded.step):
-                    rows = pull_needed_rows(self._network, self._parameter_client, features, task.pin)
-                    self._network.evaluate(flat_values, rows, features, minibatch.labels, minibatch.weights)
-            # The metric states exist only in this process until the range is complete, so no
-            # progress inside the range is reported: another worker would start it again.
-            self._progress.record_step(task.lease_id, 0, loss=None, skipped_records=loaded.skipped_records)
-        self._training_callbacks.end_test()
-        self._progress.finish_task(task.lease_id, json.dumps(self._network.metric_states()).encode())
-
-    def compute_metrics(self, task: LeasedTask) -> None:
-        """Compute metric values from the states that the master merged."""
-        values = self._network.metric_values(task.decode_payload())
-        self._progress.finish_task(task.lease_id, json.dumps(values).encode())
-
-    def _pull_pinned(self, pin: int) -> Floats:
-        if self._pinned_values is None or self._pinned_values[0] != pin:
-            # Free the old version first: two versions of a large model need not be in memory at once.
-            self._pinned_values = None
-            self._pinned_values = (pin, self._parameter_client.pull_pinned(pin))
-        return self._pinned_values[1]
-
+from edl.worker.trainer import SerialExecutor, Trainer
 
 # --------------------------------------------------------------------------------------------------
 # Declaring the model to replaced parameter servers while this worker has nothing to push. A PS

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
 from edl.worker.graceful_shutdown import GracefulShutdown, LeavingError
@@ -176,12 +177,13 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     train: Callable[[], int] | None = None
     loop = TaskLoop(runtime.session, runtime.leases, runtime.progress, runtime.gate, handlers)
     try:
-        all_reduce = runtime.spec.strategy.name == "AllReduce"
+        trains = runtime.spec.task == "train"
+        all_reduce = uses_all_reduce(runtime.spec)
         module = model_contract.load_model_module(
             runtime.spec.model,
-            needs_metrics=_evaluates_model(runtime),
-            # A prediction calls the model alone.
-            may_have_train_step=all_reduce or _predicts(runtime),
+            needs_metrics=bool(runtime.spec.data.validation) and runtime.spec.task != "predict",
+            # An evaluation or prediction calls the model alone.
+            may_have_train_step=all_reduce or not trains,
             label=runtime.spec.data.reader.get("label"),
         )
         runtime.model_module.set_result(module)
@@ -206,39 +208,21 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
     return code
 
 
-def _evaluates_model(runtime: WorkerRuntime) -> bool:
-    from edl.worker.stored_weights import PredictionRun
-
-    return bool(runtime.spec.data.validation) and PredictionRun.from_run_dir(runtime.identity.run_dir) is None
-
-
-def _predicts(runtime: WorkerRuntime) -> bool:
-    from edl.worker.stored_weights import PredictionRun
-
-    return PredictionRun.from_run_dir(runtime.identity.run_dir) is not None
-
-
 def _prepare_tasks(runtime: WorkerRuntime, module: ModelModule, handlers: TaskHandlers) -> Callable[[], None]:
-    from edl.worker.stored_weights import PredictionRun
-
-    prediction_run = PredictionRun.from_run_dir(runtime.identity.run_dir)
-    if prediction_run is None:
+    if runtime.spec.task == "train":
         from edl.worker import training_setup
 
         return training_setup.prepare_training(runtime, module, handlers)
-    from edl.worker import predictor
+    from edl.worker import stored_model_setup
 
-    return predictor.prepare_prediction(runtime, module, prediction_run, handlers)
+    return stored_model_setup.prepare_stored_model(runtime, module, handlers)
 
 
 def _describe_data_sets(runtime: WorkerRuntime, task: LeasedTask) -> None:
     from edl.worker.data_readers import describe_data_sets
-    from edl.worker.stored_weights import PredictionRun
 
-    predict = PredictionRun.from_run_dir(runtime.identity.run_dir) is not None
+    spec = runtime.spec
     runtime.progress.finish_task(
         task.lease_id,
-        describe_data_sets(
-            runtime.spec.data, runtime.open_reader, predict=predict, shuffle_window=runtime.spec.train.shuffle.window
-        ),
+        describe_data_sets(spec.data, runtime.open_reader, task=spec.task, shuffle_window=spec.train.shuffle.window),
     )

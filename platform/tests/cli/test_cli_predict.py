@@ -15,10 +15,10 @@ from edl.api.errors import BadInputError
 from edl.api.status import Status
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.section_type import to_json
-from edl.ops.weights_lookup import TrainedWeights, find_weights
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, ShardInfo, cut_directory
 from edl.storage.durable_files import write_json
 from edl.storage.run_directory import RunDirectory, create_run
+from edl.storage.weights_lookup import TrainedWeights, find_weights
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "a worker crashed again and again", "summary": SUMMARY}
 

@@ -36,6 +36,7 @@ from edl.storage.durable_files import write_json
 from edl.storage.journal import Journal
 from edl.storage.journal_replay import replay_journal
 from edl.storage.run_directory import RunDirectory, create_run
+from edl.storage.weights_lookup import WEIGHTS_FILE_BY_TASK
 
 FAILED = {"event": "job_ended", "phase": "Failed", "reason": "the disk is full", "summary": SUMMARY}
 FAILED_STATUS = {"job": "digits", "phase": "Failed", "records_total": 30, "records_done": 12}
@@ -308,7 +309,7 @@ def test_fixed_fields_exist(local_run: LocalRunHarness) -> None:
 
 def test_the_newest_run_that_trains_goes_on(tmp_path: Path) -> None:
     training, predicting = create_run(tmp_path), create_run(tmp_path)
-    write_json(predicting.path / local_run_resumption.PREDICT_FILE, {})
+    write_json(predicting.path / WEIGHTS_FILE_BY_TASK["predict"], {})
     assert local_run_resumption.find_resumable_run(tmp_path, None) == training
     with pytest.raises(BadInputError, match="prediction"):
         local_run_resumption.find_resumable_run(tmp_path, "r2")

@@ -455,6 +455,17 @@ def test_a_run_without_a_volume_cannot_go_on(cli: CliHarness) -> None:
     assert not missing_keys(cli.err, "--resume", "volume")
 
 
+def test_a_job_that_evaluates_is_planned_without_parameter_servers(cli: CliHarness) -> None:
+    task = ("--set", "task=evaluate", "--set", "model.weights=mnist", "--set", "data={validation: /data/mnist/test}")
+    assert cli.submit("--dry-run=client", *task) == 0
+    assert not missing_keys(cli.out, "evaluates with mnist")
+    assert not re.search(r"parameter server +[0-9]", cli.out)
+    assert cli.submit("--dry-run=client", *task, "--resume") == 2
+    assert not missing_keys(cli.err, "--resume", "evaluate")
+    assert cli.submit("--dry-run=client", *task, "--set", "volumes=[]") == 2
+    assert not missing_keys(cli.err, "task", "no volume")
+
+
 def test_a_job_without_a_volume_is_told_what_that_costs(cli: CliHarness) -> None:
     assert cli.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
     assert not missing_keys(cli.out, "storage", "none", "no checkpoint")

@@ -194,7 +194,7 @@ def test_wrong_usage_exits_2(job: Path, args: list[str]) -> None:
 
 def test_a_misspelt_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     run_edl("vlidate")
-    assert "Did you mean 'validate'?" in capsys.readouterr().err
+    assert "Did you mean 'validate'" in capsys.readouterr().err
 
 
 def test_interruption_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:

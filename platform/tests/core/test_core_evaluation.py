@@ -7,8 +7,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.core_harness import JournaledJob, alive, killed
 
+from edl.api.cluster_port import Role
 from edl.core.evaluation import merge_metric_states
+from edl.core.events import (
+    DatasetDescribed,
+    EndJob,
+    LeaseReply,
+    LeaseRequested,
+    ModelDeclared,
+    PodsSynced,
+    TaskReported,
+)
+from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings
 
 shape = st.lists(st.integers(0, 5), max_size=3)
 
@@ -57,3 +70,60 @@ def test_a_task_without_states_adds_nothing_and_what_is_said_of_a_metric_stays()
     for parts in ((full, empty, full), (empty, full, full), (full, full, empty)):
         assert reduce(merge_metric_states, parts, {}) == {"f1": twice}
     assert reduce(merge_metric_states, (empty, empty), {}) == empty
+
+
+# --------------------------------------------------------------------------------------------------
+# A job that only evaluates; ``evaluation_only.txt`` has its course.
+
+
+class EvaluatingJob(JournaledJob):
+    """A job of 40 records without parameter servers, whose worker-0 may ask for work."""
+
+    def __init__(self) -> None:
+        super().__init__(JobSettings(minibatch=4, task_records=16, ps=0, evaluate=True, durable=False))
+
+    def begin(self, *parts: tuple[str, int]) -> None:
+        self.see(DatasetDescribed(validation=parts), alive(Role.WORKER, 0), PodsSynced(), ModelDeclared("worker-0"))
+
+    def lease(self) -> LeaseReply:
+        (granted,) = [x for x in self.see(LeaseRequested("worker-0")) if isinstance(x, LeaseReply)]
+        return granted
+
+    def evaluate(self, result: Any) -> LeaseReply:
+        granted = self.lease()
+        self.see(TaskReported("worker-0", granted.lease, None, result))
+        return granted
+
+
+def test_an_evaluation_without_records_is_bad_input() -> None:
+    job = EvaluatingJob()
+    (end,) = [x for x in job.see(DatasetDescribed(validation=(("v", 0),)), PodsSynced()) if isinstance(x, EndJob)]
+    assert (end.phase, end.failure_kind) == ("Failed", "input")
+    assert "no records to evaluate" in end.reason
+
+
+def test_the_ledger_of_an_only_evaluation_is_the_jobs_ledger_also_after_its_end() -> None:
+    job = EvaluatingJob()
+    job.begin(("v", 40))
+    assert job.state.main_ledger is not None
+    assert (job.state.main_ledger.total_records, job.state.main_ledger.done_records) == (40, 0)
+    for _ in range(2):
+        job.evaluate({"n": {"additive": True, "states": [16]}})
+    middle = job.state.to_snapshot()
+    job.evaluate({"n": {"additive": True, "states": [8]}})
+    metrics = job.evaluate({"n": 40.0})
+    assert (metrics.kind, metrics.payload) == ("metrics", {"n": {"additive": True, "states": [40]}})
+    assert (job.state.phase, job.state.counters.metrics) == ("Done", {"n": 40.0})
+    for snapshot, done in ((middle, 32), (job.state.to_snapshot(), 40)):
+        later = JobStateMachine(job.settings)
+        later.replay_journal(snapshot, [])
+        assert later.main_ledger is not None
+        assert (later.main_ledger.done_records, later.main_ledger.total_records) == (done, 40)
+        assert later.to_snapshot() == snapshot
+
+
+def test_a_worker_that_was_lost_before_its_model_was_built_repeats_nothing() -> None:
+    job = EvaluatingJob()
+    job.see(DatasetDescribed(validation=(("v", 40),)), alive(Role.WORKER, 0), PodsSynced())
+    job.see(LeaseRequested("worker-0"), killed(Role.WORKER, 0))
+    assert job.state.counters.repeated == 0

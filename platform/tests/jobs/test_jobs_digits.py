@@ -50,8 +50,9 @@ def pause(image):
     return image
 
 def feed(dataset, mode, metadata):
-    def paused(image):
-        return tf.ensure_shape(tf.numpy_function(pause, [image], tf.float32), [784])
+    def paused(image, *label):
+        late = tf.ensure_shape(tf.numpy_function(pause, [image], tf.float32), [784])
+        return (late, *label) if label else late
 
     return quick(dataset, mode, metadata).map(paused)
 """
@@ -185,6 +186,44 @@ def test_predict_from_the_run_with_a_worker_killed_on_the_way(trained_digits: Tr
     outputs, ranges = predictions(output)
     assert covers(ranges, HELD_BACK)
     np.testing.assert_allclose(outputs, trained_digits.outputs, rtol=1e-4, atol=1e-5)
+
+
+def exported_metrics(trained: TrainedDigits) -> dict[str, float]:
+    """The metrics of ``keras.Model.evaluate`` on the exported model."""
+    import keras
+
+    model = keras.models.load_model(Path(trained.summary["export"]) / "model.keras")
+    return keras_metrics(model, trained.held_back.images, trained.held_back.labels)
+
+
+def test_evaluate_from_the_run_with_a_worker_killed_on_the_way(trained_digits: TrainedDigits) -> None:
+    zoo = write_module(trained_digits.job_folder.folder, "slow", SLOW)
+    model = ["--set", f"model.zoo={zoo}", "--set", "model.definition=slow.custom_model"]
+    with trained_digits.job_folder.evaluate("--from", trained_digits.run_dir.name, *model, "--workers", "2") as run:
+        status = run.wait_status(lambda now: now["records_done"] > 0 and bool(evaluating(now)))
+        run.send("worker", evaluating(status)[0], SIGKILL)
+        summary = run.summary()
+    assert summary["records_done"] == summary["records_total"] == HELD_BACK
+    assert (summary["records_lost"], summary["workers_lost"]) == (0, 1)
+    # At most the task that it held, of two minibatches.
+    assert 0 < summary["records_repeated"] <= 32
+    assert summary["metrics"] == pytest.approx(exported_metrics(trained_digits), rel=1e-4)
+    written = json.loads((run.run_dir / "metrics.json").read_text())
+    assert written["metrics"] == summary["metrics"]
+    assert (written["records"], written["step"]) == (HELD_BACK, 3 * RECORDS // 16)
+    assert {event["role"] for event in run.events("role_started")} == {"master", "worker"}
+
+
+def evaluating(status: Line) -> list[int]:
+    return [worker["index"] for worker in status["workers"] if worker["state"] == "evaluating"]
+
+
+def test_evaluate_from_an_export_whatever_the_strategy(trained_digits: TrainedDigits) -> None:
+    export = trained_digits.summary["export"]
+    with trained_digits.job_folder.evaluate("--from", export, "--set", "strategy.name=AllReduce") as run:
+        summary = run.summary()
+    assert (summary["records_done"], summary["records_repeated"]) == (HELD_BACK, 0)
+    assert summary["metrics"] == pytest.approx(exported_metrics(trained_digits), rel=1e-4)
 
 
 def test_predict_from_a_keras_file_with_a_processor(

@@ -28,7 +28,7 @@ def about_the_store(spec: JobSpec) -> list[BadInputError]:
 def test_it_is_refused_by_run_and_a_warning_of_validate(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "find_spec", lambda name: None if name == "edl.numerics._native" else name)
     with pytest.raises(BadInputError, match="without its native extension") as refused:
-        job_checks.check_job(spec, predict=False)
+        job_checks.check_job(spec)
     assert refused.value.where == "ps.store"
     assert "NumPy" in (refused.value.hint or "")
     assert [str(problem) for problem in about_the_store(spec)] == [str(refused.value)]
@@ -64,6 +64,6 @@ def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, witho
     spec = load_job_file(tmp_path / "job.yaml")
     if without:
         with pytest.raises(BadInputError, match="does not define 'feed'"):
-            job_checks.check_job(spec, predict=False)
+            job_checks.check_job(spec)
     else:
-        assert job_checks.check_job(spec, predict=False).training == (100,)
+        assert job_checks.check_job(spec).training == (100,)

@@ -72,6 +72,9 @@ class JobFolder:
     def run(self, *options: str) -> JobProcess:
         return JobProcess(self.file, *options, cwd=self.folder)
 
+    def evaluate(self, *options: str) -> JobProcess:
+        return JobProcess(self.file, *options, cwd=self.folder, command="evaluate")
+
     def predict(self, output: Path, *options: str) -> JobProcess:
         return JobProcess(self.file, "--output", str(output), *options, cwd=self.folder, command="predict")
 

@@ -39,7 +39,7 @@ class JobProcess:
         job: the job file.
         options: further arguments of ``edl run``.
         cwd: where it is called: ``./.edl`` is below it.
-        command: ``run``, or ``predict``.
+        command: ``run``, ``evaluate`` or ``predict``.
     """
 
     def __init__(self, job: Path, *options: str, cwd: Path, command: str = "run") -> None:

@@ -14,7 +14,7 @@ from edl.api.errors import BadInputError, StorageError
 from edl.keras.user_code import UserCodeError
 from edl.worker.lease_client import LeasedTask
 from edl.worker.predictor import NpzOutput, PredictionOutput, Predictor, ProcessorOutput, outputs_by_name
-from edl.worker.stored_weights import PredictionRun, StoredWeights
+from edl.worker.stored_weights import StoredWeights
 
 
 @pytest.fixture
@@ -156,13 +156,3 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 )
 def test_several_outputs_have_several_names(outputs: Any, names: list[str]) -> None:
     assert list(outputs_by_name(outputs)) == names
-
-
-def test_a_run_directory_says_whether_it_predicts(tmp_path: Path) -> None:
-    assert PredictionRun.from_run_dir(tmp_path) is None
-    (tmp_path / "predict.json").write_text('{"from": "/m.keras", "output": "/out"}')
-    found = PredictionRun.from_run_dir(tmp_path)
-    assert found == PredictionRun(Path("/m.keras"), Path("/out"))
-    (tmp_path / "predict.json").write_text('{"output": "/out"}')
-    with pytest.raises(BadInputError, match="from"):
-        PredictionRun.from_run_dir(tmp_path)

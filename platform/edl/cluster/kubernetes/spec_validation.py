@@ -13,7 +13,13 @@ from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
 from edl.jobfile.document_tree import RuleViolation
-from edl.jobfile.path_resolution import UNSHARED_STORAGE_DIR, find_volume, has_shared_storage, pod_storage_path
+from edl.jobfile.path_resolution import (
+    UNSHARED_STORAGE_DIR,
+    find_volume,
+    has_shared_storage,
+    names_path,
+    pod_storage_path,
+)
 from edl.jobfile.quantities import format_cores, format_size
 from edl.jobfile.strategy_choice import uses_all_reduce
 
@@ -204,6 +210,7 @@ def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
     return [
         *_check_image(spec),
         *_check_strategy(spec),
+        *_check_task(spec),
         *_check_data(spec),
         *_check_export(spec),
         *_check_volumes(spec),
@@ -247,10 +254,37 @@ def _check_limits(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
-    if spec.strategy.name == "Local":
+    if spec.strategy.name == "Local" and spec.task == "train":
         yield RuleViolation(
             "strategy.name", "found 'Local', which is one process on this machine", "use ParameterServer or AllReduce"
         )
+
+
+def _check_task(spec: JobSpec) -> Iterator[RuleViolation]:
+    """A job that evaluates or predicts needs weights that all its pods can read."""
+    if spec.task == "train":
+        return
+    if not has_shared_storage(spec):
+        yield RuleViolation(
+            "task",
+            f"found '{spec.task}', but the job has no volume: its pods must read the weights, and the master writes "
+            "down for all workers which they are",
+            "set storage.claim to the volume with the trained runs, or add it to volumes",
+        )
+    weights = spec.model.weights
+    if weights is not None and names_path(weights) and not weights.startswith("/"):
+        yield RuleViolation(
+            "model.weights",
+            _misplaced_path_text(weights),
+            "name a run, such as mnist (the job's newest one) or mnist/RUN, or give an absolute path in a volume",
+        )
+
+
+def find_submission_problems(spec: JobSpec) -> list[RuleViolation]:
+    """What in the spec prevents that a job is submitted now."""
+    lacks_data = spec.task == "train" and not spec.data.training and bool(spec.data.prediction)
+    missing = RuleViolation("data.training", "is missing", "a job that only predicts has task: predict")
+    return [*([missing] if lacks_data else []), *find_spec_problems(spec)]
 
 
 def _check_data(spec: JobSpec) -> Iterator[RuleViolation]:

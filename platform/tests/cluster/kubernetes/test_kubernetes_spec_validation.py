@@ -29,7 +29,11 @@ from edl.api.pod_spec import (
 )
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes.job_manifests import render_job, render_pod
-from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
+from edl.cluster.kubernetes.spec_validation import (
+    find_spec_problems,
+    find_spec_warnings,
+    find_submission_problems,
+)
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 
@@ -38,6 +42,39 @@ CLAIM = VolumeSpec(mount="/data", claim="datasets")
 
 def problems_of(spec: JobSpec) -> list[tuple[str, str]]:
     return [(each.field_path, each.message) for each in find_spec_problems(spec)]
+
+
+EVALUATION = replace(MNIST, task="evaluate", data=DataSpec(validation=("/data/test",)), volumes=(CLAIM,))
+
+
+def test_a_job_that_evaluates_needs_no_strategy_of_a_cluster() -> None:
+    assert problems_of(replace(EVALUATION, strategy=Strategy(name="Local"))) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "keys"),
+    [
+        ({"volumes": (), "storage": StorageSpec()}, "task", ("'evaluate'", "no volume", "weights")),
+        ({"model": replace(MNIST.model, weights="runs/model.keras")}, "model.weights", ("absolute",)),
+        ({"model": replace(MNIST.model, weights="../r1")}, "model.weights", ("absolute",)),
+    ],
+)
+def test_weights_that_pods_cannot_read_are_refused(changed: dict[str, Any], path: str, keys: tuple[str, ...]) -> None:
+    ((found, message),) = problems_of(replace(EVALUATION, **changed))
+    assert found == path
+    assert not missing_keys(message, *keys)
+
+
+@pytest.mark.parametrize("weights", [None, "mnist", "mnist/r1", "/data/edl/team/mnist/r1", "/data/model.keras"])
+def test_names_of_runs_and_absolute_paths_are_weights(weights: str | None) -> None:
+    assert problems_of(replace(EVALUATION, model=replace(MNIST.model, weights=weights))) == []
+
+
+def test_a_job_that_only_predicts_says_so_to_be_submitted() -> None:
+    spec = replace(EVALUATION, data=DataSpec(prediction=("/data/asked",)))
+    (problem,) = find_submission_problems(replace(spec, task="train"))
+    assert (problem.field_path, problem.message) == ("data.training", "is missing")
+    assert find_submission_problems(replace(spec, task="predict")) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finds the weights for ``edl predict``: a ``.keras`` file, or a checkpoint or export of a run."""
+"""Finds the weights to evaluate or predict with: a ``.keras`` file, or a checkpoint or export of a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
-from edl.ops.local_run_resumption import training_runs
 from edl.storage import checkpoint_manifest
 from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, SkippedCheckpoint, load_manifest
-from edl.storage.run_directory import RunDirectory, find_run
+from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs, list_submitted_runs
 from edl.storage.run_resumption import read_status
+
+WEIGHTS_FILE_BY_TASK = {"predict": "predict.json", "evaluate": "evaluate.json"}
+"""The file that marks a run which evaluates or predicts. Such a run is started anew instead of resumed."""
 
 _END_WORDS = {"Done": "which is done", "Failed": "which failed"}
 """How a run ended, by its phase. With any other phase it was interrupted."""
@@ -39,6 +41,13 @@ class TrainedWeights:
         """Whether the weights were trained. A file is assumed to be."""
         return self.checkpoint is None or self.checkpoint.step > 0
 
+    @property
+    def step(self) -> int:
+        """The global step of the weights; 0 if it is unknown."""
+        if self.checkpoint is not None:
+            return self.checkpoint.step
+        return (_run_end(self.run)[1] or 0) if self.run is not None else 0
+
     def origin_lines(self) -> Iterator[str]:
         """Lines that describe the origin; none for a file that the user named."""
         if self.run is None:
@@ -61,31 +70,107 @@ class TrainedWeights:
         ]
 
 
+def training_runs(job_dir: Path) -> list[RunDirectory]:
+    """The job's runs that train, oldest first; on a cluster the one that was started last is last."""
+    runs = list_numbered_runs(job_dir) or list_submitted_runs(job_dir)
+    return [run for run in runs if read_task(run) == "train"]
+
+
+def read_task(run: RunDirectory) -> str:
+    """What a run does: train, evaluate or predict."""
+    return next((task for task, name in WEIGHTS_FILE_BY_TASK.items() if (run.path / name).exists()), "train")
+
+
 def find_weights(folder: Path, source: str | None) -> TrainedWeights:
-    """Find the weights that ``--from`` names.
+    """Find the weights that ``--from`` or ``model.weights`` names.
 
     Args:
-        folder: folder of the job's runs.
-        source: a run, as ``RUN`` or ``JOB/RUN``, or a file; None: the newest run that trained something.
+        folder: folder of the job's runs; the folders of other jobs are beside it.
+        source: a run, as ``RUN``, ``JOB/RUN`` or its directory; another job, whose newest trained run it is; the
+            directory of a checkpoint or an export; a file; None: the job's newest run that trained something.
 
     Raises:
         BadInputError: there is no such run or file, the file is not a Keras file, or the run has no
             weights.
         StorageError: the checkpoints cannot be read.
     """
-    if source is not None and source.endswith(".keras"):
+    if source is None:
+        return _newest_weights(folder)
+    if source.endswith(".keras"):
         return TrainedWeights(_require_keras_file(source))
-    if source is not None:
-        source = source.removeprefix(f"{folder.name}/")
-    for run in reversed(training_runs(folder) if source is None else [find_run(folder, source)]):
+    if (run := _find_named_run(folder, source)) is not None:
+        return _require_weights(run, source)
+    job, _, more = source.partition("/")
+    if not more and (folder.parent / job).is_dir() and training_runs(folder.parent / job):
+        return _newest_weights(folder.parent / job)
+    if Path(source).is_dir():
+        return _weights_of_directory(Path(source).absolute())
+    if source.startswith(("/", ".")):
+        raise BadInputError("no such file or directory", where=source)
+    return _require_weights(find_run(folder, source.removeprefix(f"{folder.name}/")), source)
+
+
+def _newest_weights(folder: Path) -> TrainedWeights:
+    """The weights of a job's newest run that trained something."""
+    for run in reversed(training_runs(folder)):
         weights = _weights_of_run(run)
-        if weights is not None and (weights.is_trained or source is not None):
+        if weights is not None and weights.is_trained:
             return weights
-    if source is not None:
-        what = f"run {source} has neither a checkpoint nor an export"
+    what = f"no run of this job ({folder}) has a checkpoint after step 0 or an export"
+    raise BadInputError(what, hint="Train with edl run, or give --from (in a job file: model.weights).")
+
+
+def _find_named_run(folder: Path, source: str) -> RunDirectory | None:
+    """The run ``RUN`` or ``JOB/RUN``; None if there is none."""
+    job, slash, run_id = source.rpartition("/")
+    if "/" in job or (slash and not (job and run_id)):
+        return None
+    path = (folder.parent / job if job else folder) / run_id
+    return RunDirectory(path) if run_id not in (".", "..") and _is_run(path) else None
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir()
+
+
+def _require_weights(run: RunDirectory, source: str) -> TrainedWeights:
+    weights = _weights_of_run(run)
+    if weights is None:
+        raise BadInputError(
+            f"run {source} has neither a checkpoint nor an export", hint="Train with edl run, or give --from."
+        )
+    return weights
+
+
+def _weights_of_directory(path: Path) -> TrainedWeights:
+    """The weights in the directory of a run, a checkpoint or an export."""
+    if _is_run(path):
+        return _require_weights(RunDirectory(path), str(path))
+    if (path / MANIFEST_NAME).exists():
+        return _weights_of_checkpoint(path)
+    files = sorted(path.glob("*.keras"))
+    if len(files) == 1:
+        return TrainedWeights(_require_keras_file(str(files[0])))
+    raise BadInputError(
+        "is neither a run, nor a checkpoint, nor an export with one .keras file",
+        where=str(path),
+        hint="A run's directory contains checkpoints/, a checkpoint's a manifest.",
+    )
+
+
+def _weights_of_checkpoint(path: Path) -> TrainedWeights:
+    manifest = load_manifest(path)
+    if isinstance(manifest, CheckpointManifest):
+        damage = checkpoint_manifest.verify_checkpoint(path, manifest)
+        if damage is None:
+            return TrainedWeights(path, RunDirectory(path.parent.parent), manifest)
     else:
-        what = f"no run of this job ({folder}) has a checkpoint after step 0 or an export"
-    raise BadInputError(what, hint="Train with edl run, or give --from.")
+        damage = manifest.reason
+    raise BadInputError(
+        f"the checkpoint cannot be used: {damage}",
+        where=str(path),
+        hint="Choose another one: edl checkpoint ls --verify shows which checkpoints of a run are intact.",
+    )
 
 
 def _weights_of_run(run: RunDirectory) -> TrainedWeights | None:

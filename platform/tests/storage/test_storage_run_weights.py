@@ -1,0 +1,111 @@
+"""The weights of a run that evaluates or predicts: which are found, and that they are chosen once."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.text_keys import missing_keys
+
+from edl.api.errors import BadInputError
+from edl.api.job_spec import JobSpec, ModelSpec
+from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
+from edl.storage.durable_files import write_json
+from edl.storage.run_directory import RunDirectory, create_run, make_run_directory
+from edl.storage.run_weights import RunWeights, choose_run_weights
+from edl.storage.weights_lookup import find_weights, read_task, training_runs
+
+SPEC = JobSpec("counted", ModelSpec("m.f"), task="evaluate")
+
+
+def checkpoint(run: RunDirectory, cut: int, step: int = 300) -> Path:
+    directory = cut_directory(run.checkpoints, cut)
+    directory.mkdir()
+    manifest = CheckpointManifest(cut, 7, "2026-01-01T00:00:00Z", (), {"done_steps": step})
+    write_json(directory / MANIFEST_NAME, manifest.to_json())
+    return directory
+
+
+def cluster_run(job_dir: Path, uid: str) -> RunDirectory:
+    """A run as pods leave it: its id is the Job's uid."""
+    run = RunDirectory(job_dir / uid)
+    make_run_directory(run)
+    run.spec.write_text("{}")
+    return run
+
+
+def test_a_run_directory_says_what_the_run_does(tmp_path: Path) -> None:
+    run = create_run(tmp_path)
+    assert (read_task(run), RunWeights.read(run, "predict")) == ("train", None)
+    for task, weights in (
+        ("predict", RunWeights(Path("/m.keras"), output=Path("/out"))),
+        ("evaluate", RunWeights(Path("/cut"), step=300)),
+    ):
+        run = create_run(tmp_path)
+        weights.write(run, task)
+        assert read_task(run) == task
+        assert RunWeights.read(run, task) == weights
+    assert training_runs(tmp_path) == [RunDirectory(tmp_path / "r1")]
+
+
+@pytest.mark.parametrize("task", ["predict", "evaluate"])
+def test_a_file_that_lacks_a_field_is_named(tmp_path: Path, task: str) -> None:
+    (tmp_path / f"{task}.json").write_text('{"output": "/out"}')
+    with pytest.raises(BadInputError, match="from") as caught:
+        RunWeights.read(RunDirectory(tmp_path), task)
+    assert not missing_keys(str(caught.value), f"{task}.json")
+
+
+def test_weights_may_be_a_directory_of_a_run_a_checkpoint_or_an_export(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "local" / "counted")
+    old, new = checkpoint(run, 1), checkpoint(run, 2, step=600)
+    run.export.mkdir()
+    with zipfile.ZipFile(run.export / "model.keras", "w") as archive:
+        archive.writestr("metadata.json", "{}")
+    other = tmp_path / "local" / "other"
+    assert find_weights(other, str(run.path)).path == new
+    assert (find_weights(other, str(old)).path, find_weights(other, str(old)).step) == (old, 300)
+    assert find_weights(other, str(run.export)).path == run.export / "model.keras"
+    assert find_weights(other, "counted/r1").path == new
+    assert find_weights(other, "counted").path == new
+    (tmp_path / "empty").mkdir()
+    for source, key in ((str(tmp_path / "empty"), "neither a run"), (str(tmp_path / "none"), "no such file")):
+        with pytest.raises(BadInputError, match=key):
+            find_weights(other, source)
+
+
+def test_a_damaged_checkpoint_that_is_named_is_refused(tmp_path: Path) -> None:
+    directory = checkpoint(create_run(tmp_path), 1)
+    (directory / MANIFEST_NAME).write_text("{")
+    with pytest.raises(BadInputError, match="cannot be used") as caught:
+        find_weights(tmp_path, str(directory))
+    assert not missing_keys(caught.value.hint, "edl checkpoint ls --verify")
+
+
+def test_a_master_chooses_the_weights_once(tmp_path: Path) -> None:
+    job_dir = tmp_path / "team" / "counted"
+    trained, evaluating = cluster_run(job_dir, "uid-1"), cluster_run(job_dir, "uid-2")
+    first = checkpoint(trained, 1)
+    chosen = choose_run_weights(evaluating, SPEC)
+    assert chosen == RunWeights(first, 300)
+    checkpoint(trained, 2, step=600)
+    assert RunWeights.read(evaluating, "evaluate") == chosen
+    assert json.loads((evaluating.path / "evaluate.json").read_text()) == {"from": str(first), "step": 300}
+
+
+def test_predictions_of_a_cluster_go_to_the_run_directory(tmp_path: Path) -> None:
+    trained = cluster_run(tmp_path / "counted", "uid-1")
+    wanted = checkpoint(trained, 1)
+    predicting = cluster_run(tmp_path / "asked", "uid-2")
+    model = replace(SPEC.model, weights="counted/uid-1")
+    chosen = choose_run_weights(predicting, replace(SPEC, name="asked", task="predict", model=model))
+    assert chosen == RunWeights(wanted, 300, predicting.path / "predictions")
+
+
+def test_a_worker_without_the_masters_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"evaluate\.json") as caught:
+        RunWeights.require(RunDirectory(tmp_path), "evaluate")
+    assert not missing_keys(caught.value.hint, "storage.claim")
