@@ -16,7 +16,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from edl.api.errors import BadInputError
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
+from edl.keras import row_binding
 from edl.keras.traced_function import spec_for_any_count
 from edl.keras.user_code import source_file
 from edl.keras.written_variables import find_written_variables
@@ -251,6 +252,8 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
         own.bind(features)
         own.trained_twins = [self._make_twin(variable, names, trainable=True) for variable in own.trained]
         own.other_twins = [self._make_twin(variable, names, trainable=False) for variable in own.others]
+        # Keras tracks them and their variables as parts of this model.
+        self.edl_layers = [each.edl_layer for each in own.model._flatten_layers() if hasattr(each, "edl_layer")]
         # In a plain object, which Keras does not track.
         self._sample_holder = SimpleNamespace(features=features)
         self.built = True
@@ -276,15 +279,26 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
         trained = [tf.convert_to_tensor(twin.value) for twin in self._own.trained_twins]
         others = [tf.convert_to_tensor(twin.value) for twin in self._own.other_twins]
         ran: list[Any] = []
+        # What layers of EDL read is passed as well: only arguments have gradients.
+        inner = [variable for layer in self.edl_layers for variable in layer.trainable_variables]
+        inner_values = [tf.convert_to_tensor(variable.value) for variable in inner]
+        rows = row_binding.bound_rows() if self.edl_layers else None
+        row_values = [] if rows is None else [values for _, values in rows.pulled_rows.values()]
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def run(*values: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            values, more = arguments[: len(trained)], arguments[len(trained) :]
             assigned = [
                 variable.assign(tf.cast(value, variable.dtype))
                 for variable, value in zip((*instance.trained, *instance.others), (*values, *others), strict=True)
             ]
             with tf.control_dependencies([each for each in assigned if isinstance(each, tf.Tensor)]):
-                with tf.GradientTape() as tape:
+                with tf.GradientTape() as tape, ExitStack() as scopes:
+                    tape.watch(more)
+                    if inner:
+                        scopes.enter_context(keras.StatelessScope(list(zip(inner, more, strict=False))))
+                    if rows is not None:
+                        scopes.enter_context(row_binding.using_row_provider(rows.with_values(more[len(inner) :])))
                     outputs = instance.model(inputs, training=bool(training))
                     losses = [tf.convert_to_tensor(loss) for loss in instance.model.losses]
                 ran[:] = [outputs, len(losses)]
@@ -295,7 +309,7 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
                 count = len(flat) + len(losses)
                 gradients = tape.gradient(
                     [*flat, *losses],
-                    instance.trained,
+                    [*instance.trained, *more],
                     output_gradients=list(upstream[:count]),
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
@@ -304,7 +318,7 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
 
             return [*flat, *losses, *changed], grad
 
-        results = list(run(*trained))
+        results = list(run(*trained, *inner_values, *row_values))
         outputs, loss_count = ran
         flat_count = len(tf.nest.flatten(outputs))
         for loss in results[flat_count : flat_count + loss_count]:
@@ -318,6 +332,15 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
     def _choose_instance(self, training: bool | None) -> _Instance:
         if training or not in_stateless_scope():
             return self._own
+        if self.edl_layers:
+            # A second model would have other tables. With parameter servers, one thread trains and evaluates.
+            if row_binding.has_row_provider():
+                return self._own
+            raise BadInputError(
+                "a model of Keras 2 with layers of edl.layers cannot be evaluated while it trains",
+                where="evaluation.max_workers",
+                hint="set evaluation.max_workers: 0, so that all workers pause for an evaluation",
+            )
         if self._copy is None:
             # The scope has no values for new variables, and this one's are never trained.
             with tf.init_scope(), keras.StatelessScope(initialize_variables=False):
@@ -648,6 +671,9 @@ def write_keras2_saved_model(model: Keras2Model, features: Any, parts: Any, path
 
     archive = importlib.import_module(f"{_OWN_PACKAGE}.export").ExportArchive()
     archive.track(legacy)
+    for at, layer in enumerate(model.edl_layers):
+        # Not through track(): it knows the variables of Keras 2 only.
+        setattr(archive, f"edl_layer_{at}", layer)
     archive.add_endpoint("serve", lambda given: legacy(given, training=False), [features])
     if parts:
         archive.add_endpoint("serving_default", lambda *flat: legacy(whole(flat), training=False), parts)

@@ -88,6 +88,17 @@ def using_row_provider(provider: RowProvider) -> Iterator[None]:
         _ROW_PROVIDER.reset(token)
 
 
+def bound_rows() -> BoundRows | None:
+    """The rows of the step that is traced in this context, if it has rows."""
+    provider = _ROW_PROVIDER.get()
+    return provider if isinstance(provider, BoundRows) else None
+
+
+def has_row_provider() -> bool:
+    """Whether rows are looked up for parameter servers in this context."""
+    return _ROW_PROVIDER.get() is not None
+
+
 def look_up_rows(layer: Any, ids: Any) -> Any:
     """The rows for a call of a layer; zeros without a provider, which is enough to build a model."""
     provider = _ROW_PROVIDER.get()
@@ -168,7 +179,7 @@ class BoundRows:
     """
 
     def __init__(self, pulled_rows: Mapping[Any, tuple[Any, Any]]) -> None:
-        self._pulled_rows = pulled_rows
+        self.pulled_rows = pulled_rows
         self._next_position: dict[Any, Any] = dict.fromkeys(pulled_rows, 0)
 
     def provide_rows(self, layer: Any, ids: Any) -> Any:
@@ -177,12 +188,17 @@ class BoundRows:
         Raises:
             UnsupportedEmbeddingError: the layer was not recorded.
         """
-        if layer not in self._pulled_rows:
+        if layer not in self.pulled_rows:
             raise unsupported_embedding_error(layer, _UNTRACKED_LAYER)
-        positions, values = self._pulled_rows[layer]
+        positions, values = self.pulled_rows[layer]
         start = self._next_position[layer]
         self._next_position[layer] = end = start + tf.size(ids)
         return tf.gather(values, positions[start:end])
+
+    def with_values(self, values: Sequence[Any]) -> BoundRows:
+        """The same positions, from the beginning, with other rows, in the order of the layers."""
+        layers = zip(self.pulled_rows.items(), values, strict=True)
+        return BoundRows({layer: (positions, given) for (layer, (positions, _)), given in layers})
 
 
 # --------------------------------------------------------------------------------------------------

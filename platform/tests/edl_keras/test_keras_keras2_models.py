@@ -72,6 +72,14 @@ def custom_model():
     x = layers.GRU(4)(layers.Embedding(7, 3, mask_zero=True)(given))
     return tf_keras.Model(given, layers.Dense(1)(x))
 """
+EDL_LAYER = """
+from edl.layers import Embedding
+from edl.layers.keras2_embedding import make_keras2_embedding
+def custom_model():
+    given = layers.Input((5,), dtype="int64")
+    rows = make_keras2_embedding(Embedding(3, 7, name="rows", mask_zero=True))(given)
+    return tf_keras.Model(given, layers.Dense(1)(tf.reduce_sum(rows, axis=1)))
+"""
 MODELS = {
     "functional": FUNCTIONAL,
     "sequential": SEQUENTIAL,
@@ -380,3 +388,60 @@ def test_a_large_embedding_is_an_ordinary_variable_and_a_warning_says_so(
         )
     (warning,) = [record.getMessage() for record in caplog.records if "embedding" in record.getMessage()]
     assert not missing_keys(warning, "'embedding'", "ordinary variable")
+
+
+def plain_step(table: Any, kernel: Any, bias: Any, ids: Any, labels: Any) -> Any:
+    """The loss of EDL_LAYER as plain TensorFlow, and its gradients with respect to table, kernel and bias."""
+    variables = [tf.Variable(each) for each in (table, kernel, bias)]
+    with tf.GradientTape() as tape:
+        rows = tf.gather(variables[0], ids)
+        predictions = tf.reduce_sum(rows, axis=1) @ variables[1] + variables[2]
+        loss = tf.reduce_mean(tf.square(labels - predictions))
+    return float(loss), [tf.convert_to_tensor(each).numpy() for each in tape.gradient(loss, variables)]
+
+
+def test_layers_of_edl_train_in_a_model_of_keras_2(tmp_path: Path) -> None:
+    module = load(tmp_path, EDL_LAYER + "def optimizer(): return tf_keras.optimizers.SGD(0.1)\n")
+    ids, labels = next(batches("masked"))
+    local = LocalModel(module, seed=SEED, sample=ids[:2])
+    named = {
+        variable.path.replace("/", ".").rpartition(".")[2]: variable for variable in local.model.trainable_variables
+    }
+    table, kernel, bias = named["embeddings"], named["kernel"], named["bias"]
+    before = [variable.numpy() for variable in (table, kernel, bias)]
+    _, gradients = plain_step(*before, ids, labels)
+    local.train(ids, labels, None, keep_if_not_finite=False)
+    for variable, value, gradient in zip((table, kernel, bias), before, gradients, strict=True):
+        np.testing.assert_allclose(variable.numpy(), value - 0.1 * gradient, rtol=1e-5, atol=1e-6)
+    exported = model_export.export_model(
+        local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
+    )
+    assert exported["keras"] is None, "only a SavedModel"
+    saved = tf.saved_model.load(str(tmp_path / "saved"))
+    np.testing.assert_allclose(saved.serve(ids).numpy(), local.model(ids, training=False).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("input_dim", [7, None], ids=["a table", "any id"])
+def test_rows_of_a_model_of_keras_2_are_on_parameter_servers(tmp_path: Path, input_dim: int | None) -> None:
+    module = load(tmp_path, EDL_LAYER.replace("Embedding(3, 7,", f"Embedding(3, {input_dim},"))
+    ids, labels = next(batches("masked"))
+    ids = ids if input_dim else ids * 10**12
+    network = KerasNetwork.build(
+        module, seed=SEED, embedding_threshold=1, ps_of_variable=lambda name: 0, ps_count=1, sample=ids
+    )
+    (name,) = (each.name for each in network.tables)
+    assert name == "rows/embeddings"
+    unique = network.unique_ids(ids)[name]
+    rows = np.random.default_rng(2).normal(size=(len(unique), 3)).astype(np.float32)
+    flat = network.initial_values()
+    step = network.train(flat, {name: (unique, rows)}, ids, labels)
+    at = {spec.name.rpartition(".")[2]: place for spec, place in zip(network.variables, network.offsets, strict=True)}
+    kernel, bias = flat[at["kernel"]].reshape(3, 1), flat[at["bias"]]
+    place = {int(each): at for at, each in enumerate(unique)}
+    positions = np.vectorize(place.__getitem__)(ids)
+    loss, (table_gradient, kernel_gradient, bias_gradient) = plain_step(rows, kernel, bias, positions, labels)
+    assert step.loss == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(step.row_gradients[name], table_gradient, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(step.flat_gradients[at["kernel"]], kernel_gradient.ravel(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(step.flat_gradients[at["bias"]], bias_gradient.ravel(), rtol=1e-4, atol=1e-6)
+    network.evaluate(network.initial_values(), {name: (unique, rows)}, ids, labels)
