@@ -374,7 +374,7 @@ def describe_pod(state: JobStateMachine, pod: JobPod) -> str:
     if pod.role is Role.PS:
         return "serving" if pod.attached and pod.initialized else "starting"
     kinds = [kind for kind, _ in state.worker_leases(pod.uid)]
-    if kinds and kinds[0] == TRAINING and pod.building:
+    if kinds and kinds[0] == state.settings.main_kind and pod.building:
         # A worker may hold a lease while it still imports TensorFlow.
         return "starting"
     if kinds:

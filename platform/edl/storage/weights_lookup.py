@@ -107,7 +107,13 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
         return _weights_of_directory(Path(source).absolute())
     if source.startswith(("/", ".")):
         raise BadInputError("no such file or directory", where=source)
-    return _require_weights(find_run(folder, source.removeprefix(f"{folder.name}/")), source)
+    job, _, run_id = source.rpartition("/")
+    if job not in ("", folder.name):
+        runs = ", ".join(run.run_id for run in training_runs(folder.parent / job)) or "none"
+        raise BadInputError(
+            f"there is no run {source!r}", where=str(folder.parent / job), hint=f"The runs of the job {job}: {runs}."
+        )
+    return _require_weights(find_run(folder, run_id), source)
 
 
 def _newest_weights(folder: Path) -> TrainedWeights:

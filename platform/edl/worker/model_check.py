@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,15 @@ class _WarningCollector(logging.Handler):
             self._lines.append(line)
 
 
+def _keep_task_data(spec: JobSpec) -> JobSpec:
+    """The spec with the data that its task uses. A job that trains is also checked with its data for predictions."""
+    if spec.task == "train":
+        return spec
+    if spec.task == "evaluate":
+        return replace(spec, data=replace(spec.data, training=(), prediction=()))
+    return replace(spec, data=replace(spec.data, training=(), validation=()))
+
+
 class _JobCheck:
     """The checks of one job.
 
@@ -100,12 +110,12 @@ class _JobCheck:
         from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
         from edl.worker.feed_pipeline import FeedFunction
 
-        self._spec = spec
+        spec = self._spec = _keep_task_data(spec)
         self._corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
         self.module = model_contract.load_model_module(
             spec.model,
-            needs_metrics=bool(spec.data.training and spec.data.validation),
-            may_have_train_step=spec.strategy.name == "AllReduce",
+            needs_metrics=bool(spec.data.validation and (spec.data.training or spec.task == "evaluate")),
+            may_have_train_step=spec.strategy.name == "AllReduce" or spec.task != "train",
             label=spec.data.reader.get("label"),
         )
 
@@ -132,6 +142,8 @@ class _JobCheck:
         prediction_minibatch = self._find_first("prediction") if data.prediction else None
         # A model that is built by its first call needs the features of a minibatch.
         first = training_minibatch or prediction_minibatch
+        if self._spec.task == "evaluate":
+            first = self._find_first("evaluation")
         sample = None if first is None else first[1].features
         if data.training and self._spec.strategy.name == "Local":
             yield from self._check_local(training_minibatch, sample)
@@ -143,6 +155,7 @@ class _JobCheck:
         yield _describe_network(network)
         if data.training:
             yield from self._check_training(network, training_minibatch)
+        if data.training or self._spec.task == "evaluate":
             yield from self._check_evaluation(network)
         if prediction_minibatch is not None:
             yield from self._check_prediction(network, *prediction_minibatch)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.job_folder import MODEL_ZOO, DigitsData, JobFolder
+from support.job_folder import MODEL_ZOO, DigitsData, JobFolder, covers, predictions, write_module
 
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, PodPhase, PodStatus, Role, WatchSynced
 from edl.jobfile.loader import load_job_file
@@ -37,6 +37,23 @@ pytestmark = [
 
 RECORDS, EPOCHS = 640, 4
 TOKEN = "the-token-of-a-job"
+SLOW_EVALUATION = """
+import tensorflow as tf
+from model_zoo.mnist.mnist_functional_api import custom_model, loss, optimizer, eval_metrics_fn
+from model_zoo.mnist.records import feed as quick
+
+def pause(image):
+    import time
+    time.sleep(0.004)
+    return image
+
+def feed(dataset, mode, metadata):
+    def paused(image, *label):
+        late = tf.ensure_shape(tf.numpy_function(pause, [image], tf.float32), [784])
+        return (late, *label) if label else late
+
+    return quick(dataset, mode, metadata).map(paused)
+"""
 
 
 class LoopbackPods:
@@ -54,6 +71,7 @@ class LoopbackPods:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._news: queue.Queue[PodStatus | None] = queue.Queue()
         self.seen: dict[str, PodStatus] = {}
+        self._has_ended = False
 
     def start(self, role: Role, index: int, wish: PodOptions = DEFAULT_OPTIONS) -> str:
         with self._lock:
@@ -70,6 +88,8 @@ class LoopbackPods:
                 start_new_session=True,
             )
             self._processes[uid] = process
+            if self._has_ended:  # the master had asked for it before its job failed
+                self._kill(uid)
             self._tell(PodStatus(uid, role, index, PodPhase.RUNNING, node="here"))
         threading.Thread(target=self._await, args=(uid, process), daemon=True).start()
         return uid
@@ -93,8 +113,10 @@ class LoopbackPods:
         os.kill(int(child), signal.SIGKILL)
 
     def kill_all(self) -> None:
-        for uid in self._processes:
-            self._kill(uid)
+        with self._lock:
+            self._has_ended = True
+            for uid in self._processes:
+                self._kill(uid)
 
     def _kill(self, uid: str) -> None:
         with suppress(ProcessLookupError):
@@ -114,7 +136,6 @@ class LoopbackPods:
 @pytest.fixture
 def job_folder(tmp_path: Path) -> JobFolder:
     DigitsData.write(tmp_path / "train.recordio", RECORDS, seed=1)
-    (tmp_path / "token").write_text(TOKEN)
     return JobFolder.make(
         tmp_path,
         "digits",
@@ -132,32 +153,50 @@ def job_folder(tmp_path: Path) -> JobFolder:
     )
 
 
-def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder, tmp_path: Path) -> None:
+def serve_pods(
+    job_folder: JobFolder, folder: Path, *, uid: str = "job-uid", kills: str = ""
+) -> tuple[int, Path, LoopbackPods]:
+    """Run a job to its end; its exit code, its directory and its pods.
+
+    Args:
+        job_folder: the job.
+        folder: of the pods; storage is beside it.
+        uid: of the Job.
+        kills: the state of a worker that is killed once, such as ``training``; empty: none is.
+    """
+    (folder / "token").write_text(TOKEN)
     given = {
         "EDL_NAMESPACE": "team",
-        "EDL_JOB_UID": "job-uid",
-        "EDL_STORAGE": str(tmp_path / "storage"),
+        "EDL_JOB_UID": uid,
+        "EDL_STORAGE": str(folder.parent / "storage"),
         "EDL_HOST": "127.0.7.1",
         "EDL_UID": "uid-of-master",
-        "EDL_TOKEN_FILE": str(tmp_path / "token"),
-        "EDL_RUNTIME_DIR": str(tmp_path),
+        "EDL_TOKEN_FILE": str(folder / "token"),
+        "EDL_RUNTIME_DIR": str(folder),
     }
     variables = given | prepare_role("master", str(job_folder.file), given)
     identity = ProcessIdentity.from_environment(variables)
-    pods = LoopbackPods(job_folder.file, tmp_path, variables["EDL_RUN_DIR"], identity.master_address)
-    killing = threading.Thread(target=kill_a_worker_that_trains, args=(pods, Path(variables["EDL_RUN_DIR"])))
-    killing.start()
+    pods = LoopbackPods(job_folder.file, folder, variables["EDL_RUN_DIR"], identity.master_address)
+    killing = threading.Thread(target=kill_worker, args=(pods, Path(variables["EDL_RUN_DIR"]), kills))
+    if kills:
+        killing.start()
     try:
         code = serve_job(
             identity, load_job_file(identity.run_dir / "spec.json"), LocalMasterBackend(pods), threading.Event()
         )
     finally:
         pods.kill_all()
-        killing.join()
-    run = identity.run_dir
+        if kills:
+            killing.join()
+    return code, identity.run_dir, pods
+
+
+def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder, tmp_path: Path) -> None:
+    (tmp_path / "pods").mkdir()
+    code, run, pods = serve_pods(job_folder, tmp_path / "pods", kills="training")
     summary = read_json(run / "summary.json")
     assert code == 0
-    assert read_json(run / "status.json")["phase"] == "Done"
+    assert read_json(run / "status.json")["phase"] == "Done", read_json(run / "status.json")["reason"]
     assert (summary["records_done"], summary["records_lost"], summary["workers_lost"]) == (EPOCHS * RECORDS, 0, 1)
     assert summary["records_repeated"] <= 16
     ended = [pod for pod in pods.seen.values() if pod.exit_code == 137 and pod.role is Role.WORKER]
@@ -169,17 +208,65 @@ def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder
     assert [line["run"] for line in events(run) if line["event"] == "run_started"] == ["job-uid"]
 
 
-def kill_a_worker_that_trains(pods: LoopbackPods, run: Path) -> None:
+def test_pods_evaluate_and_predict_with_the_run_of_another_job(job_folder: JobFolder, tmp_path: Path) -> None:
+    """The master finds the weights on the volume; no parameter server starts."""
+    for name in ("trained", "evaluated", "predicted", "refused"):
+        (tmp_path / name).mkdir()
+    job_folder.spec["train"]["epochs"] = 1
+    job_folder.spec["data"]["validation"] = job_folder.spec["data"]["training"]
+    job_folder.file.write_text(json.dumps(job_folder.spec))
+    code, trained, _ = serve_pods(job_folder, tmp_path / "trained")
+    assert code == 0
+    expected = read_json(trained / "summary.json")["metrics"]
+
+    evaluation = stored_model_job(job_folder, "evaluate", "validation", "digits")
+    code, run, pods = serve_pods(evaluation, tmp_path / "evaluated", uid="uid-2", kills="evaluating")
+    summary = read_json(run / "summary.json")
+    assert read_json(run / "status.json")["phase"] == "Done", read_json(run / "status.json")["reason"]
+    assert (code, summary["records_done"], summary["records_lost"]) == (0, RECORDS, 0)
+    assert (summary["workers_lost"], summary["records_repeated"]) == (1, 64)
+    assert summary["metrics"] == pytest.approx(expected, rel=1e-4)
+    assert read_json(run / "metrics.json")["metrics"] == summary["metrics"]
+    assert {pod.role for pod in pods.seen.values()} == {Role.WORKER}
+
+    prediction = stored_model_job(job_folder, "predict", "prediction", str(trained))
+    code, run, _ = serve_pods(prediction, tmp_path / "predicted", uid="uid-3")
+    outputs, ranges = predictions(run / "predictions")
+    assert (code, len(outputs)) == (0, RECORDS)
+    assert covers(ranges, RECORDS)
+
+    code, run, _ = serve_pods(
+        stored_model_job(job_folder, "evaluate", "validation", "digits/nobody"), tmp_path / "refused", uid="uid-4"
+    )
+    assert read_json(run / "status.json")["phase"] == "Failed"
+    assert "nobody" in read_json(run / "failure.json")["reason"]
+
+
+def stored_model_job(trained: JobFolder, task: str, data_set: str, weights: str) -> JobFolder:
+    """A job that works with the weights of another one, on the same records."""
+    folder = trained.folder / f"job-{task}"
+    zoo = write_module(folder, "slow", SLOW_EVALUATION)
+    model = {**trained.spec["model"], "zoo": str(zoo), "definition": "slow.custom_model", "weights": weights}
+    fields = {name: trained.spec[name] for name in ("train", "workers")}
+    name = f"{task}-it"
+    data = {data_set: trained.spec["data"]["training"]}
+    return JobFolder.make(
+        folder, name, str(model["definition"]), **{**fields, "task": task, "model": model, "data": data}
+    )
+
+
+def kill_worker(pods: LoopbackPods, run: Path, doing: str) -> None:
+    """Kill a worker in this state, once some steps or records are done."""
     status: dict[str, Any] = {}
     waiting = threading.Event()
-    while status.get("step", 0) < 5:
+    while status.get("phase") not in ("Done", "Failed"):
+        busy = [worker["uid"] for worker in status.get("workers", ()) if worker["state"] == doing]
+        if busy and (status["step"] >= 5 or (doing != "training" and status["records_done"])):
+            pods.kill_role(busy[0])
+            return
         waiting.wait(0.02)
         if (run / "status.json").exists():
             status = read_json(run / "status.json")
-        if status.get("phase") in ("Done", "Failed"):
-            return
-    uid = next(worker["uid"] for worker in status["workers"] if worker["state"] == "training")
-    pods.kill_role(uid)
 
 
 def events(run: Path) -> list[dict[str, Any]]:

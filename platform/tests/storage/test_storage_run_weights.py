@@ -71,6 +71,9 @@ def test_weights_may_be_a_directory_of_a_run_a_checkpoint_or_an_export(tmp_path:
     assert find_weights(other, str(run.export)).path == run.export / "model.keras"
     assert find_weights(other, "counted/r1").path == new
     assert find_weights(other, "counted").path == new
+    with pytest.raises(BadInputError, match="no run 'counted/r7'") as caught:
+        find_weights(other, "counted/r7")
+    assert not missing_keys(caught.value.hint, "counted", "r1")
     (tmp_path / "empty").mkdir()
     for source, key in ((str(tmp_path / "empty"), "neither a run"), (str(tmp_path / "none"), "no such file")):
         with pytest.raises(BadInputError, match=key):

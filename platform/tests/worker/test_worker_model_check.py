@@ -249,6 +249,13 @@ def callbacks():
     assert "on_test_batch_end()" in warning
 
 
+def test_a_job_that_only_evaluates_is_checked_with_its_validation_data(check_job: Any) -> None:
+    data = {"validation": "data.csv", "training": "nowhere.csv", "reader": {"header": False}}
+    result = check_job(task="evaluate", data=data)
+    assert (result["exit_code"], result["failure"]) == (0, "")
+    assert any("evaluation" in line for line in result["lines"]), result["lines"]
+
+
 UNDESCRIBED = """
 import numpy as np
 
