@@ -17,7 +17,6 @@ from pathlib import Path
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.cli.elasticdl.app import split_command
-from edl.cli.elasticdl.commands import refuse_unsupported
 from edl.cli.elasticdl.flags import (
     EXTRA_FLAGS,
     JOB_FLAGS,
@@ -32,7 +31,7 @@ from edl.cli.elasticdl.flags import (
 )
 from edl.cli.elasticdl.job_spec import translate_job
 from edl.cli.elasticdl.parser import parse_command_line
-from edl.cluster.kubernetes.spec_validation import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.reporting.unit_formats import pluralize
 
 TESTS = Path(__file__).resolve().parents[2] / "platform/tests"
@@ -122,8 +121,7 @@ def _wrap(text: str) -> str:
 def _result(text: str) -> str:
     try:
         line = parse_command_line(*split_command(shlex.split(text)[1:]))
-        job = translate_job(line, Path(), find_spec_problems)
-        refuse_unsupported(line.command, job)
+        job = translate_job(line, Path(), find_submission_problems)
     except BadInputError as error:
         return f"Refused:\n\n```text\n{error}\n```"
     said = "\n\n```text\n" + "\n".join(job.notes) + "\n```" if job.notes else ""
@@ -133,7 +131,7 @@ def _result(text: str) -> str:
 def _summary(command: str, spec: JobSpec) -> str:
     place = "a job on a cluster" if spec.image is not None else "a run on this machine"
     if command != "train":
-        return place
+        return f"{place} that only {command}s, with {pluralize(spec.workers.max, 'worker')}"
     roles = [f"strategy {spec.strategy.name}"]
     if spec.strategy.name != "Local":
         roles.append(pluralize(spec.workers.max, "worker"))

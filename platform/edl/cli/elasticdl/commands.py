@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import typer
 
-from edl.api.errors import BadInputError, StorageError
+from edl.api.errors import StorageError
 from edl.api.fields import JsonValue
 from edl.cli.elasticdl.flags import EVALUATE, PREDICT, Directs, flags_of
 from edl.cli.elasticdl.job_spec import TranslatedJob, translate_job
 from edl.cli.elasticdl.parser import CommandLine
-from edl.cluster.kubernetes.spec_validation import find_spec_problems
+from edl.cluster.kubernetes.spec_validation import find_submission_problems
 from edl.jobfile.path_resolution import DEFAULT_STORAGE_DIR
 
 JOB_FILES = Path(DEFAULT_STORAGE_DIR, "elasticdl")
 """Where the job files of command lines are: a run or a submission is continued with its file."""
 DEFAULT_PREDICTIONS = "predictions"
-_RUN = re.compile(r"([a-z][-a-z0-9]*/)?r[1-9][0-9]*")
 
 
 def run_command(line: CommandLine) -> int:
     """Write, show or run the job of a command line; returns the exit code."""
     yaml_file, is_dry_run = line.values["yaml"], line.is_dry_run
     folder = Path(yaml_file).parent if yaml_file else Path() if is_dry_run else JOB_FILES
-    job = translate_job(line, folder, find_spec_problems)
+    job = translate_job(line, folder, find_submission_problems)
     for note in (*job.notes, *(_notes_on_job_file(line) if yaml_file or is_dry_run else ())):
         print(note, file=sys.stderr)
     if is_dry_run:
@@ -39,15 +37,13 @@ def run_command(line: CommandLine) -> int:
         _write_job_file(Path(yaml_file), job)
         print(f"ElasticDL job {job.spec.name} YAML has been dumped into file {yaml_file}.")
         return 0
-    refuse_unsupported(line.command, job)
-    model = find_trained_model(line.values["checkpoint_dir_for_init"]) if line.command == PREDICT else ""
     job_file = JOB_FILES / f"{job.spec.name}.yaml"
     _write_job_file(job_file, job)
     print(f"The job file is {job_file}.", file=sys.stderr)
     if job.runs_on_cluster:
         return _submit(job_file, line, job)
     os.environ.update(job.variables)
-    return _predict(job_file, line, model) if line.command == PREDICT else _run_here(job_file)
+    return _run_here(job_file, line)
 
 
 def _notes_on_job_file(line: CommandLine) -> Iterator[str]:
@@ -62,45 +58,6 @@ def _notes_on_job_file(line: CommandLine) -> Iterator[str]:
             yield f"{line.given[name]}: not in the job file; give it to {options[name]}"
     if line.is_dry_run and line.values["yaml"]:
         yield f"{line.given['yaml']}: no effect with --dry-run, which writes nothing"
-
-
-def refuse_unsupported(command: str, job: TranslatedJob) -> None:
-    """Refuse what EDL cannot run yet; its job file can still be shown.
-
-    Raises:
-        BadInputError: it is an evaluation, or a prediction on a cluster.
-    """
-    if command == EVALUATE:
-        raise BadInputError(
-            "a job that only evaluates is not in this version",
-            where="elasticdl evaluate",
-            hint="give elasticdl train --validation_data: the job evaluates while it trains and at its end. "
-            "Keras alone evaluates the .keras file that --output exports.",
-        )
-    if command == PREDICT and job.runs_on_cluster:
-        raise BadInputError(
-            "prediction on a cluster is not in this version",
-            where="elasticdl predict: --image_name",
-            hint="leave --image_name out on a machine that has the data and the model: edl predict runs there.",
-        )
-
-
-def find_trained_model(place: str) -> str:
-    """What ``edl predict --from`` takes: a ``.keras`` file, also that of an exported folder, or a run.
-
-    Raises:
-        BadInputError: it is something else, such as a checkpoint of ElasticDL.
-    """
-    files = sorted(Path(place).glob("*.keras")) if Path(place).is_dir() else []
-    if len(files) == 1:
-        return str(files[0])
-    if place.endswith(".keras") or _RUN.fullmatch(place):
-        return place
-    raise BadInputError(
-        "is no .keras file, no folder with one, and no run such as r3",
-        where=f"--checkpoint_dir_for_init={place}",
-        hint="Checkpoints of ElasticDL cannot be read. Of a run of EDL, name the run: the newest checkpoint is taken.",
-    )
 
 
 def job_file_text(document: Mapping[str, JsonValue]) -> str:
@@ -125,17 +82,18 @@ def _write_job_file(path: Path, job: TranslatedJob) -> None:
         raise StorageError(f"the job file cannot be written: {error.strerror}", where=str(path)) from error
 
 
-def _run_here(job_file: Path) -> int:
+def _run_here(job_file: Path, line: CommandLine) -> int:
+    if line.command == PREDICT:
+        from edl.cli.predict import predict
+
+        return _exit_code(lambda: predict(job_file, Path(line.values["output"] or DEFAULT_PREDICTIONS)))
+    if line.command == EVALUATE:
+        from edl.cli.evaluate import evaluate
+
+        return _exit_code(lambda: evaluate(job_file))
     from edl.cli.run import run
 
     return _exit_code(lambda: run(job_file))
-
-
-def _predict(job_file: Path, line: CommandLine, model: str) -> int:
-    from edl.cli.predict import predict
-
-    output = Path(line.values["output"] or DEFAULT_PREDICTIONS)
-    return _exit_code(lambda: predict(job_file, output, source=model))
 
 
 def _submit(job_file: Path, line: CommandLine, job: TranslatedJob) -> int:

@@ -163,7 +163,7 @@ JOB_FLAGS: tuple[Flag, ...] = (
     Flag("log_loss_steps", Sets(("log.loss_every_steps",)), 100, _INT, commands=(TRAIN,)),
     Flag("output", Sets(("export.path",), "a relative path on a cluster is below the first volume"), commands=(TRAIN,)),
     Flag("output", NoEffect("an evaluation writes no model"), commands=(EVALUATE,)),
-    Flag("output", Directs("the folder for predictions; without it: predictions"), commands=(PREDICT,)),
+    Flag("output", Directs("the folder for predictions on this machine; without it: predictions"), commands=(PREDICT,)),
     # the model
     Flag("model_zoo", Sets(("model.zoo",), "a relative folder is /model_zoo in the image")),
     Flag("model_def", Sets(("model.definition",))),
@@ -285,7 +285,10 @@ JOB_FLAGS: tuple[Flag, ...] = (
     ),
     Flag(
         "checkpoint_dir_for_init",
-        Directs("the trained model: a .keras file, or on this machine a run such as r3"),
+        Sets(
+            ("model.weights",),
+            "the directory of a run, a checkpoint or an export of EDL, a .keras file, or the name of a job or run",
+        ),
         None,
         commands=(EVALUATE, PREDICT),
         required=(EVALUATE, PREDICT),

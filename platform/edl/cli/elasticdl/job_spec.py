@@ -47,6 +47,7 @@ IDENTITY_LABELS: Mapping[str, JsonValue] = {
 _SYNC_FLAGS = {"grads_to_wait": "grads_to_wait", "sync_version_tolerance": "version_tolerance"}
 _ASYNC_FLAGS = {"lr_staleness_modulation": "staleness_aware", "get_model_steps": "get_model_steps"}
 _DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
+_ELASTICDL_CHECKPOINT = re.compile(r"(^|/)version-[0-9]+/?$")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
 _FILES_ONLY = (
     "MaxCompute (ODPS) tables cannot be read: export the table to CSV or RecordIO files, or write a custom_data_reader "
@@ -169,6 +170,8 @@ class _Translator:
             self._translate_strategy()
             self._translate_checkpoints()
             self._translate_export()
+        else:
+            self._translate_task()
         self._translate_roles()
         self._translate_logs()
         self._translate_storage()
@@ -298,6 +301,24 @@ class _Translator:
                 self._note("evaluation_steps", "no effect without --validation_data")
         elif values["validation_data"]:
             self.notes.append("--evaluation_steps is 0: the job evaluates once, at the end")
+
+    def _translate_task(self) -> None:
+        """A job that evaluates or predicts with a trained model."""
+        flag = "checkpoint_dir_for_init"
+        self._fields["task"] = build_tree(self._line.command, f"elasticdl {self._line.command}")
+        model = self._values[flag]
+        if _ELASTICDL_CHECKPOINT.search(model):
+            self._refuse(
+                flag,
+                "looks like a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
+                "mnist, or a .keras file that --output exported",
+            )
+        elif not self.is_on_cluster and os.path.exists(model):
+            self._put("model.weights", os.path.abspath(model), flag)
+        elif model:
+            self._put("model.weights", model, flag)
+        if self._line.command == PREDICT and self.is_on_cluster and "output" in self._given:
+            self._note("output", "no effect on a cluster: predictions are in predictions/ of the run's directory")
 
     def _choose_strategy(self) -> str | None:
         if self._line.command != TRAIN:

@@ -50,7 +50,7 @@ _IRIS = (
     """label_col="class"'"""
 )
 _PROGRAM = ("--job_command", "--model_def")
-_EVALUATION, _PREDICTION = ("only evaluates",), ("prediction on a cluster",)
+_OLD_CHECKPOINT = ("--checkpoint_dir_for_init=/model_zoo/test_data/mnist_ckpt/version-110", "ElasticDL")
 
 LINES: tuple[DocumentedLine, ...] = (
     # ---------------------------------------------------------------- on this machine
@@ -90,14 +90,13 @@ LINES: tuple[DocumentedLine, ...] = (
         "local prediction",
         f"elasticdl predict {_MNIST} --prediction_data=/data/mnist/test --checkpoint_dir_for_init=model.keras "
         "--job_name=test-predict",
-        {"data.prediction": ["/data/mnist/test"], "image": None},
+        {"task": "predict", "data.prediction": ["/data/mnist/test"], "model.weights": "model.keras", "image": None},
     ),
     DocumentedLine(
         "local evaluation",
         f"elasticdl evaluate {_MNIST} --validation_data=/data/mnist/test --checkpoint_dir_for_init=model.keras "
         "--job_name=test-evaluate",
-        {"data.validation": ["/data/mnist/test"]},
-        refusal=_EVALUATION,
+        {"task": "evaluate", "data.validation": ["/data/mnist/test"], "model.weights": "model.keras"},
     ),
     # ---------------------------------------------------------------- minikube
     DocumentedLine(
@@ -295,18 +294,30 @@ LINES: tuple[DocumentedLine, ...] = (
         f"elasticdl evaluate --image_name=elasticdl:ci_mnist {_MNIST} --validation_data=/data/mnist/test "
         f"--checkpoint_dir_for_init=/model_zoo/test_data/mnist_ckpt/version-110 {_CI} --checkpoint_steps=500 "
         f"--evaluation_steps=15 --tensorboard_log_dir=/tmp/tensorboard-log --job_name=test-evaluate {_HOST_DATA}",
-        {"data.validation": ["/data/mnist/test"]},
-        ("--num_epochs", "--evaluation_steps", "--tensorboard_log_dir"),
-        _EVALUATION,
+        refusal=_OLD_CHECKPOINT,
+    ),
+    DocumentedLine(
+        "CI, evaluate what the job test-train has trained",
+        f"elasticdl evaluate --image_name=elasticdl:ci_mnist {_MNIST} --validation_data=/data/mnist/test "
+        f"--checkpoint_dir_for_init=test-train {_CI} --checkpoint_steps=500 --evaluation_steps=15 "
+        f"--tensorboard_log_dir=/tmp/tensorboard-log --job_name=test-evaluate {_HOST_DATA}",
+        {"task": "evaluate", "data.validation": ["/data/mnist/test"], "model.weights": "test-train"},
+        ("--num_epochs", "--evaluation_steps", "--tensorboard_log_dir", "--num_ps_pods=2"),
     ),
     DocumentedLine(
         "CI, predict",
         f"elasticdl predict --image_name=elasticdl:ci_mnist {_MNIST} --prediction_data=/data/mnist/test "
         f"--checkpoint_dir_for_init=/model_zoo/test_data/mnist_ckpt/version-110 {_CI} --job_name=test-predict "
         f"{_HOST_DATA}",
-        {"data.prediction": ["/data/mnist/test"]},
-        ("--num_epochs",),
-        _PREDICTION,
+        refusal=_OLD_CHECKPOINT,
+    ),
+    DocumentedLine(
+        "CI, predict with an exported model",
+        f"elasticdl predict --image_name=elasticdl:ci_mnist {_MNIST} --prediction_data=/data/mnist/test "
+        f"--checkpoint_dir_for_init=/data/saved_model/model_output {_CI} --job_name=test-predict --output=out "
+        f"{_HOST_DATA}",
+        {"task": "predict", "data.prediction": ["/data/mnist/test"], "model.weights": "/data/saved_model/model_output"},
+        ("--num_epochs", "--output=out"),
     ),
     DocumentedLine(
         "CI, table of MaxCompute",

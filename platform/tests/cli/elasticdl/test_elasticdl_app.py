@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli.cli_harness import CliHarness, LocalRunHarness, cli_in_job_folder, exit_code_of
-from cli.test_cli_predict import keras_file
+from cli.test_cli_predict import checkpoint, keras_file
 from support.text_keys import missing_keys
 
 from edl.api.cluster_port import Role
@@ -17,6 +17,7 @@ from edl.cli.elasticdl import app
 from edl.cluster.kubernetes.job_manifests import render_pod
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS
 from edl.jobfile.loader import load_job_file
+from edl.storage.run_directory import RunDirectory
 
 HERE = [
     "--job_name=digits",
@@ -178,9 +179,26 @@ def test_an_exported_folder_is_a_trained_model(local_run: LocalRunHarness, capsy
     assert "export/model.keras" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_elasticdl_is_refused(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["predict", *HERE, "--prediction_data=test.csv", "--checkpoint_dir_for_init=/ckpt/version-110"]
-    assert elasticdl(*words) == 2
+def test_an_evaluation(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    model = keras_file(local_run.folder / "model.keras")
+    words = ["evaluate", *HERE, "--validation_data=test.csv", "--checkpoint_dir_for_init=model.keras"]
+    assert elasticdl(*words, "--num_workers=3") == 0
+    assert not missing_keys(capsys.readouterr().out, "evaluates 5 records", str(model), "3 workers")
+
+
+def test_a_run_is_a_trained_model(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
+    assert elasticdl("train", *HERE, "--training_data=train.csv") == 0
+    wanted = checkpoint(RunDirectory(local_run.run_dir()), 2)
+    assert elasticdl("evaluate", *HERE, "--validation_data=test.csv", "--checkpoint_dir_for_init=r1") == 0
+    assert str(wanted) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_a_checkpoint_of_elasticdl_is_refused(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    data = "--validation_data" if command == "evaluate" else "--prediction_data"
+    assert elasticdl(command, *HERE, f"{data}=test.csv", "--checkpoint_dir_for_init=/ckpt/version-110") == 2
     assert not missing_keys(capsys.readouterr().err, "--checkpoint_dir_for_init=/ckpt/version-110", ".keras")
     assert not (local_run.folder / ".edl").exists()
 
@@ -195,6 +213,23 @@ def test_with_an_image_it_does_what_edl_submit_does(cli: CliHarness) -> None:
     assert load_job_file(".edl/elasticdl/mnist.yaml").image == "registry.example/mnist:1"
     (spec,) = [each for each in cli.cluster.objects_of_kind(CONFIGMAPS) if each["metadata"]["name"] == "edl-mnist-spec"]
     assert json.loads(spec["data"]["job.json"])["pod"]["name_prefix"] == "elasticdl"
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict"])
+def test_jobs_that_do_not_train_are_submitted_without_parameter_servers(cli: CliHarness, command: str) -> None:
+    data = "--validation_data" if command == "evaluate" else "--prediction_data"
+    words = [*IMAGE, f"{data}=/data/test", "--checkpoint_dir_for_init=trained", "--num_ps_pods=2"]
+    assert elasticdl(command, *words) == 0
+    assert "no parameter servers" in cli.capsys.readouterr().err
+    (spec,) = [each for each in cli.cluster.objects_of_kind(CONFIGMAPS) if each["metadata"]["name"] == "edl-mnist-spec"]
+    document = json.loads(spec["data"]["job.json"])
+    assert (document["task"], document["model"]["weights"]) == (command, "trained")
+
+
+def test_an_evaluation_needs_a_volume(cli: CliHarness) -> None:
+    words = [*IMAGE[:-1], "--validation_data=/data/test", "--checkpoint_dir_for_init=trained"]
+    assert elasticdl("evaluate", *words) == 2
+    assert not missing_keys(cli.capsys.readouterr().err, "elasticdl evaluate", "no volume")
 
 
 def test_keras_2_of_the_environment_is_that_of_the_job(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,8 +84,8 @@ ON_CLUSTER = [
 ]
 NEEDED = {
     "train": ["--training_data=/data/train"],
-    "evaluate": ["--validation_data=/data/test", "--checkpoint_dir_for_init=model.keras"],
-    "predict": ["--prediction_data=/data/new", "--checkpoint_dir_for_init=model.keras"],
+    "evaluate": ["--validation_data=/data/test", "--checkpoint_dir_for_init=trained"],
+    "predict": ["--prediction_data=/data/new", "--checkpoint_dir_for_init=trained"],
 }
 OTHER_VALUES = {
     "job_name": "other",
@@ -117,7 +117,7 @@ OTHER_VALUES = {
     "ps_pod_priority": "other",
 }
 """A value of each flag that is neither a number nor a boolean, and is not read as a resource string."""
-DIRECTING = {"namespace", "yaml", "checkpoint_dir_for_init", "output"}
+DIRECTING = {"namespace", "yaml", "output"}
 """Flags about what the command does, with tests of their own in test_elasticdl_app."""
 
 
