@@ -39,13 +39,15 @@ def logs_of(folder: Path, job: str, role: str) -> str:
     return "".join(path.read_text() for path in (folder / ".edl/local" / job).glob(f"r1/logs/{role}*"))
 
 
-def test_a_job_with_parameter_servers_then_a_prediction(folder: Path) -> None:
+def test_a_job_with_parameter_servers_then_an_evaluation_and_a_prediction(folder: Path) -> None:
     roles = ["--distribution_strategy=ParameterServerStrategy", "--num_ps=2", "--num_workers=2", "--use_async"]
     steps = ["--num_epochs=3", "--evaluation_steps=20", "--log_loss_steps=10", "--output=output"]
     out = elasticdl(folder, "train", *MODEL, *DATA, *roles, *steps, "--job_name=test-mnist")
     assert "0 lost, 0 repeated" in out
     assert LOSS.search(logs_of(folder, "test-mnist", "worker"))
     assert EVALUATION.search(logs_of(folder, "test-mnist", "master"))
+    trained = ["--validation_data=data/mnist/test", "--checkpoint_dir_for_init=test-mnist"]
+    assert "accuracy" in elasticdl(folder, "evaluate", *MODEL, *trained, "--job_name=test-evaluate")
     trained = ["--prediction_data=data/mnist/test", "--checkpoint_dir_for_init=output"]
     elasticdl(folder, "predict", *MODEL, *trained, "--job_name=test-predict")
     assert list((folder / "predictions").glob("*.npz"))
