@@ -51,6 +51,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "evaluate": (
         ("edl evaluate job.yaml --from r3", "data.validation, with the newest checkpoint of run r3"),
         ("edl evaluate job.yaml --from export/model.keras --json", "an exported model; metrics as JSON"),
+        ("edl evaluate job.yaml --from mnist -n team-a --watch", "on a cluster, the job's newest trained run"),
     ),
     "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of run r3"),),
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),

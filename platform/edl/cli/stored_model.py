@@ -1,15 +1,17 @@
-"""What ``edl evaluate`` and ``edl predict`` have in common: a run of this machine that trains nothing."""
+"""What ``edl evaluate`` and ``edl predict`` have in common: a run of this machine, or a job on a cluster."""
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from edl.api.strategy import Strategy
+from edl.cli.options import complete_contexts
 from edl.cli.run import read_job_file
 from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.ops.job_checks import check_job
@@ -28,6 +30,74 @@ FromOption = Annotated[
         "export, or a .keras file; by default model.weights, or the newest trained run.",
     ),
 ]
+
+
+ClusterContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context",
+        metavar="NAME",
+        help="Submit the job to the cluster of this context.",
+        autocompletion=complete_contexts,
+    ),
+]
+ClusterNamespaceOption = Annotated[
+    str | None,
+    typer.Option("-n", "--namespace", metavar="NAME", help="Submit the job to this namespace of a cluster."),
+]
+ClusterYesOption = Annotated[bool, typer.Option("--yes", "-y", help="On a cluster: do not ask for confirmation.")]
+WatchOption = Annotated[bool, typer.Option("--watch/--detach", help="On a cluster: wait until the job has ended.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTarget:
+    """The cluster and namespace that the options name, if they do, and how to submit there."""
+
+    context: str | None
+    namespace: str | None
+    skips_confirmation: bool = False
+    watches_job: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the job runs on a cluster."""
+        return self.context is not None or self.namespace is not None
+
+
+def submit_stored_model(
+    task: str,
+    job: Path,
+    settings: list[str],
+    target: ClusterTarget,
+    *,
+    source: str | None,
+    workers: int | None,
+    as_json: bool,
+) -> NoReturn:
+    """Submit the job with this task, as ``edl submit`` does; ends with the exit code of the command.
+
+    Raises:
+        EdlError: it cannot be submitted.
+    """
+    from edl.cli.submission_workflow import SubmitOptions
+    from edl.cli.submit import submit_job_file
+
+    given = [f"task={task}"]
+    # In quotes: YAML would read a name such as 7 as a number.
+    given += [f"model.weights={json.dumps(source)}"] if source is not None else []
+    # Any number of workers can do the work, so ``workers.min`` of a training does not matter.
+    given += ["workers.min=1", f"workers.max={workers}"] if workers is not None else []
+    submit_job_file(
+        SubmitOptions(
+            job,
+            (*settings, *given),
+            context=target.context,
+            namespace=target.namespace,
+            skips_confirmation=target.skips_confirmation,
+            watches_job=target.watches_job,
+            as_json=as_json,
+        )
+    )
 
 
 def run_stored_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -79,7 +79,6 @@ def submit(
 
     Exit codes: 0 submitted (with --watch: done), 1 it did not start or failed, 2 bad input or refused by the cluster.
     """
-    reporter = make_reporter(as_json=as_json)
     check_from_checkpoint(resume, from_checkpoint=from_checkpoint)
     options = SubmitOptions(
         job,
@@ -92,11 +91,22 @@ def submit(
         as_json=as_json,
         from_checkpoint=from_checkpoint,
     )
+    submit_job_file(options, dry_run)
+
+
+def submit_job_file(options: SubmitOptions, dry_run: DryRunMode | None = None) -> NoReturn:
+    """Submit a job file, or show the plan; ends with the exit code of the command.
+
+    Raises:
+        EdlError: it cannot be submitted; this was reported.
+    """
+    reporter = make_reporter(as_json=options.as_json)
     try:
         _load_and_submit(options, reporter, dry_run)
     except EdlError as error:
         reporter.report_failure(error)
         raise
+    raise typer.Exit
 
 
 def _load_and_submit(options: SubmitOptions, reporter: SubmissionReporter, dry_run: DryRunMode | None) -> None:

@@ -81,6 +81,12 @@ _NOT_CHECKED = "not checked: the model's code and the contents of the records; -
 def spec_outline(spec: JobSpec) -> list[str]:
     """A few lines about what the job would run, for people."""
     lines = [f"job {spec.name}: {spec.model.definition} from {spec.model.zoo}"]
+    if spec.task != "train":
+        verb, paths = (
+            ("evaluates", spec.data.validation) if spec.task == "evaluate" else ("predicts", spec.data.prediction)
+        )
+        weights = spec.model.weights or "the newest trained run"
+        return [*lines, f"{verb} {_path_list(paths)} with {weights}", f"{_workers_text(spec)}, no parameter servers"]
     if spec.data.training:
         lines.append(f"trains on {_path_list(spec.data.training)}: {_training_text(spec)}")
     if spec.data.validation:
@@ -103,11 +109,15 @@ def _training_text(spec: JobSpec) -> str:
 def _roles_text(spec: JobSpec) -> str:
     if spec.strategy.name == "Local":
         return "strategy Local: one process"
-    workers, ps = spec.workers, spec.ps
-    many = f"{workers.min} to {workers.max} workers" if workers.min < workers.max else pluralize(workers.max, "worker")
+    many, ps = _workers_text(spec), spec.ps
     if uses_all_reduce(spec):
         return f"strategy AllReduce: {many}"
     return f"strategy {spec.strategy.name}, {spec.strategy.mode}: {many}, {pluralize(ps.count, 'parameter server')}"
+
+
+def _workers_text(spec: JobSpec) -> str:
+    workers = spec.workers
+    return f"{workers.min} to {workers.max} workers" if workers.min < workers.max else pluralize(workers.max, "worker")
 
 
 def _output_lines(spec: JobSpec) -> list[str]:

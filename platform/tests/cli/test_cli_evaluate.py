@@ -76,3 +76,12 @@ def test_an_evaluation_is_not_resumed(local_run: LocalRunHarness, capsys: pytest
     assert local_run.edl("evaluate", "job.yaml", "--from", "model.keras", *VALIDATION) == 0
     assert local_run.edl("run", "job.yaml", "--resume", "r1") == 2
     assert not missing_keys(capsys.readouterr().err, "edl evaluate")
+
+
+def test_a_valid_job_says_what_it_evaluates_with(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert local_run.edl("validate", "job.yaml", *VALIDATION, "--set", "task=evaluate") == 0
+    said = capsys.readouterr().out
+    assert not missing_keys(said, "evaluates test.csv with the newest trained run", "no parameter servers")
+    assert "trains on" not in said

@@ -466,6 +466,25 @@ def test_a_job_that_evaluates_is_planned_without_parameter_servers(cli: CliHarne
     assert not missing_keys(cli.err, "task", "no volume")
 
 
+@pytest.mark.parametrize(("command", "data"), [("evaluate", "validation"), ("predict", "prediction")])
+def test_evaluations_and_predictions_are_submitted_to_a_named_namespace(
+    cli: CliHarness, command: str, data: str
+) -> None:
+    options = ("-n", "team", "--yes", "--set", f"data={{{data}: /data/mnist/test}}", "--workers", "3")
+    cli.edl(command, "job.yaml", "--from", "mnist/r1", *options)
+    created = cli.cluster.objects["configmaps", "team", "edl-mnist-spec"]
+    spec = json.loads(created["data"]["job.json"])
+    assert (spec["task"], spec["model"]["weights"], spec["workers"]["max"]) == (command, "mnist/r1", 3)
+    assert spec["workers"]["resources"]["cpu"] == 2, "the rest of the section stays"
+
+
+def test_predictions_of_a_cluster_have_their_place(cli: CliHarness) -> None:
+    assert cli.edl("predict", "job.yaml", "-n", "team", "--output", "out") == 2
+    assert not missing_keys(cli.err, "--output", "predictions/")
+    assert cli.edl("predict", "job.yaml") == 2
+    assert not missing_keys(cli.err, "--output", "missing")
+
+
 def test_a_job_without_a_volume_is_told_what_that_costs(cli: CliHarness) -> None:
     assert cli.submit("--dry-run=client", "--set", "volumes=[]", "--set", "data.training=[s3://bucket/train]") == 0
     assert not missing_keys(cli.out, "storage", "none", "no checkpoint")
