@@ -609,8 +609,8 @@ def _forwarding_class(kind: type) -> type:
     """A class of Keras 3 with the methods that the user's class defines, so that EDL knows which these are."""
 
     def forward(name: str) -> Callable[..., Any]:
-        def call(self: Any, *arguments: Any) -> Any:
-            return getattr(self._callback, name)(*arguments)
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
+            return getattr(self._callback, name)(*arguments, **named)
 
         return call
 

@@ -26,14 +26,18 @@ class _ZooFinder(MetaPathFinder):
     """Finds the top-level name of the job's definition, and the zoo's folders without ``__init__.py``.
 
     An installed package takes precedence over such a folder: a folder called ``rich`` or ``yaml`` may contain anything.
+
+    A package of the zoo may have the name of an installed one, such as ``deepctr``. Modules that it does not have are
+    those of the installed one.
     """
 
     def __init__(self, zoo: Path, root_name: str, *, zoo_is_package: bool) -> None:
         """Find ``root_name``: the zoo itself if ``zoo_is_package``, otherwise a module or folder in it."""
-        self._zoo, self._root_name = zoo, root_name
+        self._zoo, self._root_name, self._zoo_is_package = zoo, root_name, zoo_is_package
         self._folder = zoo if zoo_is_package else zoo / root_name
         # Without the folders that import_zoo_module adds, which would find the zoo's own folders.
-        self._installed = [path for path in sys.path if Path(path or ".").resolve() not in (zoo.parent, Path.cwd())]
+        added = (zoo, zoo.parent, Path.cwd())
+        self._installed = [path for path in sys.path if Path(path or ".").resolve() not in added]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,12 +47,24 @@ class _ZooFinder(MetaPathFinder):
         if path is not None:
             return None
         if fullname == self._root_name:
-            return _module_spec(fullname, self._folder)
+            # Another package with the zoo's own name is another zoo.
+            return self._with_installed(_module_spec(fullname, self._folder), is_zoo=self._zoo_is_package)
         folder = self._zoo / fullname
-        if folder.is_dir() and not (folder / "__init__.py").exists() and any(folder.glob("*.py")):
-            found = PathFinder.find_spec(fullname, self._installed)
-            return _module_spec(fullname, folder) if found is None or found.loader is None else None
-        return None
+        if not folder.is_dir() or not any(folder.glob("*.py")):
+            return None
+        if (folder / "__init__.py").exists():
+            return self._with_installed(_module_spec(fullname, folder), is_zoo=False)
+        found = PathFinder.find_spec(fullname, self._installed)
+        return _module_spec(fullname, folder) if found is None or found.loader is None else None
+
+    def _with_installed(self, spec: ModuleSpec | None, *, is_zoo: bool) -> ModuleSpec | None:
+        """A spec that also finds the modules of an installed package with the same name, after those of the zoo."""
+        if spec is None or is_zoo or spec.submodule_search_locations is None:
+            return spec
+        found = PathFinder.find_spec(spec.name, self._installed)
+        if found is not None and found.loader is not None:
+            spec.submodule_search_locations.extend(found.submodule_search_locations or ())
+        return spec
 
 
 def _module_spec(name: str, folder: Path) -> ModuleSpec | None:

@@ -59,6 +59,10 @@ def test_shards_are_sources_and_are_read_by_range() -> None:
     assert reader.listed == 1
 
 
+def test_a_job_compares_the_formats_of_two_data_sets() -> None:
+    assert Numbers().metadata.format == OlderNumbers().metadata.format == "custom"
+
+
 def test_older_forms_work() -> None:
     reader = OlderNumbers()
     assert reader.sources() == [Source("all", 3)]

@@ -304,7 +304,8 @@ def test_callbacks_become_those_of_keras_3() -> None:
     assert rate.schedule(1) == 0.5
     own.set_model("the model")
     own.on_epoch_end(2, {})
-    assert seen == [(2, "the model")]
+    own.on_epoch_end(3, logs={})
+    assert seen == [(2, "the model"), (3, "the model")]
     assert [name for name in vars(type(own)) if name.startswith("on_")] == ["on_epoch_end"]
 
 

@@ -69,6 +69,32 @@ def test_a_zoo_whose_name_is_no_module_name_wins_too(tmp_path: Path, monkeypatch
     assert import_zoo_module(zoo, find_model_function(zoo, "cats.net.custom_model")).SAYS == "job"
 
 
+@pytest.mark.parametrize("definition", ["crossing.net.custom_model", "other.custom_model"])
+@pytest.mark.parametrize("zoo_init", [True, False], ids=["zoo is a package", "zoo is a folder"])
+@pytest.mark.parametrize("init", [True, False], ids=["a package", "a folder"])
+def test_a_folder_with_the_name_of_an_installed_package_has_its_modules_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, init: bool, zoo_init: bool, definition: str
+) -> None:
+    """ElasticDL's zoo has a folder deepctr, whose module imports deepctr.models."""
+    installed, zoo = tmp_path / "site" / "crossing", tmp_path / "a_zoo"
+    (installed / "layers").mkdir(parents=True)
+    (installed / "__init__.py").write_text("")
+    (installed / "layers" / "__init__.py").write_text("from ..both import SAYS\n")
+    (installed / "both.py").write_text("SAYS = 'installed'\n")
+    (zoo / "crossing").mkdir(parents=True)
+    source = "from crossing.layers import SAYS\ndef custom_model(): ...\n"
+    (zoo / "crossing" / "net.py").write_text(source)
+    (zoo / "other.py").write_text(source)
+    for folder, is_package in ((zoo, zoo_init), (zoo / "crossing", init)):
+        if is_package:
+            (folder / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("crossing", "a_zoo", "other")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert import_zoo_module(zoo, find_model_function(zoo, definition)).SAYS == "installed"
+
+
 def test_an_installed_package_of_a_folders_name_is_still_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo = tmp_path / "zoo_with_folders"
     (zoo / "yaml").mkdir(parents=True)

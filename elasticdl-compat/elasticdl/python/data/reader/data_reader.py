@@ -23,6 +23,7 @@ class Metadata:
     def __init__(
         self, column_names: Sequence[str] | None = None, column_dtypes: Mapping[str, Any] | None = None
     ) -> None:
+        self.format = "custom"  # EDL compares those of two data sets
         self.column_names = tuple(column_names or ())
         self.column_dtypes = dict(column_dtypes or {})
 

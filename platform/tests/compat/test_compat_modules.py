@@ -1,0 +1,106 @@
+"""Modules with the imports and definitions of ElasticDL's model zoo: what the migration page says becomes of each.
+
+Those of one version of Keras are trained in one process: TensorFlow chooses the version when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.elasticdl.modules import MODULES, ZOO, Module
+
+from edl.jobfile.keras_version import LEGACY_VARIABLE
+
+pytestmark = pytest.mark.tensorflow
+
+ROOT = Path(__file__).resolve().parents[3]
+REPEATED = (
+    "census_dnn_model/census_sequential.py",
+    "census_dnn_model/census_subclass.py",
+    "census_model_sqlflow/wide_and_deep/wide_deep_functional_tensor_interface_fc.py",
+    "census_model_sqlflow/wide_and_deep/wide_deep_functional_tensor_interface_keras.py",
+    "mnist/mnist_subclass.py",
+)
+"""What these have, another module has as well."""
+
+
+def find_marks(module: Module) -> list[Any]:
+    marks = [pytest.mark.thorough] if module.is_large else []
+    marks += [pytest.mark.repetition] if module.path in REPEATED else []
+    package = module.needs.split(" ")[0]
+    if package and importlib.util.find_spec(package) is None:
+        marks.append(pytest.mark.skip(reason=f"{module.needs} is not installed"))
+    return marks
+
+
+@pytest.fixture(scope="module")
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
+    """Returns how the chosen modules of a version of Keras ended, by path; they are trained once."""
+    folder = tmp_path_factory.mktemp("modules")
+    items = [item for item in request.session.items if item.fspath == request.node.fspath]
+    chosen = {item.callspec.params["module"] for item in items if hasattr(item, "callspec")}
+
+    @cache
+    def train(keras: int) -> dict[str, Any]:
+        folders = [ROOT / "platform" / "tests", ROOT / "elasticdl-compat"]
+        environment = {
+            **os.environ,
+            LEGACY_VARIABLE: "1" if keras == 2 else "0",
+            "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        paths = [module.path for module in MODULES if module in chosen and module.keras == keras]
+        ended = subprocess.run(
+            [sys.executable, "-m", "support.elasticdl.run_modules", str(folder), *paths],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=170,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return {line["path"]: line for line in map(json.loads, ended.stdout.splitlines())}
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(each, id=each.path, marks=find_marks(each)) for each in MODULES if not each.refused_locally]
+)
+def test_a_module_trains_evaluates_and_exports(module: Module, results: Callable[[int], Any]) -> None:
+    ended = results(module.keras)[module.path]
+    assert ended["code"] == 0, ended["error"]
+    assert ended["summary"]["records_done"] == ended["records"]
+    assert set(ended["summary"]["metrics"]) > {"loss"}
+    assert ended["summary"]["export"]
+
+
+@pytest.mark.parametrize(
+    "module", [pytest.param(each, id=each.path, marks=find_marks(each)) for each in MODULES if each.refused_locally]
+)
+def test_what_needs_parameter_servers_says_so_under_strategy_local(
+    module: Module, results: Callable[[int], Any]
+) -> None:
+    ended = results(module.keras)[module.path]
+    assert ended["code"] == 2
+    assert module.refused_locally in ended["error"]
+
+
+def test_no_module_is_missing() -> None:
+    assert len(MODULES) == len({module.path for module in MODULES}) == 23
+    assert [module.path for module in MODULES if not (ZOO / module.path).is_file()] == []
+
+
+def test_the_migration_page_says_what_becomes_of_each() -> None:
+    text = (ROOT / "docs" / "migrating-from-elasticdl.md").read_text(encoding="utf-8")
+    assert [module.row for module in MODULES if f"\n{module.row}\n" not in text] == []
+    assert text.count(f"{len(MODULES)} of {len(MODULES)}") == 1
