@@ -101,7 +101,8 @@ def revoke_leases(
 def _records_begun(state: JobState, worker: str, kind: str, lease: Lease) -> int:
     """The records of a lost task that another worker evaluates or predicts again, in a job that does nothing else.
 
-    The master does not know how far the worker was: all records of the task that it was at count.
+    The master does not know how far the worker was: all records of the task that it was at count. If it has reported
+    steps, the user's code has their predictions and another one was in progress.
     """
     if kind == TRAINING or kind != state.settings.main_kind:
         return 0
@@ -109,7 +110,8 @@ def _records_begun(state: JobState, worker: str, kind: str, lease: Lease) -> int
     is_current = lease is state.worker_leases(worker)[0][1]
     if not is_current or (pod is not None and pod.building):
         return 0
-    return lease.record_range.end - lease.record_after_steps(lease.done_steps)
+    steps = lease.done_steps + 1 if lease.done_steps else lease.step_count
+    return lease.record_after_steps(steps) - lease.record_after_steps(lease.done_steps)
 
 
 def close_lease(state: JobState, worker: str, lease: int, now: float) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -14,10 +15,12 @@ from edl.core.evaluation import merge_metric_states
 from edl.core.events import (
     DatasetDescribed,
     EndJob,
+    LeaseProgress,
     LeaseReply,
     LeaseRequested,
     ModelDeclared,
     PodsSynced,
+    ProgressReported,
     TaskReported,
 )
 from edl.core.job import JobStateMachine
@@ -120,6 +123,20 @@ def test_the_ledger_of_an_only_evaluation_is_the_jobs_ledger_also_after_its_end(
         assert later.main_ledger is not None
         assert (later.main_ledger.done_records, later.main_ledger.total_records) == (done, 40)
         assert later.to_snapshot() == snapshot
+
+
+@pytest.mark.parametrize(("done", "repeated"), [(0, 16), (2, 4)])
+def test_a_processor_of_predictions_repeats_a_minibatch_at_most(done: int, repeated: int) -> None:
+    """Files of predictions are written when a task ends; a processor has what it was given before."""
+    job = EvaluatingJob()
+    job.settings = replace(job.settings, evaluate=False, predict=True)
+    job.restart()
+    job.see(DatasetDescribed(prediction=(("v", 40),)), alive(Role.WORKER, 0), PodsSynced(), ModelDeclared("worker-0"))
+    number = job.lease().lease
+    if done:
+        job.see(ProgressReported("worker-0", (LeaseProgress(number, done),)))
+    job.see(killed(Role.WORKER, 0))
+    assert job.state.counters.repeated == repeated
 
 
 def test_a_worker_that_was_lost_before_its_model_was_built_repeats_nothing() -> None:
