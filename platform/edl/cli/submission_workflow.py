@@ -367,10 +367,13 @@ def check_resumable(leftovers: JobObjects, spec: JobSpec, run: str) -> ResumeChe
     job = find_existing_job(leftovers)
     if job is None or job.status is None or run not in (LATEST_RUN, job.status.run):
         return ResumeCheck()
+    before = read_submitted_spec(leftovers, job.name)
+    if before is not None and before.task != "train" and run == LATEST_RUN:
+        # The newest run that trains is another one, which only the master sees.
+        return ResumeCheck()
     if job.phase == "Done":
         hint = f"To start a new run, use edl submit without --resume, after: edl delete {job.name}"
         raise BadInputError(f"run {job.status.run} is done; nothing was removed", where=job.name, hint=hint)
-    before = read_submitted_spec(leftovers, job.name)
     changes = () if before is None else check_spec_changes(job.status.run, before, spec)
     end = describe_nothing_to_do(job.status, spec)
     return ResumeCheck(tuple(map(format_change, changes)), (end,) if end else ())

@@ -100,6 +100,12 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
     marker = requested.job_dir / f"{requested.uid}.run"
     if marker.exists():
         return RunDirectory(requested.job_dir / str(read_json(marker)["run"]))
+    if spec.task != "train":
+        raise BadInputError(
+            f"only training is resumed, and the job's task is {spec.task}",
+            where=str(requested.job_dir),
+            hint="Submit it without a run to resume; model.weights names what it works with.",
+        )
     run = _find_run(requested)
     holder = f"edl-role of Job {requested.uid}"
     changed = tuple(map(format_change, check_resume_changes(run, spec)))
@@ -117,8 +123,8 @@ def _resume_run(requested: RequestedRun, spec: JobSpec) -> RunDirectory:
 
 
 def _find_run(requested: RequestedRun) -> RunDirectory:
-    # a failed submission leaves a spec and no journal
-    existing = [run for run in list_submitted_runs(requested.job_dir) if has_journal(run)]
+    # a failed submission leaves a spec and no journal, and a job that evaluated may have had the same name
+    existing = [run for run in list_submitted_runs(requested.job_dir) if has_journal(run) and _trains(run)]
     matching_runs = [run for run in existing if requested.run_id in (LATEST_RUN, run.run_id)]
     if not matching_runs:
         names = ", ".join(run.run_id for run in existing) or "none"
@@ -131,6 +137,10 @@ def _find_run(requested: RequestedRun) -> RunDirectory:
             f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts a new run."
         )
     return run
+
+
+def _trains(run: RunDirectory) -> bool:
+    return load_job_file(run.spec).task == "train"
 
 
 def _write_start(run: RunDirectory, spec: JobSpec, started: RunStarted) -> None:

@@ -431,6 +431,15 @@ def test_a_run_that_is_done_is_not_removed_for_nothing(cli: CliHarness) -> None:
     assert cli.cluster.objects == before
 
 
+def test_training_goes_on_after_an_evaluation_of_the_same_name(cli: CliHarness) -> None:
+    """What the cluster still has is the evaluation; the newest run that trains is on the volume."""
+    task = ["--set", "task=evaluate", "--set", "data={validation: /data/mnist/test}"]
+    publish_end(cli, "Done", given=task)
+    assert cli.submit("--dry-run=server", "--resume") == 0
+    assert not missing_keys(cli.out, "the newest run")
+    assert cli.submit("--dry-run=server", "--resume", RUN) == 2
+
+
 def test_which_run_goes_on_how_far_it_is_and_what_has_changed_is_told(cli: CliHarness) -> None:
     publish_end(cli, "Interrupted")
     start = RunStarted(RUN, TOLD.run_dir, resumed=True, changes=("workers.max was 4, is 3",), time=2.0)

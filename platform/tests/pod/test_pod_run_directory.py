@@ -121,6 +121,19 @@ def test_latest_is_resolved_once(tmp_path: Path) -> None:
     assert open_run(resumed, SPEC) == newest  # the same Job's next master: nothing is asked again
 
 
+def test_only_training_goes_on(tmp_path: Path) -> None:
+    """A job that evaluates may have the name of the one that trained; its runs are beside each other."""
+    trained = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
+    evaluation = replace(SPEC, task="evaluate", data=replace(SPEC.data, validation=("/data/test",)))
+    begun(open_run(RequestedRun(tmp_path, "uid-2"), evaluation))
+    assert open_run(RequestedRun(tmp_path, "uid-3", LATEST_RUN), SPEC) == trained
+    with pytest.raises(BadInputError, match="uid-2") as caught:
+        open_run(RequestedRun(tmp_path, "uid-4", "uid-2"), SPEC)
+    assert not missing_keys(caught.value.hint, "uid-1")
+    with pytest.raises(BadInputError, match="evaluate"):
+        open_run(RequestedRun(tmp_path, "uid-5", LATEST_RUN), evaluation)
+
+
 def test_latest_is_no_submission_whose_master_never_lived(tmp_path: Path) -> None:
     trained = begun(open_run(RequestedRun(tmp_path, "uid-1"), SPEC))
     open_run(RequestedRun(tmp_path, "uid-2"), SPEC)  # its master got no Lease
