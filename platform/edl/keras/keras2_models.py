@@ -677,7 +677,21 @@ def write_keras2_saved_model(model: Keras2Model, features: Any, parts: Any, path
     archive.add_endpoint("serve", lambda given: legacy(given, training=False), [features])
     if parts:
         archive.add_endpoint("serving_default", lambda *flat: legacy(whole(flat), training=False), parts)
-    archive.write_out(str(path))
+    with _no_prints():
+        archive.write_out(str(path))
+
+
+@contextmanager
+def _no_prints() -> Iterator[None]:
+    """Keras 2 prints what it has exported: on standard output, which may be JSON lines."""
+    utils: Any = importlib.import_module(_OWN_PACKAGE).utils
+    prints = utils.is_interactive_logging_enabled()
+    utils.disable_interactive_logging()
+    try:
+        yield
+    finally:
+        if prints:
+            utils.enable_interactive_logging()
 
 
 def write_keras2_file(model: Keras2Model, path: Path, *, weights_only: bool = False) -> None:

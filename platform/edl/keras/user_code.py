@@ -17,6 +17,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError, EdlError
 from edl.jobfile.elasticdl_imports import explain_missing_package
+from edl.jobfile.keras_version import uses_keras2
 
 _COLOUR_CODE = re.compile(r"\x1b\[[0-9;]*m")
 _GRAPH_ERROR_PREFIX = "Graph execution error:"
@@ -45,6 +46,18 @@ _REMEDIES = (
     ),
 )
 """Hints for errors of TensorFlow that do not name a layer."""
+_KERAS2_SIGNS = re.compile(
+    # DenseFeatures and other names that Keras 3 does not have
+    r"module '(keras\._tf_keras|tensorflow|tensorflow\.python)\.keras\b[\w.]*' has no attribute"
+    r"|cannot import name '\w+' from '(keras\._tf_keras|tensorflow|tensorflow\.python)\.keras\b"
+    r"|No module named '(tensorflow|tensorflow\.python)\.keras\b"
+    # functions of TensorFlow on symbolic tensors
+    r"|A KerasTensor cannot be used as input to a TensorFlow function"
+    # arguments in the order of Keras 2
+    r"|must be passed as a keyword argument\. Received: add_weight\("
+)
+"""Errors that models written for Keras 2 raise with Keras 3."""
+_KERAS2_REMEDY = "if it is written for Keras 2, set model.keras: 2 in the job file, or TF_USE_LEGACY_KERAS=1"
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
 StackFrames = list[traceback.FrameSummary]
@@ -113,6 +126,8 @@ _MISSING_MODULE = re.compile(r"No module named '(?P<package>\w+)[.']")
 
 
 def _find_remedy(text: str) -> str | None:
+    if _KERAS2_SIGNS.search(text) and not uses_keras2(None):
+        return _KERAS2_REMEDY
     if missing := _MISSING_MODULE.match(text):
         return explain_missing_package(missing["package"])
     for pattern, remedy in _REMEDIES:

@@ -200,7 +200,8 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             where=str(module.path),
             hint=(f"did you mean {close}? " if close else "")
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
-            "module's own file calls compile()",
+            "module's own file calls compile()"
+            + ("; CSV files need no feed if data.reader.label names the label's column" if "feed" in missing else ""),
         )
     check_misnamed(module)
     return names

@@ -219,7 +219,7 @@ def test_gradients_for_parameter_servers_are_those_of_keras_2(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_exports_are_the_users_model(tmp_path: Path, kind: str) -> None:
+def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)
     local = LocalModel(module, seed=SEED, sample=cut(features, slice(0, 2)))
@@ -228,6 +228,7 @@ def test_exports_are_the_users_model(tmp_path: Path, kind: str) -> None:
     exported = model_export.export_model(
         local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
     )
+    assert capsys.readouterr().out == ""
     part = cut(features, slice(0, 6))
     expected = local.model(part, training=False).numpy()
     saved = tf.saved_model.load(str(tmp_path / "saved"))

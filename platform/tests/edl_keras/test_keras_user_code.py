@@ -12,6 +12,7 @@ import pytest
 from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError, JobFailedError, StorageError
+from edl.jobfile.keras_version import LEGACY_VARIABLE
 from edl.keras.user_code import UserCodeError, user_code
 from edl.worker import task_loop
 
@@ -159,3 +160,26 @@ def test_a_missing_package_of_elasticdl_has_a_hint(tmp_path: Path, module: str, 
 def test_other_missing_packages_have_none(tmp_path: Path) -> None:
     for module in ("elasticdlx", "edl.recordio", "pandas"):
         assert raised(tmp_path, ModuleNotFoundError(f"No module named '{module}'")).hint is None
+
+
+KERAS2_SIGNS = (
+    "module 'keras._tf_keras.keras.layers' has no attribute 'DenseFeatures'",
+    "module 'tensorflow.keras.layers' has no attribute 'DenseFeatures'",
+    "module 'tensorflow.python.keras.layers' has no attribute 'BatchNormalization'",
+    "cannot import name 'DenseFeatures' from 'keras._tf_keras.keras.layers' (/a/b.py)",
+    "No module named 'tensorflow.keras.layers.experimental'",
+    "A KerasTensor cannot be used as input to a TensorFlow function. A KerasTensor is a symbolic placeholder",
+    "`name` must be passed as a keyword argument. Received: add_weight('kernel', ...).",
+)
+
+
+@pytest.mark.parametrize("text", KERAS2_SIGNS)
+def test_what_only_keras_2_has_points_to_it(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LEGACY_VARIABLE, raising=False)
+    assert "model.keras: 2" in (raised(tmp_path, ValueError(text)).hint or "")
+    monkeypatch.setenv(LEGACY_VARIABLE, "1")
+    assert raised(tmp_path, ValueError(text)).hint is None
+
+
+def test_a_misspelt_name_of_another_module_is_no_sign_of_keras_2(tmp_path: Path) -> None:
+    assert raised(tmp_path, AttributeError("module 'tensorflow' has no attribute 'reduce_man'")).hint is None

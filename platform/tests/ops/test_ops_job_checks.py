@@ -63,7 +63,8 @@ def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, witho
     )
     spec = load_job_file(tmp_path / "job.yaml")
     if without:
-        with pytest.raises(BadInputError, match="does not define 'feed'"):
+        with pytest.raises(BadInputError, match="does not define 'feed'") as raised:
             job_checks.check_job(spec)
+        assert "CSV files need no feed if data.reader.label names" in raised.value.hint
     else:
         assert job_checks.check_job(spec).training == (100,)
