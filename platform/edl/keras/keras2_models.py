@@ -365,6 +365,11 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
             twin.assign(tf.convert_to_tensor(variable))
 
 
+def name_class(model: Any) -> str:
+    """The name of the class of the user's model."""
+    return type(model.legacy if isinstance(model, Keras2Model) else model).__name__
+
+
 def assigned_handles(model: Any) -> tuple[Any, ...]:
     """Handles of variables that a call of the model assigns, and that are no state of it."""
     return tuple(each.handle for each in model.assigned_variables) if isinstance(model, Keras2Model) else ()
@@ -708,7 +713,8 @@ def find_undescribed(model: Keras2Model) -> str:
     try:
         importlib.import_module(f"{_OWN_PACKAGE}.saving").serialize_keras_object(model.legacy)
     except Exception as error:  # noqa: BLE001  a user's get_config may raise anything; the SavedModel needs none
-        return str(error)
+        # Keras 2 adds an example of many lines.
+        return " ".join(str(error).partition("Example:")[0].split())
     return ""
 
 

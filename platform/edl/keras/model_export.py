@@ -148,6 +148,9 @@ def warn_about_keras_file(model: Any) -> None:
 
     Unlike an export, this also makes the user's layers from their configs, as loading does; their code runs.
     """
+    if isinstance(model, Keras2Model):
+        _can_serialize_keras2(model)
+        return
     if not _can_serialize(model):
         return
     model_config = keras.saving.serialize_keras_object(model)
@@ -402,17 +405,21 @@ def _export_keras2_model(
 ) -> dict[str, Any]:
     with user_code(zoo, "export of the model"), _replacing_atomically(saved_model_path) as temporary_path:
         write_keras2_saved_model(model, features, named_component_specs(features), temporary_path)
-    reason = find_undescribed(model)
-    if reason:
-        _LOG.warning("no .keras file is exported, only the SavedModel: Keras 2 cannot describe the model: %s", reason)
-    else:
+    has_file = _can_serialize_keras2(model)
+    if has_file:
         with user_code(zoo, "export of the model"), _replacing_atomically(keras_path) as temporary_path:
             write_keras2_file(model, temporary_path)
     return {
-        "keras": None if reason else str(keras_path),
+        "keras": str(keras_path) if has_file else None,
         "saved_model": str(saved_model_path),
-        "loading": "" if reason else format_keras2_loading(keras_path, zoo),
+        "loading": format_keras2_loading(keras_path, zoo) if has_file else "",
     }
+
+
+def _can_serialize_keras2(model: Keras2Model) -> bool:
+    if reason := find_undescribed(model):
+        _LOG.warning("no .keras file is exported, only the SavedModel: Keras 2 cannot describe the model: %s", reason)
+    return not reason
 
 
 def export_keras_file(

@@ -312,6 +312,7 @@ class _JobCheck:
 
     def _check_local(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras import user_callbacks
+        from edl.keras.keras2_models import name_class
         from edl.keras.monitor_callbacks import check_monitors
         from edl.worker.local_strategy.local_model import LocalModel
 
@@ -328,7 +329,7 @@ class _JobCheck:
             check_monitors=check,
             make_params=params,
         )
-        yield f"model: {type(model.model).__name__}, {_describe_variables(model.variables.specs)}"
+        yield f"model: {name_class(model.model)}, {_describe_variables(model.variables.specs)}"
         if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
@@ -350,6 +351,7 @@ class _JobCheck:
 
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
+        from edl.keras.keras2_models import name_class
         from edl.keras.several_updates import build_replica
         from edl.keras.step_additivity import check_step_gradients
 
@@ -362,7 +364,7 @@ class _JobCheck:
             first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
         )
         declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
-        yield f"model: {type(replica.model).__name__}, {_describe_variables(replica.variables.specs)}"
+        yield f"model: {name_class(replica.model)}, {_describe_variables(replica.variables.specs)}"
         if first is None:
             yield "feed keeps none of the first records: no minibatch was tried"
             return
@@ -386,7 +388,9 @@ class _JobCheck:
 
 
 def _describe_network(network: KerasNetwork) -> str:
-    description = f"model: {type(network.model).__name__}, {_describe_variables(network.variables)}"
+    from edl.keras.keras2_models import name_class
+
+    description = f"model: {name_class(network.model)}, {_describe_variables(network.variables)}"
     tables = "".join(f"; on the parameter servers: {table}" for table in network.tables)
     return f"{description}{tables}; optimizer {type(network.keras_optimizer).__name__}"
 

@@ -423,6 +423,35 @@ def test_layers_of_edl_train_in_a_model_of_keras_2(tmp_path: Path) -> None:
     np.testing.assert_allclose(saved.serve(ids).numpy(), local.model(ids, training=False).numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["functional", "subclass"])
+def test_a_check_of_the_job_warns_of_the_keras_file_as_the_export_does(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    features, _ = draw_records(kind)
+    model = LocalModel(load(tmp_path, MODELS[kind]), seed=SEED, sample=cut(features, slice(0, 2))).model
+    model_export.warn_about_keras_file(model)
+    assert caplog.messages == []
+    assert keras2_models.name_class(model) == type(model.legacy).__name__
+
+
+def test_the_warning_of_the_keras_file_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = """
+class Scale(layers.Layer):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+    def call(self, x):
+        return self.scale(x)
+def custom_model():
+    return tf_keras.Sequential([layers.Input((4,)), Scale(lambda x: 2 * x), layers.Dense(1)])
+"""
+    model = load(tmp_path, source).make_model()
+    model_export.warn_about_keras_file(model)
+    (message,) = caplog.messages
+    assert missing_keys(message, "Keras 2 cannot describe the model", "Scale") == []
+    assert "\n" not in message
+
+
 @pytest.mark.parametrize("input_dim", [7, None], ids=["a table", "any id"])
 def test_rows_of_a_model_of_keras_2_are_on_parameter_servers(tmp_path: Path, input_dim: int | None) -> None:
     module = load(tmp_path, EDL_LAYER.replace("Embedding(3, 7,", f"Embedding(3, {input_dim},"))
