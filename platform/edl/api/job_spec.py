@@ -235,6 +235,13 @@ class MasterSpec:
         Mapping[str, JsonValue],
         Field("Parts of its pod, in the syntax of Kubernetes, merged in after pod.overrides; edl run ignores them."),
     ] = field(default_factory=dict)
+    log_pod: Annotated[
+        bool,
+        Field(
+            "A light pod PREFIX-JOB-master prints the master's log and ends with the job, for kubectl logs by a fixed "
+            "name; PREFIX is pod.name_prefix. It needs a volume. edl run ignores it."
+        ),
+    ] = False
     service_overrides: Annotated[
         Mapping[str, JsonValue],
         Field("Parts of the master's Service, in the syntax of Kubernetes, merged in last; edl run ignores them."),

@@ -203,7 +203,9 @@ def list_job_names(api: KubeClient) -> list[str]:
 
 def list_job_pods(api: KubeClient, job: str, role: Role | None = None) -> list[Manifest]:
     """The pods of a job: master, parameter servers, workers, each by index."""
-    found = api.list(PODS, labels=names.label_selector(job, role)).items
+    # One without a role is the pod of master.log_pod.
+    pods = api.list(PODS, labels=names.label_selector(job, role)).items
+    found = [pod for pod in pods if names.ROLE_LABEL in pod["metadata"].get("labels", {})]
     return sorted(found, key=_pod_order)
 
 

@@ -132,6 +132,7 @@ def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
         "export": ({"path": None}, None),
         "workers.oom_memory_factor": (1.0, 1.5),
         "log.loss_every_steps": (None, 100),
+        "master.log_pod": (False, True),
         "pod.name_prefix": ("edl", "elasticdl"),
         "pod.identity_labels.job": (None, "elasticdl-job-name"),
         "pod.identity_labels.role": (None, "elasticdl-replica-type"),

@@ -129,7 +129,10 @@ def _without(spec: JobSpec, path: str) -> JobSpec:
     if path == "workers.max":
         return replace(spec, workers=replace(spec.workers, min=spec.workers.max))
     found = getattr(spec, section)
-    value = ("train",) if path == "data.training" else field_defaults(type(found))[name]
+    # What a job needs for its task, and what is its default otherwise.
+    needed = {"data.training": ("train",), "data.validation": ("test",), "data.prediction": ("rows",)}
+    needed |= {"model.weights": "r1"} if spec.model.weights is None else {}
+    value = needed.get(path) or field_defaults(type(found))[name]
     return replace(spec, **{section: replace(found, **{name: value})})
 
 

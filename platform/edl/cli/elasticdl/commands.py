@@ -98,13 +98,14 @@ def _run_here(job_file: Path, line: CommandLine) -> int:
 
 def _submit(job_file: Path, line: CommandLine, job: TranslatedJob) -> int:
     from edl.cli.submit import submit
-    from edl.cluster.kubernetes.names import master_name
+    from edl.cluster.kubernetes.names import log_pod_name, master_name
 
     namespace = line.values["namespace"] if "namespace" in line.given else None
     code = _exit_code(lambda: submit(job_file, yes=True, namespace=namespace))
     if code == 0:
-        name = job.spec.name
-        print(f"ElasticDL job {name} was successfully submitted. The master pod is: {master_name(name)}.")
+        spec = job.spec
+        pod = log_pod_name(spec.name, spec.pod.name_prefix) if spec.master.log_pod else master_name(spec.name)
+        print(f"ElasticDL job {spec.name} was successfully submitted. The master pod is: {pod}.")
     return code
 
 

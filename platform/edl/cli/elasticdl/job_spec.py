@@ -468,6 +468,8 @@ class _Translator:
         volumes = self._read("volume", read_volumes)
         if volumes:
             self._put("volumes", volumes, "volume")
+            if self.is_on_cluster:
+                self._fields["master.log_pod"] = build_tree(True, "kubectl logs elasticdl-JOB-master")
         self._translate_variables()
         if self._is_used("image_pull_policy"):
             self._put("pod.image_pull_policy", self._values["image_pull_policy"], "image_pull_policy")

@@ -11,7 +11,12 @@ import math
 from edl.api.cluster_port import DEFAULT_OPTIONS, PodOptions, Role
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.pod_template import PodIdentity, apply_strategic_merge, render_pod_template
+from edl.cluster.kubernetes.pod_template import (
+    PodIdentity,
+    apply_strategic_merge,
+    render_log_pod_template,
+    render_pod_template,
+)
 from edl.cluster.kubernetes.resource_kinds import CONFIGMAPS, JOBS, PODS, SECRETS, SERVICES, Manifest, ResourceKind
 from edl.cluster.kubernetes.spec_validation import find_spec_problems
 from edl.jobfile.document_tree import SpecError, SpecProblem
@@ -79,6 +84,15 @@ def render_pod(
     if job_uid:
         controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
         pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
+    return _with_namespace(pod, namespace)
+
+
+def render_log_pod(spec: JobSpec, *, namespace: str, job_uid: str, run_dir: str, spec_uid: str = "") -> Manifest:
+    """The pod that prints the master's log, owned by the job's Job; see ``master.log_pod``."""
+    name = names.log_pod_name(spec.name, spec.pod.name_prefix)
+    pod = _make_object(PODS, name, render_log_pod_template(spec, run_dir))
+    controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
+    pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
     return _with_namespace(pod, namespace)
 
 

@@ -27,7 +27,7 @@ from edl.cluster.kubernetes.api_errors import (
     NotFoundError,
     RbacDeniedError,
 )
-from edl.cluster.kubernetes.job_manifests import owner_reference, render_pod
+from edl.cluster.kubernetes.job_manifests import owner_reference, render_log_pod, render_pod
 from edl.cluster.kubernetes.kube_cluster import KubeCluster
 from edl.cluster.kubernetes.lease_fence import LeaseCandidate, LeaseFence
 from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
@@ -224,7 +224,7 @@ class KubeMasterBackend:
         self, spec: JobSpec, pod_info: MasterPodInfo, make_client: Callable[[RateLimiter | None], KubeClient]
     ) -> None:
         owners = (owner_reference(pod_info.job, pod_info.job_uid),)
-        self._pod_info = pod_info
+        self._spec, self._pod_info = spec, pod_info
         self.durable = has_shared_storage(spec)
         self.fence = LeaseFence(make_client(None), LeaseCandidate(pod_info.job, pod_info.pod, pod_info.pod_uid, owners))
         # cluster and publisher send changes only while this master holds the Lease; a renewal must wait for neither
@@ -263,7 +263,7 @@ class KubeMasterBackend:
         if not self.fence.acquire(stopping.is_set, stopping.wait):
             return False
         # on a thread of its own: training must not wait for these requests
-        threading.Thread(target=self._adopt_objects, name="ownership", daemon=True).start()
+        threading.Thread(target=self._complete_objects, name="ownership", daemon=True).start()
         return True
 
     def conclude(self, *, failed: bool) -> int:
@@ -329,11 +329,30 @@ class KubeMasterBackend:
                 log.warning("a pod starts without a controller, so kubectl drain will need --force: %s", error)
         return self._spec_uid or ""
 
-    def _adopt_objects(self) -> None:
+    def _complete_objects(self) -> None:
         try:
             adopt_objects(self._api, self._pod_info.job, self._pod_info.job_uid)
         except Exception:  # training does not depend on it
             log.exception("the owner references of the job's objects could not be added")
+        if self._spec.master.log_pod:
+            self._create_log_pod()
+
+    def _create_log_pod(self) -> None:
+        pod_info = self._pod_info
+        pod = render_log_pod(
+            self._spec,
+            namespace=pod_info.namespace,
+            job_uid=pod_info.job_uid,
+            run_dir=pod_info.run_dir,
+            spec_uid=self._read_spec_uid(),
+        )
+        name = pod["metadata"]["name"]
+        try:
+            self._api.create(pod)
+        except ConflictError:
+            log.info("the pod %s exists already", name)
+        except Exception as error:  # noqa: BLE001  training does not depend on it
+            log.warning("the pod %s, which prints this log, could not be created: %s", name, error)
 
     def _delete_unowned_token(self, *, job_ended: bool) -> bool:
         pod_info = self._pod_info

@@ -43,6 +43,11 @@ def pod_name(job: str, role: Role, index: int, prefix: str = "edl") -> str:
     return f"{prefix}-{job}-{role}-{index}"
 
 
+def log_pod_name(job: str, prefix: str) -> str:
+    """Name of the pod that prints the master's log; ``prefix`` is ``pod.name_prefix``."""
+    return f"{prefix}-{job}-master"
+
+
 def spec_configmap(job: str) -> str:
     """Name of the ConfigMap with the JobSpec."""
     return f"edl-{job}-spec"

@@ -6,6 +6,7 @@ All roles have the same template, except for what only masters know and what onl
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -204,6 +205,56 @@ def render_pod_template(spec: JobSpec, identity: PodIdentity, options: PodOption
     labels = merged["metadata"].get("labels", {}) | _identity_labels(spec, identity, options)
     annotations = merged["metadata"].get("annotations", {})
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": merged["spec"]}
+
+
+LOG_POD_RESOURCES = {
+    "requests": {"cpu": "10m", "memory": "32Mi", DISK_RESOURCE: "1Mi"},
+    "limits": {"memory": "64Mi", DISK_RESOURCE: "16Mi"},
+}
+"""Of the pod that prints the master's log: Python without packages needs 12 MiB."""
+
+
+def render_log_pod_template(spec: JobSpec, run_dir: str) -> Manifest:
+    """Metadata and spec of the pod that prints the master's log: it reads the volume, and has no right on the cluster.
+
+    Without the label of a role, neither the master nor its Service takes it for one of the job's processes.
+    """
+    more = spec.pod.identity_labels
+    values = {more.job: spec.name, more.role: Role.MASTER.value, more.index: "0"}
+    further = {label: value for label, value in values.items() if label is not None}
+    files = [posixpath.join(run_dir, "logs", "master-0.log"), posixpath.join(run_dir, "status.json")]
+    pod_spec: Manifest = {
+        "restartPolicy": "Never",
+        "priorityClassName": spec.master.priority,
+        "serviceAccountName": spec.security.pod_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security_context(spec.security.run_as),
+        "containers": [
+            {
+                "name": "log",
+                "image": spec.image,
+                **({} if spec.pod.image_pull_policy is None else {"imagePullPolicy": spec.pod.image_pull_policy}),
+                "command": ["python3", "-P", "-m", "edl.pod.log_follower", *files],
+                "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+                "resources": LOG_POD_RESOURCES,
+                "securityContext": container_security_context(),
+                "volumeMounts": [{**_mount(volume, spec), "readOnly": True} for volume in shared_volumes(spec)],
+            }
+        ],
+        "volumes": [
+            {"name": name, **source}
+            for name, source in {
+                _volume_name(volume, spec): _volume_source(volume) for volume in shared_volumes(spec)
+            }.items()
+        ],
+        "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[Role.WORKER]),
+    }
+    metadata = {
+        "labels": {**spec.pod.labels, **further, **names.object_labels(spec.name)},
+        "annotations": {**spec.pod.annotations, SAFE_TO_EVICT_ANNOTATION: "true"},
+    }
+    return {"metadata": metadata, "spec": pod_spec | _optional_fields(spec)}
 
 
 def role_section(spec: JobSpec, role: Role) -> MasterSpec | ParameterServerSpec | WorkerSpec:

@@ -220,6 +220,7 @@ def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
         *_check_role_overrides(spec),
         *_check_service_overrides(spec.master.service_overrides),
         *_check_limits(spec),
+        *_check_log_pod(spec),
         *_check_token_use(spec),
         *_check_ttl(spec),
     ]
@@ -234,6 +235,13 @@ def _check_image(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.image is None:
         yield RuleViolation(
             "image", "is missing", "name the image that all roles run; edl zoo build makes one with your model"
+        )
+
+
+def _check_log_pod(spec: JobSpec) -> Iterator[RuleViolation]:
+    if spec.master.log_pod and not has_shared_storage(spec):
+        yield RuleViolation(
+            "master.log_pod", "found true, but the job has no volume to read the log from", _VOLUME_HINT
         )
 
 

@@ -209,7 +209,7 @@ def test_a_checkpoint_of_elasticdl_is_refused(
 def test_with_an_image_it_does_what_edl_submit_does(cli: CliHarness) -> None:
     assert elasticdl("train", *ON_CLUSTER) == 0
     out = cli.capsys.readouterr().out
-    assert "ElasticDL job mnist was successfully submitted. The master pod is: edl-mnist-master." in out
+    assert "ElasticDL job mnist was successfully submitted. The master pod is: elasticdl-mnist-master." in out
     assert load_job_file(".edl/elasticdl/mnist.yaml").image == "registry.example/mnist:1"
     (spec,) = [each for each in cli.cluster.objects_of_kind(CONFIGMAPS) if each["metadata"]["name"] == "edl-mnist-spec"]
     assert json.loads(spec["data"]["job.json"])["pod"]["name_prefix"] == "elasticdl"

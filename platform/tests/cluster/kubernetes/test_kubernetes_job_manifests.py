@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 
 from edl.api.cluster_port import PodOptions, Role
-from edl.api.job_spec import JobSpec, WorkerSpec
+from edl.api.job_spec import DataSpec, JobSpec, WorkerSpec
 from edl.api.pod_spec import (
     IdentityLabels,
     LimitSpec,
@@ -31,7 +31,7 @@ from edl.api.pod_spec import (
 )
 from edl.api.strategy import Strategy
 from edl.cluster.kubernetes import names
-from edl.cluster.kubernetes.job_manifests import render_job, render_master_pod, render_pod
+from edl.cluster.kubernetes.job_manifests import render_job, render_log_pod, render_master_pod, render_pod
 from edl.cluster.kubernetes.resource_kinds import Manifest, manifest_kind
 from edl.cluster.kubernetes.spec_validation import find_spec_problems, find_spec_warnings
 from edl.jobfile.document_tree import SpecError
@@ -379,6 +379,26 @@ def test_overrides_of_one_role_and_of_the_service() -> None:
     (found,) = (each for each in job_of(spec) if each["kind"] == "Service")
     assert (found["spec"]["type"], found["metadata"]["annotations"]) == ("NodePort", {"example.com/lb": "internal"})
     assert found["spec"]["selector"] == {"edl.dev/job": "mnist", "edl.dev/role": "master"}
+
+
+def test_the_log_pod_reads_the_volume_and_has_no_right() -> None:
+    spec = replace(MNIST, master=replace(MNIST.master, log_pod=True), pod=PodSpec(name_prefix="elasticdl"))
+    pod = render_log_pod(spec, namespace="team-a", job_uid="uid", run_dir="/data/r", spec_uid="config-uid")
+    assert list(violations(pod)) == []
+    assert pod["metadata"]["name"] == "elasticdl-mnist-master"
+    (only,) = pod["spec"]["containers"]
+    assert only["command"][-2:] == ["/data/r/logs/master-0.log", "/data/r/status.json"]
+    assert {mount["mountPath"] for mount in only["volumeMounts"] if mount["readOnly"]} == {
+        volume.mount for volume in spec.volumes
+    }
+    assert "token" not in json.dumps(pod["spec"]["volumes"])
+    assert pod["spec"]["automountServiceAccountToken"] is False
+    assert [(each["kind"], each["controller"]) for each in pod["metadata"]["ownerReferences"]] == [
+        ("Job", False),
+        ("ConfigMap", True),
+    ]
+    without = replace(spec, volumes=(), data=DataSpec(), export=None, storage=StorageSpec())
+    assert "master.log_pod" in [each.field_path for each in find_spec_problems(without)]
 
 
 def test_a_folder_of_a_claim_and_the_pull_policy() -> None:

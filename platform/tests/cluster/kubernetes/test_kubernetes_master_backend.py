@@ -14,8 +14,8 @@ from support.in_memory_cluster import InMemoryCluster
 
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError
-from edl.api.job_spec import JobSpec, ModelSpec
-from edl.api.pod_spec import StorageSpec
+from edl.api.job_spec import JobSpec, MasterSpec, ModelSpec
+from edl.api.pod_spec import PodSpec, StorageSpec
 from edl.cluster.kubernetes import master_backend, names
 from edl.cluster.kubernetes.api_client import JSON_PATCH, ResourceList
 from edl.cluster.kubernetes.api_errors import ForbiddenError, InvalidObjectError, NoResponseError
@@ -168,6 +168,25 @@ def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_timeouts")
+def test_the_log_pod_is_created_once_and_stays_with_the_job(server: MasterApiServer) -> None:
+    spec = replace(ON_A_VOLUME, master=MasterSpec(log_pod=True), pod=PodSpec(name_prefix="elasticdl"))
+    pod_info = MasterPodInfo.from_environment("digits", VARIABLES)
+    for _ in range(2):
+        backend = KubeMasterBackend(spec, pod_info, lambda pace: server)
+        assert backend.acquire(threading.Event())
+        for thread in threading.enumerate():
+            if thread.name == "ownership":
+                thread.join(10)
+        assert list(server.pods) == ["elasticdl-digits-master"]
+        assert backend.conclude(failed=False) == 0
+        backend.close()
+        backend.cluster.close()
+    assert list(server.pods) == ["elasticdl-digits-master"], "it ends by itself"
+    pod = server.stored(PODS, "elasticdl-digits-master")
+    assert [each["uid"] for each in pod["metadata"]["ownerReferences"]] == ["job-uid"]
+    assert names.ROLE_LABEL not in pod["metadata"]["labels"], "neither the Service nor a master takes it for a role"
+
+
 def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(
     server: MasterApiServer, backend: KubeMasterBackend
 ) -> None:
