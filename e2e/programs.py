@@ -20,7 +20,11 @@ class ProgramError(AssertionError):
 
 
 def call(
-    *command: str | Path, stdin: str | None = None, seconds: float = 120.0, env: dict[str, str] | None = None
+    *command: str | Path,
+    stdin: str | None = None,
+    seconds: float = 120.0,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Done:
     """Run a program to its end, whatever its exit code."""
     return subprocess.run(
@@ -31,6 +35,7 @@ def call(
         timeout=seconds,
         check=False,
         env={**os.environ, **(env or {})},
+        cwd=cwd,
     )
 
 
