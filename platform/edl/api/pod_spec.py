@@ -14,7 +14,9 @@ from edl.api.fields import PATH, Field, JsonValue, Quantity, TextForm
 
 _ABSOLUTE_PATH = TextForm("an absolute path", r"^/[\s\S]*$")
 _ACCOUNT = TextForm("the name of a ServiceAccount, such as edl-job-master", r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
-_SUB_PATH = TextForm("a relative path without .., such as datasets/mnist", r"^(?!\.\.(/|$))[^/][\s\S]*$")
+# Parts that are neither . nor .., without a lookahead: Helm checks values with Go's regular expressions.
+_PATH_PART = r"(\.?[^/.][^/]*|\.\.[^/]+)"
+_SUB_PATH = TextForm("a relative path without .., such as datasets/mnist", rf"^{_PATH_PART}(/{_PATH_PART})*$")
 _SECRET_KEY = TextForm("a key of a Secret: letters, digits, -, _ and .", r"^[-._a-zA-Z0-9]{1,253}$")
 
 # What Kubernetes takes as names of objects and labels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -73,3 +74,31 @@ def _properties(schema: Any) -> list[tuple[str, dict[str, Any]]]:
     own = list(schema.get("properties", {}).items())
     inner = [value for name, value in schema.items() if name not in ("properties", "default")]
     return [*own, *_properties([field for _, field in own]), *_properties(inner)]
+
+
+def test_patterns_are_those_of_every_regular_expression_engine() -> None:
+    """Helm checks values with Go's, which knows neither lookahead nor lookbehind nor references."""
+    patterns = re.findall(r'"pattern": "(.*)"', read_published_schema(JOB_SCHEMA))
+    assert len(patterns) > 10
+    assert [each for each in patterns if re.search(r"\(\?[^:]|\\\\[1-9]", each)] == []
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.c", ".a/..b/..."])
+def test_a_folder_of_a_claim(path: str) -> None:
+    validator = Draft202012Validator(json.loads(read_published_schema(JOB_SCHEMA)))
+    assert not list(validator.iter_errors(job_with_sub_path(path)))
+
+
+@pytest.mark.parametrize("path", ["..", "a/..", "/a", "a/../b", ".", ""])
+def test_a_folder_outside_of_a_claim(path: str) -> None:
+    validator = Draft202012Validator(json.loads(read_published_schema(JOB_SCHEMA)))
+    assert [list(error.path)[-1] for error in validator.iter_errors(job_with_sub_path(path))] == ["sub_path"]
+
+
+def job_with_sub_path(path: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "edl.dev/v1",
+        "name": "a",
+        "model": {"definition": "m.f"},
+        "volumes": [{"mount": "/data", "claim": "c", "sub_path": path}],
+    }
