@@ -45,9 +45,17 @@ LARGE = ("cifar10_mobilenet_v2", "resnet50")
 """Tracing a step of these takes longer than all others together take."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in LARGE else name for name in MODELS]
-)
+IN_EVERY_RUN = ("census_wide_and_deep", "cifar10_functional", "dcn", "text")
+"""One of each kind of data; the others are repetitions."""
+
+
+def _mark(name: str) -> pytest.MarkDecorator | tuple[()]:
+    if name in LARGE:
+        return pytest.mark.thorough
+    return () if name in IN_EVERY_RUN else pytest.mark.repetition
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=_mark(name)) for name in MODELS])
 def test_a_model_of_the_zoo_learns(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
