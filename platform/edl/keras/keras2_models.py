@@ -191,6 +191,15 @@ class _Instance:
         forward = tf.function(lambda given: self.model(given, training=True), autograph=False)
         handles = {handle for _, handle in find_written_variables(forward.get_concrete_function(specs).graph)}
         self.written = frozenset(at for at, variable in enumerate(self.others) if id(variable.handle) in handles)
+        for variable in self.trained:
+            if id(variable.handle) in handles:
+                raise BadInputError(
+                    f"the model of Keras 2 writes its trained variable '{variable.name.split(':')[0]}' itself, as "
+                    "SpectralNormalization does, which EDL would ignore",
+                    where="the model",
+                    hint="write the model for Keras 3 (keras instead of tf.keras, without model.keras: 2) and train "
+                    "with strategy: {name: Local}",
+                )
 
 
 class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -268,6 +277,7 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
             dtype=tf.as_dtype(variable.dtype).name,
             trainable=trainable,
             initializer=lambda shape, dtype: tf.cast(tf.convert_to_tensor(variable), dtype),
+            constraint=_to_keras3_constraint(getattr(variable, "constraint", None)) if trainable else None,
         )
 
     def build(self, input_shape: Any = None) -> None:
@@ -307,14 +317,11 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
 
             def grad(*upstream: Any, variables: Sequence[Any] = ()) -> Any:
                 count = len(flat) + len(losses)
+                # As Keras 2 has them: None for a variable that the loss does not use, rows of an embedding.
                 gradients = tape.gradient(
-                    [*flat, *losses],
-                    [*instance.trained, *more],
-                    output_gradients=list(upstream[:count]),
-                    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+                    [*flat, *losses], [*instance.trained, *more], output_gradients=list(upstream[:count])
                 )
-                # Of an embedding, the gradient has the rows that were looked up.
-                return [tf.convert_to_tensor(each) for each in gradients], [None] * len(variables)
+                return gradients, [None] * len(variables)
 
             return [*flat, *losses, *changed], grad
 
@@ -346,6 +353,14 @@ class Keras2Model(keras.Model):  # type: ignore[misc]  # Keras has no types
             with tf.init_scope(), keras.StatelessScope(initialize_variables=False):
                 self._copy = _Instance(self._make_again())
                 self._copy.bind(self._sample_holder.features)
+            own = {id(variable) for variable in (*self._own.trained, *self._own.others)}
+            if any(id(variable) in own for variable in (*self._copy.trained, *self._copy.others)):
+                raise BadInputError(
+                    "the model function returned a model of Keras 2 that shares variables with its first one, so a "
+                    "copy cannot be evaluated while the model trains",
+                    where="the model",
+                    hint="make all layers inside the function, or set evaluation.max_workers: 0",
+                )
         return self._copy
 
     def assign_legacy(self) -> Any:
@@ -373,6 +388,20 @@ def name_class(model: Any) -> str:
 def assigned_handles(model: Any) -> tuple[Any, ...]:
     """Handles of variables that a call of the model assigns, and that are no state of it."""
     return tuple(each.handle for each in model.assigned_variables) if isinstance(model, Keras2Model) else ()
+
+
+def refuse_overlap(model: Any) -> None:
+    """Refuse ``strategy.overlap`` for a model whose ids are found by calling it, while another thread trains it.
+
+    Raises:
+        BadInputError: it is a model of Keras 2 with layers of ``edl.layers``.
+    """
+    if isinstance(model, Keras2Model) and model.edl_layers:
+        raise BadInputError(
+            "found true, but a model of Keras 2 with layers of edl.layers makes one step at a time",
+            where="strategy.overlap",
+            hint="leave it out",
+        )
 
 
 def warn_of_dense_embeddings(model: Any, least_bytes: int) -> None:
@@ -501,14 +530,46 @@ def to_keras3_optimizer(optimizer: Any) -> Any:
             hint="use a schedule: learning_rate=keras.optimizers.schedules.InverseTimeDecay(...)",
         )
     config = {key: value for key, value in config.items() if key not in unused}
-    schedule = getattr(optimizer, "_learning_rate", None)
+    # Those of tf_keras.optimizers.legacy keep it among their hyperparameters.
+    schedule = getattr(optimizer, "_learning_rate", None) or getattr(optimizer, "_hyper", {}).get("learning_rate")
     if "learning_rate" in config:
         config["learning_rate"] = _to_keras3_schedule(schedule, config["learning_rate"])
-    return kind(**config)
+    converted = _make_counterpart("optimizer", optimizer, lambda: kind(**config))
+    if getattr(optimizer, "_exclude_from_weight_decay", None):
+        raise BadInputError(
+            f"exclude_from_weight_decay(var_list=...) of {name} is not known for a model of Keras 2",
+            hint="use var_names=[...]",
+        )
+    if names := getattr(optimizer, "_exclude_from_weight_decay_names", None):
+        # A variable of Keras 3 has points in its name.
+        converted.exclude_from_weight_decay(var_names=[each.replace("/", ".") for each in names])
+    return converted
+
+
+def _make_counterpart(role: str, value: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; an argument that Keras 3 does not have is an error that names the class."""
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise _no_counterpart(role, value) from error
+
+
+def _to_keras3_constraint(constraint: Any) -> Any:
+    if constraint is None:
+        return None
+    kind = getattr(keras.constraints, type(constraint).__name__, None)
+    if not _is_builtin(constraint) or kind is None:
+        raise _no_counterpart("constraint", constraint)
+    return _make_counterpart("constraint", constraint, lambda: kind(**constraint.get_config()))
 
 
 def _to_keras3_schedule(schedule: Any, value: Any) -> Any:
     if not isinstance(value, Mapping):
+        if callable(schedule) and not isinstance(schedule, tf.Variable):
+            raise BadInputError(
+                "the learning rate of the optimizer is a function, of which Keras 2 keeps only its first value",
+                hint="use a schedule (tf.keras.optimizers.schedules), or a LearningRateScheduler among the callbacks",
+            )
         return float(value)
     kind = getattr(keras.optimizers.schedules, type(schedule).__name__, None)
     if _is_builtin(schedule) and kind is not None:
@@ -543,10 +604,11 @@ def to_keras3_loss(loss: Any) -> Any:
     kind = getattr(keras.losses, type(loss).__name__, None)
     if not _is_builtin(loss) or kind is None:
         raise _no_counterpart("loss", loss)
-    config = {**loss.get_config()}
+    # Its function is that of the class.
+    config = {key: value for key, value in loss.get_config().items() if key != "fn"}
     if config.get("reduction") == "auto":
         config["reduction"] = "sum_over_batch_size"
-    return kind(**config)
+    return _make_counterpart("loss", loss, lambda: kind(**config))
 
 
 def to_keras3_metrics(metrics: Any) -> Any:
@@ -560,7 +622,9 @@ def to_keras3_metrics(metrics: Any) -> Any:
     kind = getattr(keras.metrics, type(metrics).__name__, None)
     if not _is_builtin(metrics) or kind is None:
         raise _no_counterpart("metric", metrics)
-    return kind.from_config(metrics.get_config())
+    if kind is keras.metrics.MeanMetricWrapper:
+        return kind(metrics._fn, name=metrics.name, **metrics._fn_kwargs)
+    return _make_counterpart("metric", metrics, lambda: kind.from_config(metrics.get_config()))
 
 
 _CALLBACK_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
@@ -605,7 +669,9 @@ def _to_keras3_callback(callback: Any) -> Any:
             compares = getattr(callback.monitor_op, "__name__", "")
             arguments["mode"] = "max" if compares == "greater" else "min"
         return getattr(keras.callbacks, name)(**arguments)
-    if _is_builtin(callback):
+    # A class derived from another callback than the base would lose what that one does.
+    bases = [base.__name__ for base in type(callback).__mro__ if base.__module__.split(".")[0] == _OWN_PACKAGE]
+    if _is_builtin(callback) or bases != ["Callback"]:
         raise _no_counterpart("callback", callback)
     return _forwarding_class(type(callback))(callback)
 

@@ -261,8 +261,9 @@ class ModelReplica(ReplicaState):
             return loss, loss
         if len(own) > len(regularized_variables(self._trained)):
             raise BadInputError(
-                "the loss is a sum over records, but a layer adds a loss of its own (add_loss or an "
-                "activity_regularizer): EDL cannot combine those of several workers",
+                "the loss is a sum over records, but a layer adds a loss of its own (add_loss, an "
+                "activity_regularizer, or in a model of Keras 2 any regularizer): EDL cannot combine those of "
+                "several workers",
                 where=MODEL_LOCATION,
                 hint="return one value per record from loss(), or add the term there",
             )

@@ -15,6 +15,7 @@ from edl.api.strategy import Strategy
 from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import model_export, user_callbacks
+from edl.keras.keras2_models import refuse_overlap
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
@@ -94,6 +95,8 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         else b""
     )
     runtime.session.register(ready=True, callbacks=declared_callbacks)
+    if runtime.spec.strategy.overlap:
+        refuse_overlap(network.model)
     trainer = Trainer(
         network,
         JobLearningRate(

@@ -476,3 +476,145 @@ def test_rows_of_a_model_of_keras_2_are_on_parameter_servers(tmp_path: Path, inp
     np.testing.assert_allclose(step.flat_gradients[at["kernel"]], kernel_gradient.ravel(), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(step.flat_gradients[at["bias"]], bias_gradient.ravel(), rtol=1e-4, atol=1e-6)
     network.evaluate(network.initial_values(), {name: (unique, rows)}, ids, labels)
+
+
+LOSSES = (
+    "BinaryCrossentropy",
+    "BinaryFocalCrossentropy",
+    "CategoricalCrossentropy",
+    "CosineSimilarity",
+    "Hinge",
+    "Huber",
+    "KLDivergence",
+    "LogCosh",
+    "MeanAbsoluteError",
+    "MeanAbsolutePercentageError",
+    "MeanSquaredError",
+    "MeanSquaredLogarithmicError",
+    "Poisson",
+    "SparseCategoricalCrossentropy",
+    "SquaredHinge",
+)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_compute_the_same(name: str) -> None:
+    labels = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)
+    scores = np.array([[0.2, 0.8], [0.4, 0.6]], np.float32)
+    if name.startswith("Sparse"):
+        labels = np.array([1, 0], np.float32)
+    options = {"label_smoothing": 0.1} if name in ("BinaryCrossentropy", "CategoricalCrossentropy") else {}
+    legacy = getattr(tf_keras.losses, name)(**options)
+    converted = keras2_models.to_keras3_loss(legacy)
+    assert type(converted) is getattr(keras.losses, name)
+    assert float(converted(labels, scores)) == pytest.approx(float(legacy(labels, scores)), rel=1e-5)
+    by_class = keras2_models.to_keras3_loss({"out": getattr(tf_keras.losses, name)})
+    assert type(by_class["out"]) is type(converted)
+
+
+def test_a_metric_of_a_function_is_that_of_the_function() -> None:
+    own = tf_keras.metrics.MeanMetricWrapper(lambda labels, scores: tf.abs(labels - scores), name="own")
+    (converted,) = keras2_models.to_keras3_metrics([own])
+    converted.update_state(np.zeros(4, np.float32), np.full(4, 0.5, np.float32))
+    assert (converted.name, float(converted.result())) == ("own", 0.5)
+
+
+CONSTRAINED = """
+def custom_model():
+    return tf_keras.Sequential([layers.Input((4,)), layers.Dense(1, kernel_constraint=tf_keras.constraints.NonNeg())])
+def optimizer(): return tf_keras.optimizers.SGD(0.5)
+"""
+
+
+def test_constraints_are_kept(tmp_path: Path) -> None:
+    module = load(tmp_path, CONSTRAINED)
+    features, labels = next(batches("functional"))
+    local = LocalModel(module, seed=SEED, sample=features)
+    for _ in range(3):
+        local.train(features, labels, None, keep_if_not_finite=False)
+    (kernel,) = (v.numpy() for v in local.model.trainable_variables if "kernel" in v.name)
+    assert kernel.min() >= 0
+    assert kernel.max() > 0 or (kernel == 0).all()
+    with pytest.raises(BadInputError, match="NonNeg"):
+        KerasNetwork.build(
+            module, seed=SEED, embedding_threshold=1, ps_of_variable=lambda name: 0, ps_count=1, sample=features
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+def test_a_variable_that_the_loss_does_not_use_stays(tmp_path: Path) -> None:
+    source = """
+class custom_model(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = layers.Dense(1), layers.Dense(1)
+    def call(self, x):
+        self.unused(x)
+        return self.used(x)
+def optimizer(): return tf_keras.optimizers.AdamW(0.01, weight_decay=0.1)
+"""
+    module = load(tmp_path, source)
+    features, labels = next(batches("functional"))
+    local = LocalModel(module, seed=SEED, sample=features)
+    kernels = [v for v in local.model.trainable_variables if "kernel" in v.name]
+    before = [kernel.numpy() for kernel in kernels]
+    local.train(features, labels, None, keep_if_not_finite=False)
+    changed = [bool(np.abs(kernel.numpy() - old).max() > 0) for kernel, old in zip(kernels, before, strict=True)]
+    assert changed == [True, False], "neither trained nor decayed, as in Keras 2"
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        (
+            "def custom_model():\n    given = layers.Input((4,))\n    return tf_keras.Model(given, "
+            "layers.SpectralNormalization(layers.Dense(3))(given))\n",
+            ("SpectralNormalization", "kernel"),
+        ),
+        (
+            FUNCTIONAL + "class Own(tf_keras.callbacks.EarlyStopping): pass\ndef callbacks(): return [Own('loss')]\n",
+            ("callback", "Own"),
+        ),
+    ],
+    ids=["written", "callback"],
+)
+def test_what_would_be_lost_is_refused(tmp_path: Path, source: str, keys: tuple[str, ...]) -> None:
+    module = load(tmp_path, source)
+    with pytest.raises(BadInputError) as refused:
+        _ = module.make_model() if module.callbacks is None else module.callbacks()
+    assert not missing_keys(refused.value.message, *keys)
+
+
+def test_legacy_optimizers_keep_their_schedule_and_what_does_not_decay() -> None:
+    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+    legacy = keras2_models.to_keras3_optimizer(tf_keras.optimizers.legacy.Adam(schedule))
+    with pytest.raises(BadInputError, match="function"):
+        keras2_models.to_keras3_optimizer(tf_keras.optimizers.legacy.SGD(lambda: 0.1))
+    assert isinstance(legacy._learning_rate, keras.optimizers.schedules.ExponentialDecay)
+    decaying = tf_keras.optimizers.AdamW(0.1, weight_decay=0.1)
+    decaying.exclude_from_weight_decay(var_names=["bias"])
+    converted = keras2_models.to_keras3_optimizer(decaying)
+    for name, decays in (("dense.bias", False), ("dense.kernel", True)):
+        assert converted._use_weight_decay(keras.Variable(np.zeros(1, np.float32), name=name)) is decays
+    excluded = tf_keras.optimizers.AdamW(0.1)
+    excluded.exclude_from_weight_decay(var_list=[tf.Variable(0.0)])
+    with pytest.raises(BadInputError, match="var_list"):
+        keras2_models.to_keras3_optimizer(excluded)
+
+
+def test_a_large_embedding_is_refused_under_all_reduce_as_one_of_keras_3(tmp_path: Path) -> None:
+    module = load(tmp_path, MASKED.replace("layers.GRU(4)", "layers.GlobalAveragePooling1D()"))
+    ids, labels = next(batches("masked"))
+    replica = ModelReplica(module, seed=SEED, rank_seed=0, sample=ids, max_dense_gradient=8)
+    with pytest.raises(BadInputError, match="max_dense_gradient"):
+        replica.compute(ids, labels)
+
+
+def test_models_that_share_variables_have_no_copy(tmp_path: Path) -> None:
+    source = """
+MODEL = tf_keras.Sequential([layers.Input((4,)), layers.Dense(1)])
+def custom_model(): return MODEL
+"""
+    local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.zeros((2, 4), np.float32))
+    with pytest.raises(BadInputError, match="shares variables"):
+        local.make_copy_evaluator().check(np.zeros((2, 4), np.float32))
