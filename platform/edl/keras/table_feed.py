@@ -80,9 +80,12 @@ def _make_parser(columns: Sequence[str], label: str, inputs: Mapping[str, TableI
             hint=f"name inputs like columns ({', '.join(features)}), or define feed(dataset, mode, metadata)",
         )
 
+    whole = next((each.dtype for each in inputs.values()), tf.float32)
+
+    # No annotation inside: TensorFlow cannot transform it.
     def parse(row: Any) -> Any:
         if not named:
-            found: Any = tf.strings.to_number(tf.gather(row, [places[name] for name in features]), tf.float32)
+            found = _to_type(tf.gather(row, [places[name] for name in features]), whole)
         else:
             found = {name: _convert_cell(row[places[name]], inputs[name]) for name in named}
             found = found if len(inputs) > 1 else found[named[0]]
@@ -93,8 +96,12 @@ def _make_parser(columns: Sequence[str], label: str, inputs: Mapping[str, TableI
 
 
 def _convert_cell(cell: Any, wanted: TableInput) -> Any:
-    value = cell
-    if wanted.dtype != tf.string:
-        number = tf.strings.to_number(cell, tf.int64 if wanted.dtype.is_integer else tf.float32)
-        value = tf.cast(number, wanted.dtype)
-    return tf.reshape(value, wanted.shape)
+    return tf.reshape(_to_type(cell, wanted.dtype), wanted.shape)
+
+
+def _to_type(cells: Any, dtype: Any) -> Any:
+    """Cells as values of a type; whole numbers and float64 keep all their digits."""
+    if dtype == tf.string:
+        return cells
+    parsed = tf.int64 if dtype.is_integer else tf.float64 if dtype == tf.float64 else tf.float32
+    return tf.cast(tf.strings.to_number(cells, parsed), dtype)

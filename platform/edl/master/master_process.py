@@ -55,6 +55,7 @@ from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.log_level import set_printed_level
 from edl.jobfile.quantities import format_size
 from edl.jobfile.strategy_choice import count_parameter_servers, uses_all_reduce
 from edl.jobfile.zoo_lookup import find_model_function
@@ -242,7 +243,7 @@ def main() -> int:
     try:
         identity = ProcessIdentity.from_environment()
         spec = _load_spec(RunDirectory(identity.run_dir))
-        logging.getLogger().setLevel(spec.log.level.upper())
+        set_printed_level(spec.log.level)
         return serve_job(identity, spec, choose_backend(spec, identity, os.environ), stopping, stop_wanted)
     except EdlError as error:
         log.error("%s", error)

@@ -1,4 +1,4 @@
-"""``python -m edl.pod.log_follower LOG STATUS``: prints a log while it grows, and ends when the job has ended.
+"""``python -m edl.pod.log_follower LOG STATUS SINCE``: prints a log while it grows, and ends when the job has ended.
 
 It is the program of the pod that ``master.log_pod`` asks for. The log is the copy on the volume of what the master's
 container prints, so the pod needs no right on the cluster. It exits with 0 if the job is done, with 1 if it has failed
@@ -28,10 +28,11 @@ class LogFollower:
         log: the file, which may not exist yet.
         status: the run's ``status.json``.
         output: what has been read is written here and flushed.
+        since: unix seconds. An older status is of the run before it was resumed, and says nothing of its end.
     """
 
-    def __init__(self, log: Path, status: Path, output: BinaryIO) -> None:
-        self._log, self._status, self._output = log, status, output
+    def __init__(self, log: Path, status: Path, output: BinaryIO, since: float = 0.0) -> None:
+        self._log, self._status, self._output, self._since = log, status, output, since
         self._position = 0
 
     def run(self, wait: Callable[[float], object] = time.sleep) -> int:
@@ -62,16 +63,17 @@ class LogFollower:
 
     def _read_end(self) -> int | None:
         try:
-            phase = json.loads(self._status.read_bytes()).get("phase")
-        except (OSError, ValueError, AttributeError):
+            status = json.loads(self._status.read_bytes())
+            is_new, phase = float(status["updated"]) >= self._since, status["phase"]
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        return _ENDED.get(phase)
+        return _ENDED.get(phase) if is_new else None
 
 
-def main(log: str, status: str) -> int:
+def main(log: str, status: str, since: str) -> int:
     """Follow a log on standard output."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    return LogFollower(Path(log), Path(status), sys.stdout.buffer).run()
+    return LogFollower(Path(log), Path(status), sys.stdout.buffer, float(since)).run()
 
 
 if __name__ == "__main__":

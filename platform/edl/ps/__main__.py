@@ -7,6 +7,7 @@ import sys
 
 from edl.api.errors import EdlError
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.log_level import set_printed_level
 from edl.ps.server_process import run_server, stop_on_signals
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
@@ -21,7 +22,7 @@ def main() -> int:
     try:
         identity = ProcessIdentity.from_environment()
         spec = load_job_file(identity.run_dir / "spec.json")
-        logging.getLogger().setLevel(spec.log.level.upper())
+        set_printed_level(spec.log.level)
         run_server(identity, spec, stopping)
     except EdlError as error:
         logging.getLogger("edl.ps").error("%s", error)

@@ -6,7 +6,6 @@ The main thread imports TensorFlow while another thread imports gRPC and connect
 from __future__ import annotations
 
 import fcntl
-import logging
 import math
 import os
 import threading
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.log_level import set_printed_level
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
@@ -110,7 +110,7 @@ def run_worker(identity: ProcessIdentity, shutdown: GracefulShutdown) -> int:
     choose_keras(load_job_file(identity.run_dir / "spec.json").model)
     import_tensorflow()
     runtime = runtime_future.result()
-    logging.getLogger().setLevel(runtime.spec.log.level.upper())
+    set_printed_level(runtime.spec.log.level)
     workers = runtime.spec.workers
     if identity.pod_host is None:
         set_thread_counts(workers=workers.max)

@@ -62,6 +62,16 @@ def test_a_model_with_one_other_input_gets_a_vector(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2]])
 
 
+def test_whole_numbers_keep_their_digits(tmp_path: Path) -> None:
+    text = HEAD + (
+        "def custom_model():\n    given = keras.Input((2,), dtype='int64')\n"
+        "    return keras.Model(given, keras.layers.Embedding(3, 2)(given))\n"
+    )
+    feed = feed_of(tmp_path, text, columns=("age", "wealth", "rich"))
+    made = minibatch(feed, [["16777217", "9007199254740993", "1"]])
+    assert made.features.numpy().tolist() == [[16777217, 9007199254740993]]
+
+
 def test_predictions_need_no_label(tmp_path: Path) -> None:
     made = minibatch(feed_of(tmp_path, NAMED, "prediction", COLUMNS[:3]), [row[:3] for row in ROWS])
     np.testing.assert_array_equal(made.features["age"], [[31], [9]])

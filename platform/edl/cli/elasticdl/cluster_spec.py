@@ -179,7 +179,7 @@ def _run_file(path: Path, source: str) -> ModuleType:
     sys.modules.setdefault(path.stem, module)  # dataclasses and pickle look modules up
     try:
         exec(code, module.__dict__)  # noqa: S102  the user's own file, named for this on the command line
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _user_error(error, path, source, "running the file") from error
     return module
 
@@ -194,7 +194,7 @@ def _call(function: Callable[[Any], Any], manifest: Manifest, kind: str, path: P
     plain = api.sanitize_for_serialization(value)
     try:
         result = function(value)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _user_error(error, path, source, f"{getattr(function, '__name__', 'it')}()") from error
     if type(result) is not type(value):
         name = getattr(function, "__name__", "it")
@@ -208,7 +208,7 @@ def _call(function: Callable[[Any], Any], manifest: Manifest, kind: str, path: P
     return patched
 
 
-def _user_error(error: Exception, path: Path, source: str, where: str) -> BadInputError:
+def _user_error(error: BaseException, path: Path, source: str, where: str) -> BadInputError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     place = f"{path}:{lines[-1]}" if lines else str(path)
     return BadInputError(f"{where} raised {type(error).__name__}: {error}", where=f"{source}: {place}")
@@ -246,6 +246,8 @@ def read_cluster_json(text: str, source: str) -> ClusterSpec:
         for part in section:
             if name != "service_spec" and part not in _POD_PARTS:
                 raise BadInputError(f"{name} has no part {part!r}{_near(part, _POD_PARTS)}", where=source)
+            if name != "service_spec":
+                _check_part(section[part], part, f"{source}: {name}.{part}")
 
     def patch_pod(pod: Manifest, role: Role) -> Manifest:
         for name, section in document.items():
@@ -257,6 +259,15 @@ def read_cluster_json(text: str, source: str) -> ClusterSpec:
         return {**service, "spec": {**service["spec"], **document["service_spec"]}}
 
     return ClusterSpec(source, patch_pod, patch_service if "service_spec" in document else None)
+
+
+def _check_part(value: Any, part: str, where: str) -> None:
+    if part in ("labels", "annotations", "affinity"):
+        fits, wanted = isinstance(value, dict), "a mapping"
+    else:
+        fits, wanted = isinstance(value, list) and all(isinstance(each, dict) for each in value), "a list of mappings"
+    if not fits:
+        raise BadInputError(f"found {value!r}, must be {wanted}", where=where)
 
 
 def _add_parts(pod: Manifest, section: Mapping[str, Any]) -> None:

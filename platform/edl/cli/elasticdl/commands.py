@@ -77,6 +77,7 @@ def _write_job_file(path: Path, job: TranslatedJob) -> None:
     try:
         # flags may have secrets (--envs), and job files of command lines are nobody else's
         path.parent.mkdir(mode=0o700 if path.parent == JOB_FILES else 0o777, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
         path.write_text(job_file_text(job.document), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"the job file cannot be written: {error.strerror}", where=str(path)) from error

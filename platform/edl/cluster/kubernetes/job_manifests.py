@@ -87,10 +87,12 @@ def render_pod(
     return _with_namespace(pod, namespace)
 
 
-def render_log_pod(spec: JobSpec, *, namespace: str, job_uid: str, run_dir: str, spec_uid: str = "") -> Manifest:
+def render_log_pod(
+    spec: JobSpec, *, namespace: str, job_uid: str, run_dir: str, since: float, spec_uid: str = ""
+) -> Manifest:
     """The pod that prints the master's log, owned by the job's Job; see ``master.log_pod``."""
     name = names.log_pod_name(spec.name, spec.pod.name_prefix)
-    pod = _make_object(PODS, name, render_log_pod_template(spec, run_dir))
+    pod = _make_object(PODS, name, render_log_pod_template(spec, run_dir, since))
     controllers = [controller_reference(spec.name, spec_uid)] if spec_uid else []
     pod["metadata"]["ownerReferences"] = [owner_reference(spec.name, job_uid), *controllers]
     return _with_namespace(pod, namespace)

@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import (
     CONFIGMAPS,
     JOBS,
+    PODS,
     SECRETS,
     SERVICES,
     Manifest,
@@ -344,15 +346,35 @@ class KubeMasterBackend:
             namespace=pod_info.namespace,
             job_uid=pod_info.job_uid,
             run_dir=pod_info.run_dir,
+            since=time.time(),
             spec_uid=self._read_spec_uid(),
         )
         name = pod["metadata"]["name"]
         try:
-            self._api.create(pod)
-        except ConflictError:
-            log.info("the pod %s exists already", name)
+            if not _retry_until(partial(self._create_or_replace, pod), time.monotonic() + CONCLUDE_SECONDS):
+                log.warning("the pod %s, which prints this log, was not created: an older one still exists", name)
         except Exception as error:  # noqa: BLE001  training does not depend on it
             log.warning("the pod %s, which prints this log, could not be created: %s", name, error)
+
+    def _create_or_replace(self, pod: Manifest) -> bool:
+        """Create a pod, unless one of its name runs for this Job; return whether there is one now."""
+        name = pod["metadata"]["name"]
+        try:
+            self._api.create(pod)
+        except ConflictError:
+            try:
+                found = self._api.get(PODS, name)
+            except NotFoundError:
+                return False
+            owners = {each.get("uid") for each in found["metadata"].get("ownerReferences") or ()}
+            has_ended = (found.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+            if self._pod_info.job_uid in owners and not has_ended and not is_being_deleted(found):
+                return True
+            # That of a run before, or of an earlier Job of this name.
+            with suppress(NotFoundError, ConflictError):
+                self._api.delete(PODS, name, uid=found["metadata"]["uid"], grace=0)
+            return False
+        return True
 
     def _delete_unowned_token(self, *, job_ended: bool) -> bool:
         pod_info = self._pod_info

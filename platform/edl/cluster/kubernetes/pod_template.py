@@ -214,15 +214,20 @@ LOG_POD_RESOURCES = {
 """Of the pod that prints the master's log: Python without packages needs 12 MiB."""
 
 
-def render_log_pod_template(spec: JobSpec, run_dir: str) -> Manifest:
+def render_log_pod_template(spec: JobSpec, run_dir: str, since: float) -> Manifest:
     """Metadata and spec of the pod that prints the master's log: it reads the volume, and has no right on the cluster.
 
     Without the label of a role, neither the master nor its Service takes it for one of the job's processes.
+
+    Args:
+        spec: as submitted.
+        run_dir: directory of the run, as pods see it.
+        since: when the master that creates it started, in unix seconds.
     """
     more = spec.pod.identity_labels
     values = {more.job: spec.name, more.role: Role.MASTER.value, more.index: "0"}
     further = {label: value for label, value in values.items() if label is not None}
-    files = [posixpath.join(run_dir, "logs", "master-0.log"), posixpath.join(run_dir, "status.json")]
+    files = [posixpath.join(run_dir, "logs", "master-0.log"), posixpath.join(run_dir, "status.json"), f"{since:.0f}"]
     pod_spec: Manifest = {
         "restartPolicy": "Never",
         "priorityClassName": spec.master.priority,

@@ -20,6 +20,7 @@ from edl.api.job_spec import JobSpec
 from edl.api.status import Status
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.log_level import set_printed_level
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import JobLock, RunDirectory
@@ -59,9 +60,10 @@ def main(environment: Mapping[str, str]) -> int:
 
 def _set_log_levels(level: str) -> None:
     """Warnings and errors alone, beside the report of the run, and the lines with the loss that the job asks for."""
-    least = logging.getLevelNamesMapping()[level.upper()]
-    logging.getLogger().setLevel(max(logging.WARNING, least))
-    logging.getLogger(loss_log.__name__).setLevel(max(logging.INFO, least))
+    set_printed_level(level)
+    # Its handler prints what the loggers let through: of other modules, no information.
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.getLogger(loss_log.__name__).setLevel(logging.INFO)
 
 
 def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopRequest, go_on: str) -> int:

@@ -77,6 +77,7 @@ def test_a_spec_that_changes_nothing_is_mentioned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
+        ("raise SystemExit(0)", ("with_pod()", "SystemExit")),
         ("raise KeyError('zone')", ("spec.py:3", "with_pod()", "KeyError", "zone")),
         ("pod.metadata.labels['team'] = 'a'", ("with_pod() returned NoneType", "V1Pod")),
         ("pod.spec.volumes.clear(); return pod", ("removes", "volumes")),
@@ -96,6 +97,7 @@ def test_what_no_job_file_can_say(tmp_path: Path, body: str, said: tuple[str, ..
     [
         ("def broken(:\n", ("is not Python", "spec.py:1")),
         ("import no_such_package\n", ("ModuleNotFoundError", "spec.py:1")),
+        ("import sys\nsys.exit(0)\n", ("SystemExit", "spec.py:2")),
         ("other = 1\n", ("no object called cluster", "with_pod")),
     ],
 )
@@ -146,6 +148,10 @@ def test_the_json_form(encode: Any) -> None:
         ('{"worker": {}}', ("no section 'worker'", "worker_spec")),
         ('{"pod_spec": {"label": {}}}', ("no part 'label'", "labels")),
         ('{"pod_spec": 3}', ("must be a mapping",)),
+        ('{"pod_spec": {"labels": ["a"]}}', ("pod_spec.labels", "must be a mapping")),
+        ('{"pod_spec": {"labels": null}}', ("pod_spec.labels", "must be a mapping")),
+        ('{"pod_spec": {"env": "x"}}', ("pod_spec.env", "must be a list of mappings")),
+        ('{"pod_spec": {"tolerations": {"a": 1}}}', ("pod_spec.tolerations", "must be a list of mappings")),
     ],
 )
 def test_json_that_is_no_cluster_spec(text: str, said: tuple[str, ...]) -> None:

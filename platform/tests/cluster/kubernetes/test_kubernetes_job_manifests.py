@@ -383,11 +383,11 @@ def test_overrides_of_one_role_and_of_the_service() -> None:
 
 def test_the_log_pod_reads_the_volume_and_has_no_right() -> None:
     spec = replace(MNIST, master=replace(MNIST.master, log_pod=True), pod=PodSpec(name_prefix="elasticdl"))
-    pod = render_log_pod(spec, namespace="team-a", job_uid="uid", run_dir="/data/r", spec_uid="config-uid")
+    pod = render_log_pod(spec, namespace="team-a", job_uid="uid", run_dir="/data/r", since=9.0, spec_uid="config-uid")
     assert list(violations(pod)) == []
     assert pod["metadata"]["name"] == "elasticdl-mnist-master"
     (only,) = pod["spec"]["containers"]
-    assert only["command"][-2:] == ["/data/r/logs/master-0.log", "/data/r/status.json"]
+    assert only["command"][-3:] == ["/data/r/logs/master-0.log", "/data/r/status.json", "9"]
     assert {mount["mountPath"] for mount in only["volumeMounts"] if mount["readOnly"]} == {
         volume.mount for volume in spec.volumes
     }

@@ -187,6 +187,19 @@ def test_the_log_pod_is_created_once_and_stays_with_the_job(server: MasterApiSer
     assert names.ROLE_LABEL not in pod["metadata"]["labels"], "neither the Service nor a master takes it for a role"
 
 
+@pytest.mark.parametrize(("owner", "phase"), [("an earlier Job", "Running"), ("job-uid", "Failed")])
+def test_a_log_pod_of_a_run_before_is_replaced(server: MasterApiServer, owner: str, phase: str) -> None:
+    meta = {"name": "edl-digits-master", "uid": "old", "labels": names.object_labels("digits")}
+    owned = meta | {"ownerReferences": [{"uid": owner}]}
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": owned, "status": {"phase": phase}})
+    spec = replace(ON_A_VOLUME, master=MasterSpec(log_pod=True))
+    backend = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
+    backend._create_log_pod()
+    assert server.stored(PODS, "edl-digits-master")["metadata"]["uid"] != "old"
+    backend.close()
+    backend.cluster.close()
+
+
 def test_a_job_that_is_done_leaves_no_pod_and_needs_no_word(
     server: MasterApiServer, backend: KubeMasterBackend
 ) -> None:
