@@ -99,4 +99,5 @@ def test_weights_that_are_not_there_are_bad_input(trained: ClusterJob) -> None:
     job = stored_model_job(trained, "evaluate", "nobody/r1", workers=1)
     job.submit()
     assert job.wait_end() == "Failed"
-    assert "nobody/r1" in str(job.page("failure.json"))
+    failure = job.wait_for("why it failed", lambda: job.page("failure.json"), 10)
+    assert "nobody/r1" in str(failure)
