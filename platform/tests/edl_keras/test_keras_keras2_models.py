@@ -618,3 +618,16 @@ def custom_model(): return MODEL
     local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.zeros((2, 4), np.float32))
     with pytest.raises(BadInputError, match="shares variables"):
         local.make_copy_evaluator().check(np.zeros((2, 4), np.float32))
+
+
+def test_ids_are_not_found_while_a_step_is_made(tmp_path: Path) -> None:
+    """Finding them calls the model, which assigns its variables."""
+    for source, refused in ((EDL_LAYER, True), (FUNCTIONAL, False)):
+        (tmp_path / str(refused)).mkdir()
+        model = load(tmp_path / str(refused), source).make_model()
+        if refused:
+            with pytest.raises(BadInputError, match=r"edl\.layers") as error:
+                keras2_models.refuse_overlap(model)
+            assert error.value.where == "strategy.overlap"
+        else:
+            keras2_models.refuse_overlap(model)

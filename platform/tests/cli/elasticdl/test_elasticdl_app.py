@@ -110,6 +110,8 @@ def test_a_job_file_of_another_folder_has_absolute_paths(local_run: LocalRunHarn
     words = ["train", *HERE, "--training_data=train.csv", "--output=out"]
     assert elasticdl(*words, "--yaml=here.yaml") == 0
     assert elasticdl(*words, "--yaml=jobs/there.yaml") == 0
+    modes = {Path(name).stat().st_mode & 0o777 for name in ("here.yaml", "jobs/there.yaml")}
+    assert modes == {0o600}, "a command line may have secrets"
     here, there = load_job_file("here.yaml"), load_job_file("jobs/there.yaml")
     assert here.data.training == ("train.csv",)
     assert there.data.training == (str(local_run.folder / "train.csv"),)
