@@ -469,7 +469,7 @@ def refuse_unsupported(legacy: Any, made_by: str, where: str, remedies: Mapping[
     for method, remedy in remedies.items():
         definer = next((base for base in type(legacy).__mro__ if method in vars(base)), None)
         own = method in vars(legacy) or (definer is not None and definer.__module__.split(".")[0] != _OWN_PACKAGE)
-        if own and not isinstance(legacy, Keras2Model):
+        if own:
             raise BadInputError(
                 f"the model that {made_by} returned has a {method} of its own ({type(legacy).__name__}), which EDL "
                 "does not call for a model of Keras 2",
@@ -520,7 +520,7 @@ def to_keras3_optimizer(optimizer: Any) -> Any:
     name = type(optimizer).__name__
     kind = getattr(keras.optimizers, name, None)
     config = dict(optimizer.get_config())
-    unused = {"jit_compile": None, "is_legacy_optimizer": None}
+    unused = ("jit_compile", "is_legacy_optimizer")
     if not _is_builtin(optimizer) or kind is None:
         raise _no_counterpart("optimizer", optimizer)
     # An optimizer of tf_keras.optimizers.legacy.

@@ -224,9 +224,6 @@ def render_log_pod_template(spec: JobSpec, run_dir: str, since: float) -> Manife
         run_dir: directory of the run, as pods see it.
         since: when the master that creates it started, in unix seconds.
     """
-    more = spec.pod.identity_labels
-    values = {more.job: spec.name, more.role: Role.MASTER.value, more.index: "0"}
-    further = {label: value for label, value in values.items() if label is not None}
     files = [posixpath.join(run_dir, "logs", "master-0.log"), posixpath.join(run_dir, "status.json"), f"{since:.0f}"]
     pod_spec: Manifest = {
         "restartPolicy": "Never",
@@ -256,7 +253,7 @@ def render_log_pod_template(spec: JobSpec, run_dir: str, since: float) -> Manife
         "tolerations": pod_tolerations(spec.pod.tolerations, _NODE_LOST_SECONDS[Role.WORKER]),
     }
     metadata = {
-        "labels": {**spec.pod.labels, **further, **names.object_labels(spec.name)},
+        "labels": {**spec.pod.labels, **_further_labels(spec, Role.MASTER, 0), **names.object_labels(spec.name)},
         "annotations": {**spec.pod.annotations, SAFE_TO_EVICT_ANNOTATION: "true"},
     }
     return {"metadata": metadata, "spec": pod_spec | _optional_fields(spec)}
@@ -276,10 +273,18 @@ def _identity_labels(spec: JobSpec, identity: PodIdentity, options: PodOptions) 
     """The labels by which EDL finds the pod."""
     index = None if identity.role is Role.MASTER else identity.index
     elevated = {names.ELEVATED_LABEL: "true"} if options.elevated else {}
-    more = spec.pod.identity_labels
-    values = {more.job: spec.name, more.role: identity.role.value, more.index: str(identity.index)}
-    further = {label: value for label, value in values.items() if label is not None}
-    return further | names.object_labels(spec.name, identity.role, index) | elevated
+    return (
+        _further_labels(spec, identity.role, identity.index)
+        | names.object_labels(spec.name, identity.role, index)
+        | elevated
+    )
+
+
+def _further_labels(spec: JobSpec, role: Role, index: int) -> dict[str, str]:
+    """The labels of ``pod.identity_labels``."""
+    keys = spec.pod.identity_labels
+    values = {keys.job: spec.name, keys.role: role.value, keys.index: str(index)}
+    return {label: value for label, value in values.items() if label is not None}
 
 
 def _pod_metadata(spec: JobSpec, identity: PodIdentity) -> Manifest:
