@@ -162,7 +162,8 @@ class SummedUpdate:
 
         Raises:
             ValueError: no rank had records.
-            BadInputError: the loss is a sum on one rank and a mean on another; or the optimizer creates a variable.
+            BadInputError: the loss is a sum on one rank and a mean on another; a sum exceeds the range of float16; or
+                the optimizer creates a variable.
             UserCodeError: the optimizer raised an exception.
         """
         counts = np.asarray(self._counts(), np.float64)
@@ -174,6 +175,7 @@ class SummedUpdate:
                 where=MODEL_LOCATION,
                 hint="return one value per record from loss()",
             )
+        self._refuse_infinite_sums()
         summed = bool(counts[_SUMMED])
         case = (tuple(bool(count) for count in counts[_COUNTS:]), summed, learning_rate_factor is not None)
         function = self._apply_by_case.get(case)
@@ -190,6 +192,19 @@ class SummedUpdate:
                 tf.constant(counts[_RECORDS], tf.float64),
                 tf.constant(learning_rate_factor or 1.0, tf.float64),
             )
+
+    def _refuse_infinite_sums(self) -> None:
+        """Refuse a sum of finite gradients that float16 cannot hold: it is multiplied by the records of the step."""
+        if self.skips_infinite_gradients:
+            return
+        for section, buffer in zip(self._sections, self.buffers, strict=True):
+            if section.dtype == "float16" and not _is_finite(buffer):
+                raise BadInputError(
+                    f"the gradient of '{self.find_nonfinite()}', summed over the records of a step, exceeds the range "
+                    "of float16 (65,504)",
+                    where=MODEL_LOCATION,
+                    hint="use float32 variables, such as with the policy mixed_float16, or bfloat16",
+                )
 
     def find_nonfinite(self) -> str:
         """The first variable whose gradient or statistic in the buffers is not finite."""

@@ -566,6 +566,25 @@ def test_variables_of_half_precision_are_summed_as_such(dtype: str) -> None:
     assert not np.array_equal(replicas[0].model.trainable_variables[0].numpy(), before["dense/sequential/dense/kernel"])
 
 
+def test_a_sum_beyond_the_range_of_float16_is_refused_by_name_on_all_ranks() -> None:
+    """Each rank's gradient is finite, and so would be their mean; without an error all variables became infinite."""
+
+    def narrow() -> Any:
+        return keras.Sequential([keras.Input((3,), dtype="float16"), keras.layers.Dense(1, dtype="float16")])
+
+    replicas = build(module(narrow, lambda labels, predictions: labels * predictions), 2)
+    before = replicas[0].pack_state()
+    x, y = tf.fill([60, 3], tf.constant(600, tf.float16)), tf.ones([60, 1], tf.float16)
+    results = compute(replicas, [(x, y), (x, y)])
+    assert all(result.finite for result in results)
+    with np.errstate(over="ignore"), pytest.raises(BadInputError, match=r"sequential/dense/kernel.* float16"):
+        reduce_and_apply(replicas, results)
+    with pytest.raises(BadInputError, match=r"sequential/dense/kernel.* float16"):
+        replicas[1].apply(120.0)
+    for replica in replicas:
+        np.testing.assert_array_equal(replica.pack_state(), before)
+
+
 # --------------------------------------------------------------------------------------------------
 # Statistics and random layers.
 
