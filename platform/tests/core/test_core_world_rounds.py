@@ -182,6 +182,38 @@ def test_a_worker_that_was_outside_of_a_round_brings_no_state() -> None:
     assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 0, {})
 
 
+def test_a_worker_that_was_outside_does_not_say_what_a_step_has_that_others_made_anew() -> None:
+    """It has another version of step 1, and reports first."""
+    rounds = running("a", "b", "c")
+    stopped_in = rounds.rounds.started_round
+    rounds.do(rounds.rounds.handle_lost("b", "stopped"))
+    rounds.report("a", 0)
+    rounds.report("c", 0)
+    rounds.confirm()
+    rounds.do(rounds.rounds.handle_lost("c", "killed"))
+    late = make_report(stopped_in, 1, 7, 1, {1: (Share(5, 0, 3),)})
+    rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, late))
+    (announced,) = rounds.report("a", 1, s1=(Share(6, 0, 2),))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "b"), 1, ("a",))
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 1, {6: 2})
+
+
+def test_a_member_that_leaves_stays_until_a_worker_that_has_followed_it_has_its_newest_steps() -> None:
+    rounds = running("a")
+    rounds.do(rounds.rounds.handle_follower("b", 1, is_caught_up=True))
+    rounds.do(rounds.rounds.handle_leaving("a"))
+    followed = make_report(rounds.rounds.started_round, 3, 7, 3, {3: (Share(5, 2, 3),)})
+    rounds.report("a", 5, s5=(Share(5, 0, 5),))
+    (announced,) = rounds.do(rounds.rounds.handle_candidate("b", 1, rounds.rounds.round, followed))
+    assert isinstance(announced, RoundAnnounced)
+    assert (announced.members, announced.step, announced.holders) == (("a", "b"), 5, ("a",))
+    rounds.confirm()
+    assert rounds.said[-1] == RoundStarted(rounds.rounds.round, 5, {5: 5})
+    assert rounds.rounds.request_pending_leaves() == [ChangeAtBoundary(rounds.rounds.round, "a leaves")]
+
+
 def test_joins_and_leaves_are_gathered_into_one_round() -> None:
     rounds = running("a", "b")
     before = rounds.rounds.round.number
