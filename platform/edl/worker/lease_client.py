@@ -471,7 +471,8 @@ class ProgressReporter:
     def _drop_lost(self, lost: Iterable[int]) -> None:
         with self._changed:
             removed = [(lease_id, self._buffers.pop(lease_id, None)) for lease_id in lost]
-        lease_ids = [lease_id for lease_id, buffer in removed if buffer is None or not buffer.awaits_ledger]
+        # One without a buffer was finished or given up while the request was on its way.
+        lease_ids = [lease_id for lease_id, buffer in removed if buffer is not None and not buffer.awaits_ledger]
         if not lease_ids:
             return
         _LOG.info("leases lost: %s", ", ".join(map(str, lease_ids)))
