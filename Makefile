@@ -116,7 +116,7 @@ third: $(STAMP) native ## a third of the repetitions that `make test` leaves out
 	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked repetition, and of the property tests with all their examples"
 	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "(repetition or examples) and not thorough" platform/tests --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
 
-chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps, six minutes
+chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps|all-reduce|global-batch, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)
 
 # The wheel is built from the sdist, so that both are known to be whole, with the versions of this environment. EDL_NATIVE=0

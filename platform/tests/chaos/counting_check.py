@@ -13,6 +13,8 @@ What must hold, for each parameter server (PS) by itself, since each lost or kep
    ``updates_rolled_back`` is their number;
 5. with one PS nothing is missing and nothing is partial: parameters and ledger go back together;
 6. the summary's counts are those of the journal.
+
+Under AllReduce one worker has written the only shard, and what holds for one PS must hold.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ def read_shard(shard: Path, records: int) -> ShardCounts:
     with safe_open(shard, framework="np") as arrays:
         for name in arrays.keys():  # noqa: SIM118  not a mapping
             kind, _, rest = name.partition("/")
-            if kind == "dense" and rest.split("/")[0] in DENSE:
-                columns.append(arrays.get_tensor(name).astype(np.float64).ravel())
+            if kind == "dense" and rest.split("/")[0] in (*DENSE, TABLE):
+                columns += list(arrays.get_tensor(name).astype(np.float64).reshape(records, -1).T)
             elif kind == "rows" and TABLE in name and name.endswith("/values"):
                 ids = arrays.get_tensor(name.removesuffix("values") + "ids")
                 for values in arrays.get_tensor(name).astype(np.float64).T:
@@ -66,13 +68,13 @@ def violations(run_dir: Path, summary: Mapping[str, Any], *, records: int, epoch
     """What does not hold, one line each; nothing if all does."""
     found = recount(run_dir)
     newest = max(path.parent for path in run_dir.glob("checkpoints/cut-*/manifest.json"))
-    shards = [read_shard(newest / f"ps-{index}.safetensors", records) for index in range(ps)]
+    shards = [read_shard(newest / f"ps-{index}.safetensors", records) for index in range(ps or 1)]
     wrong = [f"ledger: {text}" for text in find_ledger_problems(found, epochs)]
     wrong += [f"ledger: {found.quarantined_ranges} were given up"] if found.quarantined_ranges else []
     if found.cuts[int(newest.name.removeprefix("cut-"))] != found.counted_steps:
         wrong.append(f"{newest.name}, the newest checkpoint, is not of the end of training")
     wrong += check_parameters(shards, found, records=records, epochs=epochs, told=summary["updates_rolled_back"])
-    if ps == 1 and found.partial_steps:
+    if ps <= 1 and found.partial_steps:
         wrong.append(f"one PS cannot apply a step in part: {found.partial_steps[:5]}")
     expected = {
         "records_done": records * epochs,

@@ -3,7 +3,7 @@
 Record r owns element r of four dense variables and row r of one table. The loss is the negative sum of the batch's
 elements, so the gradient of each is -1, whatever their values are and whoever pushed before.
 
-* Asynchronous modes use SGD with a learning rate of 1. An element counts the applications of its record.
+* Asynchronous modes and AllReduce use SGD with a learning rate of 1. An element counts the applications of its record.
 * In sync mode an update is the *mean* of the pushes of a round, so a gradient is -1/k with k unknown. Adagrad that
   starts from an empty accumulator makes 1 of the first gradient of an element whatever its size, and never again:
   a record that was applied twice shows as a value that is not 1. Such a job has one epoch.
@@ -28,6 +28,8 @@ MODES: dict[str, dict[str, Any]] = {
     "sync": {"ps": 2, "strategy": {"mode": "sync", "grads_to_wait": 2}},
     "overlap": {"ps": 2, "strategy": {"mode": "async", "overlap": True}},
     "one-ps": {"ps": 1, "strategy": {"mode": "async"}},
+    "all-reduce": {"ps": 0, "strategy": {"name": "AllReduce"}},
+    "global-batch": {"ps": 0, "strategy": {"name": "AllReduce", "global_batch": 40}},
 }
 
 ZOO = '''
@@ -88,6 +90,7 @@ class CountingJob:
     Attributes:
         records: of one epoch; record r is the r-th of the only source.
         epochs: how often each is to be applied.
+        ps: parameter servers; 0: none, under AllReduce.
     """
 
     job_folder: JobFolder
@@ -118,13 +121,15 @@ class CountingJob:
             "train": {"epochs": epochs, "minibatch_size": MINIBATCH, "minibatches_per_task": 16},
             "strategy": MODES[mode]["strategy"],
             "checkpoint": {"every_steps": 100, "keep": 3},
-            # Only the table is above the threshold: it is twice as wide as a dense variable.
-            "ps": {"count": MODES[mode]["ps"], "embedding_threshold": dense_bytes + dense_bytes // 2},
             "workers": {"max": workers},
         }
+        ps = MODES[mode]["ps"]
+        if ps:
+            # Only the table is above the threshold: it is twice as wide as a dense variable.
+            sections["ps"] = {"count": ps, "embedding_threshold": dense_bytes + dense_bytes // 2}
         params = {"records": records, "table_width": TABLE_WIDTH}
         job_folder = JobFolder.make(folder, "counting", "counting.custom_model", zoo=zoo, params=params, **sections)
-        return cls(job_folder, mode, records, epochs, MODES[mode]["ps"])
+        return cls(job_folder, mode, records, epochs, ps)
 
     def hurry(self) -> None:
         """Let the model sleep no more."""

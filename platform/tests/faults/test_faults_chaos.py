@@ -10,7 +10,8 @@ from chaos.__main__ import run_chaos
 pytestmark = [pytest.mark.faults, pytest.mark.thorough, pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
 
-def test_no_promise_is_broken_under_random_faults(tmp_path: Path) -> None:
-    found = run_chaos(tmp_path, seed=11, mode="async", seconds=120.0)
+@pytest.mark.parametrize("mode", ["async", "all-reduce"])
+def test_no_promise_is_broken_under_random_faults(tmp_path: Path, mode: str) -> None:
+    found = run_chaos(tmp_path, seed=11, mode=mode, seconds=120.0)
     assert found["violations"] == []
     assert sum(found["faults"].values()) >= 15
