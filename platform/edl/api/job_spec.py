@@ -90,6 +90,14 @@ class ModelSpec:
             "checkpoint), a checkpoint's directory, or a .keras file. A job that trains ignores it.",
         ),
     ] = None
+    init_from: Annotated[
+        str | None,
+        Field(
+            "Weights that a job begins to train with, instead of the initial values of its layers; named like "
+            "model.weights, and of a model with the same layers. The optimizer and the records begin anew. A run that "
+            "continues, and a job that evaluates or predicts, ignore it.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,9 @@ class Summary:
         str | None, Field("Python that loads the .keras file; null: keras.models.load_model alone.", text=NAME)
     ] = None
     logs: Annotated[str | None, Field("Directory of the roles' logs.", text=NAME)] = None
+    began_with: Annotated[
+        str | None, Field("The weights that a run began to train with (model.init_from); null: its own.", text=NAME)
+    ] = None
     parameters: Parameters = None
     warnings: Annotated[
         tuple[str, ...], Field("Warnings of workers about the model, its export and skipped updates; each text once.")

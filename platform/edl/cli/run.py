@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,8 @@ from edl.storage.journal_replay import JournalDamagedError
 from edl.storage.journal_truncation import CheckpointRestart
 from edl.storage.run_directory import JobLock, RunDirectory, create_run
 from edl.storage.run_resumption import FieldChange
+from edl.storage.run_weights import RunWeights
+from edl.storage.weights_lookup import find_weights
 
 NEWEST_RUN = OptionalRunCommand.newest_run
 
@@ -70,6 +73,10 @@ def run(
         local_run_resumption.find_resumable_run(
             folder, _resumed_run_id(resume)
         )  # before the lock, for which the folder is made
+    wanted = None if resume is not None else spec.model.init_from
+    initial = None if wanted is None else find_weights(folder, wanted)
+    for line in initial.skipped_lines() if initial else ():
+        print(line, file=sys.stderr)
     create_storage(folder)
     order = RunArguments(job, settings or (), workers, ps)
     with JobLock(folder) as lock, _explain_damaged_journal(folder, resume, order):
@@ -83,7 +90,10 @@ def run(
             is_resumed=resume is not None,
             field_changes=changes,
             checkpoint_restart=restart,
+            initial_weights=initial,
         )
+        if initial is not None:
+            RunWeights(initial.path, initial.step).hold(directory).write(directory, spec.task)
         if spec.strategy.name == "Local":
             exec_local_worker(plan, as_json=as_json)
         code = run_supervised(plan, as_json=as_json)

@@ -139,5 +139,6 @@ def run_stored_model(
             weights=weights,
             output=None if output is None else str(output.absolute()),
         )
-        RunWeights(weights.path, weights.step, None if output is None else output.absolute()).write(directory, task)
+        chosen = RunWeights(weights.path, weights.step, None if output is None else output.absolute())
+        chosen.hold(directory).write(directory, task)
         return run_supervised(plan, as_json=as_json)

@@ -119,6 +119,8 @@ class SubmissionPlan:
             weights = self.spec.model.weights or "the newest trained run of this job"
             verb = "evaluates" if self.spec.task == "evaluate" else "predicts"
             yield "task", f"{verb} with {weights}, without parameter servers"
+        elif self.spec.model.init_from and not self.resumed_run:
+            yield "begins with", f"the weights of {self.spec.model.init_from} (model.init_from)"
         if uses_all_reduce(self.spec):
             yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
         if unused := find_unused_fields(self.spec):

@@ -89,6 +89,8 @@ def spec_outline(spec: JobSpec) -> list[str]:
         return [*lines, f"{verb} {_path_list(paths)} with {weights}", f"{_workers_text(spec)}, no parameter servers"]
     if spec.data.training:
         lines.append(f"trains on {_path_list(spec.data.training)}: {_training_text(spec)}")
+    if spec.model.init_from:
+        lines.append(f"begins with the weights of {spec.model.init_from}")
     if spec.data.validation:
         steps = spec.train.evaluation_steps
         often = f"every {pluralize(steps, 'step')} and at the end" if steps else "at the end"

@@ -38,6 +38,9 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
     def to_local_path(path: str) -> str:
         return _absolute_path(_map_to_volume(path, volumes), base)
 
+    def to_local_weights(weights: str | None) -> str | None:
+        return to_local_path(weights) if weights and names_path(weights) else weights
+
     def to_local_paths(paths: Iterable[str]) -> tuple[str, ...]:
         return tuple(path if "://" in path else to_local_path(path) for path in paths)
 
@@ -52,8 +55,8 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
         model=replace(
             spec.model,
             zoo=to_local_path(spec.model.zoo),
-            weights=spec.model.weights
-            and (to_local_path(spec.model.weights) if names_path(spec.model.weights) else spec.model.weights),
+            weights=to_local_weights(spec.model.weights),
+            init_from=to_local_weights(spec.model.init_from),
         ),
         data=replace(
             data,
@@ -68,7 +71,7 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
 
 
 def names_path(weights: str) -> bool:
-    """Whether ``model.weights`` is a path rather than the name of a run, such as ``r3`` or ``mnist/r3``."""
+    """Whether this names weights by a path, and not by the name of a run, such as ``r3`` or ``mnist/r3``."""
     return weights.startswith(("/", "./", "../")) or weights.endswith(".keras")
 
 

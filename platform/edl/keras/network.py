@@ -204,6 +204,11 @@ class KerasNetwork:
         """The initial values as a new flat buffer."""
         return self._initial_values.copy()
 
+    def begin_with(self, flat_values: Floats) -> None:
+        """Replace the initial values."""
+        self._initial_values = flat_values
+        self._variables.assign_values(flat_values)
+
     def load_weights_file(self, path: Path) -> Floats:
         """Load the values of a ``.keras`` or ``.weights.h5`` file of this model into a flat buffer.
 

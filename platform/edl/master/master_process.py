@@ -72,7 +72,7 @@ from edl.master.status_reporter import StatusReporter
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
 from edl.storage.run_directory import RunDirectory
-from edl.storage.run_weights import RunWeights, choose_run_weights
+from edl.storage.run_weights import RunWeights, choose_run_weights, release_run_weights
 from edl.transport import edl_pb2_grpc
 from edl.transport.control_server import start_control_server
 from edl.transport.open_files import raise_open_files_limit
@@ -345,7 +345,7 @@ class MasterProcess:
             self._spec,
             describe=self._has_own_reader(),
             durable=durable,
-            weights_step=self._weights.step if self._weights is not None else 0,
+            weights_step=self._weights.step if self._weights is not None and self._spec.task != "train" else 0,
         )
         fence = self._backend.fence
         with explain_journal_damage(self._run):
@@ -364,8 +364,11 @@ class MasterProcess:
         return state, journal
 
     def _find_weights(self) -> RunWeights | None:
-        """The weights of a job that does not train; found once, so that all workers and later masters use the same."""
-        if self._spec.task == "train":
+        """The weights of another run that this one works with, or begins with.
+
+        They are found once, so that all workers and later masters use the same.
+        """
+        if self._spec.task == "train" and self._spec.model.init_from is None:
             return None
         try:
             return RunWeights.read(self._run, self._spec.task) or choose_run_weights(self._run, self._spec)
@@ -393,6 +396,8 @@ class MasterProcess:
             self._start_server(parts)
             if self._begins_anew:
                 self._reporter.emit_event(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
+            if self._weights is not None and self._weights.may_be_removed:
+                self._reporter.emit_event(WarningRaised(self._weights.removal_warning, time=time.time()))
             if not self.shell.state.has_ended:
                 self._reporter.emit_event(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._periodic_reports.start()
@@ -527,6 +532,9 @@ class MasterProcess:
         if self._spec.task == "evaluate" and self._weights is not None and ended.phase == "Done":
             write_metrics(self._run, self._weights, summary)
         write_end(self._run, self._reporter, ended, status, summary)
+        # A training that failed may be resumed before its first checkpoint.
+        if self._spec.task != "train" or ended.phase == "Done":
+            release_run_weights(self._run)
         return DONE_EXIT
 
     def _end_without_journal(self, error: StorageError) -> int:

@@ -36,6 +36,7 @@ from edl.storage.checkpoint_contents import list_shard_variables
 from edl.storage.checkpoint_manifest import cut_directory
 from edl.storage.durable_files import append_json_line, read_json, write_json
 from edl.storage.run_directory import RunDirectory
+from edl.storage.run_weights import describe_initial_weights
 
 log = logging.getLogger(__name__)
 
@@ -300,6 +301,7 @@ class StatusReporter:
             export=counters.exported[0] if counters.exported else None,
             export_loading=(counters.loading or None) if counters.exported else None,
             logs=str(self._run.logs),
+            began_with=describe_initial_weights(self._run),
             parameters=self._parameters_status(),
         )
 

@@ -72,6 +72,7 @@ class LocalRunPlan:
             start.
         weights: weights to evaluate or predict with; None for a run that trains.
         output: target of predictions; None for other runs.
+        initial_weights: weights that a new run begins to train with; None: the initial values of its layers.
         checkpoint_restart: the checkpoint from which the run is resumed without its journal; None: it is
             resumed with its journal.
     """
@@ -84,6 +85,7 @@ class LocalRunPlan:
     field_changes: Sequence[FieldChange] = ()
     weights: TrainedWeights | None = None
     output: str | None = None
+    initial_weights: TrainedWeights | None = None
     checkpoint_restart: CheckpointRestart | None = None
 
     @property
@@ -168,6 +170,8 @@ class LocalRunPlan:
     def _training_lines(self) -> list[str]:
         train, counts = self.spec.train, self.record_counts
         lines = [f"trains on {_records_text(counts.training, self.spec.data.training)}"]
+        if self.initial_weights is not None:
+            lines += [f"begins with {self.initial_weights.path}", *self.initial_weights.origin_lines()]
         steps = total_steps(self.spec, counts.training)
         often = f"{pluralize(train.epochs, 'epoch')} in minibatches of {train.minibatch_size}"
         if uses_all_reduce(self.spec):

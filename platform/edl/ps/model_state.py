@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from edl.core.decision import Decision
 from edl.numerics.array_types import Floats
 from edl.numerics.embedding_table import EmbeddingTable, RowRetention
@@ -15,6 +17,7 @@ from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.numerics.parameter_snapshot import ParameterSnapshot
 from edl.numerics.parameter_store import NumpyParameterStore, ParameterStore, PushGradients, TableParameterStore
 from edl.ps.applied_steps import AppliedSteps
+from edl.ps.initial_rows import InitialRowsReader
 from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.shard_restore import CutSnapshot
 from edl.transport.peer_errors import PeerRefusedError
@@ -141,15 +144,19 @@ class ModelState:
 
     Args:
         store_factory: creates the store.
+        read_initial_rows: returns the rows that the tables of a newly declared model begin with.
 
     Attributes:
         version: number of applied updates.
         initialized: whether there are parameters, declared by a worker or restored from a checkpoint.
     """
 
-    def __init__(self, store_factory: StoreFactory | None = None) -> None:
+    def __init__(
+        self, store_factory: StoreFactory | None = None, read_initial_rows: InitialRowsReader = lambda declared: {}
+    ) -> None:
         self.version = 0
         self._store_factory = store_factory or StoreFactory()
+        self._read_initial_rows = read_initial_rows
         self._store: ParameterStore | None = None
         # Parameters merged from shards of a different number of PS have values but no order of the
         # flat buffer yet: only workers know the order.
@@ -173,7 +180,8 @@ class ModelState:
 
         Raises:
             PeerRefusedError: kind ``model``, if this PS holds another model or optimizer, or the job's
-                ``ps.store`` cannot hold this one; kind ``storage``, if a restored checkpoint cannot be read.
+                ``ps.store`` cannot hold this one; kind ``storage``, if a restored checkpoint, or the weights that
+                the job begins with, cannot be read.
             OutOfMemoryError: there is no memory for the model; nothing was created.
         """
         if self._undeclared_checkpoint is not None:
@@ -181,7 +189,7 @@ class ModelState:
             self._replace_store(self._store_factory.restore_store(snapshot, self.version))
             return False
         if self._store is None:
-            self._replace_store(self._store_factory.make_store(declaration, initial_values))
+            self._replace_store(self._make_first_store(declaration, initial_values))
             return True
         # Values restored for a different number of servers get their order from the first
         # declaration.
@@ -193,6 +201,17 @@ class ModelState:
         if difference := self._store.declaration.describe_difference(declaration):
             raise PeerRefusedError(difference, kind="model", hint=_OTHER_MODEL_HINT)
         return False
+
+    def _make_first_store(self, declaration: ModelDeclaration, initial_values: Floats) -> ParameterStore:
+        rows = self._read_initial_rows(declaration)
+        if not rows:
+            return self._store_factory.make_store(declaration, initial_values)
+        slots = {
+            slot: np.full(declaration.trained_size, start, np.float32)
+            for slot, start in declaration.optimizer.slot_starts.items()
+        }
+        log.info("begins with %d rows of another job", sum(len(each.ids) for each in rows.values()))
+        return self._store_factory.restore_store(ParameterSnapshot(declaration, initial_values, slots, rows))
 
     def require_store(self) -> ParameterStore:
         """The parameters, for reading and writing.

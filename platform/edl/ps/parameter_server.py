@@ -21,6 +21,7 @@ from edl.numerics.parameter_snapshot import RowArrays
 from edl.ps import keras_checkpoint
 from edl.ps.applied_steps import AdmissionOutcome, AppliedSteps, PushId
 from edl.ps.cut_state import CutState
+from edl.ps.initial_rows import InitialRowsReader
 from edl.ps.keras_checkpoint import KerasCheckpoint
 from edl.ps.messages import AttachResult, MasterAttachment, PsStatistics, SnapshotResult
 from edl.ps.model_state import ModelState, StoreFactory
@@ -52,6 +53,7 @@ class ParameterServer:
         ps_index: index of this PS.
         writer: writes the shards of checkpoints.
         store_factory: creates the parameter store; by default the fastest available one.
+        read_initial_rows: returns the rows that the tables of a newly declared model begin with.
         strategy: the job's strategy, which selects asynchronous or synchronous updates.
         push_timeout: seconds that a push waits for its cut and its round together.
         clock: returns monotonic seconds.
@@ -63,6 +65,7 @@ class ParameterServer:
         writer: ShardWriter,
         *,
         store_factory: StoreFactory | None = None,
+        read_initial_rows: InitialRowsReader = lambda declared: {},
         strategy: Strategy | None = None,
         push_timeout: float = PUSH_TIMEOUT_SECONDS,
         clock: Callable[[], float] = time.perf_counter,
@@ -76,7 +79,7 @@ class ParameterServer:
         self._attach_lock = threading.Lock()
         self._applied_steps = AppliedSteps()
         self._cut_state: CutState[CutSnapshot] = CutState()
-        self._model_state = ModelState(store_factory)
+        self._model_state = ModelState(store_factory, read_initial_rows)
         self._updater = _make_updater(strategy or Strategy(), self._applied_steps, self._model_state, self._cut_state)
         self._push_timeout = push_timeout
         self._paused_pushes = 0

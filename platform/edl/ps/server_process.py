@@ -19,6 +19,7 @@ from edl.core.backoff import ExponentialBackoff
 from edl.numerics.embedding_table import RowRetention
 from edl.ps.bulk_handler import MAX_REQUEST_BYTES, BulkRequestHandler
 from edl.ps.control_service import PsControlService
+from edl.ps.initial_rows import make_initial_rows_reader
 from edl.ps.model_state import StoreFactory
 from edl.ps.parameter_server import ParameterServer
 from edl.ps.shard_writer import ShardWriter
@@ -182,8 +183,13 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
     )
     chosen = store_factory.choose_store_kind()
     log.info("tables are %s (%s), %d threads", chosen.value, chosen.reason, store_factory.table_threads)
+    run = RunDirectory(identity.run_dir)
     server = ParameterServer(
-        identity.index, ShardWriter(identity.index), store_factory=store_factory, strategy=spec.strategy
+        identity.index,
+        ShardWriter(identity.index),
+        store_factory=store_factory,
+        read_initial_rows=make_initial_rows_reader(run, spec, identity.index),
+        strategy=spec.strategy,
     )
     control_address, bulk_address = listen_addresses(identity)
     with ExitStack() as resources:
@@ -200,7 +206,7 @@ def run_server(identity: ProcessIdentity, spec: JobSpec, stop_requested: threadi
         resources.callback(bulk.stop)
         # ``before_stop`` answers the requests that wait inside the server, so that stopping is
         # prompt.
-        plane = PsControlService(server, identity.uid, RunDirectory(identity.run_dir).checkpoints)
+        plane = PsControlService(server, identity.uid, run.checkpoints)
         control = start_control_server(
             partial(add_PsControlServicer_to_server, plane),
             control_address,

@@ -78,6 +78,7 @@ def summary_rows(summary: Summary, *, output: str | None = None) -> list[tuple[s
     if loading and loading.startswith("# ") and any(loading[2:] in text for text in summary.warnings):
         loading = None
     locations = (
+        ("init from", summary.began_with),
         ("export", summary.export),
         ("load with", loading),
         ("output", output),

@@ -32,6 +32,7 @@ FIXED_FIELDS = (
     "train.shuffle",
     "model.definition",
     "model.params",
+    "model.init_from",
     "strategy.name",
     "strategy.global_batch",
 )

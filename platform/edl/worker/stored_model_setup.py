@@ -105,9 +105,9 @@ def _load_model(
         sample=runtime.first_features(mode),
     )
     if weights.is_checkpoint:
-        stored = StoredWeights.from_checkpoint(weights.path, network.tables)
+        stored = StoredWeights.from_checkpoint(weights.readable_path, network.tables)
         return network, StoredParameters(stored.flat_values(network.variables), stored)
-    return network, StoredParameters(network.load_weights_file(weights.path), StoredWeights.empty())
+    return network, StoredParameters(network.load_weights_file(weights.readable_path), StoredWeights.empty())
 
 
 def _make_output(runtime: WorkerRuntime, module: ModelModule, weights: RunWeights) -> PredictionOutput:

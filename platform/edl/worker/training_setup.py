@@ -25,10 +25,12 @@ from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.array_types import Floats
 from edl.numerics.optimizer_spec import OptimizerSpec
 from edl.storage.checkpoint_manifest import cut_directory
+from edl.storage.run_directory import RunDirectory
 from edl.transport.bulk_client import BulkClient
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.evaluator import Evaluator
 from edl.worker.flat_buffer import FlatLayout
+from edl.worker.initial_weights import open_initial_weights
 from edl.worker.lease_client import PLACEMENT_CHECK_KIND, LeasedTask
 from edl.worker.local_updater import GradientCompensation, LocalUpdater
 from edl.worker.loss_log import LossLog
@@ -134,6 +136,7 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
     placement = runtime.wait_for_placement()
     spec = runtime.spec
     runtime.check_validation_data()
+    initial = open_initial_weights(RunDirectory(runtime.identity.run_dir), spec, module, runtime.first_features())
     network = KerasNetwork.build(
         module,
         seed=spec.train.seed,
@@ -143,6 +146,10 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
         sample=runtime.first_features(),
         worker_index=runtime.identity.index,
     )
+    if initial is not None:
+        # Before the parameter servers get to know the model: they read the rows of its tables themselves.
+        initial.check_model(network.variables, network.tables)
+        network.begin_with(initial.flat_values(network.variables))
     layout, strategy, optimizer = make_layout(network), spec.strategy, network.optimizer.spec
     parameter_client = ParameterClient(
         runtime.session,

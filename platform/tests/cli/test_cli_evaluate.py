@@ -39,7 +39,9 @@ def test_the_newest_checkpoint_of_a_run_with_its_step(local_run: LocalRunHarness
     assert local_run.edl("run", "job.yaml") == 0
     wanted = checkpoint(RunDirectory(local_run.run_dir()), 2, step=9)
     assert local_run.edl("evaluate", "job.yaml", *VALIDATION) == 0
-    assert json.loads((local_run.run_dir("r2") / "evaluate.json").read_text()) == {"from": str(wanted), "step": 9}
+    written = json.loads((local_run.run_dir("r2") / "evaluate.json").read_text())
+    held = local_run.run_dir("r2") / "weights" / wanted.name
+    assert written == {"from": str(wanted), "step": 9, "held": str(held)}
     assert local_run.edl("evaluate", "job.yaml", *VALIDATION) == 0, "an evaluation is no trained run"
     assert json.loads((local_run.run_dir("r3") / "evaluate.json").read_text())["from"] == str(wanted)
 

@@ -83,6 +83,7 @@ def test_the_summary_has_the_documented_keys() -> None:
         "steps_added",
         "updates_skipped",
         "warnings",
+        "began_with",
     }
     assert set(to_json(Summary(records_total=1, records_done=1))) == documented | added
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +14,22 @@ from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec, ModelSpec
-from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, cut_directory
+from edl.storage.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    cut_directory,
+    load_manifest,
+    prune_checkpoints,
+)
 from edl.storage.durable_files import write_json
+from edl.storage.initial_weights import find_initial_weights
 from edl.storage.run_directory import RunDirectory, create_run, make_run_directory
-from edl.storage.run_weights import RunWeights, choose_run_weights
+from edl.storage.run_weights import (
+    RunWeights,
+    choose_run_weights,
+    describe_initial_weights,
+    release_run_weights,
+)
 from edl.storage.weights_lookup import find_weights, read_task, training_runs
 
 SPEC = JobSpec("counted", ModelSpec("m.f"), task="evaluate")
@@ -93,10 +107,67 @@ def test_a_master_chooses_the_weights_once(tmp_path: Path) -> None:
     trained, evaluating = cluster_run(job_dir, "uid-1"), cluster_run(job_dir, "uid-2")
     first = checkpoint(trained, 1)
     chosen = choose_run_weights(evaluating, SPEC)
-    assert chosen == RunWeights(first, 300)
+    held = evaluating.path / "weights" / first.name
+    assert chosen == RunWeights(first, 300, held=held)
     checkpoint(trained, 2, step=600)
     assert RunWeights.read(evaluating, "evaluate") == chosen
-    assert json.loads((evaluating.path / "evaluate.json").read_text()) == {"from": str(first), "step": 300}
+    written = {"from": str(first), "step": 300, "held": str(held)}
+    assert json.loads((evaluating.path / "evaluate.json").read_text()) == written
+
+
+def test_a_run_keeps_the_weights_that_it_reads_while_another_one_trains_on(tmp_path: Path) -> None:
+    trained, reading = cluster_run(tmp_path / "counted", "uid-1"), cluster_run(tmp_path / "counted", "uid-2")
+    first = checkpoint(trained, 1)
+    weights = choose_run_weights(reading, SPEC)
+    checkpoint(trained, 2, step=600)
+    assert prune_checkpoints(trained.checkpoints, 1) == [1]
+    assert not first.exists()
+    assert isinstance(load_manifest(weights.readable_path), CheckpointManifest)
+    release_run_weights(reading)
+    assert list(reading.path.glob("weights*")) == []
+
+
+def test_a_checkpoint_that_is_removed_at_that_moment_is_named(tmp_path: Path) -> None:
+    trained, reading = cluster_run(tmp_path / "counted", "uid-1"), cluster_run(tmp_path / "counted", "uid-2")
+    directory = checkpoint(trained, 1)
+    (directory / MANIFEST_NAME).unlink()
+    with pytest.raises(BadInputError, match="just been removed") as caught:
+        RunWeights(directory, 300).hold(reading)
+    assert not missing_keys(caught.value.hint, "checkpoint.keep")
+
+
+def test_weights_on_a_file_system_without_links_are_read_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    trained, reading = cluster_run(tmp_path / "counted", "uid-1"), cluster_run(tmp_path / "counted", "uid-2")
+    first = checkpoint(trained, 1)
+    assert choose_run_weights(reading, SPEC).readable_path == first
+
+
+def test_what_a_training_begins_with_is_chosen_once_too(tmp_path: Path) -> None:
+    trained, beginning = cluster_run(tmp_path / "first", "uid-1"), cluster_run(tmp_path / "second", "uid-2")
+    wanted = checkpoint(trained, 1)
+    spec = JobSpec("second", ModelSpec("m.f", init_from="first"))
+    assert describe_initial_weights(beginning) is None
+    assert choose_run_weights(beginning, spec).path == wanted
+    assert read_task(beginning) == "train"
+    assert describe_initial_weights(beginning) == f"{wanted}, step 300"
+    found = find_initial_weights(beginning, spec)
+    assert found is not None
+    assert found.path == wanted
+
+
+def test_a_run_with_a_checkpoint_has_begun(tmp_path: Path) -> None:
+    trained, beginning = cluster_run(tmp_path / "first", "uid-1"), cluster_run(tmp_path / "second", "uid-2")
+    checkpoint(trained, 1)
+    spec = JobSpec("second", ModelSpec("m.f", init_from="first"))
+    choose_run_weights(beginning, spec)
+    checkpoint(beginning, 1, step=0)
+    assert find_initial_weights(beginning, spec) is None
 
 
 def test_predictions_of_a_cluster_go_to_the_run_directory(tmp_path: Path) -> None:
@@ -105,7 +176,8 @@ def test_predictions_of_a_cluster_go_to_the_run_directory(tmp_path: Path) -> Non
     predicting = cluster_run(tmp_path / "asked", "uid-2")
     model = replace(SPEC.model, weights="counted/uid-1")
     chosen = choose_run_weights(predicting, replace(SPEC, name="asked", task="predict", model=model))
-    assert chosen == RunWeights(wanted, 300, predicting.path / "predictions")
+    held = predicting.path / "weights" / wanted.name
+    assert chosen == RunWeights(wanted, 300, predicting.path / "predictions", held)
 
 
 def test_a_worker_without_the_masters_file_says_so(tmp_path: Path) -> None:

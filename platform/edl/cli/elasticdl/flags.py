@@ -277,9 +277,10 @@ JOB_FLAGS: tuple[Flag, ...] = (
     Flag("checkpoint_dir", Sets(("storage.path",), "it also holds journal and logs")),
     Flag(
         "checkpoint_dir_for_init",
-        Refused(
-            "starting a job with the weights of another one is not in this version",
-            "to go on with the same job, use edl submit JOB.yaml --resume; else load the weights in custom_model",
+        Sets(
+            ("model.init_from",),
+            "the weights of a run, a checkpoint or an export of EDL, a .keras file, or the newest ones of a job; to go "
+            "on with the same job, use edl submit JOB.yaml --resume",
         ),
         commands=(TRAIN,),
     ),

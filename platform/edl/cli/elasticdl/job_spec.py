@@ -301,24 +301,29 @@ class _Translator:
                 self._note("evaluation_steps", "no effect without --validation_data")
         elif values["validation_data"]:
             self.notes.append("--evaluation_steps is 0: the job evaluates once, at the end")
+        self._translate_weights("model.init_from")
 
     def _translate_task(self) -> None:
         """A job that evaluates or predicts with a trained model."""
-        flag = "checkpoint_dir_for_init"
         self._fields["task"] = build_tree(self._line.command, f"elasticdl {self._line.command}")
+        self._translate_weights("model.weights")
+        if self._line.command == PREDICT and self.is_on_cluster and "output" in self._given:
+            self._note("output", "no effect on a cluster: predictions are in predictions/ of the run's directory")
+
+    def _translate_weights(self, field: str) -> None:
+        flag = "checkpoint_dir_for_init"
         model = self._values[flag]
-        if _ELASTICDL_CHECKPOINT.search(model):
+        is_here = not self.is_on_cluster and os.path.exists(model)
+        if is_here:
+            self._put(field, os.path.abspath(model), flag)
+        elif _ELASTICDL_CHECKPOINT.search(model):
             self._refuse(
                 flag,
                 "looks like a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
                 "mnist, or a .keras file that --output exported",
             )
-        elif not self.is_on_cluster and os.path.exists(model):
-            self._put("model.weights", os.path.abspath(model), flag)
         elif model:
-            self._put("model.weights", model, flag)
-        if self._line.command == PREDICT and self.is_on_cluster and "output" in self._given:
-            self._note("output", "no effect on a cluster: predictions are in predictions/ of the run's directory")
+            self._put(field, model, flag)
 
     def _choose_strategy(self) -> str | None:
         if self._line.command != TRAIN:

@@ -269,20 +269,23 @@ def _check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
 
 
 def _check_task(spec: JobSpec) -> Iterator[RuleViolation]:
-    """A job that evaluates or predicts needs weights that all its pods can read."""
-    if spec.task == "train":
+    """A job that evaluates, predicts or begins with the weights of another one: all its pods must read them."""
+    trains = spec.task == "train"
+    weights = spec.model.init_from if trains else spec.model.weights
+    field = "model.init_from" if trains else "model.weights"
+    if trains and weights is None:
         return
     if not has_shared_storage(spec):
+        named = weights if trains else spec.task
         yield RuleViolation(
-            "task",
-            f"found '{spec.task}', but the job has no volume: its pods must read the weights, and the master writes "
-            "down for all workers which they are",
+            field if trains else "task",
+            f"found '{named}', but the job has no volume: its pods must read the weights, and the master writes down "
+            "for all workers which they are",
             "set storage.claim to the volume with the trained runs, or add it to volumes",
         )
-    weights = spec.model.weights
     if weights is not None and names_path(weights) and not weights.startswith("/"):
         yield RuleViolation(
-            "model.weights",
+            field,
             _misplaced_path_text(weights),
             "name a run, such as mnist (the job's newest one) or mnist/RUN, or give an absolute path in a volume",
         )

@@ -39,6 +39,7 @@ from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
 from edl.worker.allreduce.step_loop import StepLoop
 from edl.worker.allreduce.world_client import WorldClient
+from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
 from edl.worker.lease_client import LeasedTask
 from edl.worker.loss_log import LossLog
 from edl.worker.runtime import WorkerRuntime
@@ -153,6 +154,8 @@ def _build_model(
     runtime: WorkerRuntime, module: ModelModule, first: tuple[LeasedTask, Any] | None
 ) -> tuple[AnyReplica, SharedCallbacks]:
     spec, index = runtime.spec, runtime.identity.index
+    run = RunDirectory(runtime.identity.run_dir)
+    initial = open_initial_weights(run, spec, module, runtime.first_features())
     replica = build_replica(
         module,
         seed=spec.train.seed,
@@ -161,6 +164,7 @@ def _build_model(
         max_dense_gradient=spec.strategy.max_dense_gradient,
         first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
     )
+    assign_initial_weights(replica.variables, initial)
     callbacks = declare_training_callbacks(
         module,
         replica,

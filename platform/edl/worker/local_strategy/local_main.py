@@ -24,6 +24,7 @@ from edl.jobfile.log_level import set_printed_level
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import JobLock, RunDirectory
+from edl.storage.run_weights import release_run_weights
 from edl.worker import loss_log, task_loop
 from edl.worker.local_strategy.local_report import LocalReport
 from edl.worker.local_strategy.stop_request import StoppedError, StopRequest
@@ -92,6 +93,7 @@ def _finish(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopReq
         export_loading=training.export_loading,
         records_skipped=training.skipped,
     )
+    release_run_weights(run)
     return 0
 
 
@@ -104,6 +106,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
     from edl.worker.feed_pipeline import FeedFunction, find_first_minibatch
+    from edl.worker.initial_weights import assign_initial_weights, open_initial_weights
     from edl.worker.local_strategy.local_model import LocalModel
     from edl.worker.local_strategy.local_training import LocalTraining
     from edl.worker.validation_check import check_validation_data
@@ -136,7 +139,9 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
             size=size,
         )
     sample = None if minibatch is None else minibatch.features
+    initial = open_initial_weights(run, spec, module, sample)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
+    assign_initial_weights(model.variables, initial)
     watcher = user_callbacks.make_callbacks(
         module.callbacks,
         model.model,

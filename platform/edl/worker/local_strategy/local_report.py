@@ -18,6 +18,7 @@ from edl.reporting.event_text import describe_event, format_local_time
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.durable_files import append_json_line, translate_os_errors, write_json
 from edl.storage.run_directory import RunDirectory
+from edl.storage.run_weights import describe_initial_weights
 from edl.storage.training_history import TrainingHistory
 
 SUMMARY_FILE = "summary.json"
@@ -139,6 +140,7 @@ class LocalReport:
             seconds=time.time() - self._began,
             metrics=status.metrics,
             logs=str(logs) if any(logs.glob("*.log")) else None,
+            began_with=describe_initial_weights(self._run),
             updates_skipped=status.updates_skipped,
             warnings=tuple(self._warnings),
             **fields,

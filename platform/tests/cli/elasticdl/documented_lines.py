@@ -216,7 +216,12 @@ LINES: tuple[DocumentedLine, ...] = (
     DocumentedLine(
         "weights of another job",
         f"{_GKE} --checkpoint_dir_for_init=/data/ckpt/version-100",
-        refusal=("--checkpoint_dir_for_init", "--resume"),
+        refusal=("--checkpoint_dir_for_init", "ElasticDL"),
+    ),
+    DocumentedLine(
+        "weights of another job of EDL",
+        f"{_GKE} --checkpoint_dir_for_init=pretrained",
+        {"model.init_from": "pretrained"},
     ),
     # ---------------------------------------------------------------- AllReduce and programs
     DocumentedLine(

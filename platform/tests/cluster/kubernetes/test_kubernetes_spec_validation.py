@@ -65,6 +65,22 @@ def test_weights_that_pods_cannot_read_are_refused(changed: dict[str, Any], path
     assert not missing_keys(message, *keys)
 
 
+@pytest.mark.parametrize(
+    ("changed", "keys"),
+    [
+        ({"volumes": (), "storage": StorageSpec()}, ("'first'", "no volume", "weights")),
+        ({"model": replace(MNIST.model, init_from="./model.keras")}, ("absolute",)),
+    ],
+)
+def test_weights_to_begin_with_that_pods_cannot_read_are_refused(
+    changed: dict[str, Any], keys: tuple[str, ...]
+) -> None:
+    spec = replace(MNIST, model=replace(MNIST.model, init_from="first"), volumes=(CLAIM,))
+    ((found, message),) = problems_of(replace(spec, **changed))
+    assert found == "model.init_from"
+    assert not missing_keys(message, *keys)
+
+
 @pytest.mark.parametrize("weights", [None, "mnist", "mnist/r1", "/data/edl/team/mnist/r1", "/data/model.keras"])
 def test_names_of_runs_and_absolute_paths_are_weights(weights: str | None) -> None:
     assert problems_of(replace(EVALUATION, model=replace(MNIST.model, weights=weights))) == []
