@@ -118,6 +118,9 @@ class CountingReplica:
         self.skips_infinite_gradients = False
         self.most_records = 0
         """Of a minibatch."""
+        self.draws = 0
+        """How often a random layer would have drawn: once for each minibatch, undone with an abandoned step."""
+        self._draws_before: int | None = None
         self.fail_at: Callable[[str], None] = lambda point: None
 
     def compute(self, features: Sequence[int], labels: Any, weights: Any, *, adds: bool = False) -> CountedStep:
@@ -126,6 +129,8 @@ class CountingReplica:
         self.most_records = max(self.most_records, len(features))
         if not adds:
             self.clear()
+            self._draws_before = self.draws
+        self.draws += 1
         self.buffers[0][list(features)] = 1
         self.fail_at("reduce")
         return CountedStep(float(len(features)))
@@ -136,6 +141,7 @@ class CountingReplica:
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None:
         assert self.buffers[0].sum() == total_weight
         self.fail_at("apply")
+        self._draws_before = None
         self.counts += self.buffers[0]
         self.rates += self.buffers[0] * self.rate
         self.updates += 1
@@ -147,7 +153,8 @@ class CountingReplica:
         self.rate = rate
 
     def restore_statistics(self) -> None:
-        pass
+        if self._draws_before is not None:
+            self.draws, self._draws_before = self._draws_before, None
 
     def state_sizes(self) -> dict[str, int]:
         return {name: array.nbytes for name, array in self._arrays().items()}

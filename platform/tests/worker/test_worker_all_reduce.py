@@ -286,6 +286,19 @@ def test_workers_die_at_each_point_of_a_step(folder, point, victims):
         job.wait_for_end()
 
 
+def test_an_abandoned_step_leaves_no_trace_on_the_survivor(folder):
+    """It computes the same minibatch again, and must draw the same random numbers for it."""
+    with AllReduceJob(folder, records=400, workers_min=2) as job:
+        survivor = job.start_rank()
+        job.start_rank(kill_at(job, "compute", 6))
+        job.wait(lambda: job.ranks[1].is_killed)
+        job.start_rank()
+        job.wait_for_end()
+        own = {entry.lease for entry in job.journal if entry.kind == "leased" and entry.worker == survivor.uid}
+        minibatches = [share for _, _, shares in survivor.made_steps for share in shares if share.lease in own]
+        assert survivor.replica.draws == len(minibatches)
+
+
 @pytest.mark.parametrize("point", ["apply", "applied"])
 def test_all_but_one_die_at_one_point_of_a_step(folder, point):
     with AllReduceJob(folder, records=400, seconds=0.003) as job:
