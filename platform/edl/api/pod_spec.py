@@ -159,6 +159,14 @@ class IdentityLabels:
     job: Annotated[str | None, Field("Label with the job's name.", text=_LABEL_NAME)] = None
     role: Annotated[str | None, Field("Label with the role: master, ps or worker.", text=_LABEL_NAME)] = None
     index: Annotated[str | None, Field("Label with the pod's index; the master has 0.", text=_LABEL_NAME)] = None
+    status: Annotated[
+        str | None,
+        Field(
+            "Label with how the job ended, Finished or Failed: of the master's Job and pod, and of the pod of "
+            "master.log_pod. It is set at the end.",
+            text=_LABEL_NAME,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +181,9 @@ class PodSpec:
             text=_NAME_PREFIX,
         ),
     ] = "edl"
-    identity_labels: Annotated[IdentityLabels, Field("Further labels with the pod's job, role and index.")] = field(
-        default_factory=IdentityLabels
-    )
+    identity_labels: Annotated[
+        IdentityLabels, Field("Further labels with the pod's job, role and index, and the job's end.")
+    ] = field(default_factory=IdentityLabels)
     image_pull_policy: Annotated[
         str | None,
         Field(

@@ -137,6 +137,7 @@ def test_the_command_as_it_stands_makes_the_translated_job(tmp_path):
         "pod.identity_labels.job": (None, "elasticdl-job-name"),
         "pod.identity_labels.role": (None, "elasticdl-replica-type"),
         "pod.identity_labels.index": (None, "elasticdl-replica-index"),
+        "pod.identity_labels.status": (None, "status"),
         "pod.labels.app": (None, "elasticdl"),
         "pod.image_pull_policy": (None, "Always"),
     }

@@ -42,6 +42,7 @@ IDENTITY_LABELS: Mapping[str, JsonValue] = {
     "job": "elasticdl-job-name",
     "role": "elasticdl-replica-type",
     "index": "elasticdl-replica-index",
+    "status": "status",
 }
 """Labels by which ElasticDL's tutorials and scripts find pods."""
 _SYNC_FLAGS = {"grads_to_wait": "grads_to_wait", "sync_version_tolerance": "version_tolerance"}

@@ -283,6 +283,7 @@ class KubeMasterBackend:
         if failed:
             steps.append(self._fail_job)
         done = [_retry_until(step, until) for step in steps]
+        self._label_end("Failed" if failed else "Finished", until)
         if all(done):  # otherwise another master may start, and its pod mounts the token
             self._concluded = _retry_until(partial(self._delete_unowned_token, job_ended=True), until)
         return 1 if failed else 0
@@ -392,6 +393,38 @@ class KubeMasterBackend:
         except ApiError as error:
             log.warning("pods of the job still exist: %s", error)
             return not isinstance(error, RetryableError)
+
+    def _label_end(self, end: str, until: float) -> None:
+        """Label what users take for the master with the job's end (``pod.identity_labels.status``)."""
+        label = self._spec.pod.identity_labels.status
+        if label is None:
+            return
+        pod_info = self._pod_info
+        labelled = [
+            (JOBS, names.master_name(pod_info.job), pod_info.job_uid),
+            (PODS, pod_info.pod, pod_info.pod_uid),
+        ]
+        if self._spec.master.log_pod:
+            log_pod = names.log_pod_name(pod_info.job, self._spec.pod.name_prefix)
+            with suppress(ApiError):  # it was not created, which a warning has said
+                labelled.append((PODS, log_pod, str(self._api.get(PODS, log_pod)["metadata"]["uid"])))
+        for kind, name, uid in labelled:
+            _retry_until(partial(self._set_label, kind, name, uid, label, end), until)
+
+    def _set_label(self, kind: ResourceKind, name: str, uid: str, label: str, value: str) -> bool:
+        """Label an object; return False if a retry may help."""
+        path = label.replace("~", "~0").replace("/", "~1")
+        body: list[dict[str, Any]] = [
+            # the test fails, and with it the patch, if a later object has the name
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": f"/metadata/labels/{path}", "value": value},
+        ]
+        try:
+            self._api.patch(kind, name, body, style="json")
+        except ApiError as error:
+            log.warning("%s %s could not be labelled %s=%s: %s", kind.name, name, label, value, error)
+            return not isinstance(error, RetryableError)
+        return True
 
     def _fail_job(self) -> bool:
         """Set the Job's backoffLimit to 0, so that it fails with this master; return False if a retry may help."""

@@ -58,7 +58,7 @@ def check_pod_additions(pod: PodSpec) -> Iterator[RuleViolation]:
 
 def _check_identity_labels(pod: PodSpec) -> Iterator[RuleViolation]:
     more = pod.identity_labels
-    by_field = {"job": more.job, "role": more.role, "index": more.index}
+    by_field = {"job": more.job, "role": more.role, "index": more.index, "status": more.status}
     seen = dict.fromkeys(pod.labels, "pod.labels")
     for name, label in by_field.items():
         if label is None:

@@ -15,7 +15,7 @@ from support.in_memory_cluster import InMemoryCluster
 from edl.api.cluster_port import PodOptions, Role
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec, MasterSpec, ModelSpec
-from edl.api.pod_spec import PodSpec, StorageSpec
+from edl.api.pod_spec import IdentityLabels, PodSpec, StorageSpec
 from edl.cluster.kubernetes import master_backend, names
 from edl.cluster.kubernetes.api_client import JSON_PATCH, ResourceList
 from edl.cluster.kubernetes.api_errors import ForbiddenError, InvalidObjectError, NoResponseError
@@ -185,6 +185,41 @@ def test_the_log_pod_is_created_once_and_stays_with_the_job(server: MasterApiSer
     pod = server.stored(PODS, "elasticdl-digits-master")
     assert [each["uid"] for each in pod["metadata"]["ownerReferences"]] == ["job-uid"]
     assert names.ROLE_LABEL not in pod["metadata"]["labels"], "neither the Service nor a master takes it for a role"
+
+
+@pytest.mark.usefixtures("short_timeouts")
+@pytest.mark.parametrize(("failed", "value"), [(False, "Finished"), (True, "Failed")])
+def test_the_end_is_a_label_of_what_users_take_for_the_master(
+    server: MasterApiServer, failed: bool, value: str
+) -> None:
+    labels = IdentityLabels(status="example.com/status")
+    spec = replace(ON_A_VOLUME, master=MasterSpec(log_pod=True), pod=PodSpec(identity_labels=labels))
+    backend = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
+    backend._create_log_pod()
+    log_pod = server.stored(PODS, "edl-digits-master")["metadata"]["uid"]
+    assert server.patches == []
+    backend.conclude(failed=failed)
+    labelled = {name: body for name, body in server.patches if body[1]["path"].startswith("/metadata/labels")}
+    uids = {"edl-digits-master": log_pod, "edl-digits-master-x": "pod-uid"}
+    for name, uid in uids.items():
+        assert labelled[name] == [
+            {"op": "test", "path": "/metadata/uid", "value": uid},
+            {"op": "add", "path": "/metadata/labels/example.com~1status", "value": value},
+        ]
+    of_job = [body[0]["value"] for name, body in server.patches if name == names.master_name("digits")]
+    assert "job-uid" in of_job
+    backend.close()
+    backend.cluster.close()
+
+
+@pytest.mark.usefixtures("short_timeouts")
+def test_a_job_whose_end_cannot_be_labelled_ends(server: MasterApiServer) -> None:
+    spec = replace(SPEC, pod=PodSpec(identity_labels=IdentityLabels(status="status")))
+    backend = KubeMasterBackend(spec, MasterPodInfo.from_environment("digits", VARIABLES), lambda pace: server)
+    server.answers += [ForbiddenError("patch"), ForbiddenError("patch")]
+    assert backend.conclude(failed=False) == 0
+    backend.close()
+    backend.cluster.close()
 
 
 @pytest.mark.parametrize(("owner", "phase"), [("an earlier Job", "Running"), ("job-uid", "Failed")])
