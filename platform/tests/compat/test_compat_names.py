@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.elasticdl.imports import IMPORTS, Import
 
 pytestmark = pytest.mark.tensorflow
 
@@ -167,14 +168,14 @@ def test_statistics_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -
         assert get("age", default) == value  # type: ignore[operator]
 
 
-def test_the_page_lists_what_is_there() -> None:
-    section = (ROOT / PAGE).read_text(encoding="utf-8").partition("### Imports\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:3] == "| `"]
-    listed = {module.strip("`"): re.findall(r"`(\w+)`", remark) for module, remark in rows}
-    packages = {"elasticdl.python.elasticdl.feature_column"}
-    assert set(IMPORTED) - packages - {"elasticdl_preprocessing.utils.decorators"} <= set(listed)
-    for module, names in listed.items():
-        found = importlib.import_module(module)
-        assert [name for name in IMPORTED.get(module, ()) if name not in names] == []
-        for name in names:
-            assert getattr(found, name) is not None
+@pytest.mark.parametrize("listed", IMPORTS, ids=lambda listed: listed.module)
+def test_what_the_page_lists_is_there(listed: Import) -> None:
+    found = importlib.import_module(listed.module)
+    assert [name for name in IMPORTED.get(listed.module, ()) if name not in listed.names] == []
+    for name in listed.names:
+        assert getattr(found, name) is not None
+
+
+def test_the_page_lists_what_model_modules_import() -> None:
+    packages = {"elasticdl.python.elasticdl.feature_column", "elasticdl_preprocessing.utils.decorators"}
+    assert set(IMPORTED) - packages <= {listed.module for listed in IMPORTS}

@@ -51,6 +51,13 @@ def test_the_committed_reference_of_elasticdls_flags_is_fresh():
     assert (DOCS / "reference/elasticdl.md").read_text() == elasticdl_page.page(), STALE.format("elasticdl.md")
 
 
+def test_the_committed_tables_of_the_migration_page_are_fresh():
+    import migration_tables
+
+    text = migration_tables.PAGE.read_text(encoding="utf-8")
+    assert text == migration_tables.page(text), "docs/migrating-from-elasticdl.md is stale: make reference"
+
+
 def test_every_field_of_the_schema_has_its_row():
     text = (DOCS / "reference/jobspec.md").read_text()
     paths = list(leaves(build_job_schema()))
