@@ -16,6 +16,7 @@ from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.keras.user_code import source_file, user_code
+from edl.worker.shard_reader import ShardReader, lists_shards
 
 DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 """Name of the data set under ``data`` by kind of task."""
@@ -48,6 +49,10 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
         return GuardedReader(custom_reader(origin, **data.reader), zoo)
 
 
+def _adapt(reader: Any) -> Any:
+    return ShardReader(reader) if lists_shards(reader) else reader
+
+
 class GuardedReader:
     """Wraps a user's reader: its exceptions and invalid results are reported as the user's.
 
@@ -56,9 +61,9 @@ class GuardedReader:
     """
 
     def __init__(self, reader: Any, zoo: Path) -> None:
-        self._reader, self._zoo = reader, zoo
+        self._reader, self._zoo = _adapt(reader), zoo
         self._defined_in = source_file(type(reader)) if reader is not None else None
-        missing = [name for name in ("metadata", "sources", "read") if not hasattr(reader, name)]
+        missing = [name for name in ("metadata", "sources", "read") if not hasattr(self._reader, name)]
         if missing:
             raise self._reader_error(
                 f"custom_data_reader() returned {_describe_type(reader)}, which has no {', '.join(missing)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,9 @@ import edl.data
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.core.shuffle import RecordSource
-from edl.data.reader import BlockSizes
+from edl.data.reader import BlockSizes, Source
 from edl.keras.user_code import UserCodeError
-from edl.worker.data_readers import GuardedReader, describe_data_sets
+from edl.worker.data_readers import GuardedReader, describe_data_sets, open_data_set
 
 ZOO = Path(__file__).parent
 DATA = DataSpec(training=("a",), validation=("b",), prediction=("c",))
@@ -116,6 +117,35 @@ def test_records_that_are_none_are_the_users_error(returned: Any, said: tuple[st
         guarded(read=lambda source, start, end: returned).read("a", 2, 6)
     assert not missing_keys(error.value.message, "read('a', 2, 6)", *said)
     assert error.value.hint
+
+
+class Shards:
+    """By ElasticDL's contract, and without its base class."""
+
+    def create_shards(self) -> dict[str, Any]:
+        return {"low": (0, 4), "high": (100, 6), "all": 3}
+
+    def read_records(self, task: Any) -> Iterator[bytes]:
+        assert (task.shard.name, task.shard.start, task.shard.end) == (task.shard_name, task.start, task.end)
+        yield from (f"{task.shard_name} {number}".encode() for number in range(task.start, task.end))
+
+
+def test_a_reader_that_lists_shards_is_adapted(tmp_path: Path) -> None:
+    reader = open_data_set(DataSpec(training=("/nowhere",)), "training", lambda origin: Shards(), tmp_path)
+    assert reader.sources() == [Source("low", 4), Source("high", 6), Source("all", 3)]
+    assert reader.read("high", 4, 6) == [b"high 104", b"high 105"]
+    assert reader.read("all", 1, 3) == [b"all 1", b"all 2"]
+    assert reader.metadata.format == "custom"
+
+
+def test_errors_of_a_reader_that_lists_shards_are_the_users(tmp_path: Path) -> None:
+    class Broken(Shards):
+        def create_shards(self) -> dict[str, Any]:
+            raise KeyError("no such table")
+
+    reader = open_data_set(DataSpec(training=("/nowhere",)), "training", lambda origin: Broken(), tmp_path)
+    with pytest.raises(UserCodeError, match="no such table"):
+        reader.sources()
 
 
 def test_records_that_are_reported_as_corrupt_may_be_missing() -> None:
