@@ -132,7 +132,7 @@ def _job_row(job: JobView, now: float) -> list[str]:
 
 def _display_name(job: JobView) -> str:
     kind = {"evaluate": " (evaluation)", "predict": " (prediction)"}.get(job.task, "")
-    return f"{job.name}/{job.uid}{kind}" if job.is_local else job.name
+    return f"{job.name}/{job.uid}{kind}" if job.is_local else f"{job.name}{kind}"
 
 
 def job_json(job: JobView) -> dict[str, Any]:
@@ -142,6 +142,7 @@ def job_json(job: JobView) -> dict[str, Any]:
         "namespace": job.namespace,
         "local": job.is_local,
         "uid": job.uid,
+        "task": job.task,
         "phase": job.phase,
         "stall": job.stall_reason or None,
         "created": job.created_at,

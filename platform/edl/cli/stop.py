@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edl.ops.job_view import JobView
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_TASK_NOUNS = {"evaluate": "An evaluation", "predict": "A prediction"}
 ENDED_GOAL = WaitGoal("stopped", lambda job: job.has_ended)
 
 
@@ -34,6 +35,8 @@ def stop(
 ) -> None:
     """Stop a job on a cluster: it takes a checkpoint and its pods are removed. Its run is kept and can be resumed.
 
+    A job that evaluates or predicts has no checkpoints: it ends, and is not resumed.
+
     Exit codes: 0 stop requested, or with --wait ended; 1 it was deleted meanwhile, 124 timeout.
     """
     from edl.cluster.desired_state import ANY_BOUNDS
@@ -48,7 +51,8 @@ def stop(
         print(f"{job} is {view.phase} already.")
         return
     status_publisher.update_desired_state(api, job, DesiredState(stop=True), ANY_BOUNDS)
-    print(f"Requested {job} to stop. The master takes a checkpoint, then its pods are removed.", flush=True)
+    what = "Its" if view.task in _TASK_NOUNS else "The master takes a checkpoint, then its"
+    print(f"Requested {job} to stop. {what} pods are removed.", flush=True)
     if view.status is None:
         print(
             "Its master has not reported yet; remove the job with: edl delete"
@@ -57,7 +61,10 @@ def stop(
         )
     if wait:
         _wait_until_ended(api, job, seconds)
-    if view.status is not None:
+    if view.task in _TASK_NOUNS:
+        again = f"edl {view.task} {command_arguments('JOB.yaml', context, api.namespace)}"
+        print(f"{_TASK_NOUNS[view.task]} is not resumed. Begin it again: {again}")
+    elif view.status is not None:
         print(_kept_text(api, job, view.status, ended=wait))
 
 

@@ -85,8 +85,10 @@ class JobView:
 
     @property
     def task(self) -> str:
-        """What it does, as far as is known: train, evaluate or predict."""
-        return "train"
+        """What it does: train, evaluate or predict."""
+        annotations = self.manifest["metadata"].get("annotations") or {}
+        task = str(annotations.get(names.TASK_ANNOTATION))
+        return task if task in ("evaluate", "predict") else "train"
 
     @property
     def location_text(self) -> str:

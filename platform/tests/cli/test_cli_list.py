@@ -11,6 +11,7 @@ from support.in_memory_cluster import NOW, InMemoryCluster
 from support.job_objects import conditions, put_job, with_status
 from support.text_keys import missing_keys
 
+from edl.cluster.kubernetes import names
 from edl.cluster.kubernetes.resource_kinds import NAMESPACES
 from edl.jobfile.published_status import PublishedStatus
 
@@ -47,6 +48,20 @@ def test_the_jobs_of_all_namespaces(cli: CliHarness) -> None:
     fill(cli.cluster)
     assert cli.edl("list", "-A") == 0
     assert "elsewhere   other   Training starved" in cli.out
+
+
+def test_jobs_that_do_not_train_are_marked(cli: CliHarness) -> None:
+    put_job(cli.cluster, "scored", annotations={names.TASK_ANNOTATION: "evaluate"})
+    put_job(cli.cluster, "asked", annotations={names.TASK_ANNOTATION: "predict"})
+    assert cli.edl("list") == 0
+    assert not missing_keys(cli.out, "scored (evaluation)", "asked (prediction)")
+    assert "mnist (" not in cli.out
+    assert cli.edl("list", "--json") == 0
+    assert {job["job"]: job["task"] for job in json.loads(cli.out.splitlines()[-1])} == {
+        "asked": "predict",
+        "mnist": "train",
+        "scored": "evaluate",
+    }
 
 
 def test_what_a_stalled_job_waits_for(cli: CliHarness) -> None:

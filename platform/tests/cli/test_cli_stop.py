@@ -32,6 +32,16 @@ def test_the_wish_is_added_to_those_before(cli: CliHarness) -> None:
     assert cli.out.endswith(": edl submit JOB.yaml --resume 0a1b\n")
 
 
+@pytest.mark.parametrize(("task", "noun"), [("evaluate", "evaluation"), ("predict", "prediction")])
+def test_a_job_that_does_not_train_is_promised_no_checkpoint(cli: CliHarness, task: str, noun: str) -> None:
+    put_job(cli.cluster, annotations={names.TASK_ANNOTATION: task})
+    assert cli.edl("stop", "mnist") == 0
+    assert find_job(cli.cluster, "mnist").desired_state.stop
+    assert not missing_keys(cli.out, noun, "not resumed", f"edl {task} JOB.yaml -n team")
+    assert "checkpoint" not in cli.out
+    assert "--resume" not in cli.out
+
+
 def test_a_job_without_a_volume_is_not_promised_to_go_on(cli: CliHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(job_objects.SPEC, "volumes", [])
     put_job(cli.cluster)

@@ -138,10 +138,13 @@ def controller_reference(job: str, spec_uid: str) -> Manifest:
 
 def _job_manifest(spec: JobSpec, identity: PodIdentity, suspend: bool) -> Manifest:
     ttl = spec.ttl_after_finished
+    annotations = {} if identity.run is None else {names.RUN_ANNOTATION: identity.run}
+    if spec.task != "train":
+        annotations[names.TASK_ANNOTATION] = spec.task
     content: Manifest = {
         "metadata": {
             "labels": names.object_labels(spec.name, Role.MASTER),
-            "annotations": {} if identity.run is None else {names.RUN_ANNOTATION: identity.run},
+            "annotations": annotations,
         },
         "spec": {
             "suspend": suspend,

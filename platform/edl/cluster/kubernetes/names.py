@@ -11,6 +11,8 @@ DESIRED_ANNOTATION = "edl.dev/desired"
 """Annotation of the Job: its desired state as JSON; see ``edl.cluster.status_port.DesiredState``."""
 RUN_ANNOTATION = "edl.dev/run"
 """Annotation of the Job and its pod template: the run to resume, or ``latest``."""
+TASK_ANNOTATION = "edl.dev/task"
+"""Annotation of the Job of a job that does not train: evaluate or predict."""
 SUBMISSION_ANNOTATION = "edl.dev/submission"
 """Annotation of the Job: id of the call of ``edl submit`` that created it. If the name is taken, the id tells whether
 the same call created it before, with a request that was repeated."""

@@ -135,6 +135,16 @@ def test_mounts_are_volumes_of_the_pod(spec: JobSpec) -> None:
         assert any(Path(pod_storage_path(spec)).is_relative_to(mount["mountPath"]) for mount in mounts)
 
 
+def test_the_job_says_that_it_does_not_train() -> None:
+    def annotations(spec: JobSpec) -> Any:
+        return job_of(spec)[-1]["metadata"].get("annotations")
+
+    claim = (VolumeSpec(mount="/data", claim="datasets"),)
+    evaluation = replace(MNIST, task="evaluate", data=DataSpec(validation=("/data/test",)), volumes=claim)
+    assert annotations(evaluation) == {names.TASK_ANNOTATION: "evaluate"}
+    assert names.TASK_ANNOTATION not in (annotations(MNIST) or {})
+
+
 @_PATIENT
 @given(spec=fit_jobs())
 def test_the_spec_travels_whole(spec: JobSpec, tmp_path_factory: pytest.TempPathFactory) -> None:
