@@ -279,7 +279,8 @@ def _live_ps(state: JobState) -> set[str]:
 def _record_pin(state: JobState, pin: int, step: int, *, final: bool) -> None:
     if final:
         state.record_entry(FinalCutPinned(cut=pin))
-    if state.validation:
+    # The last step may have been evaluated before the job knew that it was the last one.
+    if state.validation and not (final and state.has_evaluated(step)):
         state.record_entry(EvaluationBegun(pin=pin, step=step, final=final))
         state.emit(EvaluationStarted(step=step))
 

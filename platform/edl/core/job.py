@@ -194,7 +194,7 @@ def _end_reason(state: JobState) -> str:
 
 
 def _needs_final_evaluation(state: JobState) -> bool:
-    if not state.validation or state.evaluated_final:
+    if not state.validation or state.evaluated_final or state.has_evaluated(state.step):
         return False
     # Under AllReduce no step follows the evaluation after which a callback stopped training. As in ``keras.fit``,
     # the callbacks must not count that step twice.

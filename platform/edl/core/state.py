@@ -265,6 +265,7 @@ class JobState:
         revoked_leases: returned training leases that are not below the lowest open lease.
         revocations: pending lease revocations.
         final_pin: the cut at the end of training, once taken.
+        evaluated_step: the step after which the variables were evaluated last, unless they were lost since; 0: none.
         scale_override: minimum and maximum of workers that users set; None: the spec's value.
         world: the rounds of strategy AllReduce; None under another strategy.
         pods_synced: whether the cluster has listed all existing pods.
@@ -319,6 +320,7 @@ class JobState:
     paused_cut: int = 0
     scale_override: tuple[int | None, int | None] = (None, None)
     evaluated_final: bool = False
+    evaluated_step: int = 0
     phase: str = "Starting"
     reason: str = ""
     lease_counter: int = 0
@@ -390,6 +392,10 @@ class JobState:
         if self.world is not None:
             return self.world.committed_step
         return self.training_ledger.done_steps if self.training_ledger else 0
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether the present variables, which are those after ``step``, were evaluated."""
+        return 0 < self.evaluated_step == step
 
     @property
     def has_ended(self) -> bool:
@@ -673,6 +679,7 @@ def _apply_evaluation(state: JobState, entry: EvaluationBegun) -> None:
 def _apply_evaluated(state: JobState, entry: EvaluationCompleted) -> None:
     state.counters.metrics = dict(entry.metrics)
     state.evaluated_final |= entry.final
+    state.evaluated_step = entry.step
     if entry.callbacks is not None:
         state.callbacks = state.callbacks.apply_evaluated_state(entry.step, entry.callbacks)
     evaluated = state.ledgers.get(EVALUATION)
@@ -684,6 +691,11 @@ def _apply_evaluated(state: JobState, entry: EvaluationCompleted) -> None:
 
 def _apply_evaluation_off(state: JobState, entry: EvaluationAbandoned) -> None:
     _give_up_evaluation(state)
+
+
+def _forget_evaluated_step(state: JobState) -> None:
+    """The variables are others now, or will be: those of the same step are evaluated again."""
+    state.evaluated_step = 0
 
 
 def _give_up_evaluation(state: JobState) -> None:
@@ -753,6 +765,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         state.callbacks = state.callbacks.roll_back_to(step)
     # In both cases, a PS that kept a part of the pinned cuts is gone.
     _give_up_evaluation(state)
+    _forget_evaluated_step(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
 
@@ -781,6 +794,7 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
         # The steps are made again, and the callbacks see them again.
         state.stopped_after = None
     _give_up_evaluation(state)
+    _forget_evaluated_step(state)
     _apply_final(state, FinalCutPinned(cut=0))
 
 
@@ -986,6 +1000,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         "best_restored": state.best_restored,
         "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
+        **({"evaluated_step": state.evaluated_step} if state.evaluated_step else {}),
         **({} if state.world is None else _world_snapshot(state, state.world)),
     }
 
@@ -1028,6 +1043,7 @@ def restore_state(state: JobState, snapshot: Mapping[str, Any]) -> None:
     if "model_files" in snapshot:
         state.model_files = ModelFiles.from_snapshot(snapshot["model_files"])
     state.best_restored = snapshot.get("best_restored", 0)
+    state.evaluated_step = snapshot.get("evaluated_step", 0)
     least, most = snapshot.get("scaled", (None, None))
     state.scale_override = least, most
     state.revoked_leases = set(snapshot["revoked"])

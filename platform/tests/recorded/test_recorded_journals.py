@@ -44,6 +44,10 @@ UNRECORDED: dict[str, dict[str, Any]] = {
 """Entries that neither a scenario nor a recorded run has, and what they hold: tests of the core replay them."""
 
 
+ADDED_KEYS = ("evaluated_step",)
+"""Keys of a snapshot that versions since then have added."""
+
+
 @pytest.mark.parametrize("path", JOURNALS, ids=lambda path: path.stem)
 def test_a_recorded_journal_leads_to_the_same_state(path: Path) -> None:
     recorded = json.loads(path.read_text())
@@ -56,7 +60,8 @@ def test_a_recorded_journal_leads_to_the_same_state(path: Path) -> None:
 def replayed(settings: dict[str, Any], snapshot: Any, entries: list[Any]) -> Any:
     job = JobStateMachine(JobSettings(**settings))
     job.replay_journal(snapshot, entries)
-    return json.loads(json.dumps(job.to_snapshot()))
+    state = json.loads(json.dumps(job.to_snapshot()))
+    return {name: value for name, value in state.items() if name not in ADDED_KEYS}
 
 
 def test_every_kind_of_entry_is_recorded(tmp_path: Path) -> None:
