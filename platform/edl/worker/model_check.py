@@ -54,7 +54,7 @@ def main(spec_file: Path, result_file: Path) -> int:
     # TensorFlow reads it when it is loaded.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     result: dict[str, Any] = {"lines": [], "failure": "", "detail": "", "exit_code": 0}
-    warnings, log = _WarningCollector(result["lines"]), logging.getLogger("edl")
+    warnings, log = _WarningLines(result["lines"]), logging.getLogger("edl")
     log.addHandler(warnings)
     try:
         # Inside ``try``: that TensorFlow cannot be imported is a finding too.
@@ -72,7 +72,7 @@ def main(spec_file: Path, result_file: Path) -> int:
     return int(result["exit_code"])
 
 
-class _WarningCollector(logging.Handler):
+class _WarningLines(logging.Handler):
     """Collects each warning of a worker's log once, although the model is built more than once."""
 
     def __init__(self, lines: list[str]) -> None:
