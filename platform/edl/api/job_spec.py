@@ -118,7 +118,7 @@ class DataSpec:
     ] = ()
     reader: Annotated[
         Mapping[str, JsonValue],
-        Field("Arguments of the reader, such as format (recordio or csv). The reader checks them."),
+        Field("Arguments of the reader, such as format (csv, parquet, tfrecord ...). The reader checks them."),
     ] = field(default_factory=dict)
     max_corrupt_records: Annotated[
         int, Field("Number of corrupt records that are skipped and counted; one more fails the job.", unit="records")

@@ -10,10 +10,7 @@ from typing import TypeAlias, TypeVar
 from edl.api.errors import BadInputError, EdlError, RetryableError
 
 # --------------------------------------------------------------------------------------------------
-# Hints for files in other formats: for each format, a few lines of Python that convert such a file
-# to RecordIO.
-#
-# Each hint has a complete program to copy. A test runs each of them and reads what it wrote.
+# Hints for files that are not read as they are. One has a complete program to copy, which a test runs.
 
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
@@ -23,57 +20,24 @@ _TFRECORD_PROGRAM = """\
 from edl.data import Writer
 import tensorflow as tf
 with Writer({target!r}) as writer:
-    for record in tf.data.TFRecordDataset({source!r}{compression}).as_numpy_iterator():
+    for record in tf.data.TFRecordDataset({source!r}, compression_type="GZIP").as_numpy_iterator():
         writer.write(record)"""
-_NPZ_PROGRAM = """\
-from edl.data import Writer, serialize_example
-import numpy as np
-arrays = dict(np.load({source!r}))
-with Writer({target!r}) as writer:
-    for row in zip(*arrays.values(), strict=True):
-        writer.write(serialize_example({{k: np.ravel(v).tolist() for k, v in zip(arrays, row)}}))"""
-_NPY_PROGRAM = """\
-from edl.data import Writer, serialize_example
-import numpy as np
-with Writer({target!r}) as writer:
-    for row in np.load({source!r}):
-        writer.write(serialize_example({{"value": np.ravel(row).tolist()}}))"""
-_IMAGES_PROGRAM = """\
-from pathlib import Path
-from edl.data import Writer, serialize_example
-kinds = {kinds!r}
-images = sorted(f for f in Path({source!r}).rglob("*") if f.suffix.lower() in kinds)
-labels = sorted({{f.parent.name for f in images}})
-with Writer({target!r}) as writer:
-    for f in images:
-        writer.write(serialize_example({{"image": f.read_bytes(), "label": labels.index(f.parent.name)}}))"""
 
 
 def hint_for_file(file: Path) -> str | None:
-    """How to convert a file to RecordIO; None for an unknown kind of file."""
+    """How to read a file of a kind that EDL does not read as it is; None for an unknown kind."""
     suffix, target = file.suffix.lower(), str(file.with_suffix(".recordio"))
-    name = file.name.lower()
-    if suffix in IMAGE_SUFFIXES:
-        return hint_for_images(file.parent)
-    if suffix in (".tfrecord", ".tfrecords") or ".tfrecord" in name:
-        compression = ', compression_type="GZIP"' if suffix == ".gz" else ""
-        program = _TFRECORD_PROGRAM.format(source=str(file), target=target, compression=compression)
+    if is_image(file.name):
+        return f"images are read from a folder, with a folder for each class: name {file.parent} or the folder above it"
+    if suffix == ".gz" and ".tfrecord" in file.name.lower():
+        program = _TFRECORD_PROGRAM.format(source=str(file), target=target)
         return _format_program_hint(
-            "TFRecord files contain the same records in another framing; feed stays unchanged", program
+            "compressed TFRecord has no random access; RecordIO contains the same records, and feed stays unchanged",
+            program,
         )
-    if suffix in (".npz", ".npy"):
-        program = (_NPZ_PROGRAM if suffix == ".npz" else _NPY_PROGRAM).format(source=str(file), target=target)
-        return _format_program_hint("each record becomes a tf.train.Example with one feature per array", program)
+    if suffix in (".gz", ".bz2", ".xz", ".zst"):
+        return f"unpack it: a compressed file has no random access. Parquet is compressed in parts. {_DOCS_HINT}"
     return None
-
-
-def hint_for_images(folder: Path) -> str:
-    """How to convert a folder of images, with a sub-folder for each class, to RecordIO."""
-    target = f"{folder}.recordio"
-    program = _IMAGES_PROGRAM.format(source=str(folder), target=target, kinds=tuple(sorted(IMAGE_SUFFIXES)))
-    return _format_program_hint(
-        "each record becomes a tf.train.Example with the file's bytes and the number of its folder", program
-    )
 
 
 def hint_for_encoding(file: str) -> str:
@@ -83,9 +47,25 @@ def hint_for_encoding(file: str) -> str:
     return f"if the whole file is in another encoding, convert it: iconv -f latin1 -t utf-8 '{path}' > '{target}'"
 
 
+def is_image(name: str) -> bool:
+    """Whether a file is an image, by its name."""
+    return Path(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether a folder has images and no other files, or folders of which one has images."""
+    try:
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        if files := [entry for entry in entries if entry.is_file()]:
+            return all(is_image(entry.name) for entry in files)
+        return any(contains_images(entry.iterdir()) for entry in entries)
+    except OSError:
+        return False  # whoever opens the folder reports that
+
+
 def contains_images(files: Iterable[Path]) -> bool:
     """Whether any of the files is an image."""
-    return any(file.suffix.lower() in IMAGE_SUFFIXES for file in files)
+    return any(is_image(file.name) for file in files)
 
 
 def _format_program_hint(what: str, program: str) -> str:
@@ -98,7 +78,23 @@ PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
 INDEX_SUFFIX = ".idx"
 RECORDIO_MAGIC = bytes.fromhex("04030201")
-_FORMAT_BY_SUFFIX = {".recordio": "recordio", ".rio": "recordio", ".csv": "csv", ".tsv": "csv"}
+PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUM"
+_FORMAT_BY_MAGIC = {RECORDIO_MAGIC: "recordio", PARQUET_MAGIC: "parquet", NPY_MAGIC: "npy"}
+_FORMAT_BY_SUFFIX = {
+    ".recordio": "recordio",
+    ".rio": "recordio",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+}
 
 
 def read_error(file: Path, error: OSError) -> EdlError:
@@ -128,6 +124,11 @@ def temporary_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
+def list_paths(paths: PathOrPaths) -> list[str | Path]:
+    """One path, or several, as a list."""
+    return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
 def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
     """All data files under ``paths``, with the files of a directory in sorted order.
 
@@ -136,7 +137,7 @@ def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
     Raises:
         BadInputError: a path is missing, unreadable or an empty directory, or ``paths`` is empty.
     """
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    listed = list_paths(paths)
     if not listed:
         raise BadInputError("there are no data files: the list of paths is empty", hint="name a file or a directory")
     files = tuple(file for path in listed for file in _list_path_files(Path(path)))
@@ -165,8 +166,6 @@ def _list_directory_files(directory: Path) -> list[Path]:
     if not files:
         folders = [entry.name for entry in entries if entry.is_dir()]
         hint = f"name one of its directories: {', '.join(folders[:5])}" if folders else "`edl data` can write examples"
-        if any(contains_images(entry.iterdir()) for entry in entries if entry.is_dir()):
-            hint = hint_for_images(directory)
         raise BadInputError("the directory has no data files", where=str(directory), hint=hint)
     return files
 
@@ -206,7 +205,10 @@ def detect_format(files: Sequence[Path]) -> str:
 
 
 def format_of_name(file: Path) -> str | None:
-    """The format that a file's suffix stands for; None if it stands for none."""
+    """The format that a file's name stands for; None if it stands for none."""
+    # Shards of TFRecord have names such as data.tfrecord-00000-of-00008.
+    if ".tfrecord-" in file.name.lower():
+        return "tfrecord"
     return _FORMAT_BY_SUFFIX.get(file.suffix.lower())
 
 
@@ -222,12 +224,12 @@ def _detect_file_format(file: Path) -> str | None:
         raise read_error(file, error) from error
     if not head:
         return None
-    if head == RECORDIO_MAGIC:
-        return "recordio"
+    if head in _FORMAT_BY_MAGIC:
+        return _FORMAT_BY_MAGIC[head]
     raise BadInputError(
         "unknown data format: neither the name nor the first bytes of the file identify it",
         where=str(file),
         hint=hint_for_file(file)
-        or "name the format with data.reader.format (recordio or csv), move the file elsewhere, or read it yourself "
-        "with a custom_data_reader in the model module: docs/bring-your-own-data.md",
+        or "name the format with data.reader.format (such as csv or tfrecord), move the file elsewhere, or read it "
+        "yourself with a custom_data_reader in the model module: docs/bring-your-own-data.md",
     )

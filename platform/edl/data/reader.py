@@ -9,15 +9,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, overload
+from typing import Any, Protocol, TypeAlias, overload
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import hint_for_encoding
 
 NOT_UTF8 = "not UTF-8"
 """Reason of a row that cannot be read because the file has another encoding."""
-Record: TypeAlias = bytes | list[str]
-"""One record: ``bytes`` from RecordIO (usually a serialized ``tf.train.Example``), a list of cells from CSV."""
+Record: TypeAlias = bytes | list[str] | Mapping[str, Any]
+"""One record: ``bytes`` from RecordIO and TFRecord (usually a serialized ``tf.train.Example``) and of lines of text, a
+list of cells from CSV, a mapping from columns to values from Parquet and other typed tables."""
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,22 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class PackedRecords(Sequence[bytes]):
-    """Records that lie one after another in one buffer, each after ``gap`` bytes such as its length.
+    """Records that lie one after another in one buffer, each between ``gap`` and ``tail`` bytes such as its length.
 
     Indexing copies a record. Separate objects for a million small records would take long to create and free, and
     would be scattered in memory, which is slow to read in random order.
 
     Args:
         payload: the buffer.
-        bounds: end of each record, after a leading 0.
+        bounds: where each record's ``gap`` begins, and at the end where the last record's ``tail`` ends.
         gap: bytes before each record that do not belong to it.
+        tail: bytes after each record that do not belong to it.
     """
 
     payload: bytes
     bounds: array[int]
     gap: int
+    tail: int = 0
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -69,7 +72,7 @@ class PackedRecords(Sequence[bytes]):
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         at = range(len(self))[index]
-        return self.payload[self.bounds[at] + self.gap : self.bounds[at + 1]]
+        return self.payload[self.bounds[at] + self.gap : self.bounds[at + 1] - self.tail]
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,16 @@ class Metadata:
     """Describes the records for a model's ``feed(dataset, mode, metadata)``.
 
     Args:
-        format: ``recordio``, ``csv``, or a name that a custom reader chooses.
-        column_names: the columns of a table, in the order of a row's cells; empty for RecordIO.
+        format: such as ``recordio``, ``csv`` or ``parquet``, or a name that a custom reader chooses.
+        column_names: the columns of a table, in the order of a row's cells; empty for records of ``bytes``.
         column_dtypes: the type of each column, as the name of a TensorFlow dtype; CSV cells are ``string``.
+        class_names: of a folder of images: the class that each label stands for.
     """
 
     format: str
     column_names: tuple[str, ...] = ()
     column_dtypes: Mapping[str, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

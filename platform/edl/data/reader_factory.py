@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edl.api.errors import BadInputError, EdlError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
-from edl.data.data_files import PathOrPaths, detect_format, format_of_name, list_data_files
+from edl.data.data_files import PathOrPaths, detect_format, format_of_name, holds_images, list_data_files, list_paths
 from edl.data.reader import Reader
+
+if TYPE_CHECKING:
+    from edl.data.block_file import RecordFormat
 
 
 def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None) -> Reader:
@@ -21,17 +25,24 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
 
     Args:
         paths: a file, a directory (its data files in sorted order) or a list of both.
-        options: the job's ``data.reader``. Without ``format`` (``recordio`` or ``csv``) the format is detected from
-            the files; the other options are those of the format.
+        options: the job's ``data.reader``. Without ``format`` (see ``FORMATS``) the format is detected from the files;
+            the other options are those of the format.
 
     Raises:
         BadInputError: there is no data, a file cannot be read, or the format or an option is unknown.
     """
     format_options = dict(options or {})
-    files = list_data_files(paths)
     chosen = format_options.pop("format", None)
+    if chosen == "images" or (chosen is None and _are_image_folders(paths)):
+        return _create_format_reader("images", [Path(path) for path in list_paths(paths)], format_options)
+    files = list_data_files(paths)
     name = detect_format(files) if chosen is None else str(chosen)
     return _create_format_reader(name, files, format_options)
+
+
+def _are_image_folders(paths: PathOrPaths) -> bool:
+    listed = list_paths(paths)
+    return bool(listed) and all(Path(path).is_dir() and holds_images(Path(path)) for path in listed)
 
 
 def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) -> None:
@@ -50,6 +61,10 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
         _create_format_reader(str(name), [Path(path) for path in paths], format_options)
 
 
+FORMATS = ("recordio", "csv", "tfrecord", "parquet", "npy", "npz", "jsonl", "text", "images")
+"""Values of ``data.reader.format``."""
+
+
 def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:
     if name == "recordio":
         from edl.data.recordio.reader import RecordIOReader
@@ -59,11 +74,39 @@ def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str
         from edl.data.csv_reader import CsvReader
 
         return CsvReader.from_options(files, options)
+    if name in ("tfrecord", "text", "jsonl"):
+        from edl.data.block_file import BlockFileReader
+
+        return BlockFileReader.from_options(files, options, _record_format(name))
+    if name == "parquet":
+        from edl.data.parquet_reader import ParquetReader
+
+        return ParquetReader.from_options(files, options)
+    if name in ("npy", "npz"):
+        from edl.data.numpy_reader import NumpyReader
+
+        return NumpyReader.from_options(files, options)
+    if name == "images":
+        from edl.data.image_folder import ImageFolderReader
+
+        return ImageFolderReader.from_options(files, options)
+    near = get_close_matches(name, FORMATS, n=1)
     raise BadInputError(
         f"unknown data format {name!r}",
         where="data.reader.format",
-        hint="the built-in formats are recordio and csv; a model module may define custom_data_reader for others",
+        hint=(f"did you mean {near[0]}? " if near else "")
+        + f"The built-in formats are {', '.join(FORMATS)}; a model module may define custom_data_reader for others",
     )
+
+
+def _record_format(name: str) -> RecordFormat:
+    if name == "tfrecord":
+        from edl.data.tfrecord_format import TFRecordFormat
+
+        return TFRecordFormat()
+    from edl.data.text_format import JsonLinesFormat, TextFormat
+
+    return TextFormat() if name == "text" else JsonLinesFormat()
 
 
 # --------------------------------------------------------------------------------------------------

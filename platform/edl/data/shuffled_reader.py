@@ -8,6 +8,7 @@ records and the rest of the two blocks at its ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from edl.api.errors import BadInputError
 from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges, feistel_permute
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
+from edl.data.record_columns import ColumnRecords, join_records, take_records
 
 # --------------------------------------------------------------------------------------------------
 # Copies records in any order out of the buffers that contain them.
@@ -113,7 +115,7 @@ class _PackedWindow:
         part = slice(first - self._start, first - self._start + len(packed))
         self._places[part, 0] = block - self._first
         np.add(bounds[:-1], packed.gap, out=self._places[part, 1])
-        self._places[part, 2] = bounds[1:]
+        np.subtract(bounds[1:], packed.tail, out=self._places[part, 2])
         self._payloads[block - self._first] = packed.payload
         self.held.add(block)
 
@@ -121,6 +123,29 @@ class _PackedWindow:
         """The records with these numbers; their blocks must have been added."""
         owners, begins, ends = self._places.take(unmixed - self._start, axis=0).T.copy()
         return _GATHER(self._payloads, owners, begins, ends)
+
+
+class _DamagedBlock(Sequence[Any]):
+    """The records of a block, in the form in which they were read, with a ``CorruptRange`` for each damaged one.
+
+    Args:
+        damaged: for each record of the block the range, or None.
+        records: the others.
+    """
+
+    def __init__(self, damaged: Sequence[CorruptRange | None], records: Sequence[Any]) -> None:
+        self._damaged, self._records = damaged, records
+        self._places = list(accumulate((each is None for each in damaged), initial=0))
+
+    def __len__(self) -> int:
+        return len(self._damaged)
+
+    def __getitem__(self, index: Any) -> Any:
+        at = index.start if isinstance(index, slice) else index
+        corrupt, place = self._damaged[at], self._places[at]
+        if isinstance(index, slice):  # of one record
+            return self._records[place : place + 1] if corrupt is None else [corrupt]
+        return self._records[place] if corrupt is None else corrupt
 
 
 class ShuffledReader:
@@ -137,7 +162,7 @@ class ShuffledReader:
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._end_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._first_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self._read_packed = getattr(reader, "packed_records", None)  # only the RecordIO reader has it
+        self._read_packed = getattr(reader, "packed_records", None)  # only readers of bytes have it
         self._piece = _PositionPiece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
         self._window: tuple[int, int] = (-1, -1)
@@ -145,7 +170,7 @@ class ShuffledReader:
         self._cached_blocks: dict[int, Sequence[Any]] = {}
         self._damaged_blocks: set[int] = set()
 
-    def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[Record]:
+    def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
 
         Each unreadable record is reported alone, with all records that are damaged together in ``whole``.
@@ -154,28 +179,25 @@ class ShuffledReader:
             CorruptRecordError: a record of a needed block cannot be read and ``on_corrupt`` is None.
             BadInputError: the reader returned other records than requested.
         """
-        records: list[Record] = []
+        parts: list[Sequence[Record]] = []
         while start < end:
             piece = self._lookup_piece(epoch, start)
             until = min(end, piece.end)
             part = slice(start - piece.start, until - piece.start)
             self._enter_window(epoch, start)
-            self._append_records(records, piece.unmixed[part], on_corrupt)
+            parts.append(self._take_records(piece.unmixed[part], on_corrupt))
             start = until
-        return records
+        return join_records(parts)
 
     def describe_positions(self, epoch: int, start: int, end: int) -> str:
         """The records at positions ``[start, end)``, as text for people."""
         return describe_ranges(self.order.epoch_order(epoch).record_ranges(start, end))
 
-    def _append_records(
-        self, collected: list[Record], unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
-    ) -> None:
+    def _take_records(self, unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> Sequence[Record]:
         cached_blocks, window = self._cached_blocks, self._packed_window
         # the usual case: all blocks of the window are in memory, in packed form
         if len(cached_blocks) == window.blocks == len(window.held):
-            collected += window.take(unmixed)
-            return
+            return window.take(unmixed)
         numbers = np.searchsorted(self._end_records, unmixed, side="right")
         blocks = numbers.tolist()
         for number in set(blocks).difference(cached_blocks):
@@ -183,18 +205,40 @@ class ShuffledReader:
         # blocks in packed form and as lists may be mixed: only if all are packed, the fast path
         # applies
         if len(window.held) == len(cached_blocks):
-            collected += window.take(unmixed)
-            return
-        records = (unmixed - self._first_records[numbers]).tolist()
-        taken = [cached_blocks[block][record] for block, record in zip(blocks, records, strict=True)]
-        if self._damaged_blocks.isdisjoint(blocks):
-            collected += taken
-            return
-        for one in taken:
-            if not isinstance(one, CorruptRange):
-                collected.append(one)
+            return window.take(unmixed)
+        records = unmixed - self._first_records[numbers]
+        if not self._damaged_blocks.isdisjoint(blocks):
+            return self._take_undamaged(blocks, records, on_corrupt)
+        if isinstance(cached_blocks[blocks[0]], ColumnRecords | np.ndarray):
+            return self._take_arrays(numbers, records)
+        return [cached_blocks[block][record] for block, record in zip(blocks, records.tolist(), strict=True)]
+
+    def _take_arrays(self, numbers: npt.NDArray[np.int64], records: npt.NDArray[np.int64]) -> Sequence[Record]:
+        """Records of blocks that are arrays: those of each block at once, and then in the wanted order."""
+        order = np.argsort(numbers, kind="stable")
+        ends = np.flatnonzero(np.diff(numbers[order], append=-1)) + 1
+        parts, start = [], 0
+        for end in ends.tolist():
+            chosen = order[start:end]
+            parts.append(take_records(self._cached_blocks[int(numbers[chosen[0]])], records[chosen]))
+            start = end
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return take_records(join_records(parts), back)
+
+    def _take_undamaged(
+        self, blocks: list[int], records: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None
+    ) -> Sequence[Record]:
+        """Records of blocks of which some have damaged ones, which are reported in their places."""
+        parts: list[Sequence[Record]] = []
+        for block, record in zip(blocks, records.tolist(), strict=True):
+            found = self._cached_blocks[block]
+            one = found[record : record + 1]
+            if not isinstance(one, list) or not isinstance(one[0], CorruptRange):
+                parts.append(one)
             elif on_corrupt is not None:
-                on_corrupt(one)
+                on_corrupt(one[0])
+        return join_records(parts)
 
     def _cache_block(self, number: int, records: Sequence[Any]) -> None:
         self._cached_blocks[number] = records
@@ -220,10 +264,10 @@ class ShuffledReader:
             return records
         self._damaged_blocks.add(number)
         bad = {at: each for each in corrupt for at in range(each.start, each.end)}
-        good = iter(records)
-        return [
-            _single_corrupt_record(bad[at], at) if at in bad else next(good) for at in range(block.start, block.end)
-        ]
+        return _DamagedBlock(
+            [_single_corrupt_record(bad[at], at) if at in bad else None for at in range(block.start, block.end)],
+            records,
+        )
 
     def _enter_window(self, epoch: int, position: int) -> None:
         """Make the window of a position current, and drop blocks that it does not need."""

@@ -1,8 +1,8 @@
-"""Whether the gradients of a ``train_step`` can be averaged over workers: they must be those of a mean over records.
+"""Whether the gradients of a step can be averaged over workers: they must be those of a mean over records.
 
 The workers' gradients are weighted by their records and summed. That equals one process with all records if the
 gradients of a minibatch are the mean of those of its parts. A loss that is a sum, one that compares records with each
-other, and gradients that the step clips or normalizes are not.
+other, and gradients that a ``train_step`` clips or normalizes are not. Losses that layers add are looked at one by one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from edl.api.errors import BadInputError
 from edl.keras.custom_train_step import train_step_error
 from edl.keras.evaluation_metrics import count_records
 from edl.keras.model_contract import has_own_train_step
 from edl.keras.model_loss import can_slice
+from edl.keras.out_of_range_ids import MODEL_LOCATION
 from edl.keras.replica import ModelReplica
 from edl.keras.several_updates import SeveralUpdatesReplica
 
 _LOG = logging.getLogger(__name__)
 _TOLERANCE = 1e-2
 """Of the norm of all gradients: mixed precision rounds to about a thousandth."""
+_COMPARED_RECORDS = 16
+_SUM_TOLERANCE = 0.1
+"""How far the ratio of a sum to a mean may be from 2, because of random layers and of rounding."""
 
 
 def check_step_gradients(
@@ -67,6 +72,41 @@ def check_step_gradients(
         "compares records, or clips or normalizes gradients. Each worker computes them for its own minibatch, and they "
         "are averaged"
     )
+
+
+def check_added_losses(replica: ModelReplica | SeveralUpdatesReplica, features: Any) -> None:
+    """Refuse a loss that a layer adds (``add_loss``) and that is a sum over records.
+
+    Each worker would add the sum of its own records, and the mean over workers would make it too small. The forward
+    pass runs for a few records, once together and once in halves. Random layers make values differ, but not by a
+    factor of two. The model does not change.
+
+    Raises:
+        BadInputError: the value for some records is the sum of those for their halves.
+    """
+    half = min(_COMPARED_RECORDS, int(count_records(features)) // 2)
+    if not half or any(not can_slice(leaf) for leaf in tf.nest.flatten(features)):
+        return
+    state = replica.pack_state()
+    both, *halves = (
+        _read_added_losses(replica.model, tf.nest.map_structure(itemgetter(part), features))
+        for part in (slice(0, 2 * half), slice(0, half), slice(half, 2 * half))
+    )
+    replica.unpack_state(state)
+    for whole, first, second in zip(both, *halves, strict=True):
+        mean = (first + second) / 2
+        if mean and abs(whole / mean - 2) < _SUM_TOLERANCE:
+            raise BadInputError(
+                f"a layer adds a loss that is a sum over the records: {whole:.4g} for {2 * half} records, and "
+                f"{first:.4g} and {second:.4g} for its halves. Averaged over workers, it would be too small",
+                where=MODEL_LOCATION,
+                hint="add a mean, such as add_loss(tf.reduce_mean(...)), with a factor if it shall count for more",
+            )
+
+
+def _read_added_losses(model: Any, features: Any) -> list[float]:
+    model(features, training=True)
+    return [float(tf.convert_to_tensor(loss)) for loss in model.losses]
 
 
 def _cut(minibatch: Sequence[Any], part: slice) -> tuple[Any, ...]:

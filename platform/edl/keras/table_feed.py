@@ -26,7 +26,7 @@ class TableInput:
 
 
 def make_table_feed(label: str, model: Any, origin: Callable[..., Any]) -> Callable[..., Any]:
-    """``feed(dataset, mode, metadata)`` for rows of cells.
+    """``feed(dataset, mode, metadata)`` for rows of text, or of typed cells.
 
     Args:
         label: the label's column.
@@ -40,7 +40,8 @@ def make_table_feed(label: str, model: Any, origin: Callable[..., Any]) -> Calla
         if label not in columns and mode != "prediction":
             known = f"the columns are {', '.join(columns)}" if columns else "the data are no table"
             raise BadInputError(f"found '{label}', which is no column", where="data.reader.label", hint=known)
-        parse = _make_parser(columns, label, inputs)
+        typed = isinstance(dataset.element_spec, dict)
+        parse = _make_parser(columns, label, inputs, _take_typed_cell if typed else _take_text_cell(columns))
         if mode == "prediction":
             return dataset.map(lambda row: parse(row)[0])
         return dataset.map(parse)
@@ -62,8 +63,30 @@ def read_inputs(model: Any) -> Mapping[str, TableInput]:
     }
 
 
-def _make_parser(columns: Sequence[str], label: str, inputs: Mapping[str, TableInput]) -> Callable[[Any], Any]:
+def _take_typed_cell(row: Any, column: str, dtype: Any) -> Any:
+    """The cell of a row that is a mapping, as Parquet has it."""
+    cell = row[column]
+    if (cell.dtype == tf.string) != (dtype == tf.string):
+        raise BadInputError(
+            f"column '{column}' is {cell.dtype.name}, and the model takes it as {dtype.name}",
+            where="data.reader.columns",
+            hint="let the model's input have the column's type, name other columns, or define feed in the module",
+        )
+    return tf.cast(cell, dtype)
+
+
+def _take_text_cell(columns: Sequence[str]) -> Callable[[Any, str, Any], Any]:
+    """The cell of a row of text, as CSV has it, as a value of a type."""
     places = {name: index for index, name in enumerate(columns)}
+    return lambda row, column, dtype: _to_type(row[places[column]], dtype)
+
+
+def _make_parser(
+    columns: Sequence[str],
+    label: str,
+    inputs: Mapping[str, TableInput],
+    take_cell: Callable[[Any, str, Any], Any],
+) -> Callable[[Any], Any]:
     features = [name for name in columns if name != label]
     named = [name for name in inputs if name in features]
     if named and len(named) < len(inputs):
@@ -85,18 +108,15 @@ def _make_parser(columns: Sequence[str], label: str, inputs: Mapping[str, TableI
     # No annotation inside: TensorFlow cannot transform it.
     def parse(row: Any) -> Any:
         if not named:
-            found = _to_type(tf.gather(row, [places[name] for name in features]), whole)
+            # One after another: a column may have several numbers a record.
+            found = tf.concat([tf.reshape(take_cell(row, name, whole), [-1]) for name in features], 0)
         else:
-            found = {name: _convert_cell(row[places[name]], inputs[name]) for name in named}
+            found = {name: tf.reshape(take_cell(row, name, inputs[name].dtype), inputs[name].shape) for name in named}
             found = found if len(inputs) > 1 else found[named[0]]
-        number = tf.strings.to_number(row[places[label]], tf.float32) if label in places else tf.zeros(())
+        number = take_cell(row, label, tf.float32) if label in columns else tf.zeros(())
         return found, tf.reshape(number, (1,))
 
     return parse
-
-
-def _convert_cell(cell: Any, wanted: TableInput) -> Any:
-    return tf.reshape(_to_type(cell, wanted.dtype), wanted.shape)
 
 
 def _to_type(cells: Any, dtype: Any) -> Any:

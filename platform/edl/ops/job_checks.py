@@ -174,10 +174,11 @@ def _is_local_path(path: str, spec: JobSpec) -> bool:
 
 
 def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
-    from edl.data.data_files import list_data_files
+    from edl.data.data_files import holds_images, list_data_files
 
     try:
-        list_data_files(path)
+        if not holds_images(Path(path)):
+            list_data_files(path)
     except EdlError as error:
         return [(field, BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint))]
     return []
@@ -201,7 +202,11 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             hint=(f"did you mean {close}? " if close else "")
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
             "module's own file calls compile()"
-            + ("; CSV files need no feed if data.reader.label names the label's column" if "feed" in missing else ""),
+            + (
+                "; tables (CSV, Parquet, npz) need no feed if data.reader.label names the label's column"
+                if "feed" in missing
+                else ""
+            ),
         )
     check_misnamed(module)
     return names

@@ -43,7 +43,12 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
     """
     paths = data_set_paths(data, data_set)
     if custom_reader is None:
-        return open_reader(paths, data.reader)
+        reader = open_reader(paths, data.reader)
+        if data_set == "training" or not data.training or reader.metadata.format != "images":
+            return reader
+        # A class that this set lacks would shift the labels of those after it.
+        trained = open_reader(data.training, data.reader).metadata.class_names
+        return open_reader(paths, {**data.reader, "format": "images", "classes": trained})
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):
         return GuardedReader(custom_reader(origin, **data.reader), zoo)
@@ -163,7 +168,8 @@ class GuardedReader:
         expected_count = end - start - left_out
         if len(returned) != expected_count:
             raise self._reader_error(f"{call_text} {len(returned)} records, not {expected_count}", _RECORDS_HINT)
-        if expected_count and (returned[0] is None or isinstance(returned[0], Mapping)):
+        is_table = isinstance(returned, Sequence) and hasattr(returned, "columns")  # edl.data.ColumnRecords
+        if expected_count and not is_table and (returned[0] is None or isinstance(returned[0], Mapping)):
             raise self._reader_error(f"{call_text} a record that is {_describe_type(returned[0])}", _RECORDS_HINT)
         records: Sequence[Any] = returned
         return records

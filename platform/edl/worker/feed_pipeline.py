@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from edl.data.reader import Reader, Record
+from edl.data.record_columns import ColumnRecords, RaggedColumn
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
 from edl.worker.lease_client import LeasedTask
@@ -197,8 +198,7 @@ class FeedFunction:
     def _call_feed(self, window: Sequence[Record]) -> Any:
         try:
             with user_code(self._zoo, "feed()", function=self._feed):
-                # A third of the time that convert_to_tensor takes for a list.
-                records = tf.constant(window)
+                records = _to_tensors(window)
                 if self._traced_feed is None:
                     self._traced_feed = self._trace_feed(records)
                 return self._traced_feed(records)
@@ -208,8 +208,7 @@ class FeedFunction:
             raise _to_feed_error(error, self._feed) from error
 
     def _trace_feed(self, records: Any) -> Callable[[Any], Any]:
-        spec = tf.TensorSpec([None, *records.shape[1:]], records.dtype)
-        traced = tf.function(self._build_graph, input_signature=[spec], autograph=False)
+        traced = tf.function(self._build_graph, input_signature=[_any_count(records)], autograph=False)
         function: Callable[[Any], Any] = traced.get_concrete_function()
         return function
 
@@ -219,7 +218,7 @@ class FeedFunction:
         self._check_dataset(dataset)
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
-        longest = tf.cast(tf.shape(records)[0], tf.int64) * _MAX_FEED_GROWTH
+        longest = _count_in_graph(records) * _MAX_FEED_GROWTH
         minibatch = dataset.batch(longest).get_single_element()
         _run_maps_on_one_thread()
         return minibatch
@@ -246,6 +245,33 @@ class FeedFunction:
                 f"feed yields batches: {_describe_spec(spec)}",
                 hint=f"{hint}; EDL makes minibatches of train.minibatch_size",
             )
+
+
+def _to_tensors(window: Sequence[Record]) -> Any:
+    """Records as one tensor, or as a mapping from columns to tensors, which are ragged for lists."""
+    if not isinstance(window, ColumnRecords):
+        # A third of the time that convert_to_tensor takes for a list.
+        return tf.constant(window)
+    return {
+        name: tf.RaggedTensor.from_row_splits(tf.constant(column.values), tf.constant(column.bounds), validate=False)
+        if isinstance(column, RaggedColumn)
+        else tf.constant(column)
+        for name, column in window.columns.items()
+    }
+
+
+def _any_count(records: Any) -> Any:
+    """The specification of these records for any number of them."""
+    if isinstance(records, dict):
+        return {name: _any_count(column) for name, column in records.items()}
+    if isinstance(records, tf.RaggedTensor):
+        return tf.RaggedTensorSpec([None, None, *records.shape[2:]], records.dtype)
+    return tf.TensorSpec([None, *records.shape[1:]], records.dtype)
+
+
+def _count_in_graph(records: Any) -> Any:
+    column = next(iter(records.values())) if isinstance(records, dict) else records
+    return column.nrows(tf.int64) if isinstance(column, tf.RaggedTensor) else tf.shape(column, tf.int64)[0]
 
 
 def _run_maps_on_one_thread() -> None:

@@ -353,7 +353,7 @@ class _JobCheck:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.keras2_models import name_class
         from edl.keras.several_updates import build_replica
-        from edl.keras.step_additivity import check_step_gradients
+        from edl.keras.step_additivity import check_added_losses, check_step_gradients
 
         replica = build_replica(
             self.module,
@@ -370,6 +370,7 @@ class _JobCheck:
             return
         task, minibatch = first
         with add_record_range(task, 0):
+            check_added_losses(replica, minibatch.features)
             check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
             result = replica.take_step(minibatch.features, minibatch.labels, minibatch.weights)
         if not result.finite:

@@ -85,11 +85,12 @@ def _takes_by_position(validation: Reader, feeder: FeedFunction, training: Reade
     False also if that cannot be told: a column is missing, the records are no rows, or ``feed`` draws random numbers.
     """
     names, wanted = validation.metadata.column_names, training.metadata.column_names
-    rows = validation.read(task.source, task.start, task.end, lambda _: None)  # what is corrupt was left out before
+    # What is corrupt was left out before.
+    rows: Any = validation.read(task.source, task.start, task.end, lambda _: None)
     if not set(wanted) <= set(names) or not all(isinstance(row, list | tuple) for row in rows):
         return False
     order = [names.index(name) for name in wanted]
-    moved: list[Any] = [[row[at] for at in order] for row in rows]
+    moved = [[row[at] for at in order] for row in rows]
     in_order = feeder.with_metadata(training.metadata)
     found = [feeder.make_minibatch(0, RecordWindow(rows)) for _ in range(2)]
     if not _have_equal_values(*found):

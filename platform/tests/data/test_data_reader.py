@@ -123,7 +123,7 @@ def test_unknown_and_mixed_formats_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"format": "parquet"}, "unknown data format 'parquet'"),
+        ({"format": "parqet"}, "unknown data format .parqet."),
         ({"indx": "file"}, "did you mean index"),
         ({"index": "disk"}, "memory, file"),
         ({"index": 3}, "3 is not allowed"),

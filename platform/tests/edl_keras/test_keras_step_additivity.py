@@ -22,7 +22,7 @@ from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 from edl.keras.several_updates import SeveralUpdatesReplica, build_replica  # noqa: E402
-from edl.keras.step_additivity import check_step_gradients  # noqa: E402
+from edl.keras.step_additivity import check_added_losses, check_step_gradients  # noqa: E402
 
 SOURCE = """
 import keras, tensorflow as tf
@@ -155,3 +155,53 @@ def test_gradients_that_depend_on_the_other_records_are_warned_of(
     check_step_gradients(replica, x, y)
     (message,) = caplog.messages
     assert "train_step()" in message
+
+
+ADDING = """
+import keras, tensorflow as tf
+
+class Adding(keras.layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        self.add_loss(ADDED)
+        return x
+
+def custom_model():
+    inputs = keras.Input((3,))
+    hidden = keras.layers.BatchNormalization()(Adding()(inputs))
+    hidden = keras.layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l2")(hidden)
+    hidden = keras.layers.Dropout(0.4)(hidden)
+    return keras.Model(inputs, keras.layers.Dense(2)(hidden))
+
+loss = "mse"
+optimizer = "sgd"
+
+def feed(dataset, mode, metadata):
+    return dataset
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "refused"),
+    [
+        ("0.1 * tf.reduce_mean(tf.square(x))", False),
+        ("0.1 * tf.reduce_sum(tf.square(x))", True),
+        ("tf.reduce_sum(x ** 2 + 0.1 * keras.random.normal(tf.shape(x), seed=self.seeds))", True),
+        ("tf.reduce_mean(x ** 2 + 0.1 * keras.random.normal(tf.shape(x), seed=self.seeds))", False),
+        ("0.0 * tf.reduce_sum(x)", False),
+    ],
+    ids=["mean", "sum", "random sum", "random mean", "zero"],
+)
+def test_a_loss_that_a_layer_adds_must_be_a_mean(tmp_path: Path, added: str, *, refused: bool) -> None:
+    """Activity and kernel regularizers are means and constants; random layers do not hide a sum."""
+    (tmp_path / "own.py").write_text(ADDING.replace("ADDED", added))
+    module = load_model_module(ModelSpec(zoo=str(tmp_path), definition="own.custom_model"), needs_metrics=False)
+    x = np.random.default_rng(3).normal(size=(40, 3)).astype(np.float32)
+    replica = build_replica(module, seed=1, rank_seed=0, sample=x, first=(x, np.zeros((40, 2), np.float32), None))
+    before = replica.state_arrays()
+    with pytest.raises(BadInputError, match="sum over the records") if refused else nullcontext():
+        check_added_losses(replica, x)
+    assert all(np.array_equal(value, before[name]) for name, value in replica.state_arrays().items())

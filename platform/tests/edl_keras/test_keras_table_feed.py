@@ -13,6 +13,7 @@ from support.text_keys import missing_keys
 from edl.api.errors import EdlError
 from edl.api.job_spec import ModelSpec
 from edl.data.reader import Metadata
+from edl.data.record_columns import ColumnRecords
 from edl.keras.model_contract import load_model_module
 from edl.worker.feed_pipeline import FeedFunction
 from edl.worker.record_stream import RecordWindow
@@ -43,7 +44,7 @@ def feed_of(tmp_path: Path, text: str, mode: str = "training", columns: tuple[st
     return FeedFunction(module.feed, mode, Metadata("csv", columns), zoo=module.zoo)
 
 
-def minibatch(feed: FeedFunction, rows: list[list[str]]) -> Any:
+def minibatch(feed: FeedFunction, rows: list[list[str]] | ColumnRecords) -> Any:
     return feed.make_minibatch(0, RecordWindow(rows, source="rows.csv"))
 
 
@@ -108,3 +109,29 @@ def test_without_a_label_a_module_defines_feed(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(VECTOR)
     with pytest.raises(EdlError, match="does not define feed"):
         load_model_module(ModelSpec("model.custom_model", zoo=str(tmp_path)), needs_metrics=False)
+
+
+TYPED = ColumnRecords(
+    {
+        "town": np.array([b"Ulm", b"Bonn"], object),
+        "age": np.array([31, 9], np.int32),
+        "wealth": np.array([[0.5], [2.0]], np.float64),
+        "rich": np.array([True, False]),
+    }
+)
+
+
+def test_typed_columns_become_the_inputs_of_their_names(tmp_path: Path) -> None:
+    made = minibatch(feed_of(tmp_path, NAMED), TYPED)
+    assert (made.features["age"].dtype, made.features["wealth"].dtype) == (tf.int64, tf.float32)
+    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+    assert made.features["town"].numpy().tolist() == [b"Ulm", b"Bonn"]
+    np.testing.assert_array_equal(made.labels, [[1.0], [0.0]])
+
+
+def test_typed_numbers_become_a_vector_and_text_is_refused_by_name(tmp_path: Path) -> None:
+    numbers = ColumnRecords({name: TYPED.columns[name] for name in ("age", "wealth", "rich")})
+    made = minibatch(feed_of(tmp_path, VECTOR, columns=("age", "wealth", "rich")), numbers)
+    np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2.0]])
+    with pytest.raises(EdlError, match="column 'town' is string, and the model takes it as float32"):
+        minibatch(feed_of(tmp_path, VECTOR), TYPED)

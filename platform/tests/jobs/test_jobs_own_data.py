@@ -6,13 +6,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.job_folder import JobFolder, write_module
+from support.tfrecords import write_tfrecord
 
-from edl.data import open_reader, serialize_example
+from edl.data import serialize_example
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
@@ -22,32 +24,76 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 6
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 7
 
 
 def run(folder: Path, program: str) -> None:
     subprocess.run([sys.executable, "-c", PROGRAMS[program]], cwd=folder, check=True, timeout=100)
 
 
-def count(path: Path) -> int:
-    return sum(source.records for source in open_reader(str(path)).sources())
+def job_of(folder: Path, section: str, data: Path) -> JobFolder:
+    """The job that the section of a format shows: its module, and its reader, on these data."""
+    zoo = write_module(folder, "own", PROGRAMS[section])
+    reader = READERS.get(section, {})
+    return JobFolder.make(
+        folder, "own", "own.custom_model", zoo=zoo, data={"training": str(data), "reader": reader}, train=TRAIN
+    )
 
 
-def test_conversions(tmp_path: Path) -> None:
+READERS = {"a module that trains on trips.parquet": {"label": "tip"}}
+
+
+def write_trips(folder: Path) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"km": np.linspace(0, 1, 40), "people": np.arange(40) % 3, "tip": np.linspace(0, 2, 40)})
+    pq.write_table(table, folder / "trips.parquet", row_group_size=16)
+    return folder / "trips.parquet"
+
+
+def write_pets(folder: Path) -> Path:
     import tensorflow as tf
 
-    with tf.io.TFRecordWriter(str(tmp_path / "data.tfrecord")) as writer:
-        for number in range(7):
-            writer.write(serialize_example({"x": number}))
-    run(tmp_path, "converts data.tfrecord")
-    assert count(tmp_path / "data.recordio") == 7
-    np.savez(tmp_path / "data.npz", x=np.zeros((5, 2)), y=np.arange(5))
-    run(tmp_path, "converts data.npz")
-    assert count(tmp_path / "arrays.recordio") == 5
-    (tmp_path / "pets" / "cat").mkdir(parents=True)
-    (tmp_path / "pets" / "cat" / "a.png").write_bytes(b"\x89PNG")
-    run(tmp_path, "converts pets/")
-    assert count(tmp_path / "pets.recordio") == 1
+    for number in range(40):
+        file = folder / "pets" / ("cat" if number % 2 else "dog") / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(tf.io.encode_png(np.full((9, 7, 3), number, np.uint8)).numpy())
+    return folder / "pets"
+
+
+def write_reviews(folder: Path) -> Path:
+    lines = [json.dumps({"text": f"good {number}", "stars": number % 5}) for number in range(40)]
+    (folder / "reviews.jsonl").write_text("\n".join(lines))
+    return folder / "reviews.jsonl"
+
+
+def write_arrays(folder: Path) -> Path:
+    np.savez(folder / "arrays.npz", image=np.zeros((40, 4, 4), np.uint8), label=np.arange(40) % 2)
+    return folder / "arrays.npz"
+
+
+def write_examples(folder: Path) -> Path:
+    rows = [serialize_example({"area": 1.0 * number, "rooms": 2, "quarter": "harbour"}) for number in range(40)]
+    return write_tfrecord(folder / "houses.tfrecord", rows)
+
+
+@pytest.mark.parametrize(
+    ("section", "write"),
+    [
+        ("a module that trains on trips.parquet", write_trips),
+        pytest.param("a module that trains on pets/", write_pets, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on reviews.jsonl", write_reviews, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on arrays.npz", write_arrays, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on houses.recordio", write_examples, marks=pytest.mark.repetition),
+    ],
+)
+def test_the_job_of_each_format_trains_every_record_once(
+    tmp_path: Path, section: str, write: Callable[[Path], Path]
+) -> None:
+    with job_of(tmp_path, section, write(tmp_path)).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (40, 0)
 
 
 def test_what_the_writer_wrote_is_trained_on(tmp_path: Path) -> None:

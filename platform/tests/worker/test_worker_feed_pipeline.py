@@ -18,6 +18,7 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
 from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
+from edl.data.record_columns import ColumnRecords, RaggedColumn  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
@@ -334,3 +335,25 @@ def test_functions_that_raise_later_and_other_results_are_named(tmp_path: Path) 
         module.optimizer()
     with pytest.raises(BadInputError, match=r"nothing\(\) returned int, expected a keras.Model"):
         module.make_model()
+
+
+def test_columns_reach_feed_as_mappings_and_lists_as_ragged_tensors() -> None:
+    tags = RaggedColumn(np.array([b"a", b"b", b"c", b"d"], object), np.array([0, 2, 2, 3, 4]))
+    table = ColumnRecords({"x": np.arange(8.0, dtype=np.float32).reshape(4, 2), "tags": tags, "y": np.arange(4)})
+    calls = []
+
+    def feed(dataset: Any, mode: str, metadata: Any) -> Any:
+        calls.append(dataset.element_spec)
+        return dataset.map(lambda row: ({"x": row["x"], "tags": tf.size(row["tags"])}, row["y"]))
+
+    feeder = FeedFunction(feed, "training", None)
+    first = feeder.make_minibatch(0, RecordWindow(table[:3]))
+    second = feeder.make_minibatch(1, RecordWindow(table[3:]))
+    assert first is not None
+    assert second is not None
+    np.testing.assert_array_equal(first.features["x"], [[0, 1], [2, 3], [4, 5]])
+    np.testing.assert_array_equal(first.features["tags"], [2, 0, 1])
+    np.testing.assert_array_equal(second.features["tags"], [1])
+    np.testing.assert_array_equal(second.labels, [3])
+    (spec,) = calls
+    assert (spec["y"].dtype, spec["tags"].dtype) == (tf.int64, tf.string)

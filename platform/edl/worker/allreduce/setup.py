@@ -24,7 +24,7 @@ from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
 from edl.keras.replica import ModelReplica
 from edl.keras.several_updates import SeveralUpdatesReplica, build_replica
-from edl.keras.step_additivity import check_step_gradients
+from edl.keras.step_additivity import check_added_losses, check_step_gradients
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
@@ -277,6 +277,7 @@ def trace_model(
     task, minibatch = first
     state = replica.pack_state()
     with add_record_range(task, 0):
+        check_added_losses(replica, minibatch.features)
         check_step_gradients(replica, minibatch.features, minibatch.labels, minibatch.weights)
         replica.take_step(
             minibatch.features,

@@ -1,0 +1,379 @@
+"""Files whose records lie one after another: text and TFRecord. A record is ``bytes``.
+
+One pass over a file notes where a block of records begins, about every 256 KiB. A read loads whole blocks and finds the
+records in them, so any range can be read in any order. The index stays in memory, or is also saved beside the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from edl.api.errors import BadInputError
+from edl.core.strict_json import decode_json_file
+from edl.data.data_files import INDEX_SUFFIX, find_source, read_error, temporary_path
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
+from edl.data.reader_factory import ReaderOptions
+
+_log = logging.getLogger(__name__)
+_INDEX_VERSION = 1
+_BLOCK_BYTES = 1 << 18
+_MOST_BLOCK_RECORDS = 1 << 16
+_READ_BYTES = 1 << 22
+_OBJECT_BYTES = 40
+"""Memory of a record in addition to its bytes."""
+
+
+@dataclass(frozen=True)
+class FoundRecords:
+    """The complete records at the beginning of some bytes.
+
+    Args:
+        packed: the records.
+        end: number of bytes that belong to them.
+        damaged: why a record cannot be used, by its number among them.
+    """
+
+    packed: PackedRecords
+    end: int
+    damaged: Mapping[int, str]
+
+
+class RecordFormat(Protocol):
+    """How records lie in a file."""
+
+    name: str
+
+    def find_records(self, content: bytes, *, check: bool) -> FoundRecords:
+        """The complete records at the beginning of ``content``.
+
+        Args:
+            content: begins with a record.
+            check: also compare checksums.
+
+        Raises:
+            FramingError: there is no record at a place, so those after it cannot be found either.
+        """
+
+    def complete(self, rest: bytes) -> bytes:
+        """The bytes at the end of a file as a complete record, or nothing if they are no record.
+
+        Raises:
+            FramingError: a file must not end like this.
+        """
+
+
+class FramingError(Exception):
+    """No record begins at ``offset`` of the bytes; the message says why, in one clause."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class BlockIndex:
+    """Where the blocks of a file are.
+
+    Args:
+        offsets: byte offset of each block, and at the end the file's size.
+        first_records: number of each block's first record, and at the end the number of records.
+        version: size and modification time (ns) of the file.
+    """
+
+    offsets: array[int]
+    first_records: array[int]
+    version: tuple[int, int]
+
+    @property
+    def records(self) -> int:
+        """Number of records in the file."""
+        return self.first_records[-1]
+
+    def blocks_of_range(self, start: int, end: int) -> range:
+        """Numbers of the blocks that contain records ``[start, end)``, which must lie within the file."""
+        if start >= end:
+            return range(0)
+        return range(bisect_right(self.first_records, start) - 1, bisect_right(self.first_records, end - 1))
+
+
+class BlockFile:
+    """One file. No file stays open between calls, and threads may share an instance.
+
+    Args:
+        path: the file.
+        record_format: how its records lie in it.
+        save_index: also save the index beside the file.
+    """
+
+    def __init__(self, path: Path, record_format: RecordFormat, *, save_index: bool = False) -> None:
+        self.path = path
+        self._format = record_format
+        self._save_index = save_index
+        # Number and records of the last block. One tuple, replaced as a whole, because threads share it.
+        self._last_block: tuple[int, FoundRecords | None] = (-1, None)
+
+    @cached_property
+    def index(self) -> BlockIndex:
+        """The index: the saved one if it is valid, otherwise made by one pass over the file.
+
+        Raises:
+            BadInputError: the file does not consist of such records.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                version = _file_version(stream)
+                index = _load_index(self.path, self._format.name, version) or self._scan(stream, version)
+        except OSError as error:
+            raise read_error(self.path, error) from error
+        if self._save_index:
+            _save_index_file(self.path, self._format.name, index)
+        return index
+
+    def blocks(self) -> BlockSizes:
+        """The blocks, as ``Reader.blocks`` returns them."""
+        index = self.index
+        sizes = [end - start for start, end in pairwise(index.first_records)]
+        return BlockSizes(sizes, index.version[0] + index.records * _OBJECT_BYTES)
+
+    def drop_cached_block(self) -> None:
+        """Free the memory of the cached block."""
+        self._last_block = (-1, None)
+
+    def read(self, start: int, end: int, on_corrupt: OnCorrupt | None) -> list[bytes]:
+        """Records ``[start, end)``; see ``Reader.read``."""
+        records: list[bytes] = []
+        for number in self.index.blocks_of_range(start, end):
+            first = self.index.first_records[number]
+            found = self._read_block(number)
+            begin, finish = max(start - first, 0), min(end, self.index.first_records[number + 1]) - first
+            if not found.damaged:
+                records += found.packed[begin:finish]
+                continue
+            for at in range(begin, finish):
+                if at in found.damaged:
+                    self._report(number, first + at, found.damaged[at], on_corrupt)
+                else:
+                    records.append(found.packed[at])
+        return records
+
+    def read_packed(self, start: int, end: int) -> PackedRecords | None:
+        """Records ``[start, end)`` without copying them; None: they are not one whole block, or one is damaged."""
+        numbers = self.index.blocks_of_range(start, end)
+        if len(numbers) != 1:
+            return None
+        number = numbers[0]
+        if (start, end) != (self.index.first_records[number], self.index.first_records[number + 1]):
+            return None
+        found = self._read_block(number)
+        return None if found.damaged else found.packed
+
+    def _report(self, block: int, record: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
+        corrupt = CorruptRange(str(self.path), record, record + 1, None, self.index.offsets[block], reason)
+        if on_corrupt is None:
+            raise CorruptRecordError(corrupt)
+        on_corrupt(corrupt)
+
+    def _read_block(self, number: int) -> FoundRecords:
+        last, found = self._last_block
+        if last != number or found is None:
+            found = self._load_block(number)
+            self._last_block = (number, found)
+        return found
+
+    def _load_block(self, number: int) -> FoundRecords:
+        index = self.index
+        start, end = index.offsets[number], index.offsets[number + 1]
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                if _file_version(stream) != index.version:
+                    raise self._changed_error()
+                stream.seek(start)
+                content = _read_exactly(stream, end - start)
+            found = self._find_all(content, is_last=end == index.version[0], check=True)
+        except OSError as error:
+            raise read_error(self.path, error) from error
+        except FramingError as error:
+            raise self._framing_error(start + error.offset, str(error)) from error
+        if len(found.packed) != index.first_records[number + 1] - index.first_records[number]:
+            raise self._changed_error()
+        return found
+
+    def _find_all(self, content: bytes, *, is_last: bool, check: bool) -> FoundRecords:
+        """The records of bytes that end with one; the last one of a file may lack its end."""
+        found = self._format.find_records(content, check=check)
+        rest = content[found.end :]
+        if not rest or not is_last:
+            return found
+        try:
+            completed = self._format.complete(rest)
+        except FramingError as error:
+            raise FramingError(found.end + error.offset, str(error)) from None
+        whole = self._format.find_records(content[: found.end] + completed, check=check)
+        return FoundRecords(whole.packed, len(content), whole.damaged)
+
+    def _scan(self, stream: BinaryIO, version: tuple[int, int]) -> BlockIndex:
+        offsets, firsts = array("Q"), array("Q")
+        records, block_start = 0, 0
+        for piece_start, found in self._scan_pieces(stream, version[0]):
+            for bound in found.packed.bounds[:-1]:
+                begin = piece_start + bound
+                if not offsets or begin - block_start >= _BLOCK_BYTES or records - firsts[-1] >= _MOST_BLOCK_RECORDS:
+                    offsets.append(begin)
+                    firsts.append(records)
+                    block_start = begin
+                records += 1
+        offsets.append(version[0])
+        firsts.append(records)
+        return BlockIndex(offsets, firsts, version)
+
+    def _scan_pieces(self, stream: BinaryIO, size: int) -> Iterator[tuple[int, FoundRecords]]:
+        """The records of the file in pieces, each with its byte offset."""
+        offset, content = 0, b""
+        wanted = _READ_BYTES
+        while offset + len(content) < size:
+            content += _read_exactly(stream, min(wanted, size - offset - len(content)))
+            is_last = offset + len(content) == size
+            try:
+                found = self._find_all(content, is_last=is_last, check=False)
+            except FramingError as error:
+                raise self._framing_error(offset + error.offset, str(error)) from error
+            # A record that is larger than what was read: twice as much, so that few bytes are looked at again.
+            wanted = _READ_BYTES if found.end else 2 * len(content)
+            yield offset, found
+            offset, content = offset + found.end, content[found.end :]
+
+    def _framing_error(self, offset: int, reason: str) -> BadInputError:
+        return BadInputError(
+            f"no record at byte {offset}: {reason}",
+            where=str(self.path),
+            hint=f"the file is not {self._format.name}, or was truncated or overwritten there; write it again",
+        )
+
+    def _changed_error(self) -> BadInputError:
+        return BadInputError(
+            "the file changed while it was in use",
+            where=str(self.path),
+            hint="write new files beside the old ones instead of over them",
+        )
+
+
+def _file_version(stream: BinaryIO) -> tuple[int, int]:
+    stat = os.fstat(stream.fileno())
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _read_exactly(stream: BinaryIO, count: int) -> bytes:
+    parts = []
+    while count:
+        part = stream.read(count)
+        if not part:
+            raise FramingError(0, "the file became shorter while it was read")
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _load_index(file: Path, format_name: str, version: tuple[int, int]) -> BlockIndex | None:
+    try:
+        saved = decode_json_file(_index_path(file).read_bytes())
+        if [saved["version"], saved["format"], saved["size"], saved["mtime_ns"]] != [
+            _INDEX_VERSION,
+            format_name,
+            *version,
+        ]:
+            return None
+        index = BlockIndex(array("Q", saved["offsets"]), array("Q", saved["first_records"]), version)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        _log.info("the index beside %s cannot be used and is rebuilt: %s", file, error)
+        return None
+    rising = all(a <= b for column in (index.offsets, index.first_records) for a, b in pairwise(column))
+    fits = len(index.offsets) == len(index.first_records) >= 1 and index.offsets[-1] == version[0]
+    return index if rising and fits else None
+
+
+def _save_index_file(file: Path, format_name: str, index: BlockIndex) -> None:
+    document = {
+        "version": _INDEX_VERSION,
+        "format": format_name,
+        "size": index.version[0],
+        "mtime_ns": index.version[1],
+        "offsets": index.offsets.tolist(),
+        "first_records": index.first_records.tolist(),
+    }
+    path = _index_path(file)
+    temporary = temporary_path(path)
+    try:
+        temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
+        temporary.replace(path)  # atomic: several processes may write the index at once
+    except OSError as error:
+        _log.info("the index of %s is kept in memory only: %s", file, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _index_path(file: Path) -> Path:
+    return file.with_name(file.name + INDEX_SUFFIX)
+
+
+class BlockFileReader:
+    """A data set of files of one format. One block in total is cached, not one per file.
+
+    Args:
+        files: the files.
+        record_format: how records lie in them.
+        save_index: also save the index of each file beside it.
+    """
+
+    def __init__(self, files: Sequence[Path], record_format: RecordFormat, *, save_index: bool = False) -> None:
+        self.metadata = Metadata(record_format.name)
+        self._files = {str(file): BlockFile(file, record_format, save_index=save_index) for file in files}
+        self._last_read_file: BlockFile | None = None
+
+    @classmethod
+    def from_options(
+        cls, files: Sequence[Path], options: Mapping[str, object], record_format: RecordFormat
+    ) -> BlockFileReader:
+        """A reader with the options of ``data.reader``: ``index: memory`` (the default) or ``index: file``."""
+        chosen = ReaderOptions(options, allowed_names=("index",))
+        save_index = chosen.get_choice("index", ("memory", "file")) == "file"
+        return cls(files, record_format, save_index=save_index)
+
+    def sources(self) -> tuple[Source, ...]:
+        """Name (the path) and record count of each file."""
+        return tuple(Source(name, file.index.records) for name, file in self._files.items())
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
+        """Records ``[start, end)`` of one file; see ``Reader.read``."""
+        return self._select_file(source, start, end).read(start, end, on_corrupt)
+
+    def packed_records(self, source: str, start: int, end: int) -> PackedRecords | None:
+        """Records ``[start, end)`` of one file without copying them; None: use ``read``, which also reports errors."""
+        return self._select_file(source, start, end).read_packed(start, end)
+
+    def blocks(self, source: str) -> BlockSizes:
+        """Blocks of about 256 KiB of one file."""
+        return find_source(self._files, source).blocks()
+
+    def _select_file(self, source: str, start: int, end: int) -> BlockFile:
+        file = find_source(self._files, source)
+        newest, self._last_read_file = self._last_read_file, file
+        if newest is not None and newest is not file:
+            newest.drop_cached_block()
+        if not 0 <= start <= end <= file.index.records:
+            raise BadInputError(
+                f"records {start} to {end} were requested, the file has {file.index.records}", where=source
+            )
+        return file

@@ -1,0 +1,152 @@
+"""Reads folders of images, with a folder for each class.
+
+A record is a mapping: ``image`` (the bytes of the file, encoded as they are), ``label`` (the number of its class in the
+sorted names of the class folders; -1 for an image outside of them) and ``path`` (within the folder).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edl.api.errors import BadInputError
+from edl.data.data_files import IMAGE_SUFFIXES, find_source, is_image, read_error
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader_factory import ReaderOptions
+from edl.data.record_columns import ColumnRecords
+
+_BLOCK_RECORDS = 16
+_MEASURED_FILES = 64
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF")
+NO_IMAGE = "the file does not begin like a JPEG, PNG, GIF, BMP or WebP image"
+"""Why an image cannot be read."""
+COLUMNS = ("image", "label", "path")
+_DTYPES = {"image": "string", "label": "int64", "path": "string"}
+
+
+class ImageFolderReader:
+    """A data set of images.
+
+    Args:
+        folders: each is a source.
+        classes: names of the class folders, in the order of their labels; by default all of them, sorted.
+    """
+
+    def __init__(self, folders: Sequence[Path], classes: Sequence[str] = ()) -> None:
+        self._folders = {str(folder): folder for folder in folders}
+        self._given_classes = tuple(classes)
+
+    @classmethod
+    def from_options(cls, folders: Sequence[Path], options: Mapping[str, object]) -> ImageFolderReader:
+        """A reader with the option of ``data.reader``: ``classes`` (the names of all class folders)."""
+        chosen = ReaderOptions(options, allowed_names=("classes",))
+        return cls(folders, chosen.get_names("classes"))
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The columns, and the name of each label's class."""
+        return Metadata("images", COLUMNS, _DTYPES, self.class_names)
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their labels."""
+        found = sorted({_class_of(path) for paths in self._files.values() for path in paths} - {""})
+        if not self._given_classes:
+            return tuple(found)
+        unknown = [name for name in found if name not in self._given_classes]
+        if unknown:
+            raise BadInputError(
+                f"folders {', '.join(unknown)} have images and are no classes",
+                where="data.reader.classes",
+                hint=f"the classes are {', '.join(self._given_classes)}: those of data.training, unless "
+                "data.reader.classes names all",
+            )
+        return self._given_classes
+
+    def sources(self) -> tuple[Source, ...]:
+        """Name (the path) and number of images of each folder."""
+        _ = self.class_names  # refuses a folder that is no class
+        return tuple(Source(name, len(files)) for name, files in self._files.items())
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
+        """Images ``[start, end)`` of one folder, in the order of their paths; see ``Reader.read``."""
+        files, folder = find_source(self._files, source), self._folders[source]
+        if not 0 <= start <= end <= len(files):
+            raise BadInputError(f"images {start} to {end} were requested, the folder has {len(files)}", where=source)
+        images, kept = [], []
+        for number in range(start, end):
+            content = _read_file(folder / files[number])
+            if content.startswith(_SIGNATURES):
+                images.append(content)
+                kept.append(files[number])
+                continue
+            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{files[number]}: {NO_IMAGE}")
+            if on_corrupt is None:
+                raise CorruptRecordError(corrupt)
+            on_corrupt(corrupt)
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        return ColumnRecords(
+            {
+                "image": np.array(images, object),
+                "label": np.array([labels.get(_class_of(path), -1) for path in kept], np.int64),
+                "path": np.array([path.encode() for path in kept], object),
+            }
+        )
+
+    def blocks(self, source: str) -> BlockSizes:
+        """Blocks of 16 images of one folder."""
+        files, folder = find_source(self._files, source), self._folders[source]
+        measured = files[:: max(1, len(files) // _MEASURED_FILES)]
+        sizes = [_file_bytes(folder / path) for path in measured]
+        total = sum(sizes) * len(files) // max(1, len(sizes))
+        return BlockSizes([min(_BLOCK_RECORDS, len(files) - at) for at in range(0, len(files), _BLOCK_RECORDS)], total)
+
+    @cached_property
+    def _files(self) -> Mapping[str, tuple[str, ...]]:
+        """Paths of the images within each folder, sorted."""
+        return {name: list_images(folder) for name, folder in self._folders.items()}
+
+
+def list_images(folder: Path) -> tuple[str, ...]:
+    """Paths of all images below a folder, relative to it and sorted, so that all processes have the same order."""
+    found = []
+    try:
+        for place, names, files in os.walk(folder, onerror=_raise_error, followlinks=True):
+            names[:] = sorted(name for name in names if not name.startswith("."))
+            within = Path(place).relative_to(folder)
+            found += [(within / name).as_posix() for name in files if not name.startswith(".") and is_image(name)]
+    except OSError as error:
+        raise read_error(folder, error) from error
+    if not found:
+        raise BadInputError(
+            "the folder has no images", where=str(folder), hint=f"images end with {', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    return tuple(sorted(found))
+
+
+def _raise_error(error: OSError) -> None:
+    raise error
+
+
+def _class_of(path: str) -> str:
+    """The folder on top of an image; empty if there is none."""
+    return path.split("/", 1)[0] if "/" in path else ""
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise read_error(path, error) from error
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise read_error(path, error) from error

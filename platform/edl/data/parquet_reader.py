@@ -1,0 +1,365 @@
+"""Reads Parquet files. A record is a row: a mapping from columns to values.
+
+A row group is a block: to read one row of it, all of its chosen columns are decoded. The last row group stays in
+memory, and shuffled training keeps those of its window.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from edl.api.errors import BadInputError
+from edl.data.data_files import find_source, read_error
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader_factory import ReaderOptions
+from edl.data.record_columns import Column, ColumnRecords, RaggedColumn, join_records
+
+_MEMORY_FACTOR = 1.2
+"""Memory of a decoded row group, of its uncompressed size in the file."""
+NULL_VALUE = "no value in column"
+"""Why a row cannot be used, followed by the column's name."""
+
+
+@dataclass(frozen=True)
+class ParquetFooter:
+    """What the end of a file says.
+
+    Args:
+        schema: all columns.
+        group_records: number of rows of each row group.
+        group_offsets: byte offset of each row group's first column.
+        decoded_bytes: uncompressed size of all row groups.
+        version: size and modification time (ns) of the file.
+    """
+
+    schema: pa.Schema
+    group_records: tuple[int, ...]
+    group_offsets: tuple[int, ...]
+    decoded_bytes: int
+    version: tuple[int, int]
+
+    @cached_property
+    def first_records(self) -> tuple[int, ...]:
+        """Number of each row group's first row, and at the end the number of rows."""
+        return tuple(accumulate(self.group_records, initial=0))
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A decoded row group.
+
+    Args:
+        records: its rows.
+        unusable: why a row cannot be used, by its number in the group.
+    """
+
+    records: ColumnRecords
+    unusable: Mapping[int, str]
+
+
+class ParquetReader:
+    """A data set of Parquet files with the same columns.
+
+    Args:
+        files: the files.
+        columns: the columns to read, in this order; all by default.
+    """
+
+    def __init__(self, files: Sequence[Path], columns: Sequence[str] = ()) -> None:
+        self._paths = {str(file): file for file in files}
+        self._columns = tuple(columns)
+        self._footers: dict[str, ParquetFooter] = {}
+        # Source and number of the last row group, and its rows or why it cannot be read. One tuple, replaced as a
+        # whole, because threads share it.
+        self._last_group: tuple[str, int, RowGroup | str] = ("", -1, "")
+
+    @classmethod
+    def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> ParquetReader:
+        """A reader with the options of ``data.reader``: ``columns`` (all) and ``label`` (see ``CsvReader``)."""
+        chosen = ReaderOptions(options, allowed_names=("columns", "label"))
+        chosen.get_name("label")  # feed reports a name that is no column
+        return cls(files, chosen.get_names("columns"))
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """Names and types of the columns; the type of a list is that of its items."""
+        return Metadata(
+            "parquet", tuple(self._schema.names), {field.name: _dtype_name(field) for field in self._schema}
+        )
+
+    def sources(self) -> tuple[Source, ...]:
+        """Name (the path) and row count of each file."""
+        _ = self._schema  # refuses files with different columns before any record is counted
+        return tuple(Source(name, self._footer(name).first_records[-1]) for name in self._paths)
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
+        """Rows ``[start, end)`` of one file; see ``Reader.read``. A row without a value in a column is corrupt."""
+        footer = self._footer(source)
+        firsts = footer.first_records
+        if not 0 <= start <= end <= firsts[-1]:
+            raise BadInputError(f"rows {start} to {end} were requested, the file has {firsts[-1]}", where=source)
+        parts: list[Sequence[Any]] = []
+        for number, first in enumerate(firsts[:-1]):
+            begin, finish = max(start, first), min(end, firsts[number + 1])
+            if begin < finish:
+                parts += self._read_rows(source, number, range(begin, finish), on_corrupt)
+        return join_records(parts)
+
+    def blocks(self, source: str) -> BlockSizes:
+        """The row groups of one file."""
+        footer = self._footer(source)
+        return BlockSizes(list(footer.group_records), int(_MEMORY_FACTOR * footer.decoded_bytes))
+
+    def _read_rows(self, source: str, number: int, rows: range, on_corrupt: OnCorrupt | None) -> list[Sequence[Any]]:
+        """Rows of one row group, which are numbered within the file."""
+        group = self._read_group(source, number)
+        footer = self._footer(source)
+        first = footer.first_records[number]
+        if isinstance(group, str):
+            whole = (first, footer.first_records[number + 1])
+            _report(
+                CorruptRange(source, rows.start, rows.stop, number, footer.group_offsets[number], group, whole),
+                on_corrupt,
+            )
+            return []
+        bad = [row for row in rows if row - first in group.unusable] if group.unusable else []
+        for row in bad:
+            reason = group.unusable[row - first]
+            _report(CorruptRange(source, row, row + 1, None, footer.group_offsets[number], reason), on_corrupt)
+        if not bad:
+            return [group.records[rows.start - first : rows.stop - first]]
+        good = sorted(set(rows).difference(bad))
+        return [group.records.take(np.array(good, np.int64) - first)]
+
+    def _read_group(self, source: str, number: int) -> RowGroup | str:
+        last_source, last_number, group = self._last_group
+        if (last_source, last_number) != (source, number):
+            self._last_group = ("", -1, "")  # frees its memory before the next one is decoded
+            group = self._decode_group(source, number)
+            self._last_group = (source, number, group)
+        return group
+
+    def _decode_group(self, source: str, number: int) -> RowGroup | str:
+        """A row group, or why it cannot be read."""
+        path, footer = self._paths[source], self._footer(source)
+        try:
+            with path.open("rb") as stream:
+                stat = os.fstat(stream.fileno())
+                if (stat.st_size, stat.st_mtime_ns) != footer.version:
+                    raise BadInputError(
+                        "the file changed while it was in use",
+                        where=source,
+                        hint="write new files beside the old ones instead of over them",
+                    )
+                file = pq.ParquetFile(stream, page_checksum_verification=True)
+                table = file.read_row_group(number, columns=list(self._schema.names), use_threads=False)
+        except pa.ArrowException as error:
+            return f"row group {number}: {str(error).splitlines()[0]}"
+        except OSError as error:
+            if error.errno is None:  # Arrow's, of content
+                return f"row group {number}: {str(error).splitlines()[0]}"
+            raise read_error(path, error) from error
+        return to_row_group(table.select(self._schema.names))
+
+    def _footer(self, source: str) -> ParquetFooter:
+        path = find_source(self._paths, source)
+        if source not in self._footers:
+            self._footers[source] = read_footer(path)
+        return self._footers[source]
+
+    @cached_property
+    def _schema(self) -> pa.Schema:
+        """The chosen columns, which must have the same types in all files.
+
+        Raises:
+            BadInputError: files differ, a column does not exist, or its type is none of a feature.
+        """
+        first, *others = self._paths
+        chosen = self._choose(first)
+        for other in others:
+            found = self._choose(other)
+            different = [field for field in chosen if found.field(field.name).type != field.type]
+            if different:
+                name = different[0].name
+                raise BadInputError(
+                    f"column {name} is {found.field(name).type}, in {first} it is {different[0].type}",
+                    where=other,
+                    hint="all files of a data set must have the same columns with the same types",
+                )
+        return chosen
+
+    def _choose(self, source: str) -> pa.Schema:
+        schema = self._footer(source).schema
+        names = self._columns or self._footer(next(iter(self._paths))).schema.names
+        missing = [name for name in names if name not in schema.names]
+        if missing:
+            raise BadInputError(
+                f"no column {', '.join(missing)} in {source}",
+                where="data.reader.columns" if self._columns else source,
+                hint=f"the file has the columns {', '.join(schema.names)}",
+            )
+        for name in names:
+            if (reason := _unusable_type(schema.field(name).type)) is not None:
+                raise BadInputError(
+                    f"column {name} of {source} is {schema.field(name).type}: {reason}",
+                    where="data.reader.columns",
+                    hint="name the other columns there, or convert this one when you write the file",
+                )
+        return pa.schema([schema.field(name) for name in names])
+
+
+def _report(corrupt: CorruptRange, on_corrupt: OnCorrupt | None) -> None:
+    if on_corrupt is None:
+        raise CorruptRecordError(corrupt)
+    on_corrupt(corrupt)
+
+
+def read_footer(path: Path) -> ParquetFooter:
+    """The footer of a file.
+
+    Raises:
+        BadInputError: the file is not Parquet, or was truncated.
+    """
+    try:
+        with path.open("rb") as stream:
+            stat = os.fstat(stream.fileno())
+            metadata = pq.ParquetFile(stream).metadata
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise read_error(path, error) from error
+        raise BadInputError(
+            f"the file cannot be read as Parquet: {str(error).splitlines()[0]}",
+            where=str(path),
+            hint="it is truncated or has another format; write it again",
+        ) from error
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return ParquetFooter(
+        metadata.schema.to_arrow_schema(),
+        tuple(group.num_rows for group in groups),
+        tuple(group.column(0).file_offset or group.column(0).data_page_offset for group in groups),
+        sum(group.total_byte_size for group in groups),
+        (stat.st_size, stat.st_mtime_ns),
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Arrow's types as those of features.
+
+
+def _unusable_type(kind: pa.DataType) -> str | None:
+    """Why a column of this type cannot be a feature; None: it can."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        return "lists may contain numbers or text only" if not _is_scalar(inner) else None
+    return None if _is_scalar(kind) else "features are numbers, booleans, text, bytes, times, or lists of them"
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_scalar(kind.value_type)
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+        or pa.types.is_temporal(kind)
+        or _is_text(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _dtype_name(field: pa.Field) -> str:
+    kind = field.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if _is_text(kind):
+        return "string"
+    if pa.types.is_decimal(kind):
+        return "float64"
+    if pa.types.is_temporal(kind):
+        return "int64"
+    return "bool" if pa.types.is_boolean(kind) else np.dtype(kind.to_pandas_dtype()).name
+
+
+def to_row_group(table: pa.Table) -> RowGroup:
+    """The rows of a table; those without a value in a column are named as unusable."""
+    unusable: dict[int, str] = {}
+    columns: dict[str, Column] = {}
+    for name, chunked in zip(table.column_names, table.columns, strict=True):
+        array = _combine(chunked)
+        for row in _missing_rows(array):
+            unusable.setdefault(row, f"{NULL_VALUE} {name}")
+        columns[name] = _to_column(array)
+    return RowGroup(ColumnRecords(columns), unusable)
+
+
+def _combine(chunked: pa.ChunkedArray) -> pa.Array:
+    combined = chunked.combine_chunks()
+    if isinstance(combined, pa.ChunkedArray):  # of no or of very long chunks
+        combined = pa.concat_arrays(combined.chunks) if combined.num_chunks else pa.array([], combined.type)
+    return combined.dictionary_decode() if pa.types.is_dictionary(combined.type) else combined
+
+
+def _missing_rows(array: pa.Array) -> list[int]:
+    """Rows without a value, or with a list that lacks one."""
+    missing = np.asarray(pc.is_null(array)).nonzero()[0].tolist() if array.null_count else []
+    if _is_list(array.type):
+        items = array.flatten()
+        if items.null_count:
+            parents = np.asarray(pc.list_parent_indices(array))
+            missing += sorted(set(parents[np.asarray(pc.is_null(items))].tolist()))
+    return [int(row) for row in missing]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _to_column(array: pa.Array) -> Column:
+    if pa.types.is_fixed_size_list(array.type) and not array.null_count:
+        return _to_values(array.flatten()).reshape(len(array), array.type.list_size)
+    if _is_list(array.type):
+        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
+        return RaggedColumn(_to_values(array.flatten()), np.concatenate(([0], np.cumsum(lengths))))
+    return _to_values(array)
+
+
+def _to_values(array: pa.Array) -> npt.NDArray[Any]:
+    """Values as NumPy's; a missing value becomes 0 or empty, and its row is not used."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        array = array.dictionary_decode()
+        kind = array.type
+    if pa.types.is_temporal(kind):
+        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).cast(pa.int64())
+    elif pa.types.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif _is_text(kind):
+        array = array.cast(pa.large_binary())
+        return np.array((pc.fill_null(array, b"") if array.null_count else array).to_pylist(), dtype=object)
+    if array.null_count:
+        array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+    return np.array(array.to_numpy(zero_copy_only=False))

@@ -1,0 +1,378 @@
+"""Every built-in format keeps the promises of a reader."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderContract
+from support.tfrecords import write_tfrecord
+
+from edl.api.errors import BadInputError
+from edl.api.job_spec import DataSpec
+from edl.data.reader import CorruptRange
+from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.recordio.writer import Writer
+from edl.data.shuffled_reader import ShuffledReader
+from edl.worker.data_readers import open_data_set
+
+FIRST, SECOND = range(RECORDS), range(RECORDS, RECORDS + FEW_RECORDS)
+OTHER = range(RECORDS + 1)
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+class TestRecordIO(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            with Writer(tmp_path / name, chunk_limit=512) as writer:
+                for number in numbers:
+                    writer.write(b"%d" % number)
+            return tmp_path / name
+
+        paths = [write("a.recordio", FIRST), write("b.recordio", SECOND)]
+
+        def replace() -> None:
+            with Writer(paths[0], chunk_limit=512) as writer:
+                for number in range(RECORDS):
+                    writer.write(b"%d" % (number + 1))
+
+        return ReaderCase(paths, {}, int, replace)
+
+
+class TestCsv(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            (tmp_path / name).write_text("n,text\n" + "".join(f'{number},"a\nb"\n' for number in numbers))
+            return tmp_path / name
+
+        paths = [write("a.csv", FIRST), write("b.csv", SECOND)]
+        return ReaderCase(paths, {}, lambda row: int(row[0]), lambda: write("a.csv", OTHER) and None)
+
+
+class TestTFRecord(ReaderContract):
+    @pytest.fixture(params=["memory", "file"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            return write_tfrecord(tmp_path / name, (b"%d|" % number + bytes(1000) for number in numbers))
+
+        paths = [write("a.tfrecord", FIRST), write("b.tfrecord", SECOND)]
+        rewrite = lambda: write("a.tfrecord", OTHER) and None  # noqa: E731
+        return ReaderCase(paths, {"index": request.param}, lambda record: int(record.split(b"|")[0]), rewrite)
+
+
+class TestText(ReaderContract):
+    @pytest.fixture(params=["\n", "\r\n"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            lines = [f"{number} {'ä' * 300}" for number in numbers]
+            # The last line has no end.
+            (tmp_path / name).write_bytes(request.param.join(lines).encode())
+            return tmp_path / name
+
+        paths = [write("a.txt", FIRST), write("b.txt", SECOND)]
+
+        def key(record: bytes) -> int:
+            number, text = record.decode().split(" ")
+            assert text == "ä" * 300
+            return int(number)
+
+        return ReaderCase(paths, {}, key, lambda: write("a.txt", OTHER) and None)
+
+
+class TestJsonLines(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            lines = [json.dumps({"n": number, "text": "b" * 500}) for number in numbers]
+            # Blank lines are no records, also at the end.
+            (tmp_path / name).write_text("\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:]) + "\n\n \n")
+            return tmp_path / name
+
+        paths = [write("a.jsonl", FIRST), write("b.jsonl", SECOND)]
+        rewrite = lambda: write("a.jsonl", OTHER) and None  # noqa: E731
+        return ReaderCase(paths, {}, lambda record: int(json.loads(record)["n"]), rewrite)
+
+
+class TestNpy(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            np.save(tmp_path / name, np.repeat(np.array(numbers, ">i8")[:, None], 400, 1))
+            return tmp_path / name
+
+        paths = [write("a.npy", FIRST), write("b.npy", SECOND)]
+        return ReaderCase(paths, {}, lambda row: int(row[399]), lambda: write("a.npy", OTHER) and None)
+
+
+class TestNpz(ReaderContract):
+    @pytest.fixture(params=[np.savez, np.savez_compressed])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            n = np.array(numbers)
+            text = np.array([f"ä{number}" for number in numbers])
+            request.param(tmp_path / name, n=n, image=np.zeros((len(n), 20, 20, 1), np.float32), text=text)
+            return tmp_path / name
+
+        def key(record: Any) -> int:
+            assert record["image"].shape == (20, 20, 1)
+            assert record["text"].decode() == f"ä{record['n']}"
+            return int(record["n"])
+
+        paths = [write("a.npz", FIRST), write("b.npz", SECOND)]
+        return ReaderCase(paths, {}, key, lambda: write("a.npz", OTHER) and None)
+
+
+class TestParquet(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            table = pa.table(
+                {
+                    "n": pa.array(numbers, pa.int32()),
+                    "tags": [["ä", "b"][: number % 3] for number in numbers],
+                    "pair": pa.array([[number, 0.5] for number in numbers], pa.list_(pa.float32(), 2)),
+                    "kind": pa.array([str(number % 5) for number in numbers]).dictionary_encode(),
+                    "day": pa.array(numbers, pa.int32()).cast(pa.date32()),
+                }
+            )
+            pq.write_table(table, tmp_path / name, row_group_size=150, write_page_checksum=True)
+            return tmp_path / name
+
+        def key(record: Any) -> int:
+            n = int(record["n"])
+            assert [each.decode() for each in record["tags"]] == ["ä", "b"][: n % 3]
+            assert record["pair"].tolist() == [n, 0.5]
+            assert (record["kind"], record["day"]) == (b"%d" % (n % 5), n)
+            return n
+
+        paths = [write("a.parquet", FIRST), write("b.parquet", SECOND)]
+        return ReaderCase(paths, {}, key, lambda: write("a.parquet", OTHER) and None)
+
+
+class TestImages(ReaderContract):
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            for number in numbers:
+                folder = tmp_path / name / ("cat" if number < 400 else "dog")
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / f"{number:04}.png").write_bytes(PNG + b"%d" % number)
+            return tmp_path / name
+
+        paths = [write("a", FIRST), write("b", SECOND)]
+
+        def key(record: Any) -> int:
+            number = int(record["image"].removeprefix(PNG))
+            assert (record["label"], Path(record["path"].decode()).stem) == (number >= 400, f"{number:04}")
+            return number
+
+        return ReaderCase(paths, {}, key, (paths[0] / "cat" / "0000.png").unlink)
+
+
+# --------------------------------------------------------------------------------------------------
+# What is damaged, and what cannot be read.
+
+
+def read_damaged(path: Path, **options: Any) -> tuple[list[Any], list[CorruptRange]]:
+    """All records that can be read, and what was reported."""
+    reader, corrupt = open_reader(path, options), []
+    (source,) = reader.sources()
+    return list(reader.read(source.name, 0, source.records, corrupt.append)), corrupt
+
+
+def refuse(path: Path, **options: Any) -> BadInputError:
+    """The error of a file that cannot be read."""
+    reader = open_reader(path, options)
+
+    def read_all() -> None:
+        for source in reader.sources():
+            reader.read(source.name, 0, source.records)
+
+    with pytest.raises(BadInputError) as refused:
+        read_all()
+    return refused.value
+
+
+def test_a_tfrecord_with_another_checksum_is_reported_alone(tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", [b"%04d" % number for number in range(9)])
+    content = bytearray(path.read_bytes())
+    content[20 * 4 + 13] ^= 1
+    path.write_bytes(content)
+    found, corrupt = read_damaged(path)
+    assert [int(record) for record in found] == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert [(each.start, each.end, each.reason) for each in corrupt] == [(4, 5, "wrong checksum")]
+    assert "record 4 cannot be read" in str(refuse(path))
+
+
+@pytest.mark.parametrize("cut", [1, 5, 19])
+def test_a_truncated_tfrecord_file_names_the_byte(tmp_path: Path, cut: int) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", [b"%04d" % number for number in range(9)])
+    path.write_bytes(path.read_bytes()[:-cut])
+    error = refuse(path)
+    assert "no record at byte 160: the file ends within a record" in str(error)
+    assert error.where == str(path)
+
+
+def test_a_tfrecord_length_that_was_overwritten_allocates_nothing(tmp_path: Path) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", [b"%04d" % number for number in range(3)])
+    content = bytearray(path.read_bytes())
+    content[20:28] = b"\xff" * 8
+    path.write_bytes(content)
+    assert "no record at byte 20: its length has a wrong checksum" in str(refuse(path))
+
+
+def test_large_tfrecords_span_what_is_read_at_once(tmp_path: Path) -> None:
+    sizes = [3, 5_000_000, 7, 9_000_000, 0, 11]
+    path = write_tfrecord(tmp_path / "a.tfrecord", [bytes([number]) * size for number, size in enumerate(sizes)])
+    found, _ = read_damaged(path)
+    assert [(len(record), record[:1]) for record in found] == [
+        (s, bytes([n])[: min(s, 1)]) for n, s in enumerate(sizes)
+    ]
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\r\n\ufeff", blacklist_categories=["Cs"]))), st.booleans())
+def test_text_is_what_was_written(lines: list[str], has_end: bool) -> None:
+    written = "\n".join(lines) + ("\n" if has_end and lines else "")
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.txt"
+        path.write_bytes(written.encode())
+        found, corrupt = read_damaged(path)
+    expected = written.split("\n")
+    assert [record.decode() for record in found] == (expected if expected[-1] else expected[:-1])
+    assert corrupt == []
+
+
+def test_lines_that_are_not_utf8_or_no_json_are_reported_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\n\xff\nb\n")
+    found, corrupt = read_damaged(tmp_path / "a.txt")
+    assert (found, [each.start for each in corrupt]) == ([b"a", b"b"], [1])
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": \n[1]\n\n{"b": {}}\n')
+    found, corrupt = read_damaged(tmp_path / "a.jsonl")
+    assert [json.loads(record) for record in found] == [{"a": 1}, {"b": {}}]
+    assert [(each.start, each.reason) for each in corrupt] == [(1, "not a JSON object"), (2, "not a JSON object")]
+
+
+def test_rows_of_parquet_without_a_value_are_reported_alone(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, None, 3.0, 4.0], "tags": [["a"], ["b"], [None, "c"], None]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    found, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert [record["x"] for record in found] == [1.0]
+    assert [(each.start, each.reason) for each in corrupt] == [
+        (1, "no value in column x"),
+        (2, "no value in column tags"),
+        (3, "no value in column tags"),
+    ]
+    found, corrupt = read_damaged(tmp_path / "a.parquet", columns=["tags"])
+    assert [record["tags"].tolist() for record in found] == [[b"a"], [b"b"]]
+
+
+def test_shuffled_rows_beside_damaged_ones_come_once(tmp_path: Path) -> None:
+    values = [None if number % 7 == 3 else number for number in range(60)]
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=8)
+    reader = open_reader(tmp_path / "a.parquet")
+    shuffled, corrupt = ShuffledReader(reader, shuffled_order(reader, 20, seed=1)), []
+    found = [
+        row["x"] for start in range(0, 60, 9) for row in shuffled.read(0, start, min(60, start + 9), corrupt.append)
+    ]
+    assert sorted(found) == [value for value in values if value is not None]
+    assert sorted(each.start for each in corrupt) == [number for number in range(60) if number % 7 == 3]
+
+
+def test_a_damaged_row_group_is_reported_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"x": np.random.default_rng(1).random(900)}), path, row_group_size=300, write_page_checksum=True
+    )
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[offset + 400] ^= 1
+    path.write_bytes(content)
+    found, corrupt = read_damaged(path)
+    assert len(found) == 600
+    ((start, end, chunk),) = [(each.start, each.end, each.chunk) for each in corrupt]
+    assert (start, end, chunk) == (300, 600, 1)
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.array([{"a": 1}]), "features are numbers"),
+        (pa.array([[[1]]]), "lists may contain numbers or text only"),
+    ],
+)
+def test_columns_that_are_no_features_are_refused_by_name(tmp_path: Path, column: Any, said: str) -> None:
+    pq.write_table(pa.table({"x": [1], "odd": column}), tmp_path / "a.parquet")
+    error = refuse(tmp_path / "a.parquet")
+    assert "column odd" in str(error)
+    assert said in str(error)
+    assert read_damaged(tmp_path / "a.parquet", columns=["x"])[0] == [{"x": 1}]
+
+
+def test_files_of_a_data_set_need_the_same_columns(tmp_path: Path) -> None:
+    for name, table in (("a", {"x": [1.0]}), ("b", {"x": [1]})):
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    assert "column x is int64" in str(refuse(tmp_path))
+    np.savez(tmp_path / "c.npz", x=np.zeros((2, 3)))
+    np.savez(tmp_path / "d.npz", x=np.zeros((2, 4)))
+    with pytest.raises(BadInputError, match=r"x: float64 \(4,\)"):
+        open_reader([tmp_path / "c.npz", tmp_path / "d.npz"]).sources()
+
+
+def test_arrays_of_objects_and_files_cut_short_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{}], object), allow_pickle=True)
+    assert "Python objects" in str(refuse(tmp_path / "a.npy"))
+    np.savez_compressed(tmp_path / "b.npz", x=np.array([{}], object))
+    assert "allow_pickle" in str(refuse(tmp_path / "b.npz"))
+    np.save(tmp_path / "c.npy", np.zeros((100, 10)))
+    (tmp_path / "c.npy").write_bytes((tmp_path / "c.npy").read_bytes()[:-8])
+    assert "truncated" in str(refuse(tmp_path / "c.npy"))
+    for name in ("d.npz", "e.parquet"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04" if name == "d.npz" else b"PAR1 half")
+        assert "cannot be read" in str(refuse(tmp_path / name))
+    np.savez(tmp_path / "f.npz", x=np.zeros((3, 2)), scale=np.float32(1))
+    assert "scale: no axis" in str(refuse(tmp_path / "f.npz"))
+    assert len(read_damaged(tmp_path / "f.npz", columns=["x"])[0]) == 3
+
+
+def test_a_file_that_is_no_image_is_reported_alone(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "cat/b.png", "dog/c.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"<html>" if "b" in name else PNG)
+    found, corrupt = read_damaged(tmp_path)
+    assert [(record["path"], record["label"]) for record in found] == [(b"cat/a.png", 0), (b"dog/c.jpg", 1)]
+    assert [(each.start, each.reason.split(":")[0]) for each in corrupt] == [(1, "cat/b.png")]
+
+
+def test_a_set_without_a_class_keeps_the_labels_of_training(tmp_path: Path) -> None:
+    for name in ("train/cat/a.png", "train/dog/b.png", "test/dog/c.png", "odd/cow/d.png", "new/e.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(PNG)
+    data = DataSpec((str(tmp_path / "train"),), (str(tmp_path / "test"),), (str(tmp_path / "new"),))
+    reader = open_data_set(data, "validation", None, tmp_path)
+    assert [record["label"] for record in reader.read(reader.sources()[0].name, 0, 1)] == [1]
+    reader = open_data_set(data, "prediction", None, tmp_path)
+    assert [record["label"] for record in reader.read(reader.sources()[0].name, 0, 1)] == [-1]
+    with pytest.raises(BadInputError, match="folders cow have images and are no classes"):
+        open_data_set(replace(data, validation=(str(tmp_path / "odd"),)), "validation", None, tmp_path).sources()
+
+
+@pytest.mark.tensorflow
+def test_tfrecord_files_of_tensorflow_are_read(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    written = [bytes([number]) * number for number in range(200)]
+    with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord-00000-of-00001")) as writer:
+        for record in written:
+            writer.write(record)
+    assert read_damaged(tmp_path / "a.tfrecord-00000-of-00001") == (written, [])

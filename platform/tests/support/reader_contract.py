@@ -1,0 +1,133 @@
+"""What every reader of records guarantees. A format's tests make a data set of it and run all of this."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.api.errors import BadInputError
+from edl.data.reader import Reader
+from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.record_columns import ColumnRecords
+from edl.data.shuffled_reader import ShuffledReader
+
+RECORDS = 700
+"""Of a data set's first source, so that it has several blocks; the second has a few."""
+FEW_RECORDS = 3
+
+
+@dataclass(frozen=True)
+class ReaderCase:
+    """A data set of one format.
+
+    Args:
+        paths: what a job file names.
+        options: its ``data.reader``.
+        key: a record's number, which records carry: from 0, and in the second source from ``RECORDS``.
+        rewrite: writes the first source again, with other records.
+    """
+
+    paths: Sequence[Path]
+    options: dict[str, object]
+    key: Callable[[Any], int]
+    rewrite: Callable[[], None]
+
+    def open(self) -> Reader:
+        """The reader, as a worker opens it."""
+        return open_reader([str(path) for path in self.paths], self.options)
+
+
+class ReaderContract:
+    """Derive a class, and define a fixture ``case``."""
+
+    @pytest.fixture
+    def case(self, tmp_path: Path) -> ReaderCase:
+        """The data set."""
+        raise NotImplementedError
+
+    def test_sources_are_counted_and_named_in_the_same_order_by_every_process(self, case: ReaderCase) -> None:
+        first, second = case.open(), case.open()
+        assert [source.records for source in first.sources()] == [RECORDS, FEW_RECORDS]
+        assert first.sources() == second.sources()
+        assert len({source.name for source in first.sources()}) == 2
+
+    def test_any_range_in_any_order_has_exactly_its_records(self, case: ReaderCase) -> None:
+        reader = case.open()
+        name = reader.sources()[0].name
+        ranges = [tuple(sorted(random.Random(seed).choices(range(RECORDS + 1), k=2))) for seed in range(40)]
+        for start, end in [(0, RECORDS), (0, 0), (RECORDS, RECORDS), (RECORDS - 1, RECORDS), *ranges]:
+            found = reader.read(name, start, end)
+            assert len(found) == end - start
+            assert [case.key(record) for record in found] == list(range(start, end))
+
+    def test_each_source_has_its_own_records(self, case: ReaderCase) -> None:
+        reader = case.open()
+        found = reader.read(reader.sources()[1].name, 0, FEW_RECORDS)
+        assert [case.key(record) for record in found] == list(range(RECORDS, RECORDS + FEW_RECORDS))
+
+    def test_reports_of_damage_are_not_made_without_damage(self, case: ReaderCase) -> None:
+        reader, corrupt = case.open(), []
+        assert len(reader.read(reader.sources()[0].name, 0, RECORDS, corrupt.append)) == RECORDS
+        assert corrupt == []
+
+    def test_a_range_or_a_source_that_is_not_there_is_refused(self, case: ReaderCase) -> None:
+        reader = case.open()
+        name = reader.sources()[0].name
+        for start, end in ((0, RECORDS + 1), (-1, 2), (2, 1)):
+            with pytest.raises(BadInputError, match="were requested"):
+                reader.read(name, start, end)
+        with pytest.raises(BadInputError, match="no such source"):
+            reader.read("other", 0, 1)
+
+    def test_blocks_add_up_and_have_a_size(self, case: ReaderCase) -> None:
+        reader: Any = case.open()
+        for source in reader.sources():
+            sizes = reader.blocks(source.name)
+            assert sum(sizes.records) == source.records
+            assert sizes.bytes > 0
+        assert len(reader.blocks(reader.sources()[0].name).records) > 1
+
+    def test_a_shuffled_epoch_has_every_record_once_whoever_reads_which_positions(self, case: ReaderCase) -> None:
+        reader = case.open()
+        total, step = RECORDS + FEW_RECORDS, 64
+        keys = []
+        for start in range(0, total, step):
+            # Another worker for each range.
+            other = case.open() if start % (2 * step) else reader
+            shuffled = ShuffledReader(other, shuffled_order(other, 256, seed=7))
+            found = shuffled.read(0, start, min(total, start + step))
+            assert type(found) is type(reader.read(reader.sources()[0].name, 0, 2)) or isinstance(found, list)
+            keys += [case.key(record) for record in found]
+        assert sorted(keys) == list(range(total))
+        assert keys != sorted(keys)
+
+    def test_threads_may_share_a_reader(self, case: ReaderCase) -> None:
+        reader = case.open()
+        name = reader.sources()[0].name
+        ranges = [(start * 7 % (RECORDS - 20), start * 7 % (RECORDS - 20) + 20) for start in range(60)]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda span: [case.key(each) for each in reader.read(name, *span)], ranges))
+        assert found == [list(range(*span)) for span in ranges]
+
+    def test_a_file_that_changes_while_it_is_in_use_is_refused(self, case: ReaderCase) -> None:
+        reader = case.open()
+        name = reader.sources()[0].name
+        assert len(reader.read(name, RECORDS - 1, RECORDS)) == 1
+        case.rewrite()
+        with pytest.raises(BadInputError, match=r"changed while it was in use|No such file"):
+            reader.read(name, 0, 1)
+
+    def test_records_are_such_that_tensorflow_takes_them(self, case: ReaderCase) -> None:
+        reader = case.open()
+        found = reader.read(reader.sources()[0].name, 0, 5)
+        if isinstance(found, ColumnRecords):
+            assert tuple(found.columns) == reader.metadata.column_names
+        else:
+            assert isinstance(found[0], bytes | list | np.ndarray | np.generic)
