@@ -107,7 +107,7 @@ def take_records(records: Sequence[Any], numbers: npt.NDArray[np.int64]) -> Sequ
     if isinstance(records, ColumnRecords):
         return records.take(numbers)
     if isinstance(records, np.ndarray):
-        return records[numbers]  # type: ignore[no-any-return]
+        return records[numbers]
     return [records[number] for number in numbers.tolist()]
 
 
