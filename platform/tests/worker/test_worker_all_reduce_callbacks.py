@@ -36,7 +36,11 @@ def check_rates(job: AllReduceJob) -> None:
     """All ranks used the same rate for each update, and the remaining ones have the same sum of them."""
     rate_of_update: dict[int, float] = {}
     for rank in job.ranks:
+        newest = max(rank.replica.rate_of_update, default=0)
         for update, rate in rank.replica.rate_of_update.items():
+            # The others may have made it again.
+            if rank.is_killed and update == newest:
+                continue
             assert rate_of_update.setdefault(update, rate) == rate, (rank.uid, update)
     remaining = [rank for rank in job.living_ranks() if not rank.gate.closed and rank.replica.updates]
     for rank in remaining[1:]:
@@ -217,9 +221,10 @@ def test_rates_of_callbacks_are_agreed_under_random_faults(folder, seed):
         for _ in range(3):
             job.start_rank(own(draw))
         while job.end is None and len(job.ranks) < 9:
-            living = [rank for rank in job.living_ranks() if not rank.ended.is_set()]
-            if len(living) > 1:
-                job.kill(random.choice(living))
+            # With one member, training would begin again, with other rates.
+            members = [rank for rank in job.living_ranks() if job.state.world.trains(rank.uid)]
+            if len(members) > 1:
+                job.kill(random.choice(members))
             job.start_rank(own(draw))
             reached = job.state.step + random.randint(2, 8)
             job.wait(lambda reached=reached: job.end is not None or job.state.step >= reached)
@@ -249,6 +254,39 @@ def test_a_callback_that_stops_training_stops_all_ranks_after_the_same_step(
         (total,) = {total for _, _, total in job.evaluated}
         assert total == ranks[0].replica.counts.sum()
         check_calls(job)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_a_stop_is_forgotten_when_training_begins_again_before_it(folder, heard):
+    """The rank that decided it hears nothing for a while; all others are lost, and so is every step.
+
+    Args:
+        heard: whether the reduction that tells the other rank is finished.
+    """
+
+    def stop(callbacks: RecordedCallbacks, update: int) -> None:
+        if update == 19:
+            job.silent.add("w0")
+        callbacks.has_stopped = callbacks.has_stopped or update == 20
+
+    def die_before_the_next_step(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            if step == 20 and not heard:
+                job.kill(rank)
+                raise KilledError
+
+        rank.callbacks.before_step = before_step
+
+    with AllReduceJob(folder, records=400, task_records=160, seconds=0.002, workers_min=2) as job:
+        first, second = job.start_rank(own(stop, 0)), job.start_rank(die_before_the_next_step)
+        job.wait(lambda: first.world._is_stopped if heard else second.is_killed and first.callbacks.has_stopped)
+        first.callbacks.after_step = lambda callbacks, update: None
+        job.kill(second)
+        third, _ = job.start_rank(), job.start_rank()
+        job.wait(lambda: job.state.world.trains(third.uid))
+        job.silent.discard("w0")
+        job.wait_for_round(3)
+        job.wait_for_end()
 
 
 def test_a_new_master_and_a_new_rank_know_that_a_callback_stopped_training(folder):

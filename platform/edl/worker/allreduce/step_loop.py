@@ -280,6 +280,8 @@ class StepLoop:
             self._close_communicator()
             self._shares.drop_all()
             self._evaluation.drop()
+            # It was decided in a state that is given up. If all had heard of it, the others say so.
+            self._forget_stop()
             world.leave_world(view.round, may_follow=may_follow)
             if not self._gate.closed:
                 world.request_report()
@@ -302,6 +304,8 @@ class StepLoop:
         if not view.holders:
             # The steps are made anew.
             self._evaluation.drop()
+            if self._stopped_after is None or view.step < self._stopped_after:
+                self._forget_stop()
         self._world.enter_round(view)
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
@@ -399,10 +403,6 @@ class StepLoop:
         self._copies.start_round(view.members)
         if self._batch is not None:
             self._batch.start_round()
-        if self._stopped_after is not None and world.step < self._stopped_after:
-            self._stopped_after = None
-            self._callbacks.forget_stop()
-            world.report_stop(is_stopped=False)
         nobody_has_records, self._is_paused = True, False
         try:
             while True:
@@ -461,6 +461,13 @@ class StepLoop:
         if outcome.stops and self._stopped_after is None:
             self._stopped_after = self._world.step
             self._world.report_stop(is_stopped=True)
+
+    def _forget_stop(self) -> None:
+        """Training goes on from a state of before this rank's callbacks, or those of others, ended it."""
+        if self._is_stopped:
+            self._stopped_after = None
+            self._callbacks.forget_stop()
+            self._world.report_stop(is_stopped=False)
 
     @property
     def _is_stopped(self) -> bool:
