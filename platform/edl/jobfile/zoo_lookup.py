@@ -199,6 +199,10 @@ _COMPILE_SETTINGS = {
     "steps_per_execution": "EDL runs one step at a time, with the same result",
 }
 """Arguments of Keras' ``compile`` that have no counterpart in a module, and what to do instead."""
+_RETIRED_FUNCTIONS = {
+    "learning_rate_scheduler": "give the optimizer a Keras schedule as its learning rate",
+}
+"""Functions that older versions of ElasticDL called, and what to do instead."""
 _OPTIONAL_NAMES = (
     "PredictionOutputsProcessor",
     "callbacks",
@@ -228,6 +232,8 @@ def find_misnamed(path: Path, model: str = "", functions: Collection[str] = ()) 
             continue
         if name in _EXPECTED_NAMES:
             yield name, _EXPECTED_NAMES[name]
+        elif name in _RETIRED_FUNCTIONS:
+            yield name, _RETIRED_FUNCTIONS[name]
         elif name in constants and name in _FIELD_OF_FIT_ARGUMENT:
             yield name, _FIELD_OF_FIT_ARGUMENT[name]
         elif name in constants and name in _COMPILE_SETTINGS:
@@ -261,7 +267,7 @@ def check_misnamed(module: ZooModule) -> None:
         remedy = f"did you mean {meant}?"
         if name in _FIELD_OF_FIT_ARGUMENT:
             remedy = f"use {meant} instead."
-        elif name in _COMPILE_SETTINGS:
+        elif name in _COMPILE_SETTINGS or name in _RETIRED_FUNCTIONS:
             remedy = f"{meant}."
         raise BadInputError(
             f"the model module defines '{name}', which nothing uses",

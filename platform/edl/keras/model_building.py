@@ -184,6 +184,22 @@ class ModelVariables:
         return hashlib.sha256(json.dumps([facts, *more], sort_keys=True).encode()).hexdigest()
 
 
+def refuse_lossy_export(model: Any) -> None:
+    """Refuse a trained variable that an export would round, before anything is trained.
+
+    Raises:
+        BadInputError: names the variable.
+    """
+    for weight in model.trainable_weights:
+        if weight.dtype != "float32":
+            raise BadInputError(
+                f"the trained variable '{weight.path}' is {weight.dtype}, and exported files have float32 variables",
+                where="export",
+                hint="set export: null (checkpoints keep the type), or train float32 variables; for mixed precision "
+                "use the policy mixed_bfloat16",
+            )
+
+
 def _is_in_flat_buffer(weight: Any, trained_by_ps: bool, trained_types: frozenset[str]) -> bool:
     if weight.dtype == "float32" or (weight.trainable and weight.dtype in trained_types):
         return _check_constraint(weight, trained_by_ps)

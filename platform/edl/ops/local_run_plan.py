@@ -12,6 +12,7 @@ from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
+from edl.jobfile.zoo_lookup import find_model_function
 from edl.ops.followup_command import command_arguments, program_name
 from edl.ops.local_run_resumption import resume_checkpoint
 from edl.reporting.run_progress import RunOutcome
@@ -23,6 +24,9 @@ from edl.storage.run_resumption import FieldChange, describe_nothing_to_do, form
 from edl.storage.weights_lookup import TrainedWeights
 
 _CHANGE_SETTINGS_HINT = "If one of the --set options is the cause, change it in the command below."
+
+
+_PROCESSOR = "PredictionOutputsProcessor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +195,14 @@ class LocalRunPlan:
             records = _records_text(self.record_counts.validation, self.spec.data.validation)
             return [f"evaluates {records} with {weights.path}", *weights.origin_lines()]
         records = _records_text(self.record_counts.prediction, self.spec.data.prediction)
-        return [f"predicts {records} with {weights.path}", *weights.origin_lines(), f"writes to {self.output}"]
+        return [f"predicts {records} with {weights.path}", *weights.origin_lines(), self._output_line()]
+
+    def _output_line(self) -> str:
+        """Where predictions go: to the module's processor if it has one, and else to files."""
+        model = self.spec.model
+        if find_model_function(Path(model.zoo), model.definition, model.functions).may_define(_PROCESSOR):
+            return f"gives predictions to {_PROCESSOR} of the model module, and writes no files"
+        return f"writes to {self.output}"
 
     def _roles_text(self) -> str:
         if self.spec.strategy.name == "Local":

@@ -148,6 +148,9 @@ def _require_weights(run: RunDirectory, source: str) -> TrainedWeights:
     return weights
 
 
+_SAVED_MODEL_FILE = "saved_model.pb"
+
+
 def _weights_of_directory(path: Path) -> TrainedWeights:
     """The weights in the directory of a run, a checkpoint or an export."""
     if _is_run(path):
@@ -157,6 +160,12 @@ def _weights_of_directory(path: Path) -> TrainedWeights:
     files = sorted(path.glob("*.keras"))
     if len(files) == 1:
         return TrainedWeights(_require_keras_file(str(files[0])))
+    if not files and any(path.rglob(_SAVED_MODEL_FILE)):
+        raise BadInputError(
+            "is a SavedModel without a .keras file, and its weights cannot be read by name",
+            where=str(path),
+            hint="Name the run that exported it, or one of its checkpoints.",
+        )
     raise BadInputError(
         "is neither a run, nor a checkpoint, nor an export with one .keras file",
         where=str(path),

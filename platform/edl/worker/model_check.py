@@ -352,6 +352,7 @@ class _JobCheck:
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
         from edl.keras.keras2_models import name_class
+        from edl.keras.model_building import refuse_lossy_export
         from edl.keras.several_updates import build_replica
         from edl.keras.step_additivity import check_added_losses, check_step_gradients
 
@@ -363,6 +364,8 @@ class _JobCheck:
             max_dense_gradient=self._spec.strategy.max_dense_gradient,
             first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
         )
+        if self._spec.export is not None:
+            refuse_lossy_export(replica.model)
         declare_training_callbacks(self.module, replica, self._spec).own.try_first_step()
         yield f"model: {name_class(replica.model)}, {_describe_variables(replica.variables.specs)}"
         if first is None:

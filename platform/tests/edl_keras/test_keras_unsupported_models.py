@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
+from edl.keras.model_building import refuse_lossy_export  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
@@ -265,3 +267,10 @@ def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Den
     assert chosen.feed(None, "training", None) == "from input"
     with pytest.raises(BadInputError, match=r"loss.*cannot be called as loss\(labels, predictions\)"):
         load_model_module(SimpleNamespace(**vars(choice) | {"functions": {"loss": "custom_model"}}))
+
+
+@pytest.mark.parametrize(("dtype", "refused"), [("float32", False), ("float64", True), ("float16", True)])
+def test_what_an_export_would_round_is_refused_before_training(dtype: str, *, refused: bool) -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
+    with pytest.raises(BadInputError, match=f"kernel' is {dtype}") if refused else nullcontext():
+        refuse_lossy_export(model)

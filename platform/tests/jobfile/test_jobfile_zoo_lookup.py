@@ -109,6 +109,10 @@ def test_a_star_import_from_the_zoo_defines_what_its_module_does(zoo: Path) -> N
             ],
         ),
         ("def calbacks(): ...", [("calbacks", "callbacks")]),
+        (
+            "def learning_rate_scheduler(model_version): ...",
+            [("learning_rate_scheduler", "give the optimizer a Keras schedule as its learning rate")],
+        ),
         ("def eval_metric_fn(): ...", [("eval_metric_fn", "eval_metrics_fn")]),
         ("def Callbacks(): ...\ndef callbacks(): ...", []),
         ("def _calbacks(): ...\ndef calback(): ...\nx = calback", []),

@@ -1,4 +1,4 @@
-"""What the plan of a resumed run warns of."""
+"""What the plan of a run warns of, and where it says predictions go."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from edl.storage.checkpoint_manifest import CheckpointManifest
 from edl.storage.durable_files import write_json
 from edl.storage.journal_truncation import CheckpointRestart
 from edl.storage.run_directory import RunDirectory, make_run_directory
+from edl.storage.weights_lookup import TrainedWeights
 
 
 @pytest.mark.parametrize(("max_steps", "warns"), [(39, True), (40, True), (41, False)])
@@ -45,3 +46,30 @@ def test_a_limit_of_steps_is_compared_with_the_step_as_the_new_strategy_counts_i
     assert "ParameterServer" in text
     assert "step 40" in text
     assert ("train.max_steps" in text) == warns
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("class PredictionOutputsProcessor: ...", "gives predictions to PredictionOutputsProcessor"),
+        ("", "writes to /out"),
+    ],
+)
+def test_the_plan_says_where_predictions_go(tmp_path: Path, module: str, said: str) -> None:
+    (tmp_path / "m.py").write_text(f"def custom_model(): ...\n{module}\n")
+    spec = JobSpec(
+        name="j",
+        model=ModelSpec("m.custom_model", str(tmp_path)),
+        data=DataSpec(prediction=("/data/new",)),
+        task="predict",
+    )
+    plan = LocalRunPlan(
+        spec,
+        RunArguments(Path("job.yaml")),
+        RecordCounts(prediction=(3,)),
+        RunDirectory(tmp_path / "r1"),
+        output=Path("/out"),
+        weights=TrainedWeights(tmp_path / "model.keras"),
+    )
+    (line,) = [line for line in plan.plan_lines() if "predictions" in line or "writes to" in line]
+    assert said in line

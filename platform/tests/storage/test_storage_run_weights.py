@@ -89,6 +89,10 @@ def test_weights_may_be_a_directory_of_a_run_a_checkpoint_or_an_export(tmp_path:
         find_weights(other, "counted/r7")
     assert not missing_keys(caught.value.hint, "counted", "r1")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "exported" / "saved_model").mkdir(parents=True)
+    (tmp_path / "exported" / "saved_model" / "saved_model.pb").touch()
+    with pytest.raises(BadInputError, match="is a SavedModel without"):
+        find_weights(other, str(tmp_path / "exported"))
     for source, key in ((str(tmp_path / "empty"), "neither a run"), (str(tmp_path / "none"), "no such file")):
         with pytest.raises(BadInputError, match=key):
             find_weights(other, source)

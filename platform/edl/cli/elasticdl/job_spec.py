@@ -418,6 +418,8 @@ class _Translator:
         values = self._values
         if self._is_used("num_workers"):
             self._put("workers.max", values["num_workers"], "num_workers")
+            if self._strategy == "Local" and "num_workers" in self._given:
+                self._note("num_workers", "no effect: strategy Local is one process")
         roles = {"master": "master", "worker": "workers"}
         if self._strategy == "ParameterServer" and self._line.command == TRAIN:
             roles["ps"] = "ps"

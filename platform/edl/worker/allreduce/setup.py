@@ -19,6 +19,7 @@ from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
+from edl.keras.model_building import refuse_lossy_export
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
@@ -164,6 +165,8 @@ def _build_model(
         max_dense_gradient=spec.strategy.max_dense_gradient,
         first=None if first is None else (first[1].features, first[1].labels, first[1].weights),
     )
+    if spec.export is not None:
+        refuse_lossy_export(replica.model)
     assign_initial_weights(replica.variables, initial)
     callbacks = declare_training_callbacks(
         module,

@@ -183,3 +183,10 @@ def test_help_has_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         assert ended.value.code == 0
         text = capsys.readouterr().out
         assert [name for name, flag in flags_of(command).items() if flag.option not in text] == []
+
+
+def test_workers_of_a_job_that_is_one_process_are_named_as_without_effect(tmp_path: Path) -> None:
+    words = "--model_zoo=zoo --model_def=m.custom_model --training_data=/x --job_name=j --num_workers=4"
+    line = parse_command_line("train", [*words.split(), "--distribution_strategy=Local"])
+    notes = translate_job(line, tmp_path).notes
+    assert [note for note in notes if "--num_workers" in note and "no effect" in note]
