@@ -96,3 +96,14 @@ def test_all_ranks_together_may_not_skip_more_than_the_limit_in_an_epoch() -> No
     (end,) = master.ends
     assert (end.phase, end.failure_kind) == ("Failed", "input")
     assert not missing_keys(end.reason, "3 corrupt records in epoch 1", "allows 2")
+
+
+def test_a_limit_that_a_lost_rank_exceeded_ends_the_job_with_the_next_round() -> None:
+    master = DamagedData(1, 2, max_corrupt=2)
+    master.run(1)
+    master.kill("w1")
+    master.report("w0", RankPhase.ENDED, step=2, shares=master.shares)
+    assert not master.ends
+    master.report("w0", RankPhase.CONFIRMED)
+    (end,) = master.ends
+    assert not missing_keys(end.reason, "3 corrupt records in epoch 1", "allows 2")
