@@ -184,6 +184,10 @@ def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
     return []
 
 
+_OLD_FEED_NAME = "dataset_fn"
+"""What ElasticDL called ``feed`` until 0.2."""
+
+
 def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     names = module.names
@@ -196,10 +200,17 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     if missing and STAR_IMPORT not in names:
         public = [name for name in names if not name.startswith("_")]
         close = closest_match(missing[0], [name for name in public if name not in REQUIRED_FUNCTIONS], cutoff=0.7)
+        is_old_name = "feed" in missing and _OLD_FEED_NAME in names
         raise BadInputError(
             f"the model module does not define {', '.join(f'{name!r}' for name in missing)}",
             where=str(module.path),
-            hint=(f"did you mean {close}? " if close else "")
+            hint=(f"did you mean {close}? " if close and not is_old_name else "")
+            + (
+                f"{_OLD_FEED_NAME} is the old name of feed: set model.functions: {{feed: {_OLD_FEED_NAME}}}, or rename "
+                "it. "
+                if is_old_name
+                else ""
+            )
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
             "module's own file calls compile()"
             + (

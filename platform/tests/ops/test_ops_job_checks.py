@@ -65,6 +65,19 @@ def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, witho
     if without:
         with pytest.raises(BadInputError, match="does not define 'feed'") as raised:
             job_checks.check_job(spec)
-        assert "CSV files need no feed if data.reader.label names" in raised.value.hint
+        assert "need no feed if data.reader.label names" in raised.value.hint
     else:
         assert job_checks.check_job(spec).training == (100,)
+
+
+def test_the_old_name_of_feed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text("x,y\n1,2\n")
+    (tmp_path / "m.py").write_text(
+        "def custom_model(): ...\ndef dataset_fn(dataset, mode, metadata): ...\nloss = optimizer = 'sgd'\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        f"name: m\nmodel: {{zoo: {tmp_path}, definition: m.custom_model}}\ndata: {{training: {tmp_path}/records.csv}}\n"
+    )
+    with pytest.raises(BadInputError, match="does not define 'feed'") as raised:
+        job_checks.check_job(load_job_file(tmp_path / "job.yaml"))
+    assert "model.functions: {feed: dataset_fn}" in (raised.value.hint or "")
