@@ -335,7 +335,7 @@ class CallbacksDeclared(JournalEntry):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppedByCallback(JournalEntry):
-    """A callback of the user's ended training after ``step`` (strategy AllReduce)."""
+    """A callback of the user's ended training after ``step``; with parameter servers, after what was leased then."""
 
     kind: ClassVar[str] = "stopped_by_callback"
     step: int

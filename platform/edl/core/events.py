@@ -203,6 +203,8 @@ class ProgressReported:
     worker: str
     steps: tuple[LeaseProgress, ...] = ()
     warnings: tuple[WorkerWarning, ...] = ()
+    # With parameter servers: a callback of the user's has ended training in this worker.
+    has_stopped_training: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from edl.api.journal_entries import (
     LeaseGranted,
     LeaseProgressed,
     LeaseReturned,
+    StoppedByCallback,
     WorkerWarned,
 )
 from edl.core import evaluation_callbacks, revocation, world_evaluations, world_model_files
@@ -378,7 +379,20 @@ def handle_progress_reported(state: JobState, event: ProgressReported, now: floa
         record_lease_progress(state, event.worker, steps, now)
     for warning in event.warnings:
         _record_warning(state, warning)
+    if event.has_stopped_training:
+        _stop_by_callback(state)
     state.add_commands(Acknowledged(lost))
+
+
+def _stop_by_callback(state: JobState) -> None:
+    """Hand out no more training records: the job ends when those that workers hold are done.
+
+    Under AllReduce the ranks agree on the step first; see module ``allreduce``.
+    """
+    if state.world is None and state.training_ledger is not None and not state.callback_stop_reason:
+        state.record_entry(StoppedByCallback(step=state.step))
+        decision = state.callback_stop_reason
+        state.emit(CallbackDecided(step=state.step, callback="callbacks()", decision=decision))
 
 
 _MAX_WARNING_TOPICS, _MAX_WARNINGS_OF_TOPIC = 32, 3

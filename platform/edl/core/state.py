@@ -693,6 +693,12 @@ def _apply_evaluation_off(state: JobState, entry: EvaluationAbandoned) -> None:
     _give_up_evaluation(state)
 
 
+def _forget_stop_after(state: JobState, step: int) -> None:
+    """Steps after ``step`` are made again, and the callbacks see them again."""
+    if state.stopped_after is not None and state.stopped_after > step:
+        state.stopped_after = None
+
+
 def _forget_evaluated_step(state: JobState) -> None:
     """The variables are others now, or will be: those of the same step are evaluated again."""
     state.evaluated_step = 0
@@ -763,6 +769,7 @@ def _apply_rolled_back(state: JobState, entry: ParametersRolledBack) -> None:
         _release_paused_updates(state)
         update_accounting.apply_full_rollback(state, entry.ledger.get("lacking", None if entry.cut else {}))
         state.callbacks = state.callbacks.roll_back_to(step)
+        _forget_stop_after(state, step)
     # In both cases, a PS that kept a part of the pinned cuts is gone.
     _give_up_evaluation(state)
     _forget_evaluated_step(state)
@@ -790,9 +797,7 @@ def _apply_world_announced(state: JobState, entry: WorldAnnounced) -> None:
         state.last_evaluation = entry.step - 1
     state.model_files = state.model_files.roll_back_to(entry.step, state.ledgers[TRAINING].open_epoch()[0])
     state.ledgers.pop(MODEL_FILE, None)
-    if state.stopped_after is not None and state.stopped_after > entry.step:
-        # The steps are made again, and the callbacks see them again.
-        state.stopped_after = None
+    _forget_stop_after(state, entry.step)
     _give_up_evaluation(state)
     _forget_evaluated_step(state)
     _apply_final(state, FinalCutPinned(cut=0))
@@ -1001,6 +1006,7 @@ def state_to_snapshot(state: JobState) -> dict[str, Any]:
         "revoked": sorted(state.revoked_leases),
         "revocations": [revocation.to_row() for revocation in state.revocations],
         **({"evaluated_step": state.evaluated_step} if state.evaluated_step else {}),
+        **({} if state.world is not None or state.stopped_after is None else {"stopped_after": state.stopped_after}),
         **({} if state.world is None else _world_snapshot(state, state.world)),
     }
 

@@ -6,8 +6,9 @@ and ends with its first task of the next one. If a callback sets ``model.optimiz
 effect with this worker's next push.
 
 In a job with parameter servers, the worker's model keeps the initial weights, so callbacks that use the weights are
-refused. ``model.stop_training`` does not end such a job, because the master plans its end; the attempt is logged once.
-Under strategy Local the worker's model is the trained one, and callbacks may stop the training.
+refused. If a callback sets ``model.stop_training``, the master hears of it: it hands out no more records, and the job
+ends when those that workers hold are done. Under strategy Local the worker's model is the trained one, and callbacks
+may stop the training.
 
 Monitor callbacks (``monitors``) decide by evaluations. Under strategy Local they are called here after each evaluation,
 as after an epoch of ``keras.Model.fit``. In a job with parameter servers, the master decides instead of them.
@@ -203,6 +204,7 @@ class KerasCallbacks:
         worker_index: this worker's index, which becomes part of output file names; None if it is the only worker.
         check_monitors: called with the monitor callbacks.
         params: the ``params`` of the callbacks.
+        on_stop: called each time a callback has set ``model.stop_training``, unless this process trains ``model``.
 
     Attributes:
         master_callbacks: the callbacks that the master evaluates; empty if this process does.
@@ -223,7 +225,9 @@ class KerasCallbacks:
         worker_index: int | None = None,
         check_monitors: MonitorCheck,
         params: CallbackParams = MappingProxyType({}),
+        on_stop: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_stop = on_stop
         model.optimizer = optimizer
         # ``fit`` sets it as well: callbacks may read it before one sets it.
         if not hasattr(model, "stop_training"):
@@ -234,7 +238,7 @@ class KerasCallbacks:
         self._training_begun = False
         self._epoch: int | None = None
         self._epoch_loss_sum, self._epoch_steps = 0.0, 0
-        self._stop_warning_logged = False
+        self._has_logged_stop = False
         if not trains_locally:
             block_weight_methods(model)
         with self._calling_user_code("set_model"):
@@ -457,13 +461,16 @@ class KerasCallbacks:
     def _calling_user_code(self, name: str) -> Iterator[None]:
         with user_code(self._zoo, f"{name}() of a callback"):
             yield
-        # Checked after every call, because any method may set it. Logged once for the job.
-        if not self._trains_locally and not self._stop_warning_logged and getattr(self._model, "stop_training", False):
-            self._stop_warning_logged = True
-            _LOG.warning(
-                "a callback set model.stop_training; this has no effect because a worker cannot end the job: "
-                "use train.max_steps or train.epochs"
-            )
+        # Checked after every call, because any method may set it.
+        if not self._trains_locally and getattr(self._model, "stop_training", False):
+            # Steps may be made again after a rollback: then the callbacks decide again.
+            self._model.stop_training = False
+            if not self._has_logged_stop:
+                self._has_logged_stop = True
+                _LOG.info(
+                    "a callback set model.stop_training: the job ends when the records that workers hold are done"
+                )
+            self._on_stop()
 
 
 class _EpochRates:
@@ -531,6 +538,7 @@ def make_callbacks(
     worker_index: int | None = None,
     check_monitors: MonitorCheck,
     make_params: Callable[[], CallbackParams] = dict,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> NoCallbacks | KerasCallbacks:
     """Create the module's callbacks; ``callbacks_function`` is its function ``callbacks``.
 
@@ -549,6 +557,7 @@ def make_callbacks(
             worker_index=worker_index,
             check_monitors=check_monitors,
             params=make_params(),
+            on_stop=on_stop,
         )
         if callbacks
         else NoCallbacks()

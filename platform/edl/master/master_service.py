@@ -447,6 +447,7 @@ class MasterService(edl_pb2_grpc.MasterServicer):
                     parse_member_uid(request.member),
                     parse_lease_progress(request.leases),
                     parse_warnings(request.warnings),
+                    request.stopped_training,
                 )
             )
         )

@@ -198,14 +198,16 @@ class Task(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., of_copy: _Optional[bool] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
-    __slots__ = ("member", "leases", "warnings")
+    __slots__ = ("member", "leases", "warnings", "stopped_training")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_TRAINING_FIELD_NUMBER: _ClassVar[int]
     member: Member
     leases: _containers.RepeatedCompositeFieldContainer[LeaseProgress]
     warnings: _containers.RepeatedCompositeFieldContainer[WorkerWarning]
-    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., warnings: _Optional[_Iterable[_Union[WorkerWarning, _Mapping]]] = ...) -> None: ...
+    stopped_training: bool
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., leases: _Optional[_Iterable[_Union[LeaseProgress, _Mapping]]] = ..., warnings: _Optional[_Iterable[_Union[WorkerWarning, _Mapping]]] = ..., stopped_training: _Optional[bool] = ...) -> None: ...
 
 class LeaseProgress(_message.Message):
     __slots__ = ("lease", "through", "loss_sum", "loss_steps", "skipped_records", "skipped_updates")

@@ -343,6 +343,7 @@ class ProgressReporter:
         self._buffers: dict[int, ProgressBuffer] = {}
         self._report_queue: deque[TaskReport] = deque()
         self._warnings: list[pb.WorkerWarning] = []
+        self._has_stopped_training = False
         self._last_sent_at = clock()
         self._stopped = False
         self._failure: EdlError | None = None
@@ -392,6 +393,12 @@ class ProgressReporter:
             self._warnings.append(pb.WorkerWarning(topic=escape_surrogates(topic), text=escape_surrogates(text)))
             self._changed.notify_all()
 
+    def report_stop(self) -> None:
+        """Report that a callback has ended training, after the progress that is recorded so far."""
+        with self._changed:
+            self._has_stopped_training = True
+            self._changed.notify_all()
+
     def finish_task(self, lease_id: int, result: bytes = b"") -> None:
         """Report a finished task, after everything recorded before."""
         with self._changed:
@@ -434,6 +441,7 @@ class ProgressReporter:
         with self._send_lock:
             self._send_warnings()
             self._send_progress()
+            self._send_stop()
             while self._report_queue:
                 self._send_report(self._report_queue[0])
                 with self._changed:
@@ -455,6 +463,13 @@ class ProgressReporter:
         reply = self._session.report_progress(sent)
         self._note_sent()
         self._drop_lost(reply.lost)
+
+    def _send_stop(self) -> None:
+        with self._changed:
+            stopped, self._has_stopped_training = self._has_stopped_training, False
+        if stopped:
+            self._session.report_stop()
+            self._note_sent()
 
     def _send_report(self, report: TaskReport) -> None:
         reply = self._session.report_result(report.last_progress, report.result)
@@ -499,7 +514,7 @@ class ProgressReporter:
             return False
 
     def _has_unsent(self) -> bool:
-        if self._report_queue or self._warnings:
+        if self._report_queue or self._warnings or self._has_stopped_training:
             return True
         return any(held.applied_steps > held.sent_steps for held in self._buffers.values())
 

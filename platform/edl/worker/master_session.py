@@ -200,6 +200,11 @@ class MasterSession:
         message = pb.ProgressRequest(member=self._member, warnings=warnings)
         self._call_with_retry("Progress", lambda: message)
 
+    def report_stop(self) -> None:
+        """Report that a callback of the user's has ended training. Repeating it changes nothing."""
+        message = pb.ProgressRequest(member=self._member, stopped_training=True)
+        self._call_with_retry("Progress", lambda: message)
+
     def report_result(self, last_progress: pb.LeaseProgress, result: bytes) -> pb.ReportReply:
         """Report the end of a task. Retries are safe: the master knows the lease."""
         message = pb.ReportRequest(member=self._member, lease=last_progress.lease, last=last_progress, result=result)

@@ -90,6 +90,7 @@ def prepare_training(runtime: WorkerRuntime, module: ModelModule, handlers: Task
         make_params=lambda: build_callback_params(
             runtime.spec.train, runtime.spec.strategy, runtime.open_reader("training")
         ),
+        on_stop=runtime.progress.report_stop,
     )
     declared_callbacks = (
         json.dumps(callbacks_to_json(training_callbacks.master_callbacks)).encode()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from support.core_harness import CoreHarness, alive
 
 from edl.api.cluster_port import Role
+from edl.api.journal_entries import DatasetEntered, ParametersRolledBack, StoppedByCallback
 from edl.core.evaluation import (
     BestCheckpoint,
     CallbackState,
@@ -27,10 +28,12 @@ from edl.core.events import (
     CopyCheckpoint,
     CutPrepared,
     DatasetDescribed,
+    LeaseProgress,
     LeaseReply,
     LeaseRequested,
     ModelDeclared,
     PodsSynced,
+    ProgressReported,
     PsAttached,
     PsRegistered,
     SaveCheckpoint,
@@ -40,6 +43,7 @@ from edl.core.events import (
     UpdatesHeld,
 )
 from edl.core.job import JobStateMachine
+from edl.core.state import JobSettings, JobState
 
 DECLARED = (
     EarlyStopping("loss", "min", patience=2, restore_best_weights=True),
@@ -277,3 +281,33 @@ def test_workers_that_declare_different_callbacks_end_the_job() -> None:
     job = EvaluatedJob((LOWER,))
     job.see(ModelDeclared("worker-1", ()))
     assert (job.state.phase, "different callbacks" in job.state.reason) == ("Failed", True)
+
+
+def test_with_parameter_servers_a_callback_of_a_worker_ends_training_when_held_records_are_done() -> None:
+    job = CoreHarness()
+    lease = job.train()
+    stopped = ProgressReported("worker-0", (LeaseProgress(lease, 3),), has_stopped_training=True)
+    for _ in range(2):
+        job.see(stopped)
+    assert [entry["step"] for entry in job.entries("stopped_by_callback")] == [3]
+    for begin_again in (False, True):
+        if begin_again:
+            snapshot = json.loads(json.dumps(job.state.to_snapshot()))
+            job.state = JobStateMachine(job.settings)
+            job.state.replay_journal(snapshot, [])
+        granted = [x for x in job.see(LeaseRequested("worker-1")) if isinstance(x, LeaseReply)]
+        assert granted == []
+    assert not job.state.is_training_over()
+    job.see(TaskReported("worker-0", lease, LeaseProgress(lease, 8)))
+    assert job.state.is_training_over()
+    assert "model.stop_training after step 3" in job.state.callback_stop_reason
+
+
+def test_steps_that_are_made_again_may_end_training_again() -> None:
+    state = JobState(JobSettings(minibatch=4, task_records=16, ps=1))
+    state.apply_entry(DatasetEntered.from_fields({"training": [["a", 64]], "validation": []}))
+    position = state.training_ledger.snapshot_at_cut({})  # type: ignore[union-attr]
+    state.apply_entry(StoppedByCallback(step=8))
+    assert "step 8" in state.callback_stop_reason
+    state.apply_entry(ParametersRolledBack(cut=0, records=32, ledger=position, reason="lost"))
+    assert state.callback_stop_reason == ""

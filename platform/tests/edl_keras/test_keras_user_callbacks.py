@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,6 +71,7 @@ def watch(
     optimizer: Any = None,
     local: bool = False,
     worker: int | None = None,
+    on_stop: Callable[[], None] = lambda: None,
 ) -> Any:
     model, optimizer = model or dense(), optimizer or keras.optimizers.SGD(0.1)
     return make_callbacks(
@@ -80,6 +82,7 @@ def watch(
         trains_locally=local,
         worker_index=worker,
         check_monitors=lambda found: None,
+        on_stop=on_stop,
     )
 
 
@@ -449,23 +452,30 @@ def stop(model: Any) -> None:
     model.stop_training = True
 
 
-def test_that_stop_training_has_no_effect_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        train(watch(ScriptedCallback(stop), tmp_path), [[1.0, 1.0]])
-    (said,) = caplog.messages
-    assert "train.max_steps" in said
+def test_that_a_callback_stops_training_is_reported_each_time_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stops: list[None] = []
+    model = dense()
+    watching = watch(ScriptedCallback(stop), tmp_path, model=model, on_stop=lambda: stops.append(None))
+    with caplog.at_level(logging.INFO):
+        train(watching, [[1.0, 1.0]])
+    assert len(stops) >= 2
+    assert not model.stop_training, "after a rollback the callbacks decide again"
+    assert len([message for message in caplog.messages if "stop_training" in message]) == 1
 
 
-def test_it_is_said_wherever_the_callback_does_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_wherever_the_callback_does_it(tmp_path: Path) -> None:
     class AtTheTest(keras.callbacks.Callback):  # type: ignore[misc]
         def on_test_end(self, logs: Any = None) -> None:
             stop(self.model)
 
-    watching = watch(AtTheTest(), tmp_path)
+    stops: list[None] = []
+    watching = watch(AtTheTest(), tmp_path, on_stop=lambda: stops.append(None))
     watching.begin_test()
-    assert not caplog.messages
+    assert not stops
     watching.end_test()
-    assert len(caplog.messages) == 1
+    assert len(stops) == 1
 
 
 def test_where_the_process_trains_itself_it_has_an_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -503,6 +503,26 @@ def callbacks():
 """
 
 
+STOPS = """
+class StopAt(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) >= 37:
+            self.model.stop_training = True
+
+def callbacks():
+    return [StopAt()]
+"""
+
+
+def test_with_parameter_servers_a_callback_of_the_users_own_ends_the_job(tmp_path: Path) -> None:
+    job = job_folder(tmp_path, MODULE + STOPS, train={"epochs": 100_000, "minibatches_per_task": 4}, workers=1)
+    with job.run() as run:
+        summary = run.summary(timeout=240.0)
+    assert summary["phase"] == "Done"
+    assert not missing_keys(summary["reason"], "model.stop_training")
+    assert 0 < summary["records_done"] < summary["records_total"] // 100
+
+
 @pytest.mark.repetition
 def test_two_ranks_warm_up_and_stop_by_callbacks_of_the_users_own_as_keras_fit_does(tmp_path: Path) -> None:
     job = job_folder(

@@ -66,6 +66,18 @@ def test_a_warning_wakes_the_sending_thread() -> None:
     assert harness.progress._has_unsent()
 
 
+def test_the_end_of_training_by_a_callback_is_sent_once_and_after_the_steps_before_it() -> None:
+    harness = ProgressHarness()
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.record_step(1, 2, loss=1.0)
+    harness.progress.report_stop()
+    assert harness.progress._has_unsent()
+    for _ in range(2):
+        harness.progress.send_all()
+    sent = [(request.stopped_training, len(request.leases)) for request in harness.master.requests("Progress")]
+    assert sent == [(False, 1), (True, 0), (False, 1)]
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "send", "skip"]), max_size=30))
 def test_no_step_and_no_skipped_record_is_told_twice_or_never(actions: list[str]) -> None:

@@ -28,9 +28,10 @@ class LearningRateScheduler(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class MaxStepsStopping(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends the training after a number of steps, under the strategies Local and AllReduce.
+    """Ends the training after a number of steps.
 
-    With parameter servers only ``train.max_steps`` of the job file can do that; EDL's log says so.
+    With parameter servers, records that workers hold then are still trained, as in ElasticDL. ``train.max_steps`` of
+    the job file ends a job after exactly that many steps.
 
     Args:
         max_steps: the number of steps.

@@ -51,8 +51,8 @@ IMPORTS = (
     ),
     Import(
         "elasticdl.python.elasticdl.callbacks",
-        "`LearningRateScheduler`; `MaxStepsStopping`, which has no effect with parameter servers (use "
-        "`train.max_steps`); `SavedModelExporter` raises an error when used",
+        "`LearningRateScheduler`; `MaxStepsStopping` (with parameter servers, records that workers hold are still "
+        "trained; `train.max_steps` is exact); `SavedModelExporter` raises an error when used",
     ),
     Import(
         "elasticdl.python.elasticdl.layers.embedding",
