@@ -111,6 +111,8 @@ def check_evaluation_and_end(job: ClusterJob, *, workers_lost: int) -> None:
     pods = lambda: {pod["metadata"]["name"]: phase(pod) for pod in namespace.observer.pods()}  # noqa: E731
     job.wait_for("the pod with the log ends", lambda: pods().get(f"elasticdl-{JOB}-master") == "Succeeded" or None, 30)
     assert printed(namespace, f"elasticdl-{JOB}-master", "job Done"), "it has the log to its end"
+    finished = namespace.user.kubectl("get", "pods", "-l", "status=Finished", "-o", "name").split()
+    assert f"pod/elasticdl-{JOB}-master" in finished, "as scripts of ElasticDL ask"
     summary = job.page("summary.json")
     assert (summary["records_lost"], summary["workers_lost"]) == (0, workers_lost)
     job.run_edl("delete", "--yes")
