@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import os
 import signal
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,14 +44,34 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def import_share(config: pytest.Config) -> None:
+    """Each of xdist's processes begins with another part of the test modules.
+
+    pytest rewrites the assertions of a module at its first import and keeps the result on disk. If all processes went
+    through the modules in one order, each of them would rewrite all modules of a fresh checkout: it takes longer than
+    to collect them.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    folder = Path(__file__).parent
+    roots = [Path(config.invocation_params.dir, argument.partition("::")[0]) for argument in config.args]
+    modules = sorted({path.resolve() for root in roots for path in root.rglob("test_*.py")})
+    names = [".".join(path.relative_to(folder).with_suffix("").parts) for path in modules if folder in path.parents]
+    for name in names[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and reports what that raises
+            importlib.import_module(name)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
     """Garbage is never looked for among modules and tests, and more rarely elsewhere: a sixth of the processor time.
 
     TensorFlow, Keras and some thousand tests are a million objects, and a traced model is many new ones.
     """
     gc.disable()
     try:
+        import_share(session.config)
         return (yield)
     finally:
         gc.freeze()
