@@ -26,9 +26,9 @@ ONCE_MORE ?= --reruns 1 -rR
 # Of `make third`: it changes with every run of a workflow, elsewhere with every commit.
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
 
-.PHONY: help setup demo test test-all check static lint types layers unit native native-test sanitizers charts jobs \
-  faults faults-all third chaos dist dist-test images e2e e2e-all bench proto generate reference chart-schema \
-  chart-docs kustomize docs recording schema constraints clean
+.PHONY: help setup demo test test-all check static lint types layers together unit native native-test sanitizers \
+  sanitizers-once charts jobs faults faults-all third chaos dist dist-test images e2e e2e-all bench proto generate \
+  reference chart-schema chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## (.*)/  \1\t\2/' | expand -t 16
@@ -57,7 +57,7 @@ demo: native ## train MNIST-format digits on this machine while a worker is kill
 test: check ## what CI runs: format, lint, types, layers, tests
 test-all: export EDL_TEST_THOROUGH = 1
 test-all: check faults-all sanitizers dist-test ## the same with all examples, every fault, sanitizers at length, the wheel in an empty environment
-check: static unit native-test jobs faults
+check: static together sanitizers-once
 
 # One after the other they would leave a core idle.
 static: $(STAMP) ## lint, layers, types and charts, two at a time
@@ -90,8 +90,16 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 	  echo "Compiling native code; all of it takes up to two minutes:"; \
 	  NINJA_STATUS='[%f/%t, %e s] ' $(BIN)/ninja -C build/extensions; fi
 
+# A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over
+# it, use both; and what all need is imported once.
+together: $(STAMP) native ## unit tests, those of native code, jobs and faults in one run, as make test has them
+	$(BIN)/pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m "not install and not thorough and not repetition" $(ONCE_MORE)
+
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
 	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)
+	$(SANITIZERS)
+
+sanitizers-once: $(STAMP) native ## the table and reductions without Python under sanitizers, with one seed
 	$(SANITIZERS)
 
 sanitizers: $(STAMP) native ## the same tests under sanitizers, at length; writes platform/tests/numerics/native/sanitizers.json

@@ -6,8 +6,10 @@ import importlib.util
 import os
 import signal
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -93,8 +95,47 @@ def third_of(test: str) -> int:
     return zlib.crc32(test.partition("[")[0].encode()) % 3
 
 
+LEFT_OUT = ("repetition", "thorough", "install")
+PROCESSES = ("jobs", "faults")
+
+
+def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The order in which one run has all tests: jobs are spread over the other tests, and use the time as they wait.
+
+    A job, or a fault, is a group by itself if it has no other; so is a file of other tests. Long files begin, because
+    one that began late would run alone at the end.
+    """
+    jobs: dict[str, list[pytest.Item]] = defaultdict(list)
+    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        group = next((str(mark.args[0]) for mark in item.iter_markers("xdist_group")), None)
+        if any(map(item.get_closest_marker, PROCESSES)):
+            jobs[group or item.nodeid].append(item)
+        else:
+            if group is None:
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            files[group or item.path.stem].append(item)
+    shares = [(at / len(jobs), group) for at, group in enumerate(sorted(jobs.values(), key=len, reverse=True))]
+    weights = sorted(((sum(map(weight, group)), group) for group in files.values()), key=itemgetter(0), reverse=True)
+    total, before = sum(each for each, _ in weights) or 1, 0
+    for each, group in weights:
+        shares.append((before / total, group))
+        before += each
+    return [item for _, group in sorted(shares, key=itemgetter(0)) for item in group]
+
+
+def weight(item: pytest.Item) -> int:
+    """About how long a test takes beside others: to trace a model takes as long as some other tests."""
+    if any(map(item.get_closest_marker, LEFT_OUT)):
+        return 0
+    return 5 if item.get_closest_marker("tensorflow") else 1
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--third N`` only that third is run."""
+    """With ``--third N`` only that third is run; with ``--dist loadgroup`` all kinds of tests come in turn."""
+    if config.getoption("loadgroup", False):
+        items[:] = in_turn(items)
     third = config.getoption("third")
     if third is not None:
         config.hook.pytest_deselected(items=[item for item in items if third_of(item.nodeid) != third])

@@ -101,7 +101,7 @@ def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("apply", "count"), [(APPLY_GRADIENTS, 3), (APPLY, 1), repetition(APPLY_GRADIENTS, 1), repetition(APPLY, 3)]
+    ("apply", "count"), [(APPLY_GRADIENTS, 2), (APPLY, 1), repetition(APPLY_GRADIENTS, 1), repetition(APPLY, 3)]
 )
 def test_ranks_train_as_keras_does_with_the_union(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apply: str, count: int

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.tensorflow
 import keras  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tf_keras  # noqa: E402
+from support.repetition import repetition  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
@@ -87,8 +88,13 @@ MODELS = {
     "columns": COLUMNS,
     "masked": MASKED,
 }
-KINDS = [pytest.param(each, marks=pytest.mark.repetition if each == "masked" else ()) for each in MODELS]
-"""Tracing loops takes seconds: one test of them in `make test` is enough."""
+
+
+def kinds(*in_make_test: str) -> list[Any]:
+    """All models; tracing takes a second or, of loops, several: in `make test` each is made once or twice."""
+    return [each if each in in_make_test else repetition(each) for each in MODELS]
+
+
 RECORDS, BATCH, SEED = 48, 8, 3
 
 
@@ -155,7 +161,7 @@ def assert_equal_weights(model: Any, plain: Any) -> None:
         np.testing.assert_allclose(twin.numpy(), variable.numpy(), rtol=2e-5, atol=2e-6, err_msg=variable.name)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", kinds("functional", "masked"))
 def test_local_trains_as_keras_2(tmp_path: Path, kind: str) -> None:
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)
@@ -166,7 +172,7 @@ def test_local_trains_as_keras_2(tmp_path: Path, kind: str) -> None:
     assert_equal_weights(local.model, train_plain(module, kind, values))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("sequential"))
 def test_two_ranks_train_as_keras_2_on_their_union(tmp_path: Path, kind: str) -> None:
     """But for BatchNormalization, which normalizes each rank's part by its own statistics."""
     module = load(
@@ -189,7 +195,7 @@ def test_two_ranks_train_as_keras_2_on_their_union(tmp_path: Path, kind: str) ->
         assert_equal_weights(rank.model, train_plain(module, kind, values))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("columns"))
 def test_gradients_for_parameter_servers_are_those_of_keras_2(tmp_path: Path, kind: str) -> None:
     module = load(tmp_path, MODELS[kind])
     features, labels = next(batches(kind))
@@ -218,7 +224,7 @@ def test_gradients_for_parameter_servers_are_those_of_keras_2(tmp_path: Path, ki
     assert network.metric_values(network.metric_states()).keys() >= {"mae", "near"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", kinds("functional", "subclass"))
 def test_exports_are_the_users_model(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     module = load(tmp_path, MODELS[kind])
     features, _ = draw_records(kind)

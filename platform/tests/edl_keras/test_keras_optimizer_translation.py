@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.repetition import repetition
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -122,7 +123,20 @@ def test_what_is_no_optimizer_is_refused() -> None:
         translate_optimizer("sgd")
 
 
-@pytest.mark.parametrize(("name", "argument"), [(n, a) for n in REPRODUCED for a in arguments(CLASSES[n])])
+def in_make_test(name: str, argument: str) -> bool:
+    """What the base class does is tried with one optimizer, what a class does itself with each."""
+    common = {"clipnorm", "clipvalue", "global_clipnorm", "ema_momentum", "ema_overwrite_frequency", "name"}
+    return name == "Adam" or argument not in common
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument) if in_make_test(name, argument) else repetition(name, argument)
+        for name in REPRODUCED
+        for argument in arguments(CLASSES[name])
+    ],
+)
 def test_every_argument_is_reproduced_or_refused_by_name(name: str, argument: str) -> None:
     options = {argument: OTHER[argument]}
     if argument == "nesterov":

@@ -191,7 +191,7 @@ WORLDS = [3, *(pytest.param(ranks, marks=pytest.mark.repetition) for ranks in (1
 )
 @pytest.mark.parametrize(
     "optimizer",
-    ["Momentum", "Adam", *(pytest.param(name, marks=pytest.mark.repetition) for name in ("SGD", "AdamW"))],
+    ["Adam", *repetitions(("Momentum", "SGD", "AdamW"))],
 )
 def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: float, ranks: int) -> None:
     replicas = build(module(lambda: perceptron(dtype), optimizer=OPTIMIZERS[optimizer]), ranks)
@@ -218,7 +218,7 @@ def test_hundred_steps_equal_one_process(optimizer: str, dtype: str, tolerance: 
     [
         summed_error,
         repetition(keras.losses.MeanSquaredError(reduction="sum")),
-        lambda labels, predictions: {"out": summed_error(labels, predictions)},
+        repetition(lambda labels, predictions: {"out": summed_error(labels, predictions)}),
     ],
     ids=["function", "Keras", "mapping"],
 )
@@ -274,12 +274,12 @@ def test_a_summed_loss_that_is_zero_at_first_is_a_sum_from_the_first_step() -> N
     ("optimizer", "scaled"),
     [
         repetition(lambda: keras.optimizers.SGD(0.1, momentum=0.9), lambda: keras.optimizers.SGD(0.25, momentum=0.9)),
-        (lambda: keras.optimizers.AdamW(0.01), lambda: keras.optimizers.AdamW(0.025)),
+        repetition(lambda: keras.optimizers.AdamW(0.01), lambda: keras.optimizers.AdamW(0.025)),
         (
             lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)),
             lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.25, 2, 0.5)),
         ),
-        (
+        repetition(
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
             lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.25)),
         ),
@@ -315,8 +315,8 @@ def normalized_error(labels: Any, predictions: Any, sample_weights: Any) -> Any:
     ("loss", "by_sum_of_weights"),
     [
         (squared_error, False),
-        (keras.losses.MeanSquaredError(), False),
-        (keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), True),
+        repetition(keras.losses.MeanSquaredError(), False),
+        repetition(keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"), True),
         (normalized_error, True),
     ],
     ids=["function", "Keras", "mean_with_sample_weight", "function that divides by the weights"],
@@ -370,7 +370,7 @@ def sequences(count: int) -> list[Minibatch]:
     [
         (False, "sum_over_batch_size"),
         (True, "mean_with_sample_weight"),
-        (False, "sum"),
+        repetition(False, "sum"),
         repetition(True, "sum_over_batch_size"),
         repetition(False, "mean_with_sample_weight"),
         repetition(True, "sum"),
@@ -497,7 +497,10 @@ def several_optimizers(rate: float) -> Any:
     return keras.optimizers.MultiOptimizer(lambda variable: biases if "bias" in variable.path else kernels)
 
 
-@pytest.mark.parametrize("optimizer", OTHER_OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer",
+    ["accumulation", "dynamic", "custom", "several", *repetitions(("use_ema", "loss_scale_factor", "clipping"))],
+)
 def test_every_kind_of_optimizer_equals_one_process(optimizer: str) -> None:
     replicas = build(module(optimizer=OTHER_OPTIMIZERS[optimizer]), 2)
     one, generator = PlainKeras(replicas[0]), np.random.default_rng(6)

@@ -16,7 +16,12 @@ from support.job_folder import JobFolder, write_examples, write_module
 from support.job_process import Line, edl
 from support.text_keys import missing_keys
 
-pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.timeout(400),
+    pytest.mark.tensorflow,
+    pytest.mark.xdist_group("bad input"),  # some look at the same job
+]
 
 MODULE = """
 import keras
@@ -203,6 +208,7 @@ def test_bad_input_ends_the_job_with_one_message(run_output: BadInputRuns, name:
     assert job.ended("worker") <= 1, "it is not tried again and again"
 
 
+@pytest.mark.repetition
 def test_what_keras_says_of_the_users_model_is_told_without_frames(run_output: BadInputRuns) -> None:
     *_, last = run_output["wrong-shape"].errors.splitlines()
     assert run_output["wrong-shape"].code == 2

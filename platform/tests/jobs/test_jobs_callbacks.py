@@ -180,6 +180,7 @@ def test_the_master_stops_a_job_lowers_its_rate_and_keeps_the_best(mode: str, tm
     assert sorted(path.name for path in tmp_path.glob("log*.csv")) == [f"log-worker-{n}.csv" for n in range(4)]
 
 
+@pytest.mark.repetition
 def test_a_subclass_is_refused_before_the_first_step(tmp_path: Path) -> None:
     own = """
 class Mine(keras.callbacks.EarlyStopping):

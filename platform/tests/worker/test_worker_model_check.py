@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.repetition import repetition
+from support.repetition import repetition, repetitions
 from support.text_keys import missing_keys
 from worker.loop_harness import LEASE, TOKEN, PsServers, ScriptedMaster
 
@@ -231,7 +231,7 @@ def test_a_good_job_is_described_by_its_first_minibatch(check_job: Any, tmp_path
     ]
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["dense", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["dense", "Local"])
 def test_what_a_workers_log_would_warn_of_is_told_once(check_job: Any, spec: Any) -> None:
     result = check_job(
         """
@@ -274,10 +274,11 @@ def custom_model(base=custom_model):
     model = base()
     return keras.Model(model.inputs, Strict(np.ones(1, np.float32))(model.outputs[0]))
 """
-STRATEGIES = [{}, SERVED, LOCAL, {"strategy": {"name": "AllReduce"}}]
+STRATEGIES = [{}, LOCAL, {"strategy": {"name": "AllReduce"}}]
+"""Beside that with served tables."""
 
 
-@pytest.mark.parametrize("spec", STRATEGIES, ids=["dense", "served", "Local", "AllReduce"])
+@pytest.mark.parametrize("spec", [SERVED, *repetitions(STRATEGIES)], ids=["served", "dense", "Local", "AllReduce"])
 def test_a_layer_that_the_exports_keras_file_will_lack_is_named_before_training(check_job: Any, spec: Any) -> None:
     result = check_job(UNDESCRIBED, **spec, export={"path": "export"})
     (warning,) = [line for line in result["lines"] if line.startswith("warning: ")]
@@ -285,7 +286,7 @@ def test_a_layer_that_the_exports_keras_file_will_lack_is_named_before_training(
     assert result["exit_code"] == 0
 
 
-@pytest.mark.parametrize("spec", STRATEGIES, ids=["dense", "served", "Local", "AllReduce"])
+@pytest.mark.parametrize("spec", [SERVED, *repetitions(STRATEGIES)], ids=["served", "dense", "Local", "AllReduce"])
 def test_nothing_is_warned_of_a_model_of_keras_layers(check_job: Any, spec: Any) -> None:
     result = check_job("", **spec, export={"path": "export"})
     assert not [line for line in result["lines"] if line.startswith("warning: ")]
@@ -307,18 +308,17 @@ def test_a_job_that_only_predicts_is_tried_as_well(check_job: Any) -> None:
     ("source", "said"),
     [
         ("import nowhere", "ModuleNotFoundError"),
-        ("raise SystemExit(0)", "SystemExit"),
+        repetition("raise SystemExit(0)", "SystemExit"),
         ("def custom_model():\n    return keras.layers.Dense(1, 2, 3, nothing=4)", "custom_model() raised "),
-        ("def custom_model():\n    return 7", "keras.Model"),
-        ("made = custom_model\ndef custom_model():\n    m = made(); m.compile('sgd', 'mse'); return m", "is compiled"),
+        repetition("def custom_model():\n    return 7", "keras.Model"),
+        repetition(
+            "made = custom_model\ndef custom_model():\n    m = made(); m.compile('sgd', 'mse'); return m", "is compiled"
+        ),
         ("def loss(labels, predictions):\n    return tf.reshape(predictions, [3, 7])", "eshape"),
-        ("def optimizer():\n    return 'no such thing'", "'no such thing'"),
+        repetition("def optimizer():\n    return 'no such thing'", "'no such thing'"),
         ("def feed(dataset, mode, metadata):\n    return dataset.batch(4)", "feed yields"),
         ("def feed(dataset, mode, metadata):\n    return dataset.map(lambda row: (row[9], row[2]))", "feed() raised"),
-        (
-            "def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]",
-            "BackupAndRestore",
-        ),
+        repetition("def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]", "BackupAndRestore"),
     ],
 )
 def test_what_ends_a_run_is_found(refuse_job: Any, spec: Any, source: str, said: str) -> None:
@@ -328,7 +328,7 @@ def test_what_ends_a_run_is_found(refuse_job: Any, spec: Any, source: str, said:
 
 
 @pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
-@pytest.mark.parametrize("method", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin"])
+@pytest.mark.parametrize("method", ["on_train_batch_begin", *repetitions(("on_train_begin", "on_epoch_begin"))])
 def test_what_a_callback_raises_before_the_first_update_is_found(refuse_job: Any, spec: Any, method: str) -> None:
     result = refuse_job(
         f"class Mine(keras.callbacks.Callback):\n"
@@ -342,7 +342,7 @@ def test_what_a_callback_raises_before_the_first_update_is_found(refuse_job: Any
     assert result["exit_code"] == 2
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 def test_the_log_files_of_a_run_are_left_alone(check_job: Any, tmp_path: Path, spec: Any) -> None:
     (tmp_path / "log.csv").write_text("epoch,loss\n")
     result = check_job(
@@ -353,7 +353,7 @@ def test_the_log_files_of_a_run_are_left_alone(check_job: Any, tmp_path: Path, s
     assert (tmp_path / "log.csv").read_text() == "epoch,loss\n"
 
 
-@pytest.mark.parametrize("strategy", ["Local", "AllReduce", "ParameterServer"])
+@pytest.mark.parametrize("strategy", ["AllReduce", *repetitions(("Local", "ParameterServer"))])
 def test_validation_records_of_another_schema_are_found(check_job: Any, tmp_path: Path, strategy: str) -> None:
     (tmp_path / "three.csv").write_text("0.1,0.2,0.3\n" * 8)
     data = {"training": "data.csv", "validation": "three.csv", "reader": {"header": False}}
@@ -392,7 +392,7 @@ def test_what_the_first_minibatch_shows_is_found_under_every_strategy(
     assert result["exit_code"] == 2
 
 
-@pytest.mark.parametrize("spec", [{}, LOCAL], ids=["ParameterServer", "Local"])
+@pytest.mark.parametrize("spec", [{}, repetition(LOCAL)], ids=["ParameterServer", "Local"])
 def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(check_job: Any, spec: Any) -> None:
     """A run of shuffled records meets others first."""
     result = check_job("def loss(labels, predictions):\n    return tf.math.log(predictions * 0 - 1)", **spec)
@@ -400,8 +400,11 @@ def test_a_loss_that_is_not_finite_is_found_in_the_first_minibatch(check_job: An
     assert result["exit_code"] == 1
 
 
-@pytest.mark.parametrize("spec", [{}, SERVED, LOCAL], ids=["dense", "served", "Local"])
-@pytest.mark.parametrize("wrong", [50, -1])
+@pytest.mark.parametrize(
+    ("spec", "wrong"),
+    [({}, -1), (SERVED, 50), repetition({}, 50), repetition(SERVED, -1), repetition(LOCAL, 50), repetition(LOCAL, -1)],
+    ids=["dense-low", "served-high", "dense-high", "served-low", "Local-high", "Local-low"],
+)
 def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(check_job: Any, spec: Any, wrong: int) -> None:
     result = check_job(ids=[wrong, *range(39)], **spec)
     assert not missing_keys(result["failure"].splitlines()[0], "data.csv", "records 0 to 7", f"id {wrong}", "embedding")
@@ -470,7 +473,7 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
     ("source", "spec", "said"),
     [
         (STOPPING.format("'val_accuracy'"), EVALUATING, "'val_accuracy'"),
-        (STOPPING.format("'loss'"), EVALUATING, "'loss'"),
+        repetition(STOPPING.format("'loss'"), EVALUATING, "'loss'"),
         (STOPPING.format("'val_mae'"), {}, "at the end"),
         (
             STOPPING.format("'val_mae'"),
@@ -482,14 +485,14 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
             EVALUATING,
             "better",
         ),
-        ("def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]", {}, "BackupAndRestore"),
+        repetition("def callbacks():\n    return [keras.callbacks.BackupAndRestore('b')]", {}, "BackupAndRestore"),
         (
             READER,
             {"train": {"minibatch_size": 8, "shuffle": {"window": 100}}},
             "no random access",
         ),
         (WRONG_BLOCKS, {}, "39 records"),
-        (READER + "RECORDS = 0\n", {}, "no records"),
+        repetition(READER + "RECORDS = 0\n", {}, "no records"),
         (READER + "RECORDS = 7\n", {}, "train.minibatch_size is 8"),
         (READER, {"train": {"minibatch_size": 8, "epochs": 2**62}}, "train.epochs"),
     ],

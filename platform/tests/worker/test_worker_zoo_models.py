@@ -45,8 +45,8 @@ LARGE = ("cifar10_mobilenet_v2", "resnet50")
 """Tracing a step of these takes longer than all others together take."""
 
 
-IN_EVERY_RUN = ("census_wide_and_deep", "cifar10_functional", "dcn", "text")
-"""One of each kind of data; the others are repetitions."""
+IN_EVERY_RUN = ("census_wide_and_deep", "cifar10_functional", "text")
+"""One of each kind of data but clicks, which a test of whole jobs has; the others are repetitions."""
 
 
 def _mark(name: str) -> pytest.MarkDecorator | tuple[()]:
