@@ -1,7 +1,7 @@
 """Readers that list shards, as those of ElasticDL do: ``create_shards()`` and ``read_records(task)``.
 
-A class that derives from ``AbstractDataReader`` of ``elasticdl-compat`` has EDL's methods, too. One that only has the
-two methods is adapted here.
+A class that derives from the base class in ``elasticdl-compat`` has EDL's methods, too. One that only has the two
+methods is adapted here.
 """
 
 from __future__ import annotations
