@@ -141,7 +141,7 @@ class BlockFile:
         return index
 
     def blocks(self) -> BlockSizes:
-        """The blocks, as ``Reader.blocks`` returns them."""
+        """The blocks, as a reader returns them."""
         index = self.index
         sizes = [end - start for start, end in pairwise(index.first_records)]
         return BlockSizes(sizes, index.version[0] + index.records * _OBJECT_BYTES)
