@@ -93,7 +93,7 @@ native: $(RUNTIME) ## compile native code into the package, where there is a C++
 # A job that starts or ends leaves a core idle, and so do the last files of a run. All in one run, with the jobs spread over
 # it, use both; and what all need is imported once.
 together: $(STAMP) native ## unit tests, those of native code, jobs and faults in one run, as make test has them
-	$(BIN)/pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m "not install and not thorough and not repetition" $(ONCE_MORE)
+	$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder -m "not install and not thorough and not repetition" $(ONCE_MORE)
 
 native-test: $(STAMP) native ## its tests on every instruction set of this processor, and the table under sanitizers
 	$(BIN)/pytest -q -n 2 -m native platform/tests/numerics platform/tests/collective $(ONCE_MORE)

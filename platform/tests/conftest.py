@@ -100,28 +100,22 @@ PROCESSES = ("jobs", "faults")
 
 
 def in_turn(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The order in which one run has all tests: jobs are spread over the other tests, and use the time as they wait.
+    """The order in which one run has all files: those of jobs are spread over the others, which run as jobs wait.
 
-    A job, or a fault, is a group by itself if it has no other; so is a file of other tests. Long files begin, because
-    one that began late would run alone at the end.
+    Long files begin, because one that began late would run alone at the end.
     """
-    jobs: dict[str, list[pytest.Item]] = defaultdict(list)
-    files: dict[str, list[pytest.Item]] = defaultdict(list)
+    files: dict[Path, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        group = next((str(mark.args[0]) for mark in item.iter_markers("xdist_group")), None)
-        if any(map(item.get_closest_marker, PROCESSES)):
-            jobs[group or item.nodeid].append(item)
-        else:
-            if group is None:
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
-            files[group or item.path.stem].append(item)
-    shares = [(at / len(jobs), group) for at, group in enumerate(sorted(jobs.values(), key=len, reverse=True))]
-    weights = sorted(((sum(map(weight, group)), group) for group in files.values()), key=itemgetter(0), reverse=True)
-    total, before = sum(each for each, _ in weights) or 1, 0
-    for each, group in weights:
-        shares.append((before / total, group))
-        before += each
-    return [item for _, group in sorted(shares, key=itemgetter(0)) for item in group]
+        files[item.path].append(item)
+    shares: list[tuple[float, list[pytest.Item]]] = []
+    for waits in (True, False):
+        group = [file for file in files.values() if waits == any(map(file[0].get_closest_marker, PROCESSES))]
+        group.sort(key=lambda file: sum(map(weight, file)), reverse=True)
+        total, before = sum(sum(map(weight, file)) for file in group) or 1, 0
+        for file in group:
+            shares.append((before / total, file))
+            before += sum(map(weight, file))
+    return [item for _, file in sorted(shares, key=itemgetter(0)) for item in file]
 
 
 def weight(item: pytest.Item) -> int:
@@ -131,10 +125,9 @@ def weight(item: pytest.Item) -> int:
     return 5 if item.get_closest_marker("tensorflow") else 1
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--third N`` only that third is run; with ``--dist loadgroup`` all kinds of tests come in turn."""
-    if config.getoption("loadgroup", False):
+    """With ``--third N`` only that third is run; with ``--no-loadscope-reorder`` all kinds of files come in turn."""
+    if not config.getoption("loadscopereorder", True):
         items[:] = in_turn(items)
     third = config.getoption("third")
     if third is not None:

@@ -16,12 +16,7 @@ from support.job_folder import JobFolder, write_examples, write_module
 from support.job_process import Line, edl
 from support.text_keys import missing_keys
 
-pytestmark = [
-    pytest.mark.jobs,
-    pytest.mark.timeout(400),
-    pytest.mark.tensorflow,
-    pytest.mark.xdist_group("bad input"),  # some look at the same job
-]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 MODULE = """
 import keras

@@ -15,12 +15,7 @@ from support.job_folder import JobFolder, write_examples, write_module
 from support.job_process import Line
 from support.text_keys import missing_keys
 
-pytestmark = [
-    pytest.mark.jobs,
-    pytest.mark.timeout(400),
-    pytest.mark.tensorflow,
-    pytest.mark.xdist_group("bad rows"),  # they have one folder with data
-]
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 ROWS, RECORDS, MINIBATCH, BAD = 3000, 96, 8, 37
 """``BAD`` is the one record that is not as the others."""

@@ -18,7 +18,6 @@ from support.journal_bytes import read_entries
 from edl.storage.checkpoint_manifest import cut_directory
 
 pytestmark = [
-    pytest.mark.xdist_group("digits"),  # they look at one trained job
     pytest.mark.jobs,
     pytest.mark.timeout(400),
     pytest.mark.tensorflow,
