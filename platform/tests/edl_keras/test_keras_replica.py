@@ -339,7 +339,8 @@ def test_sample_weights_count_as_in_one_process(
         one.step(*minibatch)
     assert not caplog.text
     assert_equal_states(replicas)
-    assert_close(replicas[0], one, 1e-5)
+    # A bias is nearly 0 at the end: what a processor rounds otherwise is 4e-5 of it.
+    assert_close(replicas[0], one, 1e-4)
 
 
 def tagger(outputs: int = 1) -> Any:
