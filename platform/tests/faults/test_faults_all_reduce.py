@@ -124,7 +124,7 @@ def test_workers_are_killed_and_stopped_with_a_global_batch(all_reduce: Make) ->
 
 
 @pytest.mark.repetition
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_workers_are_killed_at_each_point_of_a_step(all_reduce: Make) -> None:
     """Before its gradient, before and within the reduction, before and after its update; also two in one step."""
     job = all_reduce(kill_points=True, records=120_000)
@@ -140,7 +140,7 @@ def test_workers_are_killed_at_each_point_of_a_step(all_reduce: Make) -> None:
 
 
 @pytest.mark.repetition
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_workers_are_killed_at_each_point_of_a_change_of_the_world(all_reduce: Make) -> None:
     """After the death of one: who is about to confirm the next round, a worker that fetches the state, its source.
 
