@@ -6,13 +6,10 @@ records in them, so any range can be read in any order. The index stays in memor
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -20,12 +17,19 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from edl.api.errors import BadInputError
-from edl.core.strict_json import decode_json_file
-from edl.data.data_files import INDEX_SUFFIX, find_source, read_error, temporary_path
+from edl.data.data_files import (
+    FileVersion,
+    changed_error,
+    file_version,
+    find_source,
+    load_saved_index,
+    log_unusable_index,
+    read_error,
+    save_index,
+)
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
 
-_log = logging.getLogger(__name__)
 _INDEX_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _MOST_BLOCK_RECORDS = 1 << 16
@@ -88,12 +92,12 @@ class BlockIndex:
     Args:
         offsets: byte offset of each block, and at the end the file's size.
         first_records: number of each block's first record, and at the end the number of records.
-        version: size and modification time (ns) of the file.
+        version: of the file.
     """
 
     offsets: array[int]
     first_records: array[int]
-    version: tuple[int, int]
+    version: FileVersion
 
     @property
     def records(self) -> int:
@@ -132,12 +136,13 @@ class BlockFile:
         """
         try:
             with self.path.open("rb", buffering=0) as stream:
-                version = _file_version(stream)
+                version = file_version(os.fstat(stream.fileno()))
                 index = _load_index(self.path, self._format.name, version) or self._scan(stream, version)
         except OSError as error:
             raise read_error(self.path, error) from error
         if self._save_index:
-            _save_index_file(self.path, self._format.name, index)
+            columns = {"offsets": index.offsets.tolist(), "first_records": index.first_records.tolist()}
+            save_index(self.path, _index_kind(self._format.name), index.version, columns)
         return index
 
     def blocks(self) -> BlockSizes:
@@ -196,8 +201,8 @@ class BlockFile:
         start, end = index.offsets[number], index.offsets[number + 1]
         try:
             with self.path.open("rb", buffering=0) as stream:
-                if _file_version(stream) != index.version:
-                    raise self._changed_error()
+                if file_version(os.fstat(stream.fileno())) != index.version:
+                    raise changed_error(self.path)
                 stream.seek(start)
                 content = _read_exactly(stream, end - start)
             found = self._find_all(content, is_last=end == index.version[0], check=True)
@@ -206,7 +211,7 @@ class BlockFile:
         except FramingError as error:
             raise self._framing_error(start + error.offset, str(error)) from error
         if len(found.packed) != index.first_records[number + 1] - index.first_records[number]:
-            raise self._changed_error()
+            raise changed_error(self.path)
         return found
 
     def _find_all(self, content: bytes, *, is_last: bool, check: bool) -> FoundRecords:
@@ -222,7 +227,7 @@ class BlockFile:
         whole = self._format.find_records(content[: found.end] + completed, check=check)
         return FoundRecords(whole.packed, len(content), whole.damaged)
 
-    def _scan(self, stream: BinaryIO, version: tuple[int, int]) -> BlockIndex:
+    def _scan(self, stream: BinaryIO, version: FileVersion) -> BlockIndex:
         offsets, firsts = array("Q"), array("Q")
         records, block_start = 0, 0
         for piece_start, found in self._scan_pieces(stream, version[0]):
@@ -260,18 +265,6 @@ class BlockFile:
             hint=f"the file is not {self._format.name}, or was truncated or overwritten there; write it again",
         )
 
-    def _changed_error(self) -> BadInputError:
-        return BadInputError(
-            "the file changed while it was in use",
-            where=str(self.path),
-            hint="write new files beside the old ones instead of over them",
-        )
-
-
-def _file_version(stream: BinaryIO) -> tuple[int, int]:
-    stat = os.fstat(stream.fileno())
-    return stat.st_size, stat.st_mtime_ns
-
 
 def _read_exactly(stream: BinaryIO, count: int) -> bytes:
     parts = []
@@ -284,48 +277,22 @@ def _read_exactly(stream: BinaryIO, count: int) -> bytes:
     return b"".join(parts)
 
 
-def _load_index(file: Path, format_name: str, version: tuple[int, int]) -> BlockIndex | None:
-    try:
-        saved = decode_json_file(_index_path(file).read_bytes())
-        if [saved["version"], saved["format"], saved["size"], saved["mtime_ns"]] != [
-            _INDEX_VERSION,
-            format_name,
-            *version,
-        ]:
-            return None
-        index = BlockIndex(array("Q", saved["offsets"]), array("Q", saved["first_records"]), version)
-    except FileNotFoundError:
+def _load_index(file: Path, format_name: str, version: FileVersion) -> BlockIndex | None:
+    saved = load_saved_index(file, _index_kind(format_name), version)
+    if saved is None:
         return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        _log.info("the index beside %s cannot be used and is rebuilt: %s", file, error)
+    try:
+        index = BlockIndex(array("Q", saved["offsets"]), array("Q", saved["first_records"]), version)
+    except (KeyError, TypeError, OverflowError) as error:
+        log_unusable_index(file, error)
         return None
     rising = all(a <= b for column in (index.offsets, index.first_records) for a, b in pairwise(column))
     fits = len(index.offsets) == len(index.first_records) >= 1 and index.offsets[-1] == version[0]
     return index if rising and fits else None
 
 
-def _save_index_file(file: Path, format_name: str, index: BlockIndex) -> None:
-    document = {
-        "version": _INDEX_VERSION,
-        "format": format_name,
-        "size": index.version[0],
-        "mtime_ns": index.version[1],
-        "offsets": index.offsets.tolist(),
-        "first_records": index.first_records.tolist(),
-    }
-    path = _index_path(file)
-    temporary = temporary_path(path)
-    try:
-        temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
-        temporary.replace(path)  # atomic: several processes may write the index at once
-    except OSError as error:
-        _log.info("the index of %s is kept in memory only: %s", file, error)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _index_path(file: Path) -> Path:
-    return file.with_name(file.name + INDEX_SUFFIX)
+def _index_kind(format_name: str) -> Mapping[str, object]:
+    return {"version": _INDEX_VERSION, "format": format_name}
 
 
 class BlockFileReader:

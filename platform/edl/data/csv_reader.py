@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import find_source, hint_for_encoding, read_error
+from edl.data.data_files import FileVersion, changed_error, file_version, find_source, hint_for_encoding, read_error
 from edl.data.reader import NOT_UTF8, BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 
@@ -69,7 +69,7 @@ class CsvIndex:
     header: tuple[str, ...]
     row_count: int
     offsets: array[int]
-    file_version: tuple[int, int]
+    file_version: FileVersion
 
 
 class CsvFile:
@@ -112,12 +112,8 @@ class CsvFile:
 
     def _read_rows(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
         # offsets of an earlier version of the file would point into the middle of rows
-        if _file_version(stream) != self.index.file_version:
-            raise BadInputError(
-                "the file changed while it was in use",
-                where=str(self.path),
-                hint="write new files beside the old ones instead of over them",
-            )
+        if file_version(os.fstat(stream.fileno())) != self.index.file_version:
+            raise changed_error(self.path)
         row, offset = self._nearest_known_row(start)
         parsed = CsvRowStream(stream, offset, self._dialect.separator)
         for _ in range(start - row):
@@ -143,7 +139,7 @@ class CsvFile:
             if rows % _ROWS_PER_BLOCK == 0:
                 offsets.append(row.offset)
             rows += 1
-        return CsvIndex(tuple(header or ()), rows, offsets, _file_version(stream))
+        return CsvIndex(tuple(header or ()), rows, offsets, file_version(os.fstat(stream.fileno())))
 
     def _read_header(self, parsed: CsvRowStream) -> list[str]:
         row = next(parsed, None)
@@ -202,11 +198,6 @@ class CsvRowStream(Iterator[CsvRow]):
             except UnicodeDecodeError:
                 self._has_invalid_utf8 = True
                 yield text.decode(errors="replace")
-
-
-def _file_version(stream: BinaryIO) -> tuple[int, int]:
-    stat = os.fstat(stream.fileno())
-    return stat.st_size, stat.st_mtime_ns
 
 
 class CsvReader:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.core.strict_json import decode_json_file
+
+_log = logging.getLogger(__name__)
 
 # --------------------------------------------------------------------------------------------------
 # Hints for files that are not read as they are. One has a complete program to copy, which a test runs.
@@ -104,6 +110,60 @@ def read_error(file: Path, error: OSError) -> EdlError:
     return RetryableError(f"cannot be read: {error.strerror}", where=str(file), hint="is the volume reachable?")
 
 
+FileVersion: TypeAlias = tuple[int, int]
+"""Size and modification time (ns) of a file."""
+
+
+def file_version(stat: os.stat_result) -> FileVersion:
+    """What differs when a file was written again."""
+    return stat.st_size, stat.st_mtime_ns
+
+
+def changed_error(file: Path, what: str = "") -> BadInputError:
+    """The error for a file that is another one than when its records were counted."""
+    return BadInputError(
+        f"the file changed while it was in use{f': {what}' if what else ''}",
+        where=str(file),
+        hint="write new files beside the old ones instead of over them",
+    )
+
+
+def load_saved_index(file: Path, kind: Mapping[str, object], version: FileVersion) -> Mapping[str, Any] | None:
+    """The index that lies beside a file; None: there is none of this kind for this version of the file."""
+    wanted = {**kind, "size": version[0], "mtime_ns": version[1]}
+    try:
+        saved: Mapping[str, Any] = decode_json_file(_index_path(file).read_bytes())
+        return saved if {name: saved[name] for name in wanted} == wanted else None
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log_unusable_index(file, error)
+        return None
+
+
+def log_unusable_index(file: Path, error: Exception) -> None:
+    """A saved index is never needed: another one is made."""
+    _log.info("the index beside %s cannot be used and is rebuilt: %s", file, error)
+
+
+def save_index(file: Path, kind: Mapping[str, object], version: FileVersion, content: Mapping[str, object]) -> None:
+    """Save an index beside a file. If it cannot be written, it stays in memory only; that is no error."""
+    document = {**kind, "size": version[0], "mtime_ns": version[1], **content}
+    path = _index_path(file)
+    temporary = temporary_path(path)
+    try:
+        temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
+        temporary.replace(path)  # atomic: several processes may write the index at once
+    except OSError as error:
+        _log.info("the index of %s is kept in memory only: %s", file, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _index_path(file: Path) -> Path:
+    return file.with_name(file.name + INDEX_SUFFIX)
+
+
 def find_source(files: Mapping[str, FileT], source: str) -> FileT:
     """The file of a source.
 
@@ -127,6 +187,23 @@ def temporary_path(path: Path) -> Path:
 def list_paths(paths: PathOrPaths) -> list[str | Path]:
     """One path, or several, as a list."""
     return [paths] if isinstance(paths, str | Path) else list(paths)
+
+
+def find_data(paths: PathOrPaths, format_name: str | None = None) -> tuple[Path, ...]:
+    """What a reader of these paths opens: the folders themselves if they hold images, else all data files.
+
+    Args:
+        paths: files, directories or a list of both.
+        format_name: ``data.reader.format``; None if the job names none.
+
+    Raises:
+        BadInputError: there are no data.
+    """
+    listed = [Path(path) for path in list_paths(paths)]
+    are_folders = listed and all(path.is_dir() and holds_images(path) for path in listed)
+    if format_name == "images" or (format_name is None and are_folders):
+        return tuple(listed)
+    return list_data_files(paths)
 
 
 def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
@@ -214,6 +291,8 @@ def format_of_name(file: Path) -> str | None:
 
 def _detect_file_format(file: Path) -> str | None:
     """The file's format; None for an empty file with an unknown suffix."""
+    if file.is_dir():
+        return "images"  # see find_data
     by_name = format_of_name(file)
     if by_name:
         return by_name

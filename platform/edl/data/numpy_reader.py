@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import find_source, read_error
+from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error
 from edl.data.reader import BlockSizes, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
@@ -36,11 +36,11 @@ class ArrayFile:
 
     Args:
         arrays: all with the same first axis.
-        version: size and modification time (ns) of the file.
+        version: of the file.
     """
 
     arrays: Mapping[str, npt.NDArray[Any]]
-    version: tuple[int, int]
+    version: FileVersion
 
     @property
     def records(self) -> int:
@@ -141,12 +141,8 @@ class NumpyReader:
             stat = self._paths[source].stat()
         except OSError as error:
             raise read_error(self._paths[source], error) from error
-        if (stat.st_size, stat.st_mtime_ns) != file.version:
-            raise BadInputError(
-                "the file changed while it was in use",
-                where=source,
-                hint="write new files beside the old ones instead of over them",
-            )
+        if file_version(stat) != file.version:
+            raise changed_error(self._paths[source])
 
 
 def open_array_file(path: Path) -> ArrayFile:
@@ -171,7 +167,7 @@ def open_array_file(path: Path) -> ArrayFile:
             where=str(path),
             hint="write it again with numpy.save or numpy.savez; arrays of Python objects are not read",
         ) from error
-    return ArrayFile(arrays, (stat.st_size, stat.st_mtime_ns))
+    return ArrayFile(arrays, file_version(stat))
 
 
 def _open_members(path: Path) -> dict[str, npt.NDArray[Any]]:

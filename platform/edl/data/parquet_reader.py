@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import find_source, read_error
+from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import Column, ColumnRecords, RaggedColumn, join_records
@@ -41,14 +41,14 @@ class ParquetFooter:
         group_records: number of rows of each row group.
         group_offsets: byte offset of each row group's first column.
         decoded_bytes: uncompressed size of all row groups.
-        version: size and modification time (ns) of the file.
+        version: of the file.
     """
 
     schema: pa.Schema
     group_records: tuple[int, ...]
     group_offsets: tuple[int, ...]
     decoded_bytes: int
-    version: tuple[int, int]
+    version: FileVersion
 
     @cached_property
     def first_records(self) -> tuple[int, ...]:
@@ -156,13 +156,8 @@ class ParquetReader:
         path, footer = self._paths[source], self._footer(source)
         try:
             with path.open("rb") as stream:
-                stat = os.fstat(stream.fileno())
-                if (stat.st_size, stat.st_mtime_ns) != footer.version:
-                    raise BadInputError(
-                        "the file changed while it was in use",
-                        where=source,
-                        hint="write new files beside the old ones instead of over them",
-                    )
+                if file_version(os.fstat(stream.fileno())) != footer.version:
+                    raise changed_error(path)
                 file = pq.ParquetFile(stream, page_checksum_verification=True)
                 table = file.read_row_group(number, columns=list(self._schema.names), use_threads=False)
         except pa.ArrowException as error:
@@ -234,7 +229,7 @@ def read_footer(path: Path) -> ParquetFooter:
     """
     try:
         with path.open("rb") as stream:
-            stat = os.fstat(stream.fileno())
+            version = file_version(os.fstat(stream.fileno()))
             metadata = pq.ParquetFile(stream).metadata
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -250,7 +245,7 @@ def read_footer(path: Path) -> ParquetFooter:
         tuple(group.num_rows for group in groups),
         tuple(group.column(0).file_offset or group.column(0).data_page_offset for group in groups),
         sum(group.total_byte_size for group in groups),
-        (stat.st_size, stat.st_mtime_ns),
+        version,
     )
 
 
@@ -260,9 +255,8 @@ def read_footer(path: Path) -> ParquetFooter:
 
 def _unusable_type(kind: pa.DataType) -> str | None:
     """Why a column of this type cannot be a feature; None: it can."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = kind.value_type
-        return "lists may contain numbers or text only" if not _is_scalar(inner) else None
+    if _is_list(kind):
+        return None if _is_scalar(kind.value_type) else "lists may contain numbers or text only"
     return None if _is_scalar(kind) else "features are numbers, booleans, text, bytes, times, or lists of them"
 
 
@@ -291,7 +285,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _dtype_name(field: pa.Field) -> str:
     kind = field.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if _is_list(kind):
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from edl.api.errors import BadInputError, EdlError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
-from edl.data.data_files import PathOrPaths, detect_format, format_of_name, holds_images, list_data_files, list_paths
+from edl.data.data_files import PathOrPaths, detect_format, find_data, format_of_name
 from edl.data.reader import Reader
 
 if TYPE_CHECKING:
@@ -33,16 +33,9 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     """
     format_options = dict(options or {})
     chosen = format_options.pop("format", None)
-    if chosen == "images" or (chosen is None and _are_image_folders(paths)):
-        return _create_format_reader("images", [Path(path) for path in list_paths(paths)], format_options)
-    files = list_data_files(paths)
+    files = find_data(paths, None if chosen is None else str(chosen))
     name = detect_format(files) if chosen is None else str(chosen)
     return _create_format_reader(name, files, format_options)
-
-
-def _are_image_folders(paths: PathOrPaths) -> bool:
-    listed = list_paths(paths)
-    return bool(listed) and all(Path(path).is_dir() and holds_images(Path(path)) for path in listed)
 
 
 def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) -> None:
@@ -56,7 +49,7 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
     name = format_options.pop("format", None) or format_of_name(Path(paths[0]))
     if name is None:
         with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
-            name = detect_format(list_data_files(tuple(paths)))
+            name = detect_format(find_data(tuple(paths)))
     if name is not None:
         _create_format_reader(str(name), [Path(path) for path in paths], format_options)
 

@@ -8,7 +8,6 @@ records and the rest of the two blocks at its ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,29 +124,6 @@ class _PackedWindow:
         return _GATHER(self._payloads, owners, begins, ends)
 
 
-class _DamagedBlock(Sequence[Any]):
-    """The records of a block, in the form in which they were read, with a ``CorruptRange`` for each damaged one.
-
-    Args:
-        damaged: for each record of the block the range, or None.
-        records: the others.
-    """
-
-    def __init__(self, damaged: Sequence[CorruptRange | None], records: Sequence[Any]) -> None:
-        self._damaged, self._records = damaged, records
-        self._places = list(accumulate((each is None for each in damaged), initial=0))
-
-    def __len__(self) -> int:
-        return len(self._damaged)
-
-    def __getitem__(self, index: Any) -> Any:
-        at = index.start if isinstance(index, slice) else index
-        corrupt, place = self._damaged[at], self._places[at]
-        if isinstance(index, slice):  # of one record
-            return self._records[place : place + 1] if corrupt is None else [corrupt]
-        return self._records[place] if corrupt is None else corrupt
-
-
 class ShuffledReader:
     """Reads records by position. Only one thread may read; any thread may call ``describe_positions``.
 
@@ -233,11 +209,11 @@ class ShuffledReader:
         parts: list[Sequence[Record]] = []
         for block, record in zip(blocks, records.tolist(), strict=True):
             found = self._cached_blocks[block]
-            one = found[record : record + 1]
-            if not isinstance(one, list) or not isinstance(one[0], CorruptRange):
+            one = found[record] if block in self._damaged_blocks else found[record : record + 1]
+            if not isinstance(one, CorruptRange):
                 parts.append(one)
             elif on_corrupt is not None:
-                on_corrupt(one[0])
+                on_corrupt(one)
         return join_records(parts)
 
     def _cache_block(self, number: int, records: Sequence[Any]) -> None:
@@ -246,7 +222,7 @@ class ShuffledReader:
             self._packed_window.put(number, int(self._first_records[number]), records)
 
     def _load_block(self, number: int, on_corrupt: OnCorrupt | None) -> Sequence[Any]:
-        """A block's records, with a ``CorruptRange`` in the place of each record that cannot be read."""
+        """A block's records; of a damaged block a list of a ``CorruptRange``, or a sequence of one record, for each."""
         block = self._epoch[1].blocks[number]
         packed: PackedRecords | None = (
             self._read_packed(block.source, block.start, block.end) if self._read_packed else None
@@ -264,10 +240,11 @@ class ShuffledReader:
             return records
         self._damaged_blocks.add(number)
         bad = {at: each for each in corrupt for at in range(each.start, each.end)}
-        return _DamagedBlock(
-            [_single_corrupt_record(bad[at], at) if at in bad else None for at in range(block.start, block.end)],
-            records,
-        )
+        good = iter(range(len(records)))
+        return [
+            _single_corrupt_record(bad[at], at) if at in bad else records[(kept := next(good)) : kept + 1]
+            for at in range(block.start, block.end)
+        ]
 
     def _enter_window(self, epoch: int, position: int) -> None:
         """Make the window of a position current, and drop blocks that it does not need."""

@@ -174,11 +174,10 @@ def _is_local_path(path: str, spec: JobSpec) -> bool:
 
 
 def _missing_data(field: str, path: str) -> list[tuple[str, BadInputError]]:
-    from edl.data.data_files import holds_images, list_data_files
+    from edl.data.data_files import find_data
 
     try:
-        if not holds_images(Path(path)):
-            list_data_files(path)
+        find_data(path)
     except EdlError as error:
         return [(field, BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint))]
     return []

@@ -13,10 +13,10 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec, ModelSpec
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader, read_reader_blocks
+from edl.data.shard_reader import ShardReader, lists_shards
 from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.keras.user_code import source_file, user_code
-from edl.worker.shard_reader import ShardReader, lists_shards
 
 DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 """Name of the data set under ``data`` by kind of task."""
@@ -168,8 +168,7 @@ class GuardedReader:
         expected_count = end - start - left_out
         if len(returned) != expected_count:
             raise self._reader_error(f"{call_text} {len(returned)} records, not {expected_count}", _RECORDS_HINT)
-        is_table = isinstance(returned, Sequence) and hasattr(returned, "columns")  # edl.data.ColumnRecords
-        if expected_count and not is_table and (returned[0] is None or isinstance(returned[0], Mapping)):
+        if expected_count and (returned[0] is None or isinstance(returned[0], Mapping)):
             raise self._reader_error(f"{call_text} a record that is {_describe_type(returned[0])}", _RECORDS_HINT)
         records: Sequence[Any] = returned
         return records

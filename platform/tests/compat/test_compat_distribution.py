@@ -9,7 +9,14 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parents[3] / "elasticdl-compat"
 PROJECT = tomllib.loads((FOLDER / "pyproject.toml").read_text(encoding="utf-8"))
 OWN = {"elasticdl", "elasticdl_compat", "elasticdl_preprocessing", "recordio"}
-USED_OF_EDL = {"edl.api.errors", "edl.data", "edl.data.recordio.reader", "edl.layers", "edl.layers.keras2_embedding"}
+USED_OF_EDL = {
+    "edl.api.errors",
+    "edl.data",
+    "edl.data.recordio.reader",
+    "edl.data.shard_reader",
+    "edl.layers",
+    "edl.layers.keras2_embedding",
+}
 """The charter of ``elasticdl_compat`` names these rooms."""
 
 

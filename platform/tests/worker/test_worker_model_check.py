@@ -362,6 +362,40 @@ def test_validation_records_of_another_schema_are_found(check_job: Any, tmp_path
     assert "data.validation" in json.dumps(found)
 
 
+TWO_NUMBERS = """
+def feed(dataset, mode, metadata):
+    def parse(row):
+        row = tf.strings.to_number(row)
+        return row[:2] if mode == "prediction" else (row[:2], row[2:3])
+
+    return dataset.map(parse)
+"""
+SUMMING = f"""{TWO_NUMBERS}
+class Summing(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(tf.reduce_sum(x ** 2))
+        return x
+
+def custom_model():
+    return keras.Sequential([keras.Input((2,)), Summing(), keras.layers.Dense(1)])
+"""
+WIDE = f"""{TWO_NUMBERS}
+def custom_model():
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float64")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [(SUMMING, "sum over the records"), (WIDE, "exported files have float32 variables")],
+    ids=["a summed loss", "float64"],
+)
+def test_what_all_reduce_would_train_or_export_otherwise_is_refused(check_job: Any, module: str, said: str) -> None:
+    result = check_job(module, strategy={"name": "AllReduce"}, export={})
+    assert said in result["failure"]
+    assert result["exit_code"] == 2
+
+
 def test_what_only_an_evaluation_would_end_with_is_found_too(check_job: Any) -> None:
     result = check_job("def eval_metrics_fn():\n    return {'k': keras.metrics.TopKCategoricalAccuracy(k='x')}")
     assert "metric 'k'" in result["failure"]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -15,8 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.core.strict_json import decode_json_file
-from edl.data.data_files import INDEX_SUFFIX, find_source, read_error, temporary_path
+from edl.data.data_files import (
+    FileVersion,
+    changed_error,
+    file_version,
+    find_source,
+    load_saved_index,
+    log_unusable_index,
+    read_error,
+    save_index,
+)
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.recordio.chunk import (
@@ -38,11 +43,10 @@ from edl.data.recordio.chunk import (
 # match, cannot be parsed or cannot be written, the headers are read instead; that is never an error.
 
 
-_INDEX_VERSION = 1
+_INDEX_KIND = {"version": 1}
 # The most bytes that one stored byte can become: a copy of snappy's takes 3 bytes for 64, deflate reaches 1032 to 1.
 _EXPANSION = {COMPRESSORS["none"]: 1, COMPRESSORS["snappy"]: 64}
 _MOST_EXPANSION = 1100
-_log = logging.getLogger(__name__)
 
 
 class NotRecordIOError(BadInputError, RuntimeError):
@@ -95,14 +99,15 @@ def load_index(file: Path, *, save: bool = False) -> ChunkIndex:
     try:
         with file.open("rb", buffering=0) as stream:
             stat = os.fstat(stream.fileno())
-            saved = _load_saved_index(file, stat)
+            saved = _load_index(file, file_version(stat))
             if saved is not None:
                 return saved
             index = ChunkIndex.from_headers(_walk_headers(stream.fileno(), stat.st_size, file))
     except OSError as error:
         raise read_error(file, error) from error
     if save:
-        _save_index(file, stat, index)
+        chunks = [[header.checksum, header.compressor, header.size, header.records] for header in index.headers]
+        save_index(file, _INDEX_KIND, file_version(stat), {"chunks": chunks})
     return index
 
 
@@ -128,16 +133,14 @@ def _is_plausible(header: ChunkHeader) -> bool:
     return header.records * LENGTH_BYTES <= header.size * _EXPANSION.get(header.compressor, _MOST_EXPANSION)
 
 
-def _load_saved_index(file: Path, stat: os.stat_result) -> ChunkIndex | None:
-    try:
-        saved = decode_json_file(_index_path(file).read_bytes())
-        if [saved["version"], saved["size"], saved["mtime_ns"]] != [_INDEX_VERSION, stat.st_size, stat.st_mtime_ns]:
-            return None
-        return ChunkIndex.from_headers([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
-    except FileNotFoundError:
+def _load_index(file: Path, version: FileVersion) -> ChunkIndex | None:
+    saved = load_saved_index(file, _INDEX_KIND, version)
+    if saved is None:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.info("the index beside %s cannot be used and is rebuilt: %s", file, error)
+    try:
+        return ChunkIndex.from_headers([ChunkHeader(*map(_parse_count, fields)) for fields in saved["chunks"]])
+    except (KeyError, TypeError) as error:
+        log_unusable_index(file, error)
         return None
 
 
@@ -145,24 +148,6 @@ def _parse_count(value: Any) -> int:
     if not isinstance(value, int) or value < 0:
         raise TypeError(f"{value!r} is not a count")
     return value
-
-
-def _save_index(file: Path, stat: os.stat_result, index: ChunkIndex) -> None:
-    chunks = [[header.checksum, header.compressor, header.size, header.records] for header in index.headers]
-    document = {"version": _INDEX_VERSION, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "chunks": chunks}
-    path = _index_path(file)
-    temporary = temporary_path(path)
-    try:
-        temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
-        temporary.replace(path)  # atomic: several processes may write the index at once
-    except OSError as error:
-        _log.info("the index of %s is kept in memory only: %s", file, error)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def _index_path(file: Path) -> Path:
-    return file.with_name(file.name + INDEX_SUFFIX)
 
 
 _OBJECT_BYTES = 40
@@ -272,11 +257,7 @@ class RecordFile:
             raise read_error(self.path, error) from error
         # the index belongs to an earlier file of this name
         if current != header:
-            raise BadInputError(
-                f"the file changed while it was in use: another chunk at byte {offset}",
-                where=str(self.path),
-                hint="write new files beside the old ones instead of over them",
-            )
+            raise changed_error(self.path, f"another chunk at byte {offset}")
         return stored
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from edl.data import Source
+from edl.data.shard_reader import Shard, ShardReader
+from edl.data.shard_reader import ShardTask as Task
 from elasticdl_compat.missing_names import explain_missing_names
+
+__all__ = ["AbstractDataReader", "Metadata", "Shard", "Task", "check_required_kwargs"]
 
 
 class Metadata:
@@ -26,42 +28,6 @@ class Metadata:
         self.format = "custom"  # EDL compares those of two data sets
         self.column_names = tuple(column_names or ())
         self.column_dtypes = dict(column_dtypes or {})
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Records ``[start, end)`` of a named part of the data."""
-
-    name: str
-    start: int
-    end: int
-    record_indices: Sequence[int] = ()
-
-
-@dataclass(frozen=True)
-class Task:
-    """What ``read_records`` reads: the shard, which older modules take from the task itself."""
-
-    shard: Shard
-
-    @property
-    def shard_name(self) -> str:
-        """The name of the shard."""
-        return self.shard.name
-
-    @property
-    def start(self) -> int:
-        """The index of the first record."""
-        return self.shard.start
-
-    @property
-    def end(self) -> int:
-        """The index after the last record."""
-        return self.shard.end
-
-
-_ONE_READ_AT_A_TIME = threading.Lock()
-"""ElasticDL calls a reader from one thread. EDL calls it from several, and a user's reader may not be made for that."""
 
 
 class AbstractDataReader(ABC):
@@ -93,23 +59,17 @@ class AbstractDataReader(ABC):
 
     def sources(self) -> list[Source]:
         """Name and record count of every shard; see ``edl.data.Reader``."""
-        return [Source(name, count) for name, (_, count) in self._shards_by_name().items()]
+        return self._shard_reader().sources()
 
     def read(self, source: str, start: int, end: int) -> list[Any]:
         """Records ``[start, end)`` of one shard, counted from its first record; see ``edl.data.Reader``."""
-        first, _ = self._shards_by_name()[source]
-        with _ONE_READ_AT_A_TIME:
-            return list(self.read_records(Task(Shard(source, first + start, first + end))))
+        return self._shard_reader().read(source, start, end)
 
-    def _shards_by_name(self) -> Mapping[str, tuple[int, int]]:
-        # Once, because it may open every file. Not in __init__, which a subclass need not call.
-        known: Mapping[str, tuple[int, int]] | None = getattr(self, "_edl_shards", None)
+    def _shard_reader(self) -> ShardReader:
+        # It lists the shards once. Not made in __init__, which a subclass need not call.
+        known: ShardReader | None = getattr(self, "_edl_reader", None)
         if known is None:
-            known = {
-                str(name): (0, int(shard)) if isinstance(shard, int) else (int(shard[0]), int(shard[1]))
-                for name, shard in self.create_shards().items()
-            }
-            self._edl_shards = known
+            known = self._edl_reader = ShardReader(self)
         return known
 
 

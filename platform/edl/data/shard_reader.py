@@ -1,7 +1,6 @@
 """Readers that list shards, as those of ElasticDL do: ``create_shards()`` and ``read_records(task)``.
 
-A class that derives from the base class in ``elasticdl-compat`` has EDL's methods, too. One that only has the two
-methods is adapted here.
+A class that has only these two methods is adapted here, and so is the base class in ``elasticdl-compat``.
 """
 
 from __future__ import annotations
@@ -36,14 +35,17 @@ class ShardTask:
 
     @property
     def shard_name(self) -> str:
+        """The name of the shard."""
         return self.shard.name
 
     @property
     def start(self) -> int:
+        """The index of the first record."""
         return self.shard.start
 
     @property
     def end(self) -> int:
+        """The index after the last record."""
         return self.shard.end
 
 
