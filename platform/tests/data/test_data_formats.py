@@ -241,6 +241,23 @@ def test_large_tfrecords_span_what_is_read_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"offsets": [0, 99]}, {"first_records": [0, 5, 2]}, {"offsets": "x"}, {"first_records": [-1]}, {"offsets": None}],
+)
+def test_a_saved_index_that_cannot_be_true_is_made_anew(tmp_path: Path, changed: dict[str, Any]) -> None:
+    path = write_tfrecord(tmp_path / "a.tfrecord", [b"%04d" % number for number in range(9)])
+    expected, _ = read_damaged(path, index="file")
+    saved = tmp_path / "a.tfrecord.idx"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), **changed}))
+    assert read_damaged(path, index="file") == (expected, [])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa\nb\n")
+    assert read_damaged(tmp_path / "a.txt") == ([b"a", b"b"], [])
+
+
 @given(st.lists(st.text(st.characters(blacklist_characters="\r\n\ufeff", blacklist_categories=["Cs"]))), st.booleans())
 def test_text_is_what_was_written(lines: list[str], has_end: bool) -> None:
     written = "\n".join(lines) + ("\n" if has_end and lines else "")
