@@ -56,6 +56,11 @@ WRONG_FEED = MODULE.replace('return found["x"], found["y"]', 'return found["x"],
 UNPARSED = MODULE.replace('("x", "y")}', '("x", "y", "z")}')
 WRONG_SHAPE = MODULE.replace("keras.Input((1,))", "keras.Input((3,))")
 AVERAGING = MODULE.replace("SGD(0.01)", "SGD(0.01, use_ema=True)")
+SUMMING = MODULE.replace(
+    "def custom_model():\n    return keras.Sequential([keras.Input((1,)), ",
+    "class Summing(keras.layers.Layer):\n    def call(self, x):\n        self.add_loss(tf.reduce_sum(x**2))\n"
+    "        return x\n\n\ndef custom_model():\n    return keras.Sequential([keras.Input((1,)), Summing(), ",
+)
 NO_LOSS = MODULE.replace("def loss(", "def losses(")
 NAN_AT, RECORDS, MINIBATCH = 37, 96, 8
 DAMAGED = range(36, 54)
@@ -74,6 +79,7 @@ SAID = {
     ),
     "averaging": ("use_ema=True", "SGD"),
     "no-loss": ("FOLDER/zoo/no_loss.py", "'loss'", "losses", "custom_model, losses, optimizer, eval_metrics_fn, feed"),
+    "summing": ("a layer adds a loss that is a sum over the records", "add a mean"),
     "missing-model": ("FOLDER/zoo/missing_model.py", "'custom_model'", "my_model"),
     "corrupt-stop": (
         "FOLDER/bad.recordio",
@@ -142,6 +148,9 @@ def places(folder: Path) -> Iterator[JobFolder]:
     skips: dict[str, Any] = {"allowed": len(DAMAGED), "epochs": 2, "on_nan": "skip"}
     yield job(folder, "skips", "good.custom_model", zoo, bad, nan, **skips)
     all_reduce = {"strategy": {"name": "AllReduce"}, "workers": {"max": 2}}
+    zoo = write_module(folder, "summing", SUMMING)
+    one = {"strategy": {"name": "AllReduce"}, "workers": {"max": 1}}
+    yield job(folder, "summing", "summing.custom_model", zoo, good, more=one)
     yield job(folder, "skips-together", "good.custom_model", zoo, bad, nan, more=all_reduce, **skips)
 
 
