@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import time
 from collections import deque
@@ -223,7 +224,7 @@ def read_local_run(run: RunDirectory) -> LocalRun:
         failure = _read_optional(run.path / "failure.json", JobFailure)
     except (EdlError, SpecError) as error:
         unreadable = str(error)
-    alive = _is_alive(run)
+    alive = _find_process(run) is not None
     if status is not None and not alive and status.phase not in ENDED:
         status = replace(status, samples_per_second=0.0, seconds_left=None, starved=False, reason=_PROCESSES_GONE)
     publication = PublishedStatus(status, tuple(read_events(run)), _read_timeline(run), summary, failure)
@@ -267,8 +268,8 @@ def _read_timeline(run: RunDirectory) -> tuple[TimelinePoint, ...]:
     return timeline
 
 
-def _is_alive(run: RunDirectory) -> bool:
-    """Whether the process that the job's lock names runs this run.
+def _find_process(run: RunDirectory) -> int | None:
+    """The id of the process that the job's lock names, if it runs this run.
 
     That process empties the lock when it ends. After a SIGKILL the name stays, so the process is
     checked as well.
@@ -276,15 +277,34 @@ def _is_alive(run: RunDirectory) -> bool:
     try:
         holder = _LOCK_HOLDER.match((run.job_dir / "LOCK").read_text(encoding="utf-8", errors="replace"))
         if holder is None or holder[3] != run.run_id or holder[2] != socket.gethostname():
-            return False
+            return None
+        pid = int(holder[1])
         # Signal 0 checks only whether the process exists.
-        os.kill(int(holder[1]), 0)
+        os.kill(pid, 0)
     except PermissionError:
         # The process exists and belongs to another user.
-        return True
+        return pid
     except (OSError, ValueError, OverflowError):
+        return None
+    return None if _is_thread(pid) else pid
+
+
+def interrupt_run(run: RunDirectory) -> bool:
+    """Send SIGINT to the process of a run, as Ctrl-C does; returns whether there is one.
+
+    Raises:
+        BadInputError: the process belongs to another user.
+    """
+    pid = _find_process(run)
+    if pid is None:
         return False
-    return not _is_thread(int(holder[1]))
+    try:
+        os.kill(pid, signal.SIGINT)
+    except ProcessLookupError:  # it has ended meanwhile
+        return False
+    except PermissionError as error:
+        raise BadInputError(f"process {pid} belongs to another user", where="edl stop") from error
+    return True
 
 
 def _is_thread(number: int) -> bool:

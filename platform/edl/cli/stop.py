@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edl.api.errors import BadInputError
+from edl.cli.local_runs import JobLookup, LocalOption, LocalRun, choose_local_run, interrupt_run, read_local_run
 from edl.cli.options import ContextOption, JobArgument, NamespaceOption, connect_api
 from edl.cli.wait import WaitGoal, parse_timeout, wait_for_goal
 from edl.ops.followup_command import command_arguments
@@ -30,12 +31,15 @@ def stop(
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="How long to wait, such as 90s or 5m; forever by default.")
     ] = None,
+    local: LocalOption = False,
     context: ContextOption = None,
     namespace: NamespaceOption = None,
 ) -> None:
-    """Stop a job on a cluster: it takes a checkpoint and its pods are removed. Its run is kept and can be resumed.
+    """Stop a job on a cluster, or a run of this machine (JOB or JOB/RUN): it takes a checkpoint, and its pods or
+    processes end. Its run is kept and can be resumed.
 
-    A job that evaluates or predicts has no checkpoints: it ends, and is not resumed.
+    A job that evaluates or predicts has no checkpoints: it ends, and is not resumed. If a job on the cluster and a
+    run exist, the job is stopped. --local selects runs of this machine; -n and --context a cluster.
 
     Exit codes: 0 stop requested, or with --wait ended; 1 it was deleted meanwhile, 124 timeout.
     """
@@ -45,6 +49,10 @@ def stop(
     from edl.ops import job_view
 
     seconds = _timeout_seconds(timeout, wait=wait)
+    local_run = choose_local_run(job, local=local, context=context, namespace=namespace)
+    if local_run is not None:
+        _stop_local_run(local_run, seconds, wait=wait)
+        return
     api = connect_api(context, namespace, job)
     view = job_view.find_job(api, job)
     if view.has_ended:
@@ -60,7 +68,7 @@ def stop(
             flush=True,
         )
     if wait:
-        _wait_until_ended(api, job, seconds)
+        _wait_until_ended(lambda: job_view.find_job(api, job), job, seconds)
     if view.task in _TASK_NOUNS:
         again = f"edl {view.task} {command_arguments('JOB.yaml', context, api.namespace)}"
         print(f"{_TASK_NOUNS[view.task]} is not resumed. Begin it again: {again}")
@@ -76,14 +84,40 @@ def _timeout_seconds(timeout: str | None, *, wait: bool) -> float | None:
     return parse_timeout(timeout)
 
 
-def _wait_until_ended(api: KubeClient, job: str, seconds: float | None) -> None:
-    """Wait until the job has ended. Raises Exit if it does not end in time, or is deleted."""
-    from edl.ops import job_view
+def _stop_local_run(local_run: LocalRun, seconds: float | None, *, wait: bool) -> None:
+    """Stop a run of this machine: through its master or, under strategy Local, as Ctrl-C does."""
+    from edl.cluster.desired_state import ANY_BOUNDS
+    from edl.cluster.local.desired_state_file import DesiredStateFile
+    from edl.cluster.status_port import DesiredState
+    from edl.jobfile.loader import load_job_file
 
+    name, run = f"{local_run.name}/{local_run.uid}", local_run.run_dir
+    if local_run.has_ended:
+        print(f"{name} is {local_run.phase} already.")
+        return
+    if load_job_file(run.spec).strategy.name == "Local":
+        interrupt_run(run)
+    else:
+        DesiredStateFile(run.desired_state).update(DesiredState(stop=True), ANY_BOUNDS)
+    trains = local_run.task not in _TASK_NOUNS
+    print(
+        f"Requested {name} to stop. {'It takes a checkpoint, then its' if trains else 'Its'} processes end.", flush=True
+    )
+    if wait:
+        _wait_until_ended(lambda: read_local_run(run), name, seconds)
+    if trains:
+        when = "" if wait else " once it has ended (edl stop --wait waits for that)"
+        print(f"Resume it{when}: edl run JOB.yaml --resume {local_run.uid}")
+    else:
+        print(f"{_TASK_NOUNS[local_run.task]} is not resumed. Begin it again: edl {local_run.task} JOB.yaml")
+
+
+def _wait_until_ended(lookup: JobLookup, job: str, seconds: float | None) -> None:
+    """Wait until the job has ended. Raises Exit if it does not end in time, or is deleted."""
     with StatusLine() as ticker:
 
         def find_running_job() -> JobView:
-            view = job_view.find_job(api, job)
+            view = lookup()
             if not view.has_ended:
                 ticker.show_text(f"{job} is {view.phase}, and is stopping")
             return view

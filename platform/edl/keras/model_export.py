@@ -7,6 +7,7 @@ the final path always holds a complete export, either the previous one or the ne
 
 from __future__ import annotations
 
+import copy
 import errno
 import functools
 import inspect
@@ -15,6 +16,7 @@ import logging
 import os
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common import global_state
 from keras.src.saving.serialization_lib import SafeModeScope
 
 from edl.api.errors import BadInputError
@@ -85,8 +88,8 @@ class CustomObject:
 def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
     """Python code that loads a model's file; empty if ``keras.models.load_model(path)`` is enough.
 
-    The result is a comment with the reason if no code can load the file: ``__init__`` of a class
-    does not accept the arguments that ``get_config()`` returns.
+    The result is a comment with the reason if no such code loads all that the file has: ``__init__`` of a class
+    does not accept the arguments that ``get_config()`` returns, or Keras cannot build the model.
 
     Args:
         model: a model that Keras can serialize.
@@ -94,7 +97,7 @@ def format_loading_code(model: Any, path: Path, zoo: Path) -> str:
         zoo: the model zoo. The code puts it and its parent folder on ``sys.path``, as a run does.
     """
     model_config = keras.saving.serialize_keras_object(model)
-    if why := _find_unloadable(model_config, model):
+    if why := _find_unloadable(model_config, model) or _find_lost_variables(model_config, model):
         return f"# {why}"
     custom_objects = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
     sorted_objects = sorted(custom_objects, key=lambda each: (each.module, each.name))
@@ -154,21 +157,23 @@ def warn_about_keras_file(model: Any) -> None:
     if not _can_serialize(model):
         return
     model_config = keras.saving.serialize_keras_object(model)
-    if why := _find_unloadable(model_config, model) or _find_failing_config(model_config, model):
+    if (
+        why := _find_unloadable(model_config, model)
+        or _find_failing_config(model_config, model)
+        or _find_lost_variables(model_config, model)
+    ):
         _LOG.warning("the .keras file: %s", why)
 
 
 def _find_failing_config(model_config: Any, model: Any) -> str:
     """The first layer of the user's that its own ``from_config`` does not make again; empty if there is none."""
     layers = [layer for layer in model._flatten_layers() if type(layer).__module__.split(".")[0] not in _OWN_PACKAGES]
-    named = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
-    known = {each.name: getattr(sys.modules.get(each.module), each.name, None) for each in named}
     for layer in layers:
         kind, config = type(layer), keras.saving.serialize_keras_object(layer)["config"]
         if _is_functional_config(config):
             continue
         try:
-            with keras.saving.custom_object_scope(known), SafeModeScope(safe_mode=False):
+            with _finding_custom_objects(model_config, model):
                 kind.from_config(config)
         except Exception as error:  # noqa: BLE001  the user's code may raise anything
             return (
@@ -176,6 +181,50 @@ def _find_failing_config(model_config: Any, model: Any) -> str:
                 f"{type(error).__name__}: {error}. The SavedModel loads without it"
             )
     return ""
+
+
+def _find_lost_variables(model_config: Any, model: Any) -> str:
+    """Why a loaded model lacks variables that the file has: Keras does not raise, it makes them anew later.
+
+    A subclassed model has its variables once it is built. On loading, Keras builds it by calling it with dense inputs,
+    which fails for a model of sparse or ragged ones. The same happens here, but no variable gets memory or a value.
+    """
+    uninitialized = global_state.get_global_attribute("uninitialized_variables")
+    try:
+        # Not into Keras' list of the variables that the end of its next scope gives values to.
+        global_state.set_global_attribute("uninitialized_variables", [])
+        with (
+            warnings.catch_warnings(),
+            keras.StatelessScope(initialize_variables=False),
+            _finding_custom_objects(model_config, model),
+        ):
+            warnings.simplefilter("ignore")
+            loaded = keras.saving.deserialize_keras_object(copy.deepcopy(model_config))  # Lambda layers change it
+    except Exception as error:  # noqa: BLE001  the user's code may raise anything
+        _LOG.debug("the model was not made again without values: %s", error)
+        return ""
+    finally:
+        global_state.set_global_attribute("uninitialized_variables", uninitialized)
+    missing = len(model.variables) - len(loaded.variables)
+    if missing <= 0:
+        return ""
+    unbuilt = [layer.name for layer in loaded._flatten_layers() if layer is not loaded and not layer.built]
+    names = f" (of the layers {', '.join(unbuilt[:_MAX_LISTED_OBJECTS])})" if unbuilt else ""
+    return (
+        f"load_model leaves {missing} of {len(model.variables)} variables{names} with new values, without an error:"
+        f" Keras cannot build {type(model).__name__} from its config. Call the loaded model once with data, then"
+        " load_weights() of the same file; or define build(), or get_build_config() and build_from_config()."
+        " The SavedModel loads without it"
+    )
+
+
+@contextmanager
+def _finding_custom_objects(model_config: Any, model: Any) -> Iterator[None]:
+    """Let Keras find the user's classes and functions of a serialized model, and run its Lambda layers."""
+    named = {*_custom_classes(model_config), *_custom_functions(model_config, model)}
+    known = {each.name: getattr(sys.modules.get(each.module), each.name, None) for each in named}
+    with keras.saving.custom_object_scope(known), SafeModeScope(safe_mode=False):
+        yield
 
 
 def _is_functional_config(config: Mapping[str, Any]) -> bool:

@@ -255,7 +255,7 @@ class KerasCallbacks:
             if worker_index is not None:
                 _separate_output_files(other_callbacks, worker_index)
             warn_of_uncalled_methods(other_callbacks, deciding_callbacks)
-            self._callback_list = keras.callbacks.CallbackList(other_callbacks, model=model)
+            self._callback_list = _CallbackList(other_callbacks, model=model)
         with self._calling_user_code("set_params"):
             set_callback_params(other_callbacks, params)
         self._scheduled_rates = None if trains_locally else _EpochRates(other_callbacks, optimizer)
@@ -471,6 +471,65 @@ class KerasCallbacks:
                     "a callback set model.stop_training: the job ends when the records that workers hold are done"
                 )
             self._on_stop()
+
+
+class _CallbackList(keras.callbacks.CallbackList):  # type: ignore[misc]  # Keras has no types
+    """Says once what a callback of the user's own reads in ``logs`` that ``fit`` provides and a job does not."""
+
+    def __init__(self, callbacks: list[Any], model: Any) -> None:
+        super().__init__(callbacks, model=model)
+        self._named: set[tuple[type, Any]] = set()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        for callback in self.callbacks:
+            callback.on_epoch_end(epoch, self._watch(callback, "on_epoch_end", logs))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Not in Keras' thread for callbacks, which has no part in the step's order.
+        for callback in self.callbacks:
+            callback.on_train_batch_end(batch, logs=self._watch(callback, "on_train_batch_end", logs))
+
+    def _watch(self, callback: Any, method: str, logs: Any) -> dict[str, Any]:
+        kind = type(callback)
+        if is_keras_class(kind) and not isinstance(callback, keras.callbacks.LambdaCallback):
+            return dict(logs or {})
+
+        def warn(key: Any) -> None:
+            if (kind, key) not in self._named:
+                self._named.add((kind, key))
+                _LOG.warning(
+                    "the callback %s: %s() asks for logs[%r], which fit may have and a job does not: here logs has the"
+                    " loss only. Decide by evaluations with EarlyStopping, ReduceLROnPlateau or ModelCheckpoint;"
+                    " docs/model-contract.md, Callbacks",
+                    kind.__name__,
+                    method,
+                    key,
+                )
+
+        return _WatchedLogs(logs or {}, warn)
+
+
+class _WatchedLogs(dict[str, Any]):
+    """Values of a callback's ``logs``; ``on_missing`` is called with each key that is asked for and missing."""
+
+    def __init__(self, values: Mapping[str, Any], on_missing: Callable[[Any], None]) -> None:
+        super().__init__(values)
+        self._on_missing = on_missing
+
+    def __missing__(self, key: Any) -> Any:
+        self._on_missing(key)
+        raise KeyError(key)
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        if not found:
+            self._on_missing(key)
+        return found
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        if not super().__contains__(key):
+            self._on_missing(key)
+        return super().get(key, default)
 
 
 class _EpochRates:

@@ -16,9 +16,7 @@ from edl.core.partition import initial_placement, slot_of_row
 from edl.numerics.array_types import Ids
 from edl.numerics.model_declaration import ModelDeclaration
 from edl.numerics.parameter_snapshot import RowArrays
-from edl.storage.initial_weights import CONVERTED_FILE, InitialWeights, find_initial_weights
 from edl.storage.run_directory import RunDirectory
-from edl.storage.run_weights import HELD_DIRECTORY
 from edl.transport.peer_errors import PeerRefusedError
 
 InitialRowsReader = Callable[[ModelDeclaration], Mapping[str, RowArrays]]
@@ -34,8 +32,14 @@ def make_initial_rows_reader(run: RunDirectory, spec: JobSpec, ps_index: int) ->
         return owned
 
     def read(declaration: ModelDeclaration) -> Mapping[str, RowArrays]:
+        if spec.model.init_from is None or not declaration.tables:
+            return {}
+        # A server whose tables are new never loads the readers of files.
+        from edl.storage.initial_weights import CONVERTED_FILE, InitialWeights, find_initial_weights
+        from edl.storage.run_weights import HELD_DIRECTORY
+
         try:
-            weights = find_initial_weights(run, spec) if declaration.tables else None
+            weights = find_initial_weights(run, spec)
             if weights is None:
                 return {}
             path = weights.readable_path

@@ -214,7 +214,9 @@ def _describe_parameter_event(event: JobEvent) -> str | None:
 def status_headline(status: Status) -> str:
     """The progress of the job, in one line."""
     share = 100 * status.records_done // status.records_total if status.records_total else 0
-    parts = [f"{status.phase.lower()}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
+    waits_for = status.world.reason if status.world is not None and not status.world.running else ""
+    doing = "waiting" if waits_for and status.phase in _WORKING_PHASES else status.phase.lower()
+    parts = [f"{doing}: {status.records_done:,} of {status.records_total:,} records ({share} %)"]
     if status.epochs > 1 and status.epoch:
         parts.append(f"epoch {status.epoch}/{status.epochs}")
     parts += format_measurements(status)
@@ -222,6 +224,8 @@ def status_headline(status: Status) -> str:
     parts.append(
         f"{live}/{len(status.workers)} workers ready" if live < len(status.workers) else format_worker_count(live)
     )
+    if doing == "waiting":
+        parts.append(f"no worker trains: {waits_for}")
     return ", ".join(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from support.in_memory_cluster import NOW
 from support.text_keys import missing_keys
 
 from edl.cli import local_runs
+from edl.cli.wait import TIMED_OUT_EXIT
 from edl.cluster.kubernetes.api_errors import NoKubeconfigError
 from edl.cluster.status_port import DesiredState
 from edl.ops import job_view
@@ -300,7 +302,7 @@ def test_the_number_of_a_thread_is_no_process_that_runs_a_job(tmp_path: Path) ->
     try:
         for number, is_alive in ((os.getpid(), True), (thread.native_id, False)):
             (tmp_path / "LOCK").write_text(f"process {number} on {socket.gethostname()}, run r1, started then")
-            assert local_runs._is_alive(run) is is_alive
+            assert (local_runs._find_process(run) is not None) is is_alive
     finally:
         ended.set()
         thread.join()
@@ -420,4 +422,46 @@ def test_a_job_on_the_cluster_comes_before_a_run(cli: CliHarness, make_local_run
     folder = make_local_run(job="mnist", alive=True)
     assert cli.edl("scale", "mnist", "--max", "8") == 0
     assert job_view.find_job(cli.cluster, "mnist").desired_state == DesiredState(max=8)
+    assert not (folder / "desired.json").exists()
+
+
+# ---------------------------------------------------------------------------------------------- edl stop
+
+
+def test_a_run_with_a_master_is_stopped_through_it(cli_without_cluster: CliHarness, make_scalable_run: Make) -> None:
+    folder = make_scalable_run()
+    assert cli_without_cluster.edl("scale", "digits", "--max", "4") == 0
+    assert cli_without_cluster.edl("stop", "digits") == 0
+    assert json.loads((folder / "desired.json").read_text()) == {"max": 4, "stop": True}
+    assert not missing_keys(cli_without_cluster.out, "digits/r1", "checkpoint", "edl run JOB.yaml --resume r1")
+
+
+def test_a_run_of_one_process_is_interrupted(cli_without_cluster: CliHarness, make_scalable_run: Make) -> None:
+    folder = make_scalable_run(strategy={"name": "Local"})
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+    try:
+        assert cli_without_cluster.edl("stop", "digits", "--local") == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signals == [signal.SIGINT]
+    assert not (folder / "desired.json").exists()
+
+
+def test_a_run_that_is_over_is_not_stopped(cli_without_cluster: CliHarness, make_scalable_run: Make) -> None:
+    folder = make_scalable_run(alive=False)
+    assert cli_without_cluster.edl("stop", "digits/r1", "--wait") == 0
+    assert not missing_keys(cli_without_cluster.out, "digits/r1 is Interrupted already")
+    assert not (folder / "desired.json").exists()
+
+
+def test_a_run_that_does_not_end_in_time_is_told(cli_without_cluster: CliHarness, make_scalable_run: Make) -> None:
+    make_scalable_run()
+    assert cli_without_cluster.edl("stop", "digits", "--wait", "--timeout", "0s") == TIMED_OUT_EXIT
+
+
+def test_a_job_on_the_cluster_is_stopped_before_a_run(cli: CliHarness, make_local_run: Make) -> None:
+    folder = make_local_run(job="mnist", alive=True)
+    assert cli.edl("stop", "mnist") == 0
+    assert job_view.find_job(cli.cluster, "mnist").desired_state.stop
     assert not (folder / "desired.json").exists()

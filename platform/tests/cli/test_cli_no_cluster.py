@@ -18,7 +18,7 @@ model: {definition: a.b}
 data: {training: /data/a}
 volumes: [{claim: c, mount: /data}]
 """
-ABOUT_ONE = ["top", "wait", "stop", "delete"]
+ABOUT_ONE = ["top", "wait", "delete"]
 """Commands about jobs on a cluster only; test_cli_local_runs.py has those that are about runs of this machine, too."""
 
 

@@ -20,7 +20,7 @@ from support.elasticdl.modules import MODULES, ZOO, Module
 
 from edl.jobfile.keras_version import LEGACY_VARIABLE
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(480)]
 
 ROOT = Path(__file__).resolve().parents[3]
 REPEATED = (
@@ -65,7 +65,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             capture_output=True,
             text=True,
             check=False,
-            timeout=170,
+            timeout=450,
         )
         assert ended.returncode == 0, ended.stderr
         return {line["path"]: line for line in map(json.loads, ended.stdout.splitlines())}

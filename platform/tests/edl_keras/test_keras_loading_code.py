@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
 from support.text_keys import missing_keys  # noqa: E402
 
 from edl.jobfile.zoo_lookup import find_model_function  # noqa: E402
@@ -26,6 +27,7 @@ from edl.keras.zoo_import import import_zoo_module  # noqa: E402
 
 MODULE = """
 import keras
+import tensorflow as tf
 
 class Double(keras.layers.Layer):
     def call(self, x):
@@ -78,6 +80,21 @@ class Refusing(Double):
     @classmethod
     def from_config(cls, config):
         raise KeyError("no factor")
+
+class Bag(keras.layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(shape=(10, 4), name="table")
+
+    def call(self, x):
+        return tf.reduce_sum(tf.ragged.map_flat_values(lambda ids: tf.gather(self.table, ids), x), 1)
+
+class Unbuilt(keras.Model):
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.bag, self.head = Bag(name="bag"), keras.layers.Dense(1, name="head")
+
+    def call(self, x):
+        return self.head(self.bag(x))
 
 class Silent(Double):
     def get_config(self):
@@ -166,6 +183,26 @@ def test_a_layer_that_keras_cannot_write_or_make_again_is_named(
     warn_about_keras_file(model)
     (said,) = caplog.messages
     assert not missing_keys(said, *keys, "SavedModel")
+
+
+def test_variables_that_loading_leaves_with_new_values_are_counted(
+    user_layers: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, path = user_layers.Unbuilt(), tmp_path / "model.keras"
+    ids = tf.ragged.constant([[1, 2], [3]])
+    expected = model(ids)
+    model.save(path)
+    with pytest.warns(UserWarning, match="cannot be built"):
+        loaded = keras.models.load_model(path, custom_objects={"Unbuilt": user_layers.Unbuilt, "Bag": user_layers.Bag})
+    lost = len(model.variables) - len(loaded.variables)
+    assert lost > 0
+    warn_about_keras_file(model)
+    (said,) = caplog.messages
+    assert format_loading_code(model, path, tmp_path / "zoo").removeprefix("# ") in said
+    assert not missing_keys(said, f"{lost} of 3 variables", "head", "build()", "load_weights()", "SavedModel")
+    loaded(ids)
+    loaded.load_weights(path)
+    np.testing.assert_allclose(loaded(ids), expected)
 
 
 def test_what_is_registered_needs_its_module(user_layers: Any, tmp_path: Path) -> None:

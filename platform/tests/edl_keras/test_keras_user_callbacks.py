@@ -366,6 +366,46 @@ def test_methods_that_are_never_called_are_told_once(
     assert str(Path(__file__)) in said
 
 
+class DecidesByLogs(keras.callbacks.Callback):  # type: ignore[misc]
+    """Asks as people do for what ``fit`` provides: with ``get``, ``in`` and an index."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert "accuracy" not in logs
+        assert "loss" in logs
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        assert logs.get("val_mae") is None
+        assert logs.get("val_loss", 3.0) == 3.0
+        assert logs["loss"] == logs.get("loss")
+        with pytest.raises(KeyError):
+            logs["mae"]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["servers", "local"])
+def test_what_a_callback_asks_for_and_logs_lacks_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, local: bool
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(watch(DecidesByLogs(), tmp_path, local=local), [[1.0, 1.0], [1.0]])
+    assert [message.split("logs['")[1].split("']")[0] for message in caplog.messages] == [
+        "accuracy",
+        "val_mae",
+        "val_loss",
+        "mae",
+    ]
+    assert all(not missing_keys(message, "DecidesByLogs", "EarlyStopping") for message in caplog.messages)
+
+
+def test_a_lambda_callback_that_asks_for_what_logs_lacks_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = CALLBACKS.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.get("val_loss"))
+    with caplog.at_level(logging.WARNING):
+        train(watch([given, CALLBACKS.CSVLogger(str(tmp_path / "log.csv"))], tmp_path), [[1.0], [1.0]])
+    (said,) = caplog.messages
+    assert not missing_keys(said, "LambdaCallback", "'val_loss'")
+
+
 def test_what_a_lambda_callback_is_given_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = CALLBACKS.LambdaCallback(on_test_batch_begin=lambda batch, logs: None, on_train_end=lambda logs: None)
     with caplog.at_level(logging.WARNING):

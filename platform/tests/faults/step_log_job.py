@@ -139,7 +139,7 @@ class StepLogJob:
     def check_end(self, run: JobProcess, *, lost: int) -> tuple[Line, list[list[int]]]:
         """Wait for the end: no record is lost; returns the summary and the records of each step that counts."""
         self.hurry()
-        summary = run.summary(120)
+        summary = run.summary(400)
         assert summary["records_lost"] == 0
         assert summary["workers_lost"] == lost
         epochs, batch = (int(self.job_folder.spec[part][name]) for part, name in _NUMBERS)

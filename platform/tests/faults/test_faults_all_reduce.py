@@ -59,7 +59,7 @@ def check_end(
         rolled_back: whether no worker was left that had the newest state.
     """
     job.hurry()
-    summary = run.summary(120)
+    summary = run.summary(400)
     assert summary["records_lost"] == 0
     assert summary["records_done"] == summary["records_total"] == job.total
     assert summary["workers_lost"] == lost

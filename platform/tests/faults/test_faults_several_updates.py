@@ -86,7 +86,7 @@ def test_a_worker_of_a_gan_is_killed_between_two_updates_and_another_one_joins(t
 
 
 @pytest.mark.repetition
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_workers_of_a_gan_are_killed_at_each_point_of_a_step_and_of_a_change_of_the_world(tmp_path: Path) -> None:
     """Around each of the two reductions, two in one step, and a worker that fetches the state, or serves it."""
     job = make_gan_job(tmp_path, workers=3, epochs=100, record_seconds=0.02)

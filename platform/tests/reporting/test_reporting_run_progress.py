@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +31,7 @@ from edl.api.events import (
     WorkerCountChanged,
 )
 from edl.api.job_spec import DataSpec, JobSpec, ModelSpec, TrainSpec
-from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus
+from edl.api.status import PHASES, ParametersStatus, RoleStatus, Status, Summary, TableStatus, WorldStatus
 from edl.api.strategy import Strategy
 from edl.ops.local_run_plan import total_steps
 from edl.reporting import json_lines, plain_text
@@ -242,6 +243,15 @@ def test_a_status_in_words() -> None:
 def test_workers_that_join_a_round_are_not_ready() -> None:
     workers = (RoleStatus(0, 5, "training"), RoleStatus(1, 6, "joining"))
     assert status_headline(status(1.0, 250, workers=workers)).endswith(", 1/2 workers ready")
+
+
+def test_while_no_worker_trains_the_line_says_what_they_wait_for() -> None:
+    waits = WorldStatus(round=3, running=False, reason="1 worker is ready, 2 are needed")
+    line = status_headline(status(1.0, 250, world=waits, workers=(RoleStatus(0, 5, "waiting"),)))
+    assert line.startswith("waiting: 250 of 1,000 records")
+    assert line.endswith("1 worker, no worker trains: 1 worker is ready, 2 are needed")
+    assert status_headline(status(1.0, 250, world=replace(waits, running=True))).startswith("training: ")
+    assert status_headline(status(1.0, 250, world=waits, phase="Done")).startswith("done: ")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00"), (60, "1:00"), (3725, "1:02:05")])

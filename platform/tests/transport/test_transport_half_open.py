@@ -72,7 +72,7 @@ def test_a_thousand_half_open_streams_keep_nobody_waiting(
         while time.monotonic() < until:
             assert channel.call(MasterMethods.Progress, ASK, timeout=within).incarnation == 7
             answered += 1
-        assert answered > seconds
+        assert answered > seconds / 2  # a call that waits until a held thread is free would take five seconds
         assert flood.poll() is None, "the calls were not held"
 
 
