@@ -225,7 +225,8 @@ def _role_lines(status: Status) -> Iterator[str]:
     shown = members[:_ROLES_SHOWN]
     if shown:
         yield ""
-        head = ["POD", "STATE", "SAMPLES/S", "NODE", "REASON"]
+        # Processes of this machine have no node.
+        head = ["POD", "STATE", "SAMPLES/S", "PID" if any(each.pid for _, each in members) else "NODE", "REASON"]
         table = [head, *(_role_row(name, each) for name, each in shown)]
         # Without a measured speed, as before the first step, the column would be empty.
         if not any(each.samples_per_second for _, each in shown):
@@ -243,7 +244,7 @@ def _role_row(name: str, member: RoleStatus) -> list[str]:
         parse_scheduler_message(member.reason).text if member.state == "pending" and member.reason else member.reason
     )
     pace = f"{member.samples_per_second:,.0f}" if member.samples_per_second else "-"
-    return [f"{name}-{member.index}", member.state, pace, member.node or "-", reason]
+    return [f"{name}-{member.index}", member.state, pace, member.node or str(member.pid or "-"), reason]
 
 
 def _event_lines(job: JobView) -> Iterator[str]:

@@ -145,7 +145,7 @@ def test_status_has_what_a_job_on_a_cluster_has(cli_without_cluster: CliHarness,
         cli_without_cluster.out.splitlines()[0], "digits", "Training", "run r2", "this machine", "1m ago"
     )
     assert not missing_keys(cli_without_cluster.out, "40 %", "12 of 30 records", "step 1", "accuracy 0.5")
-    assert ["worker-0", "training", "1,234", "-"] in [line.split() for line in cli_without_cluster.out.splitlines()]
+    assert ["worker-0", "training", "1,234", "7"] in [line.split() for line in cli_without_cluster.out.splitlines()]
     assert "█" in cli_without_cluster.out.split("workers\n")[1], "the workers over time"
     assert cli_without_cluster.out.endswith(": edl status digits --watch\n")
     assert cli_without_cluster.edl("status", "digits", "--json") == 0

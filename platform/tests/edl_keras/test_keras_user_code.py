@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,6 +182,47 @@ def test_what_only_keras_2_has_points_to_it(tmp_path: Path, text: str, monkeypat
     assert "model.keras: 2" in (raised(tmp_path, ValueError(text)).hint or "")
     monkeypatch.setenv(LEGACY_VARIABLE, "1")
     assert raised(tmp_path, ValueError(text)).hint is None
+
+
+MIXED_KERAS = """
+import os
+os.environ["TF_USE_LEGACY_KERAS"] = "1"
+import json, keras, tensorflow as tf
+X, OLD = keras.Input((6,)), tf.keras.layers.Dense(1)
+
+def optimizer_of(other):
+    model = (tf.keras if other is keras else keras).Sequential([])
+    model.compile(other.optimizers.SGD(0.1), "mse")
+
+MIXED = [
+    lambda: keras.Sequential([X, OLD]),
+    lambda: tf.keras.Sequential([keras.layers.Dense(1)]),
+    lambda: OLD(X),
+    lambda: tf.keras.Model(X, keras.layers.Dense(1)(X)),
+    lambda: optimizer_of(keras),
+    lambda: optimizer_of(tf.keras),
+]
+texts = []
+for mix in MIXED:
+    try:
+        mix()
+    except Exception as error:
+        texts.append(str(error))
+print(json.dumps(texts))
+"""
+
+
+def test_what_mixes_the_versions_of_keras_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The errors are those that the versions at hand raise, in a process in which tf.keras is Keras 2."""
+    pytest.importorskip("tf_keras")
+    done = subprocess.run([sys.executable, "-c", MIXED_KERAS], capture_output=True, text=True, check=True)
+    texts = json.loads(done.stdout)
+    assert len(texts) == MIXED_KERAS.count("lambda:")
+    for text in texts:
+        monkeypatch.delenv(LEGACY_VARIABLE, raising=False)
+        assert raised(tmp_path, ValueError(text)).hint is None, text
+        monkeypatch.setenv(LEGACY_VARIABLE, "1")
+        assert not missing_keys(raised(tmp_path, ValueError(text)).hint or "", "mixes", "tf.keras everywhere"), text
 
 
 def test_a_misspelt_name_of_another_module_is_no_sign_of_keras_2(tmp_path: Path) -> None:

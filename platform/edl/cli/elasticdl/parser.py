@@ -28,7 +28,7 @@ from edl.cli.elasticdl.flags import (
     flags_of,
     retired_flags_of,
 )
-from edl.cli.elasticdl.values import read_boolean
+from edl.cli.elasticdl.values import TRUE_WORDS, is_unknown_word, read_boolean
 from edl.core.strict_json import escape_surrogates
 from edl.jobfile.document_tree import closest_match, find_text_fault
 
@@ -82,6 +82,8 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
     values: dict[str, Any] = {name: flag.default for name, flag in flags.items()}
     for name, text in given.items():
         values[name] = _read_value(flags[name], text, typed[name], problems)
+        if flags[name].kind is Kind.BOOLEAN and text != _BARE and is_unknown_word(text):
+            notes.append(f"{typed[name]}: taken as false, as ElasticDL does; true is one of {', '.join(TRUE_WORDS)}")
     for name, retired in retired_flags_of(command).items():
         if name in found:
             _apply_retired(retired, found[name], flags, values, typed, problems, notes)

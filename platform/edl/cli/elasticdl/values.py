@@ -16,11 +16,17 @@ from edl.jobfile.document_tree import closest_match
 from edl.jobfile.quantities import format_size, parse_cores, parse_size
 
 TRUE_WORDS = ("true", "yes", "t", "y")
+_FALSE_WORDS = ("false", "no", "f", "n", "0", "")
 
 
 def read_boolean(text: str) -> bool:
     """ElasticDL's rule: four words in any case are true, and any other text is false."""
     return text.strip().lower() in TRUE_WORDS
+
+
+def is_unknown_word(text: str) -> bool:
+    """Whether a boolean value is none of the usual words, such as a misspelt one; ElasticDL takes it as false."""
+    return text.strip().lower() not in (*TRUE_WORDS, *_FALSE_WORDS)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -71,6 +71,15 @@ def test_mistakes(words: list[str], said: tuple[str, ...]) -> None:
     assert error.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("word", "is_noted"), [("maybe", True), ("Ture", True), ("False", False), ("no", False), ("Y", False)]
+)
+def test_a_word_that_is_neither_true_nor_false_is_false_with_a_line(word: str, is_noted: bool) -> None:
+    line = parse_command_line("train", [*JOB, f"--use_async={word}"])
+    assert line.values["use_async"] is (word == "Y")
+    assert [f"--use_async={word}: taken as false" in note for note in line.notes] == [True] * is_noted
+
+
 def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(UsageError) as error:
         parse_command_line("train", ["--nothing", "--num_workers=x", "--image_pull_policy=never"])
