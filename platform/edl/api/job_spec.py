@@ -26,8 +26,9 @@ _JOB_NAME = TextForm(
 )
 _MODEL_DEFINITION = TextForm(
     "a module below the zoo and a function in it, such as mnist.model.custom_model",
-    r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+$",
+    r"^([A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+)?$",
 )
+_COMMAND_WORD = TextForm("a word of a command line, without NUL and line breaks", r"^[^\x00\r\n]+$")
 _CONTRACT_FUNCTION = TextForm(
     "a name of the model contract: loss, optimizer, eval_metrics_fn, weighted_metrics_fn, feed, callbacks, "
     "custom_data_reader or PredictionOutputsProcessor",
@@ -59,10 +60,13 @@ class ModelSpec:
 
     definition: Annotated[
         str, Field("Module below the zoo, and the function in it that returns the model.", text=_MODEL_DEFINITION)
-    ]
-    zoo: Annotated[str, Field("Directory of model code; edl run takes it relative to this file.", text=PATH)] = (
-        "model_zoo"
-    )
+    ] = ""
+    zoo: Annotated[
+        str,
+        Field(
+            "Directory of model code; edl run takes it relative to this file. The job's command runs in it.", text=PATH
+        ),
+    ] = "model_zoo"
     params: Annotated[Mapping[str, JsonValue], Field("Keyword arguments of that function.")] = field(
         default_factory=dict
     )
@@ -384,7 +388,15 @@ class JobSpec:
     """A job file, with all defaults."""
 
     name: Annotated[str, Field("Name of the job, its runs and its pods.", text=_JOB_NAME)]
-    model: Annotated[ModelSpec, Field("The user's model code.")]
+    model: Annotated[ModelSpec, Field("The user's model code.")] = field(default_factory=ModelSpec)
+    command: Annotated[
+        tuple[str, ...],
+        Field(
+            "A program that every worker runs in the directory model.zoo, instead of a Keras model: its name and its "
+            "arguments, one by one. It takes its records with edl.sharding, in any framework.",
+            text=_COMMAND_WORD,
+        ),
+    ] = ()
     image: Annotated[str | None, Field("Container image of all roles; edl run ignores it.", text=_IMAGE_NAME)] = None
     task: Annotated[
         str,

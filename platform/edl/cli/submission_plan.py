@@ -17,6 +17,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
+from edl.jobfile.command_rules import describe_program
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import find_unused_fields
@@ -70,7 +71,7 @@ class SubmissionPlan:
 
     def plan_lines(self, width: int = 80) -> list[str]:
         """The plan as text for people."""
-        lines = [f"{self.job}: {self.spec.model.definition}, {self._location_text()}"]
+        lines = [f"{self.job}: {describe_program(self.spec)}, {self._location_text()}"]
         for label, text in self._plan_rows():
             lines += wrap_labelled(label, text, width)
         lines += ["", *forecast_table(self.forecast, self.spec.workers.min), ""]
@@ -121,6 +122,8 @@ class SubmissionPlan:
             yield "task", f"{verb} with {weights}, without parameter servers"
         elif self.spec.model.init_from and not self.resumed_run:
             yield "begins with", f"the weights of {self.spec.model.init_from} (model.init_from)"
+        if self.spec.command:
+            yield "task", "the program takes its records with edl.sharding, without parameter servers"
         if uses_all_reduce(self.spec):
             yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
         if unused := find_unused_fields(self.spec):

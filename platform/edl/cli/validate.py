@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
+from edl.jobfile.command_rules import describe_program
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import find_relative_paths, resolve_local_paths
 from edl.jobfile.strategy_choice import uses_all_reduce
@@ -55,11 +57,10 @@ def validate(
         predicts_only = local_spec.task == "train" and not local_spec.data.training
         check_job(replace(local_spec, task="predict") if predicts_only else local_spec)
         check_storage(local_job_directory(local_spec))
-        model_result = check_model(local_spec)
-        if model_result.failure:
-            typer.echo(f"{model_result.detail}{model_result.failure}", err=True)
-            raise typer.Exit(model_result.exit_code)
-        model_lines += model_result.report_lines
+        if local_spec.command:
+            model_lines.append("not checked: what the program does; it exists, and the records were counted")
+        else:
+            model_lines += _check_model_code(local_spec)
     else:
         model_lines.append(_NOT_CHECKED)
     problems = [
@@ -75,12 +76,21 @@ def validate(
         typer.echo(f"warning: {problem}", err=True)
 
 
+def _check_model_code(spec: JobSpec) -> Sequence[str]:
+    """Lines about the model; ends the command if its code fails."""
+    result = check_model(spec)
+    if result.failure:
+        typer.echo(f"{result.detail}{result.failure}", err=True)
+        raise typer.Exit(result.exit_code)
+    return result.report_lines
+
+
 _NOT_CHECKED = "not checked: the model's code and the contents of the records; --model checks them"
 
 
 def spec_outline(spec: JobSpec) -> list[str]:
     """A few lines about what the job would run, for people."""
-    lines = [f"job {spec.name}: {spec.model.definition} from {spec.model.zoo}"]
+    lines = [f"job {spec.name}: {describe_program(spec)}"]
     if spec.task != "train":
         verb, paths = (
             ("evaluates", spec.data.validation) if spec.task == "evaluate" else ("predicts", spec.data.prediction)
@@ -97,6 +107,8 @@ def spec_outline(spec: JobSpec) -> list[str]:
         lines.append(f"evaluates on {_path_list(spec.data.validation)}, {often}")
     if spec.data.prediction:
         lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
+    if spec.command:
+        return [*lines, f"{_workers_text(spec)}, no parameter servers"]
     return [*lines, _roles_text(spec), *describe_unused_fields(spec), *_output_lines(spec)]
 
 

@@ -135,7 +135,12 @@ def _advance_training(state: JobState, now: float) -> None:
     evaluation_callbacks.request_best_write(state)
     if state.has_ended:
         return
-    if state.is_training_over():
+    if not state.settings.has_parameters:
+        if state.is_training_over():
+            state.end_job("Done", _end_reason(state))
+        else:
+            _enter_phase(state, "Training", "the data set is known")
+    elif state.is_training_over():
         _finish_training(state, now)
     elif state.world is not None:
         if state.world.phase is RoundPhase.RUNNING:

@@ -124,6 +124,8 @@ class JobSettings:
         checkpoint_full_timeout: seconds that training waits for disk space before the job fails.
         durable: whether checkpoints outlive the pods. Otherwise none are written, and the parameters of a
             lost PS are lost.
+        has_parameters: whether the job has parameters to save and export. Without, a program of the user's has them,
+            and the job is done when its records are.
         all_reduce: whether the workers hold the parameters and reduce gradients in rounds, without PS.
         global_batch: the records of each step of all workers together; None: each has a minibatch. With it, a step
             of the training ledger is a single record, because a worker's share of a step has any number of them.
@@ -156,6 +158,7 @@ class JobSettings:
     ps_memory: str = ""
     grace: float = LEASE_RETURN_SECONDS
     durable: bool = True
+    has_parameters: bool = True
     all_reduce: bool = False
     global_batch: int | None = None
     evaluation_workers: int = 1

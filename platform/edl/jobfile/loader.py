@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, DataSpec, JobSpec
+from edl.jobfile.command_rules import check_program
 from edl.jobfile.document_tree import (
     DocumentNode,
     ReadContext,
@@ -38,8 +39,9 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     """
     required_datasets = tuple(required_datasets)
     trains = "training" in required_datasets if required_datasets else spec.task == "train"
-    strategy = check_strategy(spec) if trains else ()
+    strategy = check_strategy(spec) if trains and not spec.command else ()
     return [
+        *check_program(spec),
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
         *_check_worker_limits(spec),
@@ -50,7 +52,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
 
 def _check_datasets(spec: JobSpec, required: tuple[str, ...]) -> Iterator[RuleViolation]:
     # a caller that needs no particular data set, such as edl validate, still needs a job with something to do
-    if not required and (spec.task != "train" or not spec.data.prediction):
+    if not required and (spec.task != "train" or spec.command or not spec.data.prediction):
         required = (DATA_SET_BY_TASK[spec.task],)
     for name in required:
         if not getattr(spec.data, name):

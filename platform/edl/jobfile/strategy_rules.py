@@ -67,7 +67,7 @@ def describe_unused_fields(spec: JobSpec) -> list[str]:
 
 def find_unused_fields(spec: JobSpec) -> list[str]:
     """The ``ps`` fields that the job sets and its strategy does not use, also those about pods."""
-    if spec.strategy.name not in _WITHOUT_PARAMETER_SERVERS:
+    if spec.strategy.name not in _WITHOUT_PARAMETER_SERVERS or spec.command:
         return []
     defaults = field_defaults(ParameterServerSpec)
     return [f"ps.{name}" for name in defaults if name not in _ROW_LIMITS and getattr(spec.ps, name) != defaults[name]]

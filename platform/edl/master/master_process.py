@@ -101,9 +101,9 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         seed=train.seed,
         max_steps=train.max_steps,
         evaluation_steps=train.evaluation_steps,
-        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint else None,
+        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint and not spec.command else None,
         checkpoint_full_timeout=(spec.checkpoint or CheckpointSpec()).full_timeout,
-        export=spec.export is not None and trains,
+        export=spec.export is not None and trains and not spec.command,
         predict=spec.task == "predict",
         evaluate=spec.task == "evaluate",
         weights_step=weights_step,
@@ -118,7 +118,9 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         oom_memory_factor=spec.workers.oom_memory_factor,
         worker_memory=format_size(spec.workers.resources.memory),
         ps_memory=format_size(spec.ps.resources.memory),
-        durable=durable,
+        # A program keeps its own state; only the ledger is the master's, in its journal.
+        durable=durable and not spec.command,
+        has_parameters=not spec.command,
         all_reduce=all_reduce,
         # The last worker that has the newest state writes it before it ends.
         grace=POD_GRACE_SECONDS if all_reduce else LEASE_RETURN_SECONDS,
@@ -132,6 +134,8 @@ def may_define_reader(spec: JobSpec) -> bool:
 
     The module is parsed, never run. If it may, a worker, which runs it, describes the data set.
     """
+    if spec.command:
+        return False
     module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     return module.may_define("custom_data_reader")
 

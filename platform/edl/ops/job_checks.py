@@ -17,6 +17,7 @@ from pathlib import Path
 from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.core.shuffle import training_size_error
+from edl.jobfile.command_rules import find_program, program_path
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.elasticdl_imports import find_missing_imports
 from edl.jobfile.loader import dump_job_spec
@@ -36,7 +37,9 @@ _METRICS_FUNCTION = "eval_metrics_fn"
 """Function that a model module defines for a job that evaluates."""
 _READER_FUNCTION = "custom_data_reader"
 _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
-"""Packages of the extra ``train`` that every job needs."""
+"""Packages of the extra ``train`` that every job with a model needs."""
+_LEASE_PACKAGES = ("numpy", "grpc", "safetensors")
+"""Those that a job with a command needs: it may use any framework."""
 
 
 def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
@@ -50,7 +53,11 @@ def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
         BadInputError: a module, function, file, record or native code is missing, an epoch has
             fewer records than a minibatch, or this is the light client.
     """
-    require_training_packages()
+    if spec.command:
+        require_packages(_LEASE_PACKAGES)
+        find_program(spec, program_path(os.environ))
+        return _count_all_records(spec, resumed=resumed)
+    require_packages()
     for problem in _missing_native_code(spec):
         raise problem
     defined_names = _defined_names(spec, evaluates=bool(spec.data.validation) and spec.task != "predict")
@@ -64,7 +71,7 @@ def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
         raise
 
 
-def require_training_packages() -> None:
+def require_packages(names: Sequence[str] = _TRAINING_PACKAGES) -> None:
     """Refuse to start processes from the light client, where each of them would die of an
     ImportError.
 
@@ -72,7 +79,7 @@ def require_training_packages() -> None:
         BadInputError: a package of the extra ``train`` is not installed.
     """
     # Finding a package does not import it: TensorFlow alone would take seconds.
-    absent = [name for name in _TRAINING_PACKAGES if find_spec(name) is None]
+    absent = [name for name in names if find_spec(name) is None]
     if absent:
         raise BadInputError(
             f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
@@ -108,7 +115,13 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     """
     problems = [("ps.store", problem) for problem in _missing_native_code(spec)]
     defined_names: Sequence[str] = ()
-    if _is_local_path(spec.model.zoo, spec):
+    if spec.command:
+        if _is_local_path(spec.model.zoo, spec):
+            try:
+                find_program(spec, program_path(os.environ))
+            except BadInputError as error:
+                problems.append(("command", error))
+    elif _is_local_path(spec.model.zoo, spec):
         try:
             defined_names = _defined_names(spec, evaluates=bool(spec.data.validation))
         except BadInputError as error:
@@ -143,8 +156,12 @@ def check_reader_options(spec: JobSpec) -> None:
 
     defined_names: Sequence[str] = ()
     with suppress(BadInputError):  # a missing module may have a reader with other options
-        defined_names = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions).names
-    if not defined_names or _READER_FUNCTION in defined_names or STAR_IMPORT in defined_names:
+        defined_names = (
+            ()
+            if spec.command
+            else find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions).names
+        )
+    if not spec.command and (not defined_names or _READER_FUNCTION in defined_names or STAR_IMPORT in defined_names):
         return
     for paths in (spec.data.training, spec.data.validation, spec.data.prediction):
         if paths:
@@ -159,6 +176,7 @@ def _missing_native_code(spec: JobSpec) -> Iterator[BadInputError]:
     if (
         spec.ps.store == "native"
         and spec.strategy.name == "ParameterServer"
+        and not spec.command
         and find_spec("edl.numerics._native") is None
     ):
         yield BadInputError(

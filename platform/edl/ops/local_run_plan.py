@@ -10,6 +10,7 @@ from pathlib import Path
 from edl.api.errors import BadInputError, StorageError
 from edl.api.job_spec import JobSpec
 from edl.core.cuts import STOPPED, SavedCheckpoint
+from edl.jobfile.command_rules import describe_program
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.jobfile.zoo_lookup import find_model_function
@@ -110,9 +111,12 @@ class LocalRunPlan:
         return str(self.run_dir.logs)
 
     def plan_lines(self) -> list[str]:
-        title = f"{self.job}: {self.spec.model.definition} from {self.spec.model.zoo}"
+        title = f"{self.job}: {describe_program(self.spec)}"
         work = self._stored_model_lines(self.weights) if self.weights else self._training_lines()
-        roles = [self._roles_text(), *(describe_unused_fields(self.spec) if self.trains else [])]
+        roles = [
+            self._roles_text(),
+            *(describe_unused_fields(self.spec) if self.trains and not self.spec.command else []),
+        ]
         lines = [*work, *roles, self._location_text(), *self._resume_lines()]
         return [title, *(f"  {line}" for line in lines)]
 
@@ -208,6 +212,8 @@ class LocalRunPlan:
         if self.spec.strategy.name == "Local":
             return "one process (strategy Local)"
         workers = pluralize(self.spec.workers.max, "worker")
+        if self.spec.command:
+            return workers
         if uses_all_reduce(self.spec):
             return f"{workers} (strategy AllReduce)"
         return workers if not self.trains else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"

@@ -11,8 +11,10 @@ import logging
 import os
 import sys
 from concurrent.futures import Future
+from pathlib import Path
 
 from edl.api.errors import EdlError
+from edl.worker.command_program import read_command, run_program
 from edl.worker.graceful_shutdown import end_process
 
 INTERRUPTED_EXIT_CODE = 130
@@ -23,7 +25,11 @@ def main() -> int:
     # 1 hides notes about CPU features and the like, and keeps warnings; the user's own value wins.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     try:
-        return _run_worker() if os.environ.get("EDL_MASTER_ADDRESS") else _run_local_strategy()
+        if not os.environ.get("EDL_MASTER_ADDRESS"):
+            return _run_local_strategy()
+        if read_command(Path(os.environ.get("EDL_RUN_DIR", ""))):
+            run_program(os.environ)
+        return _run_worker()
     except EdlError as error:
         print(error, file=sys.stderr)
         return error.exit_code
