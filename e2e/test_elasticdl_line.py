@@ -1,7 +1,7 @@
 """The command line of ElasticDL's tutorial on GKE, and the commands that the tutorial goes on with.
 
 As it is but for the image, which nodes have already, and a model that takes its time. Cores and memory are as typed on
-a cluster with room for ten pods of two cores (eleven nodes of two cores have it), and small ones on any other.
+a cluster with room for ten pods of two cores (twelve nodes of two cores have it, of which two have little room), and small ones on any other.
 """
 
 from __future__ import annotations
