@@ -273,13 +273,21 @@ GROUPS = (
                 "not needed: use the Docker engine's `DOCKER_HOST` and `DOCKER_CERT_PATH`",
             ),
             Row(
-                "need_elasticdl_job_service need_task_manager need_pod_manager job_command need_tf_config",
+                "job_command",
                 (
-                    "not in EDL: these are for programs of other frameworks under ElasticDL's master. EDL "
-                    "trains Keras models"
+                    "a list of words instead of a text. No shell runs it. The program gets its records from "
+                    "`edl.sharding` instead of `elasticai_api`: see [programs of your own](programs.md)"
                 ),
             ),
-            Row("custom_training_loop", "not in EDL: the training loop is EDL's own. Callbacks see every step"),
+            Row("need_elasticdl_job_service", "not needed: a program always gets its records from the job's master"),
+            Row("need_task_manager need_pod_manager", "not needed: a job always has both, in its master"),
+            Row("need_tf_config", "not in EDL: workers come and go, and `TF_CONFIG` would be wrong at once"),
+            Row(
+                "custom_training_loop",
+                "for a Keras model, the training loop is EDL's own, and callbacks see every step. With a loop of your "
+                "own, the job is a [program](programs.md)",
+                written="",
+            ),
         ),
     ),
     Group(

@@ -46,6 +46,10 @@ def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 f"data.{name}", "has no effect with a command: the program reads it itself", "leave it out"
             )
+    if spec.log.loss_every_steps is not None:
+        yield RuleViolation(
+            "log.loss_every_steps", "has no effect with a command: the program logs its own loss", "leave it out"
+        )
     for name in ("evaluation_steps",):
         if getattr(spec.train, name) is not None:
             yield RuleViolation(

@@ -27,7 +27,7 @@ def explain_missing_package(package: str) -> str | None:
     if package in COMPAT_PACKAGES:
         return f"install elasticdl-compat, which has the package {package}: {MIGRATION_PAGE}, Imports"
     if package == _PROGRAMS_PACKAGE:
-        return f"{package} is for programs with a training loop of their own, which EDL does not run: {MIGRATION_PAGE}"
+        return f"{package} is not in EDL: a program (command) takes its records with edl.sharding: {MIGRATION_PAGE}"
     return None
 
 

@@ -30,7 +30,7 @@ def run_program(environment: Mapping[str, str]) -> NoReturn:
     """Become the program of the job. It runs in the directory ``model.zoo``.
 
     ``python`` is the interpreter of this process, and prints without buffering, so that a killed worker's log is
-    whole.
+    whole. As for a model, the zoo can be imported as a package of its parent folder: ``python -m model_zoo.mnist.own``.
 
     Raises:
         BadInputError: the program does not exist, or the directory does not. The master is told.
@@ -38,7 +38,7 @@ def run_program(environment: Mapping[str, str]) -> NoReturn:
     from edl.jobfile.loader import load_job_file
 
     spec = load_job_file(Path(environment["EDL_RUN_DIR"]) / "spec.json")
-    variables = {"PYTHONUNBUFFERED": "1", **environment, "PATH": program_path(environment)}
+    variables = program_variables(environment, Path(spec.model.zoo))
     try:
         program = find_program(spec, variables["PATH"])
         os.chdir(spec.model.zoo)
@@ -47,6 +47,12 @@ def run_program(environment: Mapping[str, str]) -> NoReturn:
         problem = error if isinstance(error, BadInputError) else _to_input_error(spec, error)
         _report_failure(problem)
         raise problem from error
+
+
+def program_variables(environment: Mapping[str, str], zoo: Path) -> dict[str, str]:
+    """The environment of the program, without an effect on variables that the user has set."""
+    modules = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(zoo.absolute().parent))))
+    return {"PYTHONUNBUFFERED": "1", **environment, "PATH": program_path(environment), "PYTHONPATH": modules}
 
 
 def _to_input_error(spec: JobSpec, error: OSError) -> BadInputError:

@@ -100,3 +100,22 @@ def test_a_table_needs_no_feed(tmp_path: Path, strategy: str) -> None:
     assert float(accuracy[1]) > 0.9
     trained = ["--prediction_data=all.csv", "--checkpoint_dir_for_init=out", "--data_reader_params=label_col='label'"]
     elasticdl(tmp_path, "predict", *words[:2], "--job_name=new", *trained)
+
+
+def test_a_program_of_the_zoo_gets_every_record_by_edl_sharding(tmp_path: Path) -> None:
+    package = tmp_path / "model_zoo/own"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    (package / "rates.py").write_text("RATE = 0.5\n")
+    (package / "program.py").write_text(
+        "import sys\nfrom model_zoo.own.rates import RATE\nfrom edl.sharding import Client\n"
+        "with Client.from_env() as client:\n    for batch in client.batches():\n        print(sys.argv[1], *batch)\n"
+    )
+    (tmp_path / "lines.txt").write_text("".join(f"record-{number}\n" for number in range(300)))
+    program = "--job_command=python -m model_zoo.own.program --rate=1"
+    out = elasticdl(tmp_path, "train", "--model_zoo=model_zoo", program, "--training_data=lines.txt")
+    assert "300 of 300 records" in out
+    found = re.findall(r"record-(\d+)", logs_of(tmp_path, "program", "worker"))
+    assert sorted(map(int, found)) == list(range(300))
+    assert "--rate=1" in logs_of(tmp_path, "program", "worker")

@@ -192,6 +192,7 @@ def test_a_program_that_never_asks_for_records_ends_the_job(tmp_path: Path) -> N
         ({"strategy": {"name": "AllReduce"}}, ["strategy", "no effect with a command"]),
         ({"export": {"path": "out"}}, ["export", "writes its own model"]),
         ({"model": {"zoo": ".", "definition": "a.b"}}, ["model.definition", "no effect with a command"]),
+        ({"log": {"loss_every_steps": 5}}, ["log.loss_every_steps", "logs its own loss"]),
         ({"task": "predict"}, ["task", "only trains"]),
         ({"command": []}, ["model.definition", "is missing", "command"]),
     ],

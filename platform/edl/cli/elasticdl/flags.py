@@ -104,8 +104,10 @@ class Flag:
 _PODS_ARE_REPLACED = "EDL replaces lost workers and parameter servers, without a limit and without a flag"
 _NO_CHIEF = "EDL has no chief: all workers are equal"
 _NO_EVALUATORS = "EDL has no evaluators: workers evaluate between their training tasks"
-_OTHER_PROGRAMS = "EDL trains Keras models in its own loop, and runs no other programs"
-_WRITE_A_MODULE = "name a Keras model with --model_def; docs/model-contract.md says what its module defines"
+_WRITE_A_MODULE = (
+    "name a Keras model with --model_def (docs/model-contract.md), or a program with a loop of its own with "
+    "--job_command"
+)
 _STRATEGIES = ("", "Local", "ParameterServerStrategy", "AllreduceStrategy", "CustomStrategy")
 _OVERRIDES = ("master.overrides", "ps.overrides", "workers.overrides", "master.service_overrides")
 _TRAINS_NOTHING = NoEffect("nothing is trained, so there is nothing to keep")
@@ -316,9 +318,28 @@ JOB_FLAGS: tuple[Flag, ...] = (
         PUBLIC_INDEX,
     ),
     # programs of other frameworks
-    Flag("job_command", Refused(_OTHER_PROGRAMS, _WRITE_A_MODULE), commands=(TRAIN,)),
-    Flag("need_elasticdl_job_service", Refused(_OTHER_PROGRAMS, _WRITE_A_MODULE), False, _BOOL, commands=(TRAIN,)),
-    Flag("need_tf_config", Refused(_OTHER_PROGRAMS, _WRITE_A_MODULE), False, _BOOL, commands=(TRAIN,)),
+    Flag(
+        "job_command",
+        Sets(("command",), "a program instead of --model_def, which takes its records with edl.sharding"),
+        commands=(TRAIN,),
+    ),
+    Flag(
+        "need_elasticdl_job_service",
+        Refused("it is for programs with a loop of their own", "give --job_command, where it is always so"),
+        False,
+        _BOOL,
+        commands=(TRAIN,),
+    ),
+    Flag(
+        "need_tf_config",
+        Refused(
+            "EDL sets no TF_CONFIG: workers come and go, and it would be wrong at once",
+            "leave it out, and let the program take its records with edl.sharding",
+        ),
+        False,
+        _BOOL,
+        commands=(TRAIN,),
+    ),
     Flag(
         "need_task_manager",
         Refused("a job of EDL has no other way to get its records than its master", "leave it out"),

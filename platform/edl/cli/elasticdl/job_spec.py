@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, JobSpec
 from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, Flag, NoEffect, Refused, Sets, flags_of
+from edl.cli.elasticdl.job_command import find_shell_word, find_training_data, program_name, read_command
 from edl.cli.elasticdl.parser import CommandLine, UsageError, join_words
 from edl.cli.elasticdl.values import (
     STRATEGIES,
@@ -32,6 +33,7 @@ from edl.jobfile.document_tree import DocumentNode, build_tree
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.jobfile.loader import ExtraRules, read_job_tree
 from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function
+from edl.reporting.unit_formats import pluralize
 
 DATASETS = {TRAIN: "training", EVALUATE: "validation", PREDICT: "prediction"}
 """The data set that a command needs."""
@@ -47,6 +49,25 @@ IDENTITY_LABELS: Mapping[str, JsonValue] = {
 """Labels by which ElasticDL's tutorials and scripts find pods."""
 _SYNC_FLAGS = {"grads_to_wait": "grads_to_wait", "sync_version_tolerance": "version_tolerance"}
 _ASYNC_FLAGS = {"lr_staleness_modulation": "staleness_aware", "get_model_steps": "get_model_steps"}
+_PROGRAM_DOES = (
+    ("its functions are the program's", ("feed", "loss", "optimizer", "callbacks", "eval_metrics_fn")),
+    ("the program has its own arguments, and reads its own data", ("model_params", "custom_data_reader")),
+    ("the program evaluates itself", ("validation_data", "evaluation_steps")),
+    (
+        "the program combines gradients itself, if it has any",
+        ("distribution_strategy", "use_async", *_SYNC_FLAGS, *_ASYNC_FLAGS),
+    ),
+    (
+        "a job with a program has no parameter servers",
+        ("num_ps_pods", "ps_resource_request", "ps_resource_limit", "ps_pod_priority"),
+    ),
+    ("the program writes its own checkpoints", ("checkpoint_steps", "keep_checkpoint_max")),
+    ("the program reads its weights itself", ("checkpoint_dir_for_init",)),
+    ("the program writes its own model", ("output",)),
+    ("the program logs its own loss", ("log_loss_steps",)),
+    ("it is always so with --job_command", ("need_elasticdl_job_service",)),
+)
+"""Flags without effect on a job with ``--job_command``, and why."""
 _DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
 _ELASTICDL_CHECKPOINT = re.compile(r"(^|/)version-[0-9]+/?$")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
@@ -120,6 +141,7 @@ class _Translator:
         self.notes: list[str] = []
         self.variables: dict[str, str] = {}
         self.is_on_cluster = bool(line.values["image_name"])
+        self._program = self._read_program()
         self._strategy = self._choose_strategy()
 
     # ---------------------------------------------------------------- the tree
@@ -164,9 +186,14 @@ class _Translator:
     def translate(self) -> None:
         """Go through the sections of the job file."""
         self._report_effects()
-        self._translate_name_and_model()
+        if self._program is None:
+            self._translate_name_and_model()
+        else:
+            self._translate_name_and_program(self._program)
         self._translate_data()
-        if self._line.command == TRAIN:
+        if self._program is not None:
+            self._translate_epochs()
+        elif self._line.command == TRAIN:
             self._translate_training()
             self._translate_strategy()
             self._translate_checkpoints()
@@ -186,6 +213,8 @@ class _Translator:
             match flag.effect:
                 case NoEffect(reason):
                     self._note(name, f"no effect: {reason}")
+                case _ if self._program is not None and name in _reasons_of_programs():
+                    self._note(name, f"no effect: {_reasons_of_programs()[name]}")
                 case Refused(reason, _) if self._is_harmless(name):
                     self._note(name, f"no effect: {reason}")
                 case Refused(reason, instead):
@@ -201,22 +230,11 @@ class _Translator:
 
     def _translate_name_and_model(self) -> None:
         values = self._values
-        if values["job_name"]:
-            self._put("name", values["job_name"], "job_name")
-        elif self.is_on_cluster:
-            self.problems.append(f"{self._line.command}: --job_name is missing")
-        else:
-            name = _job_name(values["model_def"])
-            self._put("name", name, "job_name")
-            self.notes.append(f"--job_name is missing: the job is called {name}, like the model's module")
-        if self.is_on_cluster:
-            self._put("image", values["image_name"], "image_name")
+        self._translate_name(values["model_def"].rpartition(".")[0].rpartition(".")[2], "the model's module")
         if values["model_def"]:
             self._put("model.definition", values["model_def"], "model_def")
-        elif not values.get("job_command"):
+        else:
             self.problems.append(f"{self._line.command}: --model_def is missing")
-        zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
-        self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
         if uses_keras2(None):  # ElasticDL's models are, and a pod does not have this machine's environment
             self._fields["model.keras"] = build_tree(2, f"{LEGACY_VARIABLE} in the environment")
             self.notes.append(f"{LEGACY_VARIABLE} in the environment: model.keras is 2")
@@ -226,6 +244,51 @@ class _Translator:
         params = self._read("model_params", read_parameters)
         if params:
             self._put("model.params", params, "model_params")
+
+    def _translate_name(self, default: str, owner: str) -> None:
+        """The job's name, image and folder of code."""
+        values = self._values
+        if values["job_name"]:
+            self._put("name", values["job_name"], "job_name")
+        elif self.is_on_cluster:
+            self.problems.append(f"{self._line.command}: --job_name is missing")
+        else:
+            name = _job_name(default)
+            self._put("name", name, "job_name")
+            self.notes.append(f"--job_name is missing: the job is called {name}, like {owner}")
+        if self.is_on_cluster:
+            self._put("image", values["image_name"], "image_name")
+        zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
+        self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
+
+    def _read_program(self) -> tuple[str, ...] | None:
+        """The words of ``--job_command``; None without one. An unreadable one is a problem, and has no words."""
+        text, flag = self._values.get("job_command"), "job_command"
+        if not text:
+            return None
+        try:
+            return read_command(text)
+        except ValueError as error:
+            self._refuse(flag, str(error))
+            return ()
+
+    def _translate_name_and_program(self, command: tuple[str, ...]) -> None:
+        flag = "job_command"
+        if self._values["model_def"]:
+            self._refuse("model_def", "a job runs a model, or a program (--job_command); leave one of them out")
+        if not command:
+            return
+        self._translate_name(program_name(command), "its program")
+        self._put("command", list(command), flag)
+        folder = self._fields["model.zoo"].value
+        self._note(flag, f"workers run it in the folder {folder}; it takes its records with edl.sharding, which "
+                   "replaces elasticai_api")  # fmt: skip
+        if word := find_shell_word(command):
+            self._note(flag, f"no shell runs it, so the program gets {word} as it is; write sh -c '...' to replace it")
+        if not self.is_on_cluster:
+            count = pluralize(self._values["num_workers"], "worker")
+            self.notes.append(f"--image_name is missing: {count} run as processes on this machine")
+        self._put("workers.max", self._values["num_workers"], "num_workers")
 
     def _translate_function(self, flag: str, entry: Flag) -> None:
         """Another name of a function of the model's module; the contract's own name needs no field."""
@@ -237,14 +300,21 @@ class _Translator:
         for flag in _DATA_FIELDS:
             path = self._values.get(flag)
             if not path and flag.removesuffix("_data") == DATASETS[self._line.command] and not self.problems:
-                self.problems.append(f"{self._line.command}: --{flag} is missing")
-            if path:
+                self.problems.append(f"{self._line.command}: --{flag} is missing{self._records_hint()}")
+            if path and not (self._program is not None and flag == "validation_data"):
                 self._put(f"data.{flag.removesuffix('_data')}", self._data_path(flag, path), flag)
         reader = self._read("data_reader_params", read_parameters)
         if reader:
             self._translate_reader(reader)
         self._put("train.minibatch_size", self._values["minibatch_size"], "minibatch_size")
         self._put("train.minibatches_per_task", self._values["num_minibatches_per_task"], "num_minibatches_per_task")
+
+    def _records_hint(self) -> str:
+        """What the records of a program are: ElasticDL's programs tell their master how many they have."""
+        if self._program is None:
+            return ""
+        files = find_training_data(self._values["job_command"]) or "FILES"
+        return f"; name the files whose records the program takes with edl.sharding: --training_data={files}"
 
     def _data_path(self, flag: str, path: str) -> str:
         if self.is_on_cluster:
@@ -259,7 +329,7 @@ class _Translator:
         if kind == "odps":
             self._refuse(flag, f"reader_type: {_FILES_ONLY}")
             return
-        names = self._module_names()
+        names = None if self._program is not None else self._module_names()
         if names is not None and "custom_data_reader" in names:  # its own arguments, of any name
             self._put("data.reader", reader, flag)
             return
@@ -290,11 +360,7 @@ class _Translator:
 
     def _translate_training(self) -> None:
         values = self._values
-        self._put("train.epochs", values["num_epochs"], "num_epochs")
-        if values["max_step"]:
-            self._put("train.max_steps", values["max_step"], "max_step")
-        elif "max_step" in self._given:
-            self._note("max_step", "training has no limit of steps")
+        self._translate_epochs()
         if values["evaluation_steps"]:
             if values["validation_data"]:
                 self._put("train.evaluation_steps", values["evaluation_steps"], "evaluation_steps")
@@ -303,6 +369,14 @@ class _Translator:
         elif values["validation_data"]:
             self.notes.append("--evaluation_steps is 0: the job evaluates once, at the end")
         self._translate_weights("model.init_from")
+
+    def _translate_epochs(self) -> None:
+        values = self._values
+        self._put("train.epochs", values["num_epochs"], "num_epochs")
+        if values["max_step"]:
+            self._put("train.max_steps", values["max_step"], "max_step")
+        elif "max_step" in self._given:
+            self._note("max_step", "training has no limit of steps")
 
     def _translate_task(self) -> None:
         """A job that evaluates or predicts with a trained model."""
@@ -329,6 +403,8 @@ class _Translator:
     def _choose_strategy(self) -> str | None:
         if self._line.command != TRAIN:
             return "ParameterServer"
+        if self._program is not None:
+            return None
         flag = "distribution_strategy"
         name = self._values[flag]
         if not self.is_on_cluster and flag not in self._given:
@@ -416,7 +492,7 @@ class _Translator:
 
     def _translate_roles(self) -> None:
         values = self._values
-        if self._is_used("num_workers"):
+        if self._program is None and self._is_used("num_workers"):
             self._put("workers.max", values["num_workers"], "num_workers")
             if self._strategy == "Local" and "num_workers" in self._given:
                 self._note("num_workers", "no effect: strategy Local is one process")
@@ -426,7 +502,7 @@ class _Translator:
             self._put("ps.count", values["num_ps_pods"] or 1, "num_ps_pods")
             if not values["num_ps_pods"]:
                 self.notes.append("--num_ps_pods is 0: EDL has at least one parameter server with this strategy")
-        else:
+        elif self._program is None:
             why = "nothing is trained" if self._line.command != TRAIN else f"strategy {self._strategy} has none"
             ps_flags = ["num_ps_pods", "ps_resource_request", "ps_resource_limit", "ps_pod_priority"]
             for flag in (each for each in ps_flags if each in self._given):
@@ -460,6 +536,8 @@ class _Translator:
             level = "error"
         self._put("log.level", level, "log_level")
         steps = self._values.get("log_loss_steps")
+        if self._program is not None:
+            return
         if steps:
             self._put("log.loss_every_steps", steps, "log_loss_steps")
         elif "log_loss_steps" in self._given:
@@ -488,12 +566,20 @@ class _Translator:
             names = join_words(copied) if copied else "no variable"
             self._note("populate_env_names", f"copies {names} of this machine into pod.env")
         typed = self._read("envs", read_variables) or {}
-        self.variables = {**(copied or {}), **typed}
+        self.variables = {**self._keras2_variable(), **(copied or {}), **typed}
         if self.variables:
-            self._put("pod.env", dict(self.variables), "envs" if typed else "populate_env_names")
+            flag = "envs" if typed else "populate_env_names" if copied else "job_command"
+            self._put("pod.env", dict(self.variables), flag)
         odps = sorted(name for name in typed if name.startswith(_ODPS_VARIABLES))
         if odps:
             self._note("envs", f"{join_words(odps)}: EDL itself reads no tables; only code of the module sees them")
+
+    def _keras2_variable(self) -> dict[str, str]:
+        """What ``model.keras`` does for a model, for a program: a pod does not have this machine's environment."""
+        if self._program is None or not uses_keras2(None):
+            return {}
+        self.notes.append(f"{LEGACY_VARIABLE} in the environment: pod.env has it, too")
+        return {LEGACY_VARIABLE: "1"}
 
     def apply_cluster_spec(self, spec: JobSpec) -> bool:
         """Add what a cluster spec does to the pods of the job; whether there is one."""
@@ -548,8 +634,11 @@ class _Translator:
             yield f"{', '.join(ignored)}: no effect on this machine; they are for pods (--image_name)"
 
 
-def _job_name(definition: str) -> str:
-    """A valid name of a job, after the module of the model."""
-    module = definition.rpartition(".")[0].rpartition(".")[2] or "job"
-    name = re.sub(r"[^a-z0-9]+", "-", module.lower()).strip("-")[:40].rstrip("-")
+def _reasons_of_programs() -> dict[str, str]:
+    return {flag: reason for reason, flags in _PROGRAM_DOES for flag in flags}
+
+
+def _job_name(text: str) -> str:
+    """A valid name of a job, after a module or a program."""
+    name = re.sub(r"[^a-z0-9]+", "-", (text or "job").lower()).strip("-")[:40].rstrip("-")
     return name if name[:1].isalpha() else f"job-{name}"[:40].rstrip("-")

@@ -49,7 +49,8 @@ _IRIS = (
     """--data_reader_params='columns=["sepal_length", "sepal_width", "petal_length", "petal_width", "class"]; """
     """label_col="class"'"""
 )
-_PROGRAM = ("--job_command", "--model_def")
+_PROGRAM = ("--training_data is missing", "edl.sharding")
+"""Programs tell ElasticDL's master how many records they have; EDL's master reads the files."""
 _OLD_CHECKPOINT = ("--checkpoint_dir_for_init=/model_zoo/test_data/mnist_ckpt/version-110", "ElasticDL")
 
 LINES: tuple[DocumentedLine, ...] = (
@@ -246,20 +247,20 @@ LINES: tuple[DocumentedLine, ...] = (
         "--model_def=mnist.mnist_train_tfv2.train "
         "--training_data=/data/mnist/train --custom_training_loop=true --job_name=test-mnist --num_workers=2 "
         "--distribution_strategy=AllreduceStrategy",
-        refusal=("--custom_training_loop",),
+        refusal=("--custom_training_loop", "--job_command"),
     ),
     DocumentedLine(
         "Estimator",
         'elasticdl train --image_name=elasticdl:iris --job_command="python -m model_zoo.iris.dnn_estimator" '
         "--num_ps_pods=1 --num_workers=1 --num_evaluator=1 --job_name=test-iris-estimator --need_tf_config=true "
         "--distribution_strategy=ParameterServerStrategy",
-        refusal=(*_PROGRAM, "--need_tf_config"),
+        refusal=("--need_tf_config", "edl.sharding"),
     ),
     DocumentedLine(
         "Estimator of DeepCTR",
         'elasticdl train --image_name=elasticdl:deepctr --job_command="python -m model_zoo.deepctr.deepfm_estimator '
         '--training_data=/data/ctr" --num_workers=1 --num_ps=1 --job_name=test-deepctr-estimator',
-        refusal=_PROGRAM,
+        refusal=(*_PROGRAM, "--training_data=/data/ctr"),
     ),
     DocumentedLine(
         "DeepCTR with Keras",
