@@ -235,6 +235,7 @@ class _Translator:
             self._put("model.definition", values["model_def"], "model_def")
         else:
             self.problems.append(f"{self._line.command}: --model_def is missing")
+        self._translate_zoo()
         if uses_keras2(None):  # ElasticDL's models are, and a pod does not have this machine's environment
             self._fields["model.keras"] = build_tree(2, f"{LEGACY_VARIABLE} in the environment")
             self.notes.append(f"{LEGACY_VARIABLE} in the environment: model.keras is 2")
@@ -246,7 +247,7 @@ class _Translator:
             self._put("model.params", params, "model_params")
 
     def _translate_name(self, default: str, owner: str) -> None:
-        """The job's name, image and folder of code."""
+        """The job's name and image."""
         values = self._values
         if values["job_name"]:
             self._put("name", values["job_name"], "job_name")
@@ -258,7 +259,9 @@ class _Translator:
             self.notes.append(f"--job_name is missing: the job is called {name}, like {owner}")
         if self.is_on_cluster:
             self._put("image", values["image_name"], "image_name")
-        zoo = values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
+
+    def _translate_zoo(self) -> None:
+        zoo = self._values["model_zoo"] or ("/model_zoo" if self.is_on_cluster else ".")
         self._put("model.zoo", zoo if self.is_on_cluster else self._local_path(zoo), "model_zoo")
 
     def _read_program(self) -> tuple[str, ...] | None:
@@ -279,6 +282,7 @@ class _Translator:
         if not command:
             return
         self._translate_name(program_name(command), "its program")
+        self._translate_zoo()
         self._put("command", list(command), flag)
         folder = self._fields["model.zoo"].value
         self._note(flag, f"workers run it in the folder {folder}; it takes its records with edl.sharding, which "
