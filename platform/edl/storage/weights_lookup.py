@@ -166,11 +166,20 @@ def _weights_of_directory(path: Path) -> TrainedWeights:
             where=str(path),
             hint="Name the run that exported it, or one of its checkpoints.",
         )
+    run = _newest_run_below(path)
     raise BadInputError(
         "is neither a run, nor a checkpoint, nor an export with one .keras file",
         where=str(path),
-        hint="A run's directory contains checkpoints/, a checkpoint's a manifest.",
+        hint=f"The newest run in it is {run}."
+        if run is not None
+        else "A run's directory contains checkpoints/, a checkpoint's a manifest.",
     )
+
+
+def _newest_run_below(path: Path) -> Path | None:
+    """A run in a directory of storage, which people take for one with checkpoints: ``local/JOB/RUN`` or a job's."""
+    found = [each for depth in ("*", "*/*", "*/*/*") for each in path.glob(f"{depth}/checkpoints")]
+    return max(found, key=lambda each: each.stat().st_mtime_ns).parent if found else None
 
 
 def _weights_of_checkpoint(path: Path) -> TrainedWeights:

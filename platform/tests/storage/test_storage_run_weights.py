@@ -98,6 +98,17 @@ def test_weights_may_be_a_directory_of_a_run_a_checkpoint_or_an_export(tmp_path:
             find_weights(other, source)
 
 
+def test_a_directory_of_storage_is_refused_with_the_newest_run_in_it(tmp_path: Path) -> None:
+    job_dir = tmp_path / "local/digits"
+    job_dir.mkdir(parents=True)
+    older, newer = create_run(job_dir), create_run(job_dir)
+    os.utime(older.checkpoints, ns=(1, 1))
+    for named in (tmp_path, job_dir):
+        with pytest.raises(BadInputError) as caught:
+            find_weights(tmp_path / "other", str(named))
+        assert not missing_keys(str(caught.value), "neither a run", str(newer.path))
+
+
 def test_a_damaged_checkpoint_that_is_named_is_refused(tmp_path: Path) -> None:
     directory = checkpoint(create_run(tmp_path), 1)
     (directory / MANIFEST_NAME).write_text("{")

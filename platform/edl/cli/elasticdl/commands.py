@@ -28,7 +28,7 @@ def run_command(line: CommandLine) -> int:
     yaml_file, is_dry_run = line.values["yaml"], line.is_dry_run
     folder = Path(yaml_file).parent if yaml_file else Path() if is_dry_run else JOB_FILES
     job = translate_job(line, folder, find_submission_problems)
-    for note in (*job.notes, *(_notes_on_job_file(line) if yaml_file or is_dry_run else ())):
+    for note in (*job.notes, *(_notes_on_job_file(line, job) if yaml_file or is_dry_run else ())):
         print(note, file=sys.stderr)
     if is_dry_run:
         print(job_file_text(job.document), end="")
@@ -46,7 +46,7 @@ def run_command(line: CommandLine) -> int:
     return _run_here(job_file, line)
 
 
-def _notes_on_job_file(line: CommandLine) -> Iterator[str]:
+def _notes_on_job_file(line: CommandLine, job: TranslatedJob) -> Iterator[str]:
     """Lines about flags that a job file cannot hold, because they are options of the command that reads it."""
     options = {
         "namespace": "edl submit -n",
@@ -56,6 +56,9 @@ def _notes_on_job_file(line: CommandLine) -> Iterator[str]:
     for name, flag in flags_of(line.command).items():
         if name in line.given and isinstance(flag.effect, Directs) and name in options:
             yield f"{line.given[name]}: not in the job file; give it to {options[name]}"
+    for name in ("envs", "populate_env_names"):
+        if name in line.given and job.variables and not job.runs_on_cluster:
+            yield f"{line.given[name]}: edl run sets no variables of pod.env; export them before it"
     if line.is_dry_run and line.values["yaml"]:
         yield f"{line.given['yaml']}: no effect with --dry-run, which writes nothing"
 

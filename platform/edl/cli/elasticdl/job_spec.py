@@ -29,7 +29,7 @@ from edl.cli.elasticdl.values import (
     read_volumes,
     select_variables,
 )
-from edl.jobfile.document_tree import DocumentNode, build_tree
+from edl.jobfile.document_tree import DocumentNode, build_tree, closest_match
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.jobfile.loader import ExtraRules, read_job_tree
 from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function
@@ -71,6 +71,8 @@ _PROGRAM_DOES = (
 _DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
 _ELASTICDL_CHECKPOINT = re.compile(r"(^|/)version-[0-9]+/?$")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
+_READER_TYPES = {"recordio": "RecordIO", "csv": "CSV", "text": "Text"}
+"""Formats of EDL that are readers of ElasticDL, in its spelling."""
 _FILES_ONLY = (
     "MaxCompute (ODPS) tables cannot be read: export the table to CSV or RecordIO files, or write a custom_data_reader "
     "in the module, which gets a path such as odps://TABLE"
@@ -339,12 +341,15 @@ class _Translator:
             return
         if "label_col" in reader:
             reader["label"] = reader.pop("label_col")
-        if kind in ("csv", "recordio", "text"):
+        if "reader_type" in reader:
+            if kind not in _READER_TYPES:
+                names = ", ".join(_READER_TYPES.values())
+                close = closest_match(kind, _READER_TYPES)
+                known = f"did you mean {_READER_TYPES[close]}?" if close else f"known are {names}"
+                self._refuse(flag, f"found reader_type {reader['reader_type']}; {known}")
+                return
             del reader["reader_type"]
-            if kind == "text":
-                self._note(flag, "reader_type Text is no format of EDL; files are read by their names and contents")
-            else:
-                reader["format"] = kind
+            reader["format"] = kind
         if reader:
             self._put("data.reader", reader, flag)
 

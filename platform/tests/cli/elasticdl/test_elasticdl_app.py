@@ -299,3 +299,31 @@ def test_bad_input_names_the_flag_and_submits_nothing(cli: CliHarness, words: li
     assert not missing_keys(cli.capsys.readouterr().err, *said)
     assert cli.cluster.created == []
     assert not (cli.folder / ".edl").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reader"),
+    [("Text", {"format": "text"}), ("CSV", {"format": "csv"}), ("RecordIO", {"format": "recordio"})],
+)
+def test_reader_types_of_elasticdl_are_formats(cli: CliHarness, kind: str, reader: dict[str, str]) -> None:
+    assert elasticdl("train", *ON_CLUSTER, f"--data_reader_params=reader_type='{kind}'", "--yaml=job.yaml") == 0
+    assert load_job_file(cli.folder / "job.yaml").data.reader == reader
+    assert "reader_type" not in cli.capsys.readouterr().err
+
+
+def test_an_unknown_reader_type_is_refused_with_the_nearest_one(cli: CliHarness) -> None:
+    assert elasticdl("train", *ON_CLUSTER, "--data_reader_params=reader_type='CSVV'") == 2
+    assert not missing_keys(cli.capsys.readouterr().err, "--data_reader_params", "reader_type", "did you mean CSV?")
+
+
+def test_variables_that_edl_run_does_not_take_from_the_job_file_are_mentioned(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", *HERE, "--training_data=train.csv", "--envs=EDL_TEST_ONLY=a"]
+    said = []
+    for more in (["--yaml=job.yaml"], ["--dry-run"], ["--image_name=a:b", "--training_data=/data/x", "--dry-run"]):
+        elasticdl(*words, *more)
+        said.append(capsys.readouterr().err)
+    assert not missing_keys(said[0], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
+    assert not missing_keys(said[1], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
+    assert "export" not in said[2]
