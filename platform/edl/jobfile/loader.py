@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edl.api.fields import JsonValue
-from edl.api.job_spec import API_VERSION, DataSpec, JobSpec
+from edl.api.job_spec import API_VERSION, DataSpec, JobSpec, ModelSpec
 from edl.jobfile.command_rules import check_program
 from edl.jobfile.document_tree import (
     DocumentNode,
@@ -245,11 +245,25 @@ def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecPro
     """The job of a tree; None if there are problems, which ``problems`` then has."""
     root = _apply_number_options(_apply_overrides(root, use.overrides, problems), use.number_options, problems)
     spec: JobSpec | None = JOB_SECTION.read(root, ReadContext("", problems))
+    if spec is None:
+        problems.extend(_find_missing_definition(root, problems))
     # rules compare fields, so they are checked only when every single field is valid
     problems.extend(
         _problem_from_violation(root, rule) for rule in (use.find_violations(spec) if spec is not None else ())
     )
     return None if problems else spec
+
+
+def _find_missing_definition(root: DocumentNode, problems: Sequence[SpecProblem]) -> Iterator[SpecProblem]:
+    """The problem of a model without definition, which a rule finds in a job without other problems."""
+    model, command = _find_node(root, "model"), _find_node(root, "command")
+    is_mapping = model is not None and isinstance(model.value, dict)
+    if model is None or command is not None or not is_mapping or "definition" in model.value:
+        return
+    # A misspelt definition is reported once, as an unknown field.
+    if not any(problem.field_path.startswith("model.") for problem in problems):
+        doc = section_fields(ModelSpec)["definition"].declaration.doc
+        yield SpecProblem(model.source_location, "model.definition", "is missing", doc)
 
 
 def _problem_from_violation(root: DocumentNode, rule: RuleViolation) -> SpecProblem:

@@ -12,6 +12,6 @@ record of an epoch is done exactly once, however many workers come and go:
 See docs/programs.md.
 """
 
-from edl.sharding.client import Client, RecordBatch, Shard, WorkerLeaving
+from edl.sharding.client import Client, RecordBatch, RecordShard, WorkerLeaving
 
-__all__ = ["Client", "RecordBatch", "Shard", "WorkerLeaving"]
+__all__ = ["Client", "RecordBatch", "RecordShard", "WorkerLeaving"]

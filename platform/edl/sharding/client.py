@@ -80,7 +80,7 @@ class RecordBatch(Sequence[Any]):
         return iter(self.records)
 
 
-class Shard:
+class RecordShard:
     """A leased range of records. Other workers do not get it while this one lives and makes progress.
 
     Attributes:
@@ -100,7 +100,7 @@ class Shard:
         return self.end - self.start
 
     def __repr__(self) -> str:
-        return f"Shard(epoch={self.epoch}, source={self.source!r}, start={self.start}, end={self.end})"
+        return f"RecordShard(epoch={self.epoch}, source={self.source!r}, start={self.start}, end={self.end})"
 
     @property
     def is_held(self) -> bool:
@@ -177,7 +177,7 @@ class Client:
             seed=spec.train.seed,
         )
         self._loss: float | None = None
-        self._shard: Shard | None = None
+        self._shard: RecordShard | None = None
         self._leaving = threading.Event()
         self._returned = threading.Event()
         self._at_boundary = threading.Condition()
@@ -231,11 +231,11 @@ class Client:
         """What the training data is: its format, columns and classes."""
         return self._open_reader().metadata
 
-    def fetch_shard(self) -> Shard | None:
+    def fetch_shard(self) -> RecordShard | None:
         """Wait for the next range of records; None if there are no more.
 
         Raises:
-            ValueError: the shard before it is not done; see :meth:`report_done` and :meth:`Shard.batches`.
+            ValueError: the shard before it is not done; see :meth:`report_done` and :meth:`RecordShard.batches`.
             WorkerLeaving: the cluster takes this worker away.
             EdlError: the master is lost, or refused a request.
         """
@@ -250,7 +250,7 @@ class Client:
                 self._has_ended = True
                 break
             if task.kind == TRAINING_KIND and self._leases.is_held(task.lease_id):
-                self._shard = Shard(self, task)
+                self._shard = RecordShard(self, task)
                 return self._shard
             # A range that was revoked before it was taken.
             if task.kind == TRAINING_KIND:
@@ -260,7 +260,7 @@ class Client:
         self._progress.flush(_FINAL_REPORT_SECONDS)
         return None
 
-    def report_done(self, shard: Shard, records: int | None = None) -> None:
+    def report_done(self, shard: RecordShard, records: int | None = None) -> None:
         """Report the first records of a shard as done.
 
         Args:
@@ -314,12 +314,12 @@ class Client:
         """Ask for no more records: the job ends when those that workers hold are done."""
         self._progress.report_stop()
 
-    def holds(self, shard: Shard) -> bool:
+    def holds(self, shard: RecordShard) -> bool:
         """Whether this worker still holds a shard."""
         return shard is self._shard and self._leases.is_held(shard.task.lease_id)
 
-    def load_batches(self, shard: Shard) -> Iterator[RecordBatch]:
-        """See :meth:`Shard.batches`."""
+    def load_batches(self, shard: RecordShard) -> Iterator[RecordBatch]:
+        """See :meth:`RecordShard.batches`."""
         while self.holds(shard):
             # One that the program left is given again.
             loaded = shard.load_next(self._stream)
@@ -421,24 +421,24 @@ class Client:
                 self._reader = open_data_set(self.job.data, "training", None, Path(self.job.model.zoo))
             return self._reader
 
-    def _record_step(self, shard: Shard, steps: int, *, skipped: int) -> None:
+    def _record_step(self, shard: RecordShard, steps: int, *, skipped: int) -> None:
         loss, self._loss = self._loss, None
         self._progress.record_step(shard.task.lease_id, steps, loss=loss, skipped_records=skipped)
 
-    def _finish(self, shard: Shard) -> None:
+    def _finish(self, shard: RecordShard) -> None:
         self._progress.finish_task(shard.task.lease_id)
         if not shard.is_read:
             self._stream.drop_task(shard.task)
         self._release(shard)
 
-    def _drop(self, shard: Shard) -> None:
+    def _drop(self, shard: RecordShard) -> None:
         """Stop working on a shard that is not done."""
         self._progress.drop_lease(shard.task.lease_id)
         if not shard.is_read:
             self._stream.drop_task(shard.task)
         self._release(shard)
 
-    def _release(self, shard: Shard) -> None:
+    def _release(self, shard: RecordShard) -> None:
         self._leases.release_slot(shard.task)
         self._shard = None
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
+import torch  # type: ignore[import-not-found]  # a package of the program
+from torch.utils.data import IterableDataset, get_worker_info  # type: ignore[import-not-found]
 
 from edl.api.errors import BadInputError
 from edl.data.record_columns import ColumnRecords, RaggedColumn

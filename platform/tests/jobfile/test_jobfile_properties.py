@@ -128,10 +128,14 @@ def _without(spec: JobSpec, path: str) -> JobSpec:
         return replace(spec, volumes=tuple({volume.mount.rstrip("/"): volume for volume in spec.volumes}.values()))
     if path == "workers.max":
         return replace(spec, workers=replace(spec.workers, min=spec.workers.max))
+    if not name:
+        return replace(spec, **{section: field_defaults(JobSpec)[section]})
     found = getattr(spec, section)
     # What a job needs for its task, and what is its default otherwise.
-    needed = {"data.training": ("train",), "data.validation": ("test",), "data.prediction": ("rows",)}
-    needed |= {"model.weights": "r1"} if spec.model.weights is None else {}
+    needed: dict[str, object] = {"data.training": ("train",)}
+    if not spec.command:
+        needed |= {"model.definition": "a.b", "data.validation": ("test",), "data.prediction": ("rows",)}
+        needed |= {"model.weights": "r1"} if spec.model.weights is None else {}
     value = needed.get(path) or field_defaults(type(found))[name]
     return replace(spec, **{section: replace(found, **{name: value})})
 
@@ -212,7 +216,7 @@ def _sections(section: type, path: str) -> list[tuple[str, type]]:
 
 @pytest.mark.parametrize(("path", "section"), _sections(JobSpec, "job"))
 def test_every_field_has_a_sentence_and_a_default(path: str, section: type) -> None:
-    required = {"job": {"name", "model"}, "job.model": {"definition"}, "job.volumes": {"mount"}}.get(path, set())
+    required = {"job": {"name"}, "job.volumes": {"mount"}}.get(path, set())
     assert set(section_fields(section)) - set(field_defaults(section)) == required
     for name, option in section_fields(section).items():
         assert option.declaration.doc.endswith("."), name
