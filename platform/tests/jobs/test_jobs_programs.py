@@ -67,7 +67,7 @@ def done_records(job: JobFolder) -> Counter[str]:
 
 
 def check_end(job: JobFolder, run: JobProcess, *, killed: int = 0, left: int = 0) -> None:
-    """Every record is done once in each epoch; a killed worker may have finished one minibatch that does not count."""
+    """Every record is done once in each epoch; of a killed worker's range, what it had not reported is done again."""
     hurry(job)
     summary = run.summary(120)
     assert run.wait() == 0
@@ -77,7 +77,7 @@ def check_end(job: JobFolder, run: JobProcess, *, killed: int = 0, left: int = 0
     assert summary["updates_rolled_back"] == 0
     counts = done_records(job)
     assert counts.keys() == {f"{epoch} {number}" for epoch in range(2) for number in range(RECORDS)}
-    assert counts.total() - len(counts) <= killed * MINIBATCH
+    assert counts.total() - len(counts) <= killed * 4 * MINIBATCH
 
 
 def test_a_program_does_every_record_once(tmp_path: Path) -> None:
@@ -180,29 +180,6 @@ def test_a_program_that_never_asks_for_records_ends_the_job(tmp_path: Path) -> N
     with job.run() as run:
         assert run.wait() == 1
         assert not missing_keys(run.errors, "exited with code 0 before its work was done")
-
-
-@pytest.mark.parametrize(
-    ("sections", "keys"),
-    [
-        ({"command": ["nothing-of-this-name"]}, ["command", "nothing-of-this-name", "./train.sh"]),
-        ({"command": ["./program.py"]}, ["command", "./program.py", "chmod +x"]),
-        ({"model": {"zoo": "/nowhere/zoo"}}, ["model.zoo", "/nowhere/zoo"]),
-        ({"ps": {"count": 2}}, ["ps", "no effect with a command", "no parameter servers"]),
-        ({"strategy": {"name": "AllReduce"}}, ["strategy", "no effect with a command"]),
-        ({"export": {"path": "out"}}, ["export", "writes its own model"]),
-        ({"model": {"zoo": ".", "definition": "a.b"}}, ["model.definition", "no effect with a command"]),
-        ({"log": {"loss_every_steps": 5}}, ["log.loss_every_steps", "logs its own loss"]),
-        ({"task": "predict"}, ["task", "only trains"]),
-        ({"command": []}, ["model.definition", "is missing", "command"]),
-    ],
-)
-def test_what_has_no_effect_or_does_not_exist_is_refused_by_name(
-    tmp_path: Path, sections: dict[str, Any], keys: list[str]
-) -> None:
-    with make_job(tmp_path / "a", **sections).run() as run:
-        assert run.wait() == 2
-        assert not missing_keys(run.errors, *keys)
 
 
 def test_a_program_may_end_the_job_early(tmp_path: Path) -> None:
