@@ -322,6 +322,9 @@ def _list_modules(zoo: Path) -> list[str]:
 def _check_defined(path: Path, defined: Sequence[str], function: str) -> None:
     if function in defined or STAR_IMPORT in defined:
         return
+    if path.name == "__init__.py" and (path.parent / f"{function}.py").is_file():
+        hint = f"{function} is a module: add the function in it, such as {path.parent.name}.{function}.custom_model"
+        raise BadInputError(f"the package does not define '{function}'", where=str(path), hint=hint)
     close = closest_match(function, defined)
     public = [name for name in defined if not name.startswith("_")]
     listing = f"it defines {', '.join(public) or 'nothing'}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -65,10 +66,14 @@ _MIXED_KERAS_SIGNS = re.compile(
     r"|'KerasTensor' object has no attribute 'node'"
     r"|^'tuple' object has no attribute 'rank'$"  # a layer of Keras 2 called with an Input of Keras 3
 )
-"""Errors of models that take parts of Keras 2 and of Keras 3. They occur only where ``tf.keras`` is Keras 2."""
+"""Errors of models that take parts of Keras 2 and of Keras 3: where ``tf.keras`` is Keras 2, or with ``tf_keras``."""
 _MIXED_KERAS_REMEDY = (
     "the model mixes Keras 2 and Keras 3: with model.keras: 2, tf.keras is Keras 2, but `import keras` is Keras 3; "
     "write tf.keras everywhere, or `import tf_keras as keras`"
+)
+_TF_KERAS_REMEDY = (
+    "the model mixes Keras 2 and Keras 3: tf_keras is Keras 2, but tf.keras and `import keras` are Keras 3; write "
+    "tf.keras everywhere, and for Keras 2 set model.keras: 2 in the job file, or TF_USE_LEGACY_KERAS=1"
 )
 _GRAPH_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 
@@ -140,8 +145,8 @@ _MISSING_MODULE = re.compile(r"No module named '(?P<package>\w+)[.']")
 def _find_remedy(text: str) -> str | None:
     if _KERAS2_SIGNS.search(text) and not uses_keras2(None):
         return _KERAS2_REMEDY
-    if _MIXED_KERAS_SIGNS.search(text) and uses_keras2(None):
-        return _MIXED_KERAS_REMEDY
+    if _MIXED_KERAS_SIGNS.search(text) and (uses_keras2(None) or "tf_keras" in sys.modules):
+        return _MIXED_KERAS_REMEDY if uses_keras2(None) else _TF_KERAS_REMEDY
     if missing := _MISSING_MODULE.match(text):
         return explain_missing_package(missing["package"])
     for pattern, remedy in _REMEDIES:

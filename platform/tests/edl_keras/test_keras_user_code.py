@@ -185,22 +185,20 @@ def test_what_only_keras_2_has_points_to_it(tmp_path: Path, text: str, monkeypat
 
 
 MIXED_KERAS = """
-import os
-os.environ["TF_USE_LEGACY_KERAS"] = "1"
-import json, keras, tensorflow as tf
-X, OLD = keras.Input((6,)), tf.keras.layers.Dense(1)
+import json, keras
+X, OLD = keras.Input((6,)), keras2.layers.Dense(1)
 
 def optimizer_of(other):
-    model = (tf.keras if other is keras else keras).Sequential([])
+    model = (keras2 if other is keras else keras).Sequential([])
     model.compile(other.optimizers.SGD(0.1), "mse")
 
 MIXED = [
     lambda: keras.Sequential([X, OLD]),
-    lambda: tf.keras.Sequential([keras.layers.Dense(1)]),
+    lambda: keras2.Sequential([keras.layers.Dense(1)]),
     lambda: OLD(X),
-    lambda: tf.keras.Model(X, keras.layers.Dense(1)(X)),
+    lambda: keras2.Model(X, keras.layers.Dense(1)(X)),
     lambda: optimizer_of(keras),
-    lambda: optimizer_of(tf.keras),
+    lambda: optimizer_of(keras2),
 ]
 texts = []
 for mix in MIXED:
@@ -210,19 +208,31 @@ for mix in MIXED:
         texts.append(str(error))
 print(json.dumps(texts))
 """
+LEGACY_TF_KERAS = 'import os\nos.environ["TF_USE_LEGACY_KERAS"] = "1"\nfrom tensorflow import keras as keras2\n'
+BESIDE_KERAS = "import tf_keras as keras2\n"
 
 
-def test_what_mixes_the_versions_of_keras_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The errors are those that the versions at hand raise, in a process in which tf.keras is Keras 2."""
+@pytest.mark.parametrize("beginning", [LEGACY_TF_KERAS, BESIDE_KERAS], ids=["tf.keras", "tf_keras"])
+def test_what_mixes_the_versions_of_keras_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beginning: str
+) -> None:
+    """The errors are those that the versions at hand raise, in a process with both of them."""
     pytest.importorskip("tf_keras")
-    done = subprocess.run([sys.executable, "-c", MIXED_KERAS], capture_output=True, text=True, check=True)
+    program = beginning + MIXED_KERAS
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     texts = json.loads(done.stdout)
     assert len(texts) == MIXED_KERAS.count("lambda:")
     for text in texts:
         monkeypatch.delenv(LEGACY_VARIABLE, raising=False)
+        monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
         assert raised(tmp_path, ValueError(text)).hint is None, text
-        monkeypatch.setenv(LEGACY_VARIABLE, "1")
-        assert not missing_keys(raised(tmp_path, ValueError(text)).hint or "", "mixes", "tf.keras everywhere"), text
+        if beginning == LEGACY_TF_KERAS:
+            monkeypatch.setenv(LEGACY_VARIABLE, "1")
+        else:
+            monkeypatch.setitem(sys.modules, "tf_keras", sys)
+        hint = raised(tmp_path, ValueError(text)).hint or ""
+        assert not missing_keys(hint, "mixes", "tf.keras everywhere"), text
+        assert ("model.keras: 2 in the job file" in hint) == (beginning == BESIDE_KERAS)
 
 
 def test_a_misspelt_name_of_another_module_is_no_sign_of_keras_2(tmp_path: Path) -> None:

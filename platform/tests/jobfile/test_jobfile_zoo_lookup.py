@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError
 from edl.jobfile.zoo_lookup import (
@@ -205,3 +206,12 @@ def test_functions_of_other_names(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"model\.functions\.loss: .*") as refused:
             find_model_function(tmp_path, "m.custom_model", {"loss": wrong})
         assert "did you mean" in (refused.value.hint or "")
+
+
+def test_a_module_without_its_function_is_told_what_to_add(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/__init__.py").touch()
+    (tmp_path / "own/deep.py").write_text("def custom_model(): ...\n")
+    with pytest.raises(BadInputError) as caught:
+        find_model_function(tmp_path, "own.deep")
+    assert not missing_keys(str(caught.value), "own.deep.custom_model", "is a module")
