@@ -1,7 +1,8 @@
 """The command line of ElasticDL's tutorial on GKE, and the commands that the tutorial goes on with.
 
 As it is but for the image, which nodes have already, and a model that takes its time. Cores and memory are as typed on
-a cluster with room for ten pods of two cores (twelve nodes of two cores have it, of which two have little room), and small ones on any other.
+a cluster with room for ten pods of two cores, and small ones on any other. Twelve nodes of two cores have that room:
+two of them run pods of the cluster.
 """
 
 from __future__ import annotations

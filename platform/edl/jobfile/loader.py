@@ -257,8 +257,7 @@ def _read_job_spec(root: DocumentNode, use: _LoadRequest, problems: list[SpecPro
 def _find_missing_definition(root: DocumentNode, problems: Sequence[SpecProblem]) -> Iterator[SpecProblem]:
     """The problem of a model without definition, which a rule finds in a job without other problems."""
     model, command = _find_node(root, "model"), _find_node(root, "command")
-    is_mapping = model is not None and isinstance(model.value, dict)
-    if model is None or command is not None or not is_mapping or "definition" in model.value:
+    if model is None or command is not None or not isinstance(model.value, dict) or "definition" in model.value:
         return
     # A misspelt definition is reported once, as an unknown field.
     if not any(problem.field_path.startswith("model.") for problem in problems):

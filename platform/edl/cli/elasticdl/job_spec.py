@@ -343,9 +343,9 @@ class _Translator:
             reader["label"] = reader.pop("label_col")
         if "reader_type" in reader:
             if kind not in _READER_TYPES:
-                names = ", ".join(_READER_TYPES.values())
+                accepted = ", ".join(_READER_TYPES.values())
                 close = closest_match(kind, _READER_TYPES)
-                known = f"did you mean {_READER_TYPES[close]}?" if close else f"known are {names}"
+                known = f"did you mean {_READER_TYPES[close]}?" if close else f"known are {accepted}"
                 self._refuse(flag, f"found reader_type {reader['reader_type']}; {known}")
                 return
             del reader["reader_type"]
