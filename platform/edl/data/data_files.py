@@ -83,6 +83,8 @@ FileT = TypeVar("FileT")
 PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
 INDEX_SUFFIX = ".idx"
+COCO_FILE = "_annotations.coco.json"
+"""Annotations that lie in a folder of images."""
 RECORDIO_MAGIC = bytes.fromhex("04030201")
 PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUM"
 _FORMAT_BY_MAGIC = {RECORDIO_MAGIC: "recordio", PARQUET_MAGIC: "parquet", NPY_MAGIC: "npy"}
@@ -190,7 +192,7 @@ def list_paths(paths: PathOrPaths) -> list[str | Path]:
 
 
 def find_data(paths: PathOrPaths, format_name: str | None = None) -> tuple[Path, ...]:
-    """What a reader of these paths opens: the folders themselves if they hold images, else all data files.
+    """What a reader of these paths opens: the folders themselves if they are data sets of images, else all data files.
 
     Args:
         paths: files, directories or a list of both.
@@ -200,10 +202,22 @@ def find_data(paths: PathOrPaths, format_name: str | None = None) -> tuple[Path,
         BadInputError: there are no data.
     """
     listed = [Path(path) for path in list_paths(paths)]
-    are_folders = listed and all(path.is_dir() and holds_images(path) for path in listed)
-    if format_name == "images" or (format_name is None and are_folders):
+    are_folders = listed and all(format_of_folder(path) for path in listed)
+    if format_name in _FORMATS_OF_FOLDERS or (format_name is None and are_folders):
         return tuple(listed)
     return list_data_files(paths)
+
+
+_FORMATS_OF_FOLDERS = ("images", "coco")
+
+
+def format_of_folder(folder: Path) -> str | None:
+    """The format of a folder that is a data set as a whole; None for one with data files, and for anything else."""
+    if not folder.is_dir():
+        return None
+    if (folder / COCO_FILE).is_file():
+        return "coco"
+    return "images" if holds_images(folder) else None
 
 
 def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
@@ -292,7 +306,7 @@ def format_of_name(file: Path) -> str | None:
 def _detect_file_format(file: Path) -> str | None:
     """The file's format; None for an empty file with an unknown suffix."""
     if file.is_dir():
-        return "images"  # see find_data
+        return format_of_folder(file)  # see find_data
     by_name = format_of_name(file)
     if by_name:
         return by_name

@@ -20,7 +20,7 @@ from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metada
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
 
-_BLOCK_RECORDS = 16
+IMAGE_BLOCK_RECORDS = 16
 _MEASURED_FILES = 64
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF")
 NO_IMAGE = "the file does not begin like a JPEG, PNG, GIF, BMP or WebP image"
@@ -81,7 +81,7 @@ class ImageFolderReader:
         images, kept = [], []
         for number in range(start, end):
             content = _read_file(folder / files[number])
-            if content.startswith(_SIGNATURES):
+            if begins_like_image(content):
                 images.append(content)
                 kept.append(files[number])
                 continue
@@ -104,12 +104,19 @@ class ImageFolderReader:
         measured = files[:: max(1, len(files) // _MEASURED_FILES)]
         sizes = [_file_bytes(folder / path) for path in measured]
         total = sum(sizes) * len(files) // max(1, len(sizes))
-        return BlockSizes([min(_BLOCK_RECORDS, len(files) - at) for at in range(0, len(files), _BLOCK_RECORDS)], total)
+        return BlockSizes(
+            [min(IMAGE_BLOCK_RECORDS, len(files) - at) for at in range(0, len(files), IMAGE_BLOCK_RECORDS)], total
+        )
 
     @cached_property
     def _files(self) -> Mapping[str, tuple[str, ...]]:
         """Paths of the images within each folder, sorted."""
         return {name: list_images(folder) for name, folder in self._folders.items()}
+
+
+def begins_like_image(content: bytes) -> bool:
+    """Whether a file with these bytes may be an image."""
+    return content.startswith(_SIGNATURES)
 
 
 def list_images(folder: Path) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
         BadInputError: there is no data, a file cannot be read, or the format or an option is unknown.
     """
     format_options = dict(options or {})
-    chosen = format_options.pop("format", None)
+    chosen = _format_of_options(format_options)
     files = find_data(paths, None if chosen is None else str(chosen))
     name = detect_format(files) if chosen is None else str(chosen)
     return _create_format_reader(name, files, format_options)
@@ -46,7 +46,7 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
             checked.
     """
     format_options = dict(options)
-    name = format_options.pop("format", None) or format_of_name(Path(paths[0]))
+    name = _format_of_options(format_options) or format_of_name(Path(paths[0]))
     if name is None:
         with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
             name = detect_format(find_data(tuple(paths)))
@@ -54,7 +54,12 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
         _create_format_reader(str(name), [Path(path) for path in paths], format_options)
 
 
-FORMATS = ("recordio", "csv", "tfrecord", "parquet", "npy", "npz", "jsonl", "text", "images")
+def _format_of_options(options: dict[str, object]) -> object:
+    """Take the format out of options: the named one, or that of an option which only one format has."""
+    return options.pop("format", "coco" if "annotations" in options else None)
+
+
+FORMATS = ("recordio", "csv", "tfrecord", "parquet", "npy", "npz", "jsonl", "text", "images", "coco")
 """Values of ``data.reader.format``."""
 
 
@@ -83,6 +88,10 @@ def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str
         from edl.data.image_folder import ImageFolderReader
 
         return ImageFolderReader.from_options(files, options)
+    if name == "coco":
+        from edl.data.coco_reader import CocoReader
+
+        return CocoReader.from_options(files, options)
     near = get_close_matches(name, FORMATS, n=1)
     raise BadInputError(
         f"unknown data format {name!r}",

@@ -44,11 +44,11 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
     paths = data_set_paths(data, data_set)
     if custom_reader is None:
         reader = open_reader(paths, data.reader)
-        if data_set == "training" or not data.training or reader.metadata.format != "images":
+        if data_set == "training" or not data.training or reader.metadata.format not in ("images", "coco"):
             return reader
         # A class that this set lacks would shift the labels of those after it.
         trained = open_reader(data.training, data.reader).metadata.class_names
-        return open_reader(paths, {**data.reader, "format": "images", "classes": trained})
+        return open_reader(paths, {**data.reader, "format": reader.metadata.format, "classes": trained})
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):
         return GuardedReader(custom_reader(origin, **data.reader), zoo)

@@ -265,7 +265,7 @@ def _any_count(records: Any) -> Any:
     if isinstance(records, dict):
         return {name: _any_count(column) for name, column in records.items()}
     if isinstance(records, tf.RaggedTensor):
-        return tf.RaggedTensorSpec([None, None, *records.shape[2:]], records.dtype)
+        return tf.RaggedTensorSpec([None, None, *records.shape[2:]], records.dtype, ragged_rank=records.ragged_rank)
     return tf.TensorSpec([None, *records.shape[1:]], records.dtype)
 
 

@@ -180,6 +180,51 @@ class TestImages(ReaderContract):
         return ReaderCase(paths, {}, key, (paths[0] / "cat" / "0000.png").unlink)
 
 
+def write_coco(folder: Path, numbers: range, file: Path, **changed: Any) -> Path:
+    """Images with as many boxes as their number modulo 3, listed backwards."""
+    (folder / "deep").mkdir(parents=True, exist_ok=True)
+    for number in numbers:
+        (folder / "deep" / f"{number}.png").write_bytes(PNG + b"%d" % number)
+    document = {
+        "images": [{"id": number + 5, "file_name": f"deep/{number}.png"} for number in reversed(numbers)],
+        "categories": [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}],
+        "annotations": [
+            {"image_id": number + 5, "category_id": 90 if box else 7, "bbox": [number, box, 1.5, 2], "iscrowd": box}
+            for box in range(2)
+            for number in numbers
+            if box < number % 3
+        ],
+    }
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**document, **changed}))
+    return folder
+
+
+class TestCoco(ReaderContract):
+    @pytest.fixture(params=["beside", "inside"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        options: dict[str, object] = {}
+        if request.param == "beside":
+            options = {"annotations": "annotations/instances_{name}.json"}
+
+        def write(name: str, numbers: range) -> Path:
+            inside = tmp_path / name / "_annotations.coco.json"
+            return write_coco(
+                tmp_path / name, numbers, tmp_path / f"annotations/instances_{name}.json" if options else inside
+            )
+
+        paths = [write("a", FIRST), write("b", SECOND)]
+
+        def key(record: Any) -> int:
+            number = int(record["image"].removeprefix(PNG))
+            assert (record["image_id"], record["path"]) == (number + 5, b"deep/%d.png" % number)
+            assert record["boxes"].tolist() == [[number, box, 1.5, 2] for box in range(number % 3)]
+            assert record["labels"].tolist() == record["crowd"].tolist() == list(range(number % 3))
+            return number
+
+        return ReaderCase(paths, options, key, lambda: write("a", OTHER) and None)
+
+
 # --------------------------------------------------------------------------------------------------
 # What is damaged, and what cannot be read.
 
@@ -382,6 +427,65 @@ def test_a_set_without_a_class_keeps_the_labels_of_training(tmp_path: Path) -> N
     assert [record["label"] for record in reader.read(reader.sources()[0].name, 0, 1)] == [-1]
     with pytest.raises(BadInputError, match="folders cow have images and are no classes"):
         open_data_set(replace(data, validation=(str(tmp_path / "odd"),)), "validation", None, tmp_path).sources()
+
+
+def test_images_that_coco_lists_and_that_cannot_be_used_are_reported_alone(tmp_path: Path) -> None:
+    annotations = [
+        {"image_id": 7, "category_id": 7, "bbox": [1, 2, "x", 4]},
+        {"image_id": 8, "category_id": 3, "bbox": [1, 2, 3, 4]},
+    ]
+    write_coco(tmp_path / "a", range(5), tmp_path / "a" / "_annotations.coco.json", annotations=annotations)
+    (tmp_path / "a/deep/0.png").unlink()
+    (tmp_path / "a/deep/1.png").write_bytes(b"<html>")
+    found, corrupt = read_damaged(tmp_path / "a")
+    assert [record["path"] for record in found] == [b"deep/4.png"]
+    assert [each.start for each in corrupt] == [0, 1, 2, 3]
+    reasons = [each.reason.split(": ", 1)[1] for each in corrupt]
+    assert reasons[0] == "No such file or directory"
+    assert "does not begin like" in reasons[1]
+    assert reasons[2] == "the bbox of annotation 0 of _annotations.coco.json is not four numbers"
+    assert reasons[3] == "annotation 1 of _annotations.coco.json has category 3, which the file does not name"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"annotations": [{"image_id": 99}]}, "annotation 0 belongs to no image"),
+        ({"annotations": [{"image_id": [99]}]}, "annotation 0 belongs to no image"),
+        ({"images": [{"id": 1}]}, "no 'file_name'"),
+        ({"images": [{"id": 1, "file_name": "../../secret.png"}], "annotations": []}, "outside of the folder"),
+        ({"images": [{"id": 1, "file_name": "a"}, {"id": 1, "file_name": "b"}]}, "several images have one id"),
+        ({"categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "cat"}]}, "several categories have one name"),
+        ({"images": 3}, "cannot be read as annotations of COCO"),
+    ],
+)
+def test_annotations_that_contradict_themselves_are_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    write_coco(tmp_path / "a", range(5), tmp_path / "a" / "_annotations.coco.json", **changed)
+    assert said in str(refuse(tmp_path / "a"))
+
+
+def test_annotations_that_are_no_json_or_not_there_name_the_file(tmp_path: Path) -> None:
+    folder = write_coco(tmp_path / "a", range(5), tmp_path / "all.json")
+    assert refuse(folder, annotations="other.json").where == str(tmp_path / "other.json")
+    (tmp_path / "all.json").write_text((tmp_path / "all.json").read_text()[:50])
+    assert "no JSON at character" in str(refuse(folder, annotations="all.json"))
+    with pytest.raises(BadInputError, match="one annotations file for 2 folders"):
+        open_reader([folder, tmp_path / "b"], {"annotations": "all.json"})
+
+
+def test_validation_images_of_coco_have_the_labels_of_training(tmp_path: Path) -> None:
+    write_coco(tmp_path / "train", range(5), tmp_path / "train.json")
+    only = {
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [{"image_id": 5, "category_id": 1, "bbox": [0] * 4}],
+    }
+    write_coco(tmp_path / "test", range(1), tmp_path / "test.json", **only)
+    options: dict[str, Any] = {"annotations": "{name}.json"}
+    data = DataSpec((str(tmp_path / "train"),), (str(tmp_path / "test"),), (), options)
+    reader = open_data_set(data, "validation", None, tmp_path)
+    assert reader.metadata.class_names == ("cat", "dog")
+    (record,) = reader.read(reader.sources()[0].name, 0, 1)
+    assert record["labels"].tolist() == [1]
 
 
 @pytest.mark.tensorflow

@@ -24,7 +24,7 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 7
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 8
 
 
 def run(folder: Path, program: str) -> None:
@@ -40,7 +40,10 @@ def job_of(folder: Path, section: str, data: Path) -> JobFolder:
     )
 
 
-READERS = {"a module that trains on trips.parquet": {"label": "tip"}}
+READERS = {
+    "a module that trains on trips.parquet": {"label": "tip"},
+    "a module that trains on shapes/": {"annotations": "{name}.json"},
+}
 
 
 def write_trips(folder: Path) -> Path:
@@ -60,6 +63,26 @@ def write_pets(folder: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(tf.io.encode_png(np.full((9, 7, 3), number, np.uint8)).numpy())
     return folder / "pets"
+
+
+def write_shapes(folder: Path) -> Path:
+    import tensorflow as tf
+
+    (folder / "shapes").mkdir()
+    for number in range(40):
+        encoded = tf.io.encode_png(np.full((9, 7, 3), number, np.uint8)).numpy()
+        (folder / "shapes" / f"{number}.png").write_bytes(encoded)
+    document = {
+        "images": [{"id": number, "file_name": f"{number}.png"} for number in range(40)],
+        "categories": [{"id": 1, "name": "circle"}, {"id": 3, "name": "square"}],
+        "annotations": [
+            {"image_id": number, "category_id": category, "bbox": [0, 0, 5, 5]}
+            for number in range(40)
+            for category in ((), (1,), (1, 3))[number % 3]
+        ],
+    }
+    (folder / "shapes.json").write_text(json.dumps(document))
+    return folder / "shapes"
 
 
 def write_reviews(folder: Path) -> Path:
@@ -83,6 +106,7 @@ def write_examples(folder: Path) -> Path:
     [
         ("a module that trains on trips.parquet", write_trips),
         pytest.param("a module that trains on pets/", write_pets, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on shapes/", write_shapes, marks=pytest.mark.repetition),
         pytest.param("a module that trains on reviews.jsonl", write_reviews, marks=pytest.mark.repetition),
         pytest.param("a module that trains on arrays.npz", write_arrays, marks=pytest.mark.repetition),
         pytest.param("a module that trains on houses.recordio", write_examples, marks=pytest.mark.repetition),

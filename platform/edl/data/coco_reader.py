@@ -1,0 +1,292 @@
+"""Reads folders of images with the annotations of COCO: boxes and labels of the objects in each image.
+
+A record is a mapping: ``image`` (the bytes of the file, encoded as they are), ``image_id``, ``path`` (within the
+folder), and for each object of the image ``boxes`` (x, y, width and height in pixels), ``labels`` (numbers of the
+categories) and ``crowd`` (whether the box has several objects). Records are in the order of the images' ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edl.api.errors import BadInputError
+from edl.data.data_files import COCO_FILE, FileVersion, changed_error, file_version, find_source, read_error
+from edl.data.image_folder import IMAGE_BLOCK_RECORDS, NO_IMAGE, begins_like_image
+from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
+from edl.data.reader_factory import ReaderOptions
+from edl.data.record_columns import ColumnRecords, RaggedColumn
+
+_DTYPES = {
+    "image": "string",
+    "image_id": "int64",
+    "path": "string",
+    "boxes": "float32",
+    "labels": "int64",
+    "crowd": "bool",
+}
+_MEASURED_FILES = 64
+FOLDER_NAME = "{name}"
+"""In ``data.reader.annotations``: the name of the folder of images."""
+
+
+@dataclass(frozen=True)
+class CocoAnnotations:
+    """What an annotations file says, as arrays: an object for each of a million boxes would need a gigabyte.
+
+    Args:
+        categories: names by id.
+        image_ids: in rising order, which is that of the records.
+        paths: of the images, within their folder.
+        boxes: of all images, in the order of the images.
+        category_ids: of all boxes.
+        crowd: of all boxes.
+        bounds: ``[images + 1]``: the boxes of image ``i`` are ``bounds[i]`` to ``bounds[i + 1]``.
+        unusable: why an image's annotations cannot be used, by its number.
+        version: of the file.
+    """
+
+    categories: Mapping[int, str]
+    image_ids: npt.NDArray[np.int64]
+    paths: tuple[str, ...]
+    boxes: npt.NDArray[np.float32]
+    category_ids: npt.NDArray[np.int64]
+    crowd: npt.NDArray[np.bool_]
+    bounds: npt.NDArray[np.int64]
+    unusable: Mapping[int, str]
+    version: FileVersion
+
+
+class CocoReader:
+    """A data set of images with annotations.
+
+    Args:
+        folders: of images; each is a source.
+        annotations: the annotations file of every folder, from the folder that contains it.
+        classes: names of the categories, in the order of their labels; by default those of the files, by their ids.
+    """
+
+    def __init__(self, folders: Sequence[Path], annotations: str = "", classes: Sequence[str] = ()) -> None:
+        self._folders = {str(folder): folder for folder in folders}
+        self._pattern = annotations or f"{FOLDER_NAME}/{COCO_FILE}"
+        self._given_classes = tuple(classes)
+        if len(folders) > 1 and FOLDER_NAME not in self._pattern:
+            raise BadInputError(
+                f"one annotations file for {len(folders)} folders",
+                where="data.reader.annotations",
+                hint=f"write {FOLDER_NAME} where the folder's name stands: annotations/instances_{FOLDER_NAME}.json",
+            )
+
+    @classmethod
+    def from_options(cls, folders: Sequence[Path], options: Mapping[str, object]) -> CocoReader:
+        """A reader with the options of ``data.reader``: ``annotations`` and ``classes``."""
+        chosen = ReaderOptions(options, allowed_names=("annotations", "classes"))
+        return cls(folders, chosen.get_name("annotations"), chosen.get_names("classes"))
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The columns, and the name of each label's category."""
+        return Metadata("coco", tuple(_DTYPES), _DTYPES, self.class_names)
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the categories, in the order of their labels.
+
+        Raises:
+            BadInputError: an id has several names, or a name is none of the given ones.
+        """
+        names: dict[int, str] = {}
+        for source, found_there in self._annotations.items():
+            for number, name in found_there.categories.items():
+                if names.setdefault(number, name) != name:
+                    raise BadInputError(
+                        f"category {number} is {name}, in another file it is {names[number]}",
+                        where=str(self.annotations_file(source)),
+                        hint="all annotations of a data set need the same categories",
+                    )
+        found = tuple(names[number] for number in sorted(names))
+        if len(set(found)) != len(found):
+            raise BadInputError("several categories have one name", where=", ".join(self._folders))
+        unknown = [name for name in found if name not in self._given_classes]
+        if self._given_classes and unknown:
+            raise BadInputError(
+                f"the annotations have the categories {', '.join(unknown)}, which are no classes",
+                where="data.reader.classes",
+                hint=f"the classes are {', '.join(self._given_classes)}: those of data.training, unless "
+                "data.reader.classes names all",
+            )
+        return self._given_classes or found
+
+    def sources(self) -> tuple[Source, ...]:
+        """Name (the path) of each folder, and number of images in its annotations file."""
+        _ = self.class_names  # refuses categories that differ
+        return tuple(Source(name, len(each.paths)) for name, each in self._annotations.items())
+
+    def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
+        """Images ``[start, end)`` of one folder, in the order of their ids; see ``Reader.read``."""
+        folder, found = find_source(self._folders, source), self._annotations[source]
+        if not 0 <= start <= end <= len(found.paths):
+            raise BadInputError(
+                f"images {start} to {end} were requested, the annotations have {len(found.paths)}", where=source
+            )
+        if _version_of(self.annotations_file(source)) != found.version:
+            raise changed_error(self.annotations_file(source))
+        images: list[bytes] = []
+        kept: list[int] = []
+        for number in range(start, end):
+            content, reason = _read_image(folder / found.paths[number])
+            reason = found.unusable.get(number) or reason
+            if not reason:
+                images.append(content)
+                kept.append(number)
+                continue
+            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{found.paths[number]}: {reason}")
+            if on_corrupt is None:
+                raise CorruptRecordError(corrupt)
+            on_corrupt(corrupt)
+        return self._to_records(found, np.array(kept, np.int64), images)
+
+    def blocks(self, source: str) -> BlockSizes:
+        """Blocks of 16 images of one folder."""
+        folder, found = find_source(self._folders, source), self._annotations[source]
+        count = len(found.paths)
+        measured = found.paths[:: max(1, count // _MEASURED_FILES)]
+        sizes = [file_bytes for path in measured if (file_bytes := _file_bytes(folder / path))]
+        total = sum(sizes) * count // max(1, len(sizes)) + found.boxes.nbytes
+        records = [min(IMAGE_BLOCK_RECORDS, count - at) for at in range(0, count, IMAGE_BLOCK_RECORDS)]
+        return BlockSizes(records, max(total, count))
+
+    def annotations_file(self, source: str) -> Path:
+        """The annotations file of a folder."""
+        folder = Path(os.path.abspath(find_source(self._folders, source)))  # a name also for "."
+        return folder.parent / self._pattern.replace(FOLDER_NAME, folder.name)
+
+    def _to_records(
+        self, found: CocoAnnotations, images: npt.NDArray[np.int64], contents: Sequence[bytes]
+    ) -> ColumnRecords:
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        taken = RaggedColumn(np.arange(len(found.boxes)), found.bounds).take(images)
+        label_of_id = {number: labels[name] for number, name in found.categories.items()}
+        category_ids = found.category_ids[taken.values].tolist()
+        return ColumnRecords(
+            {
+                "image": np.array(contents, object),
+                "image_id": found.image_ids[images],
+                "path": np.array([found.paths[number].encode() for number in images.tolist()], object),
+                "boxes": RaggedColumn(found.boxes[taken.values], taken.bounds),
+                "labels": RaggedColumn(np.array([label_of_id[each] for each in category_ids], np.int64), taken.bounds),
+                "crowd": RaggedColumn(found.crowd[taken.values], taken.bounds),
+            }
+        )
+
+    @cached_property
+    def _annotations(self) -> Mapping[str, CocoAnnotations]:
+        return {name: read_annotations(self.annotations_file(name)) for name in self._folders}
+
+
+def read_annotations(file: Path) -> CocoAnnotations:
+    """Read an annotations file. Annotations that cannot be used make their image unusable, which is counted as corrupt.
+
+    Raises:
+        BadInputError: the file does not exist or is no annotations file.
+    """
+    try:
+        version = _version_of(file)
+        document = json.loads(file.read_bytes())
+        images = sorted((int(image["id"]), str(image["file_name"])) for image in document["images"])
+        categories = {int(each["id"]): str(each["name"]) for each in document.get("categories", [])}
+        annotations = list(document.get("annotations", []))
+    except OSError as error:
+        raise read_error(file, error) from error
+    except json.JSONDecodeError as error:
+        raise _file_error(file, f"no JSON at character {error.pos}: {error.msg}") from error
+    except KeyError as error:
+        raise _file_error(file, f"no {error.args[0]!r} where COCO has one") from error
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise _file_error(file, str(error)) from error
+    number_of_id = {image_id: number for number, (image_id, _) in enumerate(images)}
+    if len(number_of_id) != len(images):
+        raise _file_error(file, "several images have one id")
+    if outside := [path for _, path in images if Path(path).is_absolute() or ".." in Path(path).parts]:
+        raise _file_error(file, f"image {outside[0]!r} is outside of the folder")
+    objects: list[tuple[int, list[float], int, bool]] = []
+    unusable: dict[int, str] = {}
+    for at, annotation in enumerate(annotations):
+        image_id = annotation.get("image_id") if isinstance(annotation, dict) else None
+        number = number_of_id.get(image_id) if isinstance(image_id, int) else None
+        if number is None:
+            raise _file_error(file, f"annotation {at} belongs to no image of the file")
+        box, category = annotation.get("bbox"), annotation.get("category_id")
+        if not _is_box(box):
+            unusable.setdefault(number, f"the bbox of annotation {at} of {file.name} is not four numbers")
+        elif not isinstance(category, int) or category not in categories:
+            reason = f"annotation {at} of {file.name} has category {category!r}, which the file does not name"
+            unusable.setdefault(number, reason)
+        else:
+            objects.append((number, box, category, bool(annotation.get("iscrowd", False))))
+    objects.sort(key=lambda each: each[0])  # stable: those of an image stay in the file's order
+    counts = np.bincount(np.array([each[0] for each in objects], np.int64), minlength=len(images))
+    return CocoAnnotations(
+        categories,
+        np.array([image_id for image_id, _ in images], np.int64),
+        tuple(path for _, path in images),
+        np.array([each[1] for each in objects], np.float32).reshape(-1, 4),
+        np.array([each[2] for each in objects], np.int64),
+        np.array([each[3] for each in objects], np.bool_),
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        unusable,
+        version,
+    )
+
+
+def _is_box(box: object) -> bool:
+    return (
+        isinstance(box, list)
+        and len(box) == 4
+        and all(isinstance(side, int | float) and not isinstance(side, bool) and math.isfinite(side) for side in box)
+    )
+
+
+def _file_error(file: Path, reason: str) -> BadInputError:
+    return BadInputError(
+        f"the file cannot be read as annotations of COCO: {reason}",
+        where=str(file),
+        hint="it has the lists images, annotations and categories; restore the file, or name another one with "
+        "data.reader.annotations",
+    )
+
+
+def _version_of(file: Path) -> FileVersion:
+    try:
+        return file_version(file.stat())
+    except OSError as error:
+        raise read_error(file, error) from error
+
+
+def _read_image(path: Path) -> tuple[bytes, str]:
+    """The bytes of an image, or why it cannot be used: a folder often lacks some images of the file."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        return b"", str(error.strerror)
+    except OSError as error:
+        raise read_error(path, error) from error
+    return (content, "") if begins_like_image(content) else (b"", NO_IMAGE)
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0  # read() reports it
+    except OSError as error:
+        raise read_error(path, error) from error
