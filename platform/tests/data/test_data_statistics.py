@@ -1,0 +1,209 @@
+"""Statistics of tables: partial results merge, and every result is within the error that it states."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.examples import examples
+
+from edl.api.errors import BadInputError
+from edl.data import sketches
+from edl.data.sketches import hash_bytes
+from edl.data.table_scan import scan_table
+from edl.data.table_statistics import TableStatistics
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def small_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketches, "LEVEL_VALUES", 16)
+    monkeypatch.setattr(sketches, "HASHES", 64)
+    monkeypatch.setattr(sketches, "COUNTERS", 8)
+
+
+def columns_of(statistics: TableStatistics, top: int = 10) -> dict[str, Json]:
+    return {column["name"]: column for column in statistics.to_json(top)["columns"]}
+
+
+def check_number(column: Json, values: np.ndarray[Any, Any]) -> None:
+    """Every figure of a column is within its stated error."""
+    assert column["count"] == len(values)
+    assert (column["min"], column["max"]) == (values.min(), values.max())
+    assert column["mean"] == pytest.approx(values.mean(), rel=1e-9, abs=1e-9)
+    assert column["std"] == pytest.approx(values.std(), rel=1e-6, abs=1e-6)
+    ordered, allowed = np.sort(values), column["quantile_error"] * len(values)
+    assert len(column["quantiles"]) == 1001
+    for share, value in zip(np.linspace(0, 1, 1001), column["quantiles"], strict=True):
+        assert np.searchsorted(ordered, value, "left") - allowed <= share * len(values) + 1e-6
+        assert np.searchsorted(ordered, value, "right") + allowed >= share * len(values) - 1e-6
+    histogram = column["histogram"]
+    assert sum(histogram["counts"]) == len(values)
+    check_top(column, values.tolist())
+
+
+def check_top(column: Json, values: list[Any]) -> None:
+    counts = {value: values.count(value) for value in set(values)}
+    for value, count in column["top"]:
+        assert count <= counts[value] <= count + column["top_error"]
+    listed = {value for value, _ in column["top"]}
+    if column["top"] and len(column["top"]) < 10:
+        assert all(count <= column["top_error"] for value, count in counts.items() if value not in listed)
+
+
+@pytest.mark.usefixtures("small_sketches")
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    values=st.lists(st.integers(-40, 40) | st.integers(-(10**9), 10**9), min_size=1, max_size=700),
+    cuts=st.lists(st.integers(0, 700), max_size=5),
+)
+def test_merged_parts_and_the_whole_are_within_the_stated_error(values: list[int], cuts: list[int]) -> None:
+    table = pa.table({"n": pa.array(values, pa.int64()), "t": [str(value) for value in values]})
+    whole, merged = TableStatistics(), TableStatistics()
+    whole.add(table)
+    bounds = sorted({0, len(values), *(min(cut, len(values)) for cut in cuts)})
+    for begin, end in pairwise(bounds):
+        part = TableStatistics()
+        part.add(table.slice(begin, end - begin))
+        merged.merge(part)
+    for statistics in (whole, merged):
+        assert statistics.records == len(values)
+        check_number(columns_of(statistics)["n"], np.array(values))
+        text = columns_of(statistics)["t"]
+        check_top(text, [str(value) for value in values])
+        assert (text["min"], text["max"]) == (min(map(str, values)), max(map(str, values)))
+    # The smallest hashes of all are those of the parts.
+    assert columns_of(merged)["n"]["distinct"] == columns_of(whole)["n"]["distinct"]
+    assert columns_of(merged)["t"]["distinct"] == columns_of(whole)["t"]["distinct"]
+
+
+def test_memory_does_not_grow_with_the_number_of_records() -> None:
+    statistics, random = TableStatistics(), np.random.default_rng(1)
+    for _ in range(40):
+        statistics.add(pa.table({"x": random.normal(size=50_000), "i": random.integers(0, 10**9, 50_000)}))
+    for column in statistics.columns.values():
+        assert sum(map(len, column.quantiles.levels)) < 12 * 2 * sketches.LEVEL_VALUES
+        assert len(column.distinct.hashes) <= sketches.HASHES
+        assert len(column.frequent.counts) <= sketches.COUNTERS
+    x = columns_of(statistics)["x"]
+    assert x["quantile_error"] < 0.002
+    assert x["distinct"] == pytest.approx(2_000_000, rel=x["distinct_error"])
+
+
+def test_few_values_are_exact_and_sorted_by_count() -> None:
+    statistics = TableStatistics()
+    statistics.add(pa.table({"t": ["b", "a", "c", "a", "c", None]}))
+    column = columns_of(statistics)["t"]
+    assert column["top"] == [["c", 2], ["a", 2], ["b", 1]]
+    assert (column["missing"], column["distinct"], column["distinct_error"], column["top_error"]) == (1, 3, 0.0, 0)
+
+
+def test_hashes_of_text_depend_on_the_text_alone() -> None:
+    texts = ["", "a", "b", "ab", "ba", "a\0", "\0a", "\0", "aa" * 500]
+    array = pa.array(texts, pa.large_binary())
+    hashes = hash_bytes(array)
+    assert len(np.unique(hashes)) == len(texts)
+    assert hash_bytes(array.slice(3)).tolist() == hashes[3:].tolist()
+    assert hash_bytes(array.take(pa.array([8, 0]))).tolist() == [hashes[8], hashes[0]]
+
+
+def test_missing_and_infinite_numbers_are_counted_apart() -> None:
+    statistics = TableStatistics()
+    statistics.add(pa.table({"x": [1.0, None, float("nan"), float("inf"), 3.0]}))
+    column = columns_of(statistics)["x"]
+    assert (column["count"], column["missing"], column["infinite"], column["mean"]) == (2, 2, 1, 2.0)
+
+
+def test_a_column_without_values_has_no_figures() -> None:
+    statistics = TableStatistics()
+    statistics.add(pa.table({"x": pa.array([None, None], pa.float64()), "t": pa.array([None, None], pa.string())}))
+    columns = columns_of(statistics)
+    assert (columns["x"]["missing"], columns["x"]["min"], columns["x"]["quantiles"]) == (2, None, [])
+    json.dumps(columns, allow_nan=False)
+
+
+ROWS = {"n": [1, 2, 3, 4], "x": [0.5, 1.5, None, 2.5], "t": ["a", "b", "b", None]}
+
+
+def write_table(folder: Path, name: str) -> Path:
+    path = folder / f"table.{name}"
+    if name == "parquet":
+        pq.write_table(pa.table(ROWS), path, row_group_size=2)
+    elif name == "csv":
+        path.write_text("n,x,t\n1,.5,a\n2,1.5,b\n3,,b\n4,2.5,\n")
+    elif name == "jsonl":
+        rows = [dict(zip(ROWS, row, strict=True)) for row in zip(*ROWS.values(), strict=True)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        np.savez(path, n=np.array(ROWS["n"]), x=np.array([0.5, 1.5, np.nan, 2.5]), t=np.array(["a", "b", "b", "c"]))
+    return path
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", ["parquet", "csv", "jsonl", "npz"])
+def test_each_format_of_tables(tmp_path: Path, name: str, threads: int) -> None:
+    columns = columns_of(scan_table(write_table(tmp_path, name), {}, threads))
+    assert [columns["n"][key] for key in ("count", "min", "max", "mean")] == [4, 1, 4, 2.5]
+    assert [columns["x"][key] for key in ("count", "missing", "mean")] == [3, 1, 1.5]
+    assert columns["t"]["top"][0] == ["b", 2]
+
+
+def test_lists_are_summarized_by_their_items(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"ids": [[1, 2], [], None, [2]]}), tmp_path / "a.parquet")
+    column = columns_of(scan_table(tmp_path, {}, 1))["ids"]
+    assert (column["count"], column["missing"], column["top"]) == (3, 1, [[2, 2], [1, 1]])
+
+
+def test_arrays_of_records_are_summarized_by_their_items(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", image=np.arange(12).reshape(3, 2, 2))
+    column = columns_of(scan_table(tmp_path, {}, 1))["image"]
+    assert (column["count"], column["max"], column["mean"]) == (12, 11, 5.5)
+
+
+def test_a_csv_column_that_turns_out_to_be_text_is_text_in_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl.data.table_scan._BLOCK_BYTES", 64)
+    (tmp_path / "a.csv").write_text("v,w\n" + "1,1\n" * 50 + "2.5,x\n")
+    (tmp_path / "b.csv").write_text("v,w\n7,1\n")
+    statistics = scan_table(tmp_path, {}, 1)
+    columns = columns_of(statistics)
+    assert statistics.records == 52
+    assert (columns["v"]["kind"], columns["v"]["max"]) == ("number", 7.0)
+    assert (columns["w"]["kind"], columns["w"]["top"][0]) == ("text", ["1", 51])
+
+
+def test_rows_with_a_wrong_number_of_cells_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("v,w\n1,2\n1\n3,4\n")
+    statistics = scan_table(tmp_path / "a.csv", {}, 1)
+    assert (statistics.records, statistics.corrupt_records) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"a.csv": "v\n1\n", "b.csv": "w\n1\n"}, "b.csv"),
+        ({"a.txt": "no table\n"}, "no columns"),
+        ({"a.parquet": "damaged"}, "a.parquet"),
+        ({"a.jsonl": '{"v": 1}\n', "b.jsonl": '{"v": "x"}\n'}, "column v"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, files: dict[str, str], named: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(BadInputError, match=named):
+        scan_table(tmp_path, {}, 2)
+
+
+def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no column y"):
+        scan_table(write_table(tmp_path, "parquet"), {"columns": ["y"]}, 1)
