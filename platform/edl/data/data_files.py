@@ -41,7 +41,7 @@ def hint_for_file(file: Path) -> str | None:
             "compressed TFRecord has no random access; RecordIO contains the same records, and feed stays unchanged",
             program,
         )
-    if suffix in (".gz", ".bz2", ".xz", ".zst"):
+    if suffix in (".gz", ".bz2", ".tgz", ".xz", ".zst"):
         return f"unpack it: a compressed file has no random access. Parquet is compressed in parts. {_DOCS_HINT}"
     return None
 
@@ -87,6 +87,7 @@ COCO_FILE = "_annotations.coco.json"
 """Annotations that lie in a folder of images."""
 RECORDIO_MAGIC = bytes.fromhex("04030201")
 PARQUET_MAGIC, NPY_MAGIC = b"PAR1", b"\x93NUM"
+TAR_MAGIC, _TAR_MAGIC_OFFSET = b"ustar", 257
 _FORMAT_BY_MAGIC = {RECORDIO_MAGIC: "recordio", PARQUET_MAGIC: "parquet", NPY_MAGIC: "npy"}
 _FORMAT_BY_SUFFIX = {
     ".recordio": "recordio",
@@ -102,6 +103,7 @@ _FORMAT_BY_SUFFIX = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".txt": "text",
+    ".tar": "webdataset",
 }
 
 
@@ -312,11 +314,14 @@ def _detect_file_format(file: Path) -> str | None:
         return by_name
     try:
         with file.open("rb") as stream:
-            head = stream.read(len(RECORDIO_MAGIC))
+            start = stream.read(_TAR_MAGIC_OFFSET + len(TAR_MAGIC))
     except OSError as error:
         raise read_error(file, error) from error
-    if not head:
+    if not start:
         return None
+    if start[_TAR_MAGIC_OFFSET:] == TAR_MAGIC:
+        return "webdataset"
+    head = start[: len(RECORDIO_MAGIC)]
     if head in _FORMAT_BY_MAGIC:
         return _FORMAT_BY_MAGIC[head]
     raise BadInputError(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -223,6 +226,42 @@ class TestCoco(ReaderContract):
             return number
 
         return ReaderCase(paths, options, key, lambda: write("a", OTHER) and None)
+
+
+def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+class TestWebDataset(ReaderContract):
+    @pytest.fixture(params=["memory", "file"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        def write(name: str, numbers: range) -> Path:
+            members = [
+                (f"{'long/' * 40}{number}.{extension}", content)
+                for number in numbers
+                for extension, content in (("PNG", b"%d" % number * 200), ("seg.txt", b""), ("cls", b"%d" % number))
+            ]
+            # Members that belong to no sample.
+            return write_tar(tmp_path / name, [("README", b"x"), *members, ("./.hidden.cls", b"x")])
+
+        paths = [write("a.tar", FIRST), write("b.tar", SECOND)]
+
+        def key(record: Any) -> int:
+            number = int(record["cls"])
+            assert record == {
+                "__key__": b"long/" * 40 + b"%d" % number,
+                "cls": b"%d" % number,
+                "png": b"%d" % number * 200,
+                "seg.txt": b"",
+            }
+            return number
+
+        return ReaderCase(paths, {"index": request.param}, key, lambda: write("a.tar", OTHER) and None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -486,6 +525,72 @@ def test_validation_images_of_coco_have_the_labels_of_training(tmp_path: Path) -
     assert reader.metadata.class_names == ("cat", "dog")
     (record,) = reader.read(reader.sources()[0].name, 0, 1)
     assert record["labels"].tolist() == [1]
+
+
+def test_samples_without_a_member_are_reported_alone(tmp_path: Path) -> None:
+    names = ["a.jpg", "a.cls", "b.cls", "c.jpg", "c.cls", "c.cls", "d.cls", "d.jpg"]
+    path = write_tar(tmp_path / "a.tar", [(name, name.encode()) for name in names])
+    found, corrupt = read_damaged(path)
+    assert [record["jpg"] for record in found] == [b"a.jpg", b"d.jpg"]
+    assert [(each.start, each.offset, each.reason) for each in corrupt] == [
+        (1, 5 * 512, "sample b has no member .jpg"),
+        (2, 7 * 512, "sample c has several members of one extension"),
+    ]
+    found, corrupt = read_damaged(path, columns=["cls"])
+    assert ([record["cls"] for record in found], len(corrupt)) == ([b"a.cls", b"b.cls", b"d.cls"], 1)
+    assert "extension png" in str(refuse(path, columns=["png"]))
+
+
+def test_a_tar_file_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    found, _ = read_damaged(write_tar(tmp_path / "shard-000", [("a.cls", b"1")]))
+    assert found == [{"__key__": b"a", "cls": b"1"}]
+
+
+@pytest.mark.parametrize("cut", [100, 700, 1024, 1300, 2048])
+def test_a_truncated_tar_file_names_a_byte(tmp_path: Path, cut: int) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1" * 600), ("b.cls", b"2")])
+    path.write_bytes(path.read_bytes()[:cut])
+    error = refuse(path)
+    assert "cannot be read as tar at byte" in str(error)
+    assert error.where == str(path)
+
+
+def test_a_damaged_header_is_not_taken_for_the_end_of_a_tar_file(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1"), ("b.cls", b"2"), ("c.cls", b"3")])
+    content = bytearray(path.read_bytes())
+    content[1024 + 3] ^= 1
+    path.write_bytes(content)
+    assert "at byte 1024: no header of a member begins here" in str(refuse(path))
+
+
+def test_tar_files_that_were_put_one_after_another_lose_no_records_silently(tmp_path: Path) -> None:
+    parts = [write_tar(tmp_path / name, [("a.cls", b"1")]).read_bytes() for name in ("a.tar", "b.tar")]
+    (tmp_path / "a.tar").write_bytes(b"".join(parts))
+    assert "no header of a member begins here" in str(refuse(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"offsets": [1 << 40]}, {"first_members": [0, 0]}, {"keys": [3]}, {"sizes": None}, {"extensions": []}],
+)
+def test_a_saved_index_of_a_tar_file_that_cannot_be_true_is_made_anew(
+    tmp_path: Path, changed: dict[str, object]
+) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a.cls", b"1")])
+    expected, _ = read_damaged(path, index="file")
+    saved = tmp_path / "a.tar.idx"
+    saved.write_text(json.dumps({**json.loads(saved.read_text()), **changed}))
+    assert read_damaged(path, index="file") == (expected, [])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b/a", "ä", "x" * 150]), st.binary(max_size=1500))))
+def test_tar_members_are_what_was_written(samples: list[tuple[str, bytes]]) -> None:
+    with TemporaryDirectory() as folder:
+        written = [(f"{key}{number}", content) for number, (key, content) in enumerate(samples)]
+        path = write_tar(Path(folder) / "a.tar", [(f"{key}.bin", content) for key, content in written])
+        found, corrupt = read_damaged(path)
+    assert [(record["__key__"].decode(), record["bin"]) for record in found] == written
+    assert corrupt == []
 
 
 @pytest.mark.tensorflow

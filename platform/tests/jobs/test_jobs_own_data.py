@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +26,7 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 8
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 9
 
 
 def run(folder: Path, program: str) -> None:
@@ -85,6 +87,19 @@ def write_shapes(folder: Path) -> Path:
     return folder / "shapes"
 
 
+def write_digits(folder: Path) -> Path:
+    import tensorflow as tf
+
+    with tarfile.open(folder / "digits.tar", "w") as tar:
+        for number in range(40):
+            image = tf.io.encode_png(np.full((9, 7, 3), number, np.uint8)).numpy()
+            for extension, content in (("png", image), ("cls", b"%d" % (number % 2))):
+                member = tarfile.TarInfo(f"{number}.{extension}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return folder / "digits.tar"
+
+
 def write_reviews(folder: Path) -> Path:
     lines = [json.dumps({"text": f"good {number}", "stars": number % 5}) for number in range(40)]
     (folder / "reviews.jsonl").write_text("\n".join(lines))
@@ -107,6 +122,7 @@ def write_examples(folder: Path) -> Path:
         ("a module that trains on trips.parquet", write_trips),
         pytest.param("a module that trains on pets/", write_pets, marks=pytest.mark.repetition),
         pytest.param("a module that trains on shapes/", write_shapes, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on digits.tar", write_digits, marks=pytest.mark.repetition),
         pytest.param("a module that trains on reviews.jsonl", write_reviews, marks=pytest.mark.repetition),
         pytest.param("a module that trains on arrays.npz", write_arrays, marks=pytest.mark.repetition),
         pytest.param("a module that trains on houses.recordio", write_examples, marks=pytest.mark.repetition),
