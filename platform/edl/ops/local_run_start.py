@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import takewhile
@@ -183,6 +183,9 @@ class LocalRunFollower:
         ended = by_master or self._write_end(exit_code)
         self._renderer.refresh(self.progress, time.time())
         failure = _read_failure(self._run) if by_master else RunFailure(detail=_log_ends(self._run))
+        # A program that ended before it reached the master told nobody why.
+        if by_master and by_master.phase == "Failed" and failure.kind == "crash" and not failure.detail:
+            failure = replace(failure, detail=_last_worker_log_end(self._run))
         return decide_outcome(ended, failure, self._stopped_by)
 
     def _write_end(self, exit_code: int) -> JobEnded:
@@ -235,10 +238,18 @@ def _read_failure(run: RunDirectory) -> RunFailure:
     return RunFailure(kind, detail)
 
 
-def _log_ends(run: RunDirectory) -> str:
-    """The last lines of the logs that explain why the run ended without a master."""
+def _last_worker_log_end(run: RunDirectory) -> str:
+    """The last lines of the log of the worker that wrote last; empty if there is none."""
+    with suppress(OSError):
+        logs = sorted(run.logs.glob("worker-*.log"), key=lambda path: path.stat().st_mtime)
+        return _log_ends(run, logs[-1:])
+    return ""
+
+
+def _log_ends(run: RunDirectory, paths: Sequence[Path] = ()) -> str:
+    """The last lines of logs; by default of those that explain why the run ended without a master."""
     lines_shown = []
-    for path in (run.logs / "supervisor.log", run.logs / "master-0.log"):
+    for path in paths or (run.logs / "supervisor.log", run.logs / "master-0.log"):
         with suppress(OSError):  # the process did not start
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
             lines_shown += [f"{path}:", *(f"  {line}" for line in lines[-_LAST_LINES:])]

@@ -188,3 +188,10 @@ def test_a_program_may_end_the_job_early(tmp_path: Path) -> None:
     with job.run() as run:
         summary = run.summary(120)
     assert 0 < summary["records_done"] < RECORDS
+
+
+def test_a_program_that_fails_before_it_asks_for_records_ends_the_job_with_the_end_of_its_log(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "a", "import nothing_of_this_name\n", workers=1)
+    with job.run() as run:
+        assert run.wait() == 1
+        assert not missing_keys(run.errors, "worker", "log", "No module named 'nothing_of_this_name'")
