@@ -83,6 +83,8 @@ FileT = TypeVar("FileT")
 PathOrPaths: TypeAlias = str | Path | Sequence[str | Path]
 
 INDEX_SUFFIX = ".idx"
+_STATE_FILE, _SPLITS_FILE = "state.json", "dataset_dict.json"
+# What ``datasets.save_to_disk`` writes into the folder of a data set, and into one of several data sets.
 COCO_FILE = "_annotations.coco.json"
 """Annotations that lie in a folder of images."""
 RECORDIO_MAGIC = bytes.fromhex("04030201")
@@ -104,6 +106,7 @@ _FORMAT_BY_SUFFIX = {
     ".ndjson": "jsonl",
     ".txt": "text",
     ".tar": "webdataset",
+    ".arrow": "arrow",
 }
 
 
@@ -241,7 +244,7 @@ def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
 def _list_path_files(path: Path) -> list[Path]:
     try:
         if path.is_dir():
-            return _list_directory_files(path)
+            return _list_saved_files(path) or _list_directory_files(path)
         with path.open("rb"):
             return [path]
     except FileNotFoundError:
@@ -250,6 +253,37 @@ def _list_path_files(path: Path) -> list[Path]:
         ) from None
     except OSError as error:
         raise read_error(path, error) from error
+
+
+def _list_saved_files(folder: Path) -> list[Path]:
+    """The files of a data set that Hugging Face saved, in its order; none if the folder is none."""
+    if (folder / _SPLITS_FILE).is_file():
+        splits = sorted(entry.name for entry in folder.iterdir() if (entry / _STATE_FILE).is_file())
+        raise BadInputError(
+            "the folder has several data sets",
+            where=str(folder),
+            hint=f"name one of its directories: {', '.join(splits) or 'none is complete'}",
+        )
+    state = folder / _STATE_FILE
+    try:
+        saved = json.loads(state.read_bytes())
+        if not isinstance(saved, dict) or "_data_files" not in saved:
+            return []  # a file of someone else
+        files = [folder / each["filename"] for each in saved["_data_files"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInputError(
+            f"the file cannot be read as the state of a data set: {error}",
+            where=str(state),
+            hint="save the data set again with save_to_disk",
+        ) from error
+    for file in files:
+        if file.parent != folder:
+            raise BadInputError(f"file {file.name} is outside of the folder", where=str(state))
+        if not file.is_file():
+            raise BadInputError(f"file {file.name} is missing", where=str(state), hint="restore it")
+    return files
 
 
 def _list_directory_files(directory: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +70,14 @@ class RowGroup:
 
 
 class ParquetReader:
-    """A data set of Parquet files with the same columns.
+    """A data set of Parquet files with the same columns. Other formats of such groups of rows derive from it.
 
     Args:
         files: the files.
         columns: the columns to read, in this order; all by default.
     """
+
+    format_name, group_name = "parquet", "row group"
 
     def __init__(self, files: Sequence[Path], columns: Sequence[str] = ()) -> None:
         self._paths = {str(file): file for file in files}
@@ -96,7 +98,7 @@ class ParquetReader:
     def metadata(self) -> Metadata:
         """Names and types of the columns; the type of a list is that of its items."""
         return Metadata(
-            "parquet", tuple(self._schema.names), {field.name: _dtype_name(field) for field in self._schema}
+            self.format_name, tuple(self._schema.names), {field.name: _dtype_name(field) for field in self._schema}
         )
 
     def sources(self) -> tuple[Source, ...]:
@@ -158,20 +160,32 @@ class ParquetReader:
             with path.open("rb") as stream:
                 if file_version(os.fstat(stream.fileno())) != footer.version:
                     raise changed_error(path)
-                file = pq.ParquetFile(stream, page_checksum_verification=True)
-                table = file.read_row_group(number, columns=list(self._schema.names), use_threads=False)
+                table = self.read_table(stream, footer, number, list(self._schema.names))
         except pa.ArrowException as error:
-            return f"row group {number}: {str(error).splitlines()[0]}"
+            return f"{self.group_name} {number}: {str(error).splitlines()[0]}"
         except OSError as error:
             if error.errno is None:  # Arrow's, of content
-                return f"row group {number}: {str(error).splitlines()[0]}"
+                return f"{self.group_name} {number}: {str(error).splitlines()[0]}"
             raise read_error(path, error) from error
         return to_row_group(table.select(self._schema.names))
+
+    def read_footer(self, path: Path) -> ParquetFooter:
+        """What a file says of its groups; see the function of this name."""
+        return read_footer(path)
+
+    def read_table(self, stream: BinaryIO, footer: ParquetFooter, number: int, names: list[str]) -> pa.Table:
+        """The columns ``names`` of a group.
+
+        Raises:
+            ArrowException: the group is damaged.
+        """
+        file = pq.ParquetFile(stream, page_checksum_verification=True)
+        return file.read_row_group(number, columns=names, use_threads=False)
 
     def _footer(self, source: str) -> ParquetFooter:
         path = find_source(self._paths, source)
         if source not in self._footers:
-            self._footers[source] = read_footer(path)
+            self._footers[source] = self.read_footer(path)
         return self._footers[source]
 
     @cached_property

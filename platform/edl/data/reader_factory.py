@@ -59,7 +59,20 @@ def _format_of_options(options: dict[str, object]) -> object:
     return options.pop("format", "coco" if "annotations" in options else None)
 
 
-FORMATS = ("recordio", "csv", "tfrecord", "parquet", "npy", "npz", "jsonl", "text", "images", "coco", "webdataset")
+FORMATS = (
+    "recordio",
+    "csv",
+    "tfrecord",
+    "parquet",
+    "npy",
+    "npz",
+    "jsonl",
+    "text",
+    "images",
+    "coco",
+    "webdataset",
+    "arrow",
+)
 """Values of ``data.reader.format``."""
 
 
@@ -96,6 +109,10 @@ def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str
         from edl.data.tar_reader import TarReader
 
         return TarReader.from_options(files, options)
+    if name == "arrow":
+        from edl.data.arrow_reader import ArrowReader
+
+        return ArrowReader.from_options(files, options)
     near = get_close_matches(name, FORMATS, n=1)
     raise BadInputError(
         f"unknown data format {name!r}",

@@ -264,6 +264,52 @@ class TestWebDataset(ReaderContract):
         return ReaderCase(paths, {"index": request.param}, key, lambda: write("a.tar", OTHER) and None)
 
 
+def save_arrow(path: Path, table: pa.Table, batch_rows: int = 150, *, has_footer: bool = False) -> Path:
+    with (pa.ipc.new_file if has_footer else pa.ipc.new_stream)(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch_rows)
+    return path
+
+
+def save_hugging_face(folder: Path, tables: list[pa.Table], features: dict[str, object]) -> Path:
+    """What ``Dataset.save_to_disk`` writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{number:05}-of-{len(tables):05}.arrow" for number in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        save_arrow(folder / name, table)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "1", "_split": None}
+    (folder / "state.json").write_text(json.dumps(state))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features, "splits": None}))
+    return folder
+
+
+class TestArrow(ReaderContract):
+    @pytest.fixture(params=["stream", "file", "hugging_face"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        def table(numbers: range) -> pa.Table:
+            return pa.table(
+                {
+                    "n": pa.array(numbers, pa.int32()),
+                    "tags": [["ä", "b"][: number % 3] for number in numbers],
+                    "image": [{"bytes": PNG + b"%d" % number, "path": None} for number in numbers],
+                }
+            )
+
+        def key(record: Any) -> int:
+            n = int(record["n"])
+            assert [each.decode() for each in record["tags"]] == ["ä", "b"][: n % 3]
+            assert record["image"] == PNG + b"%d" % n
+            return n
+
+        if request.param == "hugging_face":
+            folder = save_hugging_face(tmp_path / "set", [table(FIRST), table(SECOND)], {})
+            first = folder / "data-00000-of-00002.arrow"
+            return ReaderCase([folder], {}, key, lambda: save_arrow(first, table(OTHER)) and None)
+        paths = [tmp_path / "a.arrow", tmp_path / "b.arrow"]
+        for path, numbers in zip(paths, (FIRST, SECOND), strict=True):
+            save_arrow(path, table(numbers), has_footer=request.param == "file")
+        return ReaderCase(paths, {}, key, lambda: save_arrow(paths[0], table(OTHER)) and None)
+
+
 # --------------------------------------------------------------------------------------------------
 # What is damaged, and what cannot be read.
 
@@ -591,6 +637,64 @@ def test_tar_members_are_what_was_written(samples: list[tuple[str, bytes]]) -> N
         found, corrupt = read_damaged(path)
     assert [(record["__key__"].decode(), record["bin"]) for record in found] == written
     assert corrupt == []
+
+
+@pytest.mark.parametrize("cut", [4, 8, 100, 5000])
+def test_a_truncated_arrow_file_names_the_byte(tmp_path: Path, cut: int) -> None:
+    path = save_arrow(tmp_path / "a.arrow", pa.table({"x": np.arange(900)}))
+    path.write_bytes(path.read_bytes()[:-cut])
+    error = refuse(path)
+    assert "cannot be read as Arrow at byte" in str(error)
+    assert error.where == str(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"ARROW1\0\0", b"x" * 1000])
+def test_a_file_that_is_no_arrow_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.arrow").write_bytes(content)
+    assert "cannot be read as Arrow" in str(refuse(tmp_path / "a.arrow"))
+
+
+def test_a_record_batch_with_impossible_values_is_reported_as_a_whole(tmp_path: Path) -> None:
+    path = save_arrow(tmp_path / "a.arrow", pa.table({"x": ["ä"] * 900}), batch_rows=300)
+    content = bytearray(path.read_bytes())
+    at = content.index("ä".encode() * 300, content.index("ä".encode() * 300) + 600)
+    content[at] = 0xFF
+    path.write_bytes(content)
+    found, corrupt = read_damaged(path)
+    assert len(found) == 600
+    ((start, end, chunk),) = [(each.start, each.end, each.chunk) for each in corrupt]
+    assert (start, end, chunk) == (300, 600, 1)
+    assert 0 < corrupt[0].offset < at
+
+
+def test_rows_of_arrow_without_an_image_are_reported_alone(tmp_path: Path) -> None:
+    images = [{"bytes": b"1", "path": "a"}, None, {"bytes": None, "path": "b"}]
+    found, corrupt = read_damaged(save_arrow(tmp_path / "a.arrow", pa.table({"image": images})))
+    assert ([record["image"] for record in found], [each.start for each in corrupt]) == ([b"1"], [1, 2])
+
+
+def test_columns_of_arrow_in_the_form_of_a_dictionary_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"kind": pa.array(["a", "b"]).dictionary_encode()})
+    assert "column kind is dictionary" in str(refuse(save_arrow(tmp_path / "a.arrow", table)))
+
+
+def test_folders_of_hugging_face_have_class_names_and_their_own_order(tmp_path: Path) -> None:
+    features = {"label": {"names": ["neg", "pos"], "_type": "ClassLabel"}, "text": {"dtype": "string"}}
+    tables = [pa.table({"label": [0, 1], "text": ["a", "b"]}), pa.table({"label": [1], "text": ["c"]})]
+    folder = save_hugging_face(tmp_path / "sets" / "train", tables, features)
+    reader = open_reader(folder)
+    assert reader.metadata.class_names == ("neg", "pos")
+    state = folder / "state.json"
+    state.write_text(json.dumps({"_data_files": json.loads(state.read_text())["_data_files"][::-1]}))
+    assert [source.records for source in open_reader(folder).sources()] == [1, 2]
+    (tmp_path / "sets" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(BadInputError, match="several data sets") as refused:
+        open_reader(tmp_path / "sets")
+    assert refused.value.hint == "name one of its directories: train"
+    for files, said in (([{"filename": "../x"}], "outside of the folder"), ([{"filename": "x"}], "file x is missing")):
+        state.write_text(json.dumps({"_data_files": files}))
+        with pytest.raises(BadInputError, match=said):
+            open_reader(folder)
 
 
 @pytest.mark.tensorflow

@@ -26,7 +26,7 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 9
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 10
 
 
 def run(folder: Path, program: str) -> None:
@@ -100,6 +100,19 @@ def write_digits(folder: Path) -> Path:
     return folder / "digits.tar"
 
 
+def write_saved_reviews(folder: Path) -> Path:
+    import pyarrow as pa
+
+    table = pa.table({"text": [f"good {number}" for number in range(40)], "label": np.arange(40) % 2})
+    (folder / "reviews").mkdir()
+    with pa.ipc.new_stream(str(folder / "reviews" / "data-00000-of-00001.arrow"), table.schema) as writer:
+        writer.write_table(table, max_chunksize=16)
+    state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
+    (folder / "reviews" / "state.json").write_text(json.dumps(state))
+    (folder / "reviews" / "dataset_info.json").write_text("{}")
+    return folder / "reviews"
+
+
 def write_reviews(folder: Path) -> Path:
     lines = [json.dumps({"text": f"good {number}", "stars": number % 5}) for number in range(40)]
     (folder / "reviews.jsonl").write_text("\n".join(lines))
@@ -123,6 +136,7 @@ def write_examples(folder: Path) -> Path:
         pytest.param("a module that trains on pets/", write_pets, marks=pytest.mark.repetition),
         pytest.param("a module that trains on shapes/", write_shapes, marks=pytest.mark.repetition),
         pytest.param("a module that trains on digits.tar", write_digits, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on reviews/", write_saved_reviews, marks=pytest.mark.repetition),
         pytest.param("a module that trains on reviews.jsonl", write_reviews, marks=pytest.mark.repetition),
         pytest.param("a module that trains on arrays.npz", write_arrays, marks=pytest.mark.repetition),
         pytest.param("a module that trains on houses.recordio", write_examples, marks=pytest.mark.repetition),
