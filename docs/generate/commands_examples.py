@@ -77,6 +77,11 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl data cp fileserver-claim:/models/mnist models", "and back"),
     ),
     "data ls": (("edl data ls fileserver-claim:/ -R", "with subdirectories"),),
+    "data stats": (
+        ("edl data stats trips.parquet", "a table for people"),
+        ("edl data stats trips.parquet --columns km,tip --html page.html", "with histograms"),
+        ("edl data stats trips.parquet --json", "for programs and `edl.layers`"),
+    ),
     "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
     "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
     "data clicks": (

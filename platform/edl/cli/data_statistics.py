@@ -1,0 +1,176 @@
+"""``edl data stats`` and ``edl data schema``: what is in the columns of a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from edl.api.errors import BadInputError
+from edl.reporting.rich_console import make_console
+
+if TYPE_CHECKING:
+    from edl.data.table_statistics import TableStatistics
+
+_MOST_THREADS = 8
+_COLUMNS = ("column", "type", "count", "missing", "distinct", "min", "median", "max", "mean", "std", "most frequent")
+_TEXT_COLUMNS = ("column", "type", "most frequent")
+_LEFT_OUT_FIRST = ("most frequent", "type", "std", "median", "missing", "mean")
+"""Of the printed table, on a narrow terminal."""
+
+PathsArgument = Annotated[
+    list[str], typer.Argument(metavar="PATH...", help="Files of a table, or their directory.", show_default=False)
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="csv, parquet, npz or jsonl; detected by default.", show_default=False),
+]
+ColumnsOption = Annotated[
+    str | None, typer.Option("--columns", metavar="A,B", help="Only these columns.", show_default=False)
+]
+SeparatorOption = Annotated[str | None, typer.Option("--sep", help="Separator of CSV cells.", show_default=False)]
+HeaderOption = Annotated[bool, typer.Option("--header/--no-header", help="Whether CSV files name their columns.")]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", help="Threads that share the data; as many as processors by default.", min=1),
+]
+
+
+def stats(
+    paths: PathsArgument,
+    file_format: FormatOption = None,
+    columns: ColumnsOption = None,
+    separator: SeparatorOption = None,
+    header: HeaderOption = True,
+    threads: ThreadsOption = None,
+    top: Annotated[int, typer.Option("--top", help="Most frequent values of a column, with --json.", min=0)] = 1000,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="PAGE", help="Write a page with histograms to this file.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, which edl.layers reads.")] = False,
+) -> None:
+    """Print statistics of each column of a table: CSV, Parquet, npz or JSON lines.
+
+    One pass, with memory that does not depend on the number of records. Count, missing, min, max, mean and standard
+    deviation are exact; quantiles, distinct and top values are exact for small columns, and else have a stated error.
+    """
+    statistics = _scan(paths, file_format, columns, separator, header, threads)
+    result = statistics.to_json(top)
+    if html is not None:
+        from edl.cli.statistics_page import render_page
+
+        try:
+            html.write_text(render_page(result, ", ".join(paths)), encoding="utf-8")
+        except OSError as error:
+            raise BadInputError(f"cannot be written: {error.strerror}", where=str(html)) from error
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+        return
+    _print_table(result)
+    if html is not None:
+        print(f"Page with histograms: {html}")
+
+
+def _scan(
+    paths: list[str],
+    file_format: str | None,
+    columns: str | None,
+    separator: str | None,
+    header: bool,
+    threads: int | None,
+) -> TableStatistics:
+    options: dict[str, object] = {"format": file_format, "sep": separator}
+    options |= {"columns": columns.split(",") if columns else None, "header": None if header else False}
+    try:
+        from edl.data.table_scan import scan_table
+    except ImportError as error:
+        hint = "pip install 'edl-platform[train]'"
+        raise BadInputError(f"statistics need the package {error.name}", hint=hint) from error
+    given = {name: value for name, value in options.items() if value is not None}
+    return scan_table(paths, given, threads or min(_MOST_THREADS, os.cpu_count() or 1))
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    console = make_console()
+    rows = [_format_row(column) for column in result["columns"]]
+    left_out: set[str] = set()
+    for candidate in _LEFT_OUT_FIRST:
+        if sum(2 + _least_width(name, rows) for name in _COLUMNS if name not in left_out) <= console.width + 2:
+            break
+        left_out.add(candidate)
+    console.print(_make_table(rows, left_out))
+    console.print(describe_errors(result), style="dim")
+    if left_out:
+        missing = ", ".join(name for name in _LEFT_OUT_FIRST if name in left_out)
+        console.print(
+            f"Not shown, because the terminal is narrow: {missing}. --json and --html have them.", style="dim"
+        )
+
+
+def _format_row(column: dict[str, Any]) -> dict[str, str]:
+    quantiles = column.get("quantiles") or [None]
+    return {
+        "column": column["name"],
+        "type": column["type"],
+        "count": f"{column['count']:,}",
+        "missing": f"{column['missing']:,}" if column["missing"] else "",
+        "distinct": f"{'~' if column['distinct_error'] else ''}{column['distinct']:,}",
+        "min": format_value(column["min"]),
+        "median": format_value(quantiles[len(quantiles) // 2]),
+        "max": format_value(column["max"]),
+        "mean": format_value(column.get("mean")),
+        "std": format_value(column.get("std")),
+        "most frequent": ", ".join(f"{format_value(value)} ({count:,})" for value, count in column["top"][:3]),
+    }
+
+
+def _least_width(name: str, rows: list[dict[str, str]]) -> int:
+    """Width of a column in which no figure is cut off, and texts have lines of up to 16 characters."""
+    longest = max((len(row[name]) for row in rows), default=0)
+    return max(len(name), min(longest, 16) if name in _TEXT_COLUMNS else longest)
+
+
+def _make_table(rows: list[dict[str, str]], left_out: set[str]) -> Table:
+    names = [name for name in _COLUMNS if name not in left_out]
+    table = Table(box=None, pad_edge=False)
+    for name in names:
+        is_text, width = name in _TEXT_COLUMNS, _least_width(name, rows)
+        # Without a least width, a text beside figures would get no room at all.
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold", min_width=width
+        )
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in names))  # of users: no markup
+    return table
+
+
+def describe_errors(result: dict[str, Any]) -> str:
+    """How exact the figures are, in a sentence or two."""
+    columns = result["columns"]
+    rank = max((column.get("quantile_error", 0.0) for column in columns), default=0.0)
+    distinct = max((column["distinct_error"] for column in columns), default=0.0)
+    share = max((column["top_error"] / max(1, column["count"]) for column in columns), default=0.0)
+    corrupt = result["corrupt_records"]
+    said = f"{result['records']:,} records" + (f", {corrupt:,} corrupt left out" if corrupt else "") + ". "
+    if not (rank or distinct or share):
+        return said + "All figures are exact."
+    return said + (
+        f"Ranks of quantiles are wrong by at most {rank:.2%} of the values, counts of frequent values by at most "
+        f"{share:.2%}; numbers of distinct values with ~ by {distinct:.1%} or less in 95 of 100 cases."
+    )
+
+
+def format_value(value: Any) -> str:
+    """A figure or a cell for people, at most 24 characters."""
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
+        text = str(value).replace("\n", "\\n")
+        return text if len(text) <= 24 else text[:23] + "…"
+    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**9 else f"{value:.5g}"

@@ -1,0 +1,77 @@
+"""``edl data stats`` and ``edl data schema``."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from cli.cli_harness import run_edl
+
+CSV = "age,city,rooms\n31,Ulm,2\n47,<b>Bonn</b>,3\n,Ulm,3\n"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "people.csv"
+    path.write_text(CSV)
+    return path
+
+
+def test_the_json_result_has_all_columns(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(table), "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["version"], result["records"], result["corrupt_records"]) == (1, 3, 0)
+    age, city, rooms = result["columns"]
+    assert (age["count"], age["missing"], age["mean"], age["std"]) == (2, 1, 39.0, 8.0)
+    assert city["top"] == [["Ulm", 2], ["<b>Bonn</b>", 1]]
+    assert (rooms["quantiles"][0], rooms["quantiles"][-1], len(rooms["quantiles"])) == (2, 3, 1001)
+
+
+def test_the_table_names_each_column_and_its_error(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(table)) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("age", "city", "rooms"))
+    assert "3 records" in out
+    assert "exact" in out
+
+
+def test_options_reach_the_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.data"
+    path.write_text("1;x\n2;y\n")
+    line = ["data", "stats", str(path), "--format", "csv", "--sep", ";", "--no-header", "--columns", "n,t", "--json"]
+    assert run_edl(*line) == 0
+    assert [column["name"] for column in json.loads(capsys.readouterr().out)["columns"]] == ["n", "t"]
+
+
+def test_the_page_stands_alone_and_escapes_what_cells_contain(table: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run_edl("data", "stats", str(table), "--html", str(page)) == 0
+    text = page.read_text()
+    HTMLParser().feed(text)
+    assert "<b>Bonn" not in text
+    assert "&lt;b&gt;Bonn" in text
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("<svg") == 2
+    assert not re.search(r"<script|<link|https?://", text)
+
+
+def test_a_page_that_cannot_be_written_is_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(table), "--html", str(table / "page.html")) == 2
+    assert "page.html" in capsys.readouterr().err
+
+
+def test_what_has_no_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("text\n")
+    assert run_edl("data", "stats", str(tmp_path)) == 2
+    assert "csv, parquet, npz, jsonl" in " ".join(capsys.readouterr().err.split())
+
+
+def test_help_imports_no_arrays() -> None:
+    code = "import sys, edl.cli.data; print(*{'numpy', 'pyarrow'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
