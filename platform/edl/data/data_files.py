@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -196,19 +197,49 @@ def list_paths(paths: PathOrPaths) -> list[str | Path]:
     return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
+def expand_patterns(paths: PathOrPaths) -> list[Path]:
+    """The paths, with all that matches in place of a pattern such as ``train-*.tfrecord``.
+
+    What matches is sorted, so that every process has the same order. ``**`` stands for any folders. Hidden and index
+    files do not match. A path that exists is itself, whichever characters its name has.
+
+    Raises:
+        BadInputError: nothing matches a pattern.
+    """
+    expanded: list[Path] = []
+    for path in list_paths(paths):
+        text = str(path)
+        if not glob.has_magic(text) or os.path.lexists(text):
+            expanded.append(Path(path))
+            continue
+        matching = sorted(Path(found) for found in glob.glob(text, recursive=True))
+        found = [each for each in matching if each.suffix != INDEX_SUFFIX]
+        if "**" in Path(text).parts[-1:]:
+            found = [each for each in found if not each.is_dir()]  # else a file would be listed with its folder again
+        if not found:
+            parts = Path(text).parts
+            plain = next(at for at, part in enumerate(parts) if glob.has_magic(part))
+            raise BadInputError(
+                "no file matches the pattern", where=text, hint=_nearest_directory_hint(Path(*parts[:plain]))
+            )
+        expanded += found
+    return expanded
+
+
 def find_data(paths: PathOrPaths, format_name: str | None = None) -> tuple[Path, ...]:
     """What a reader of these paths opens: the folders themselves if they are data sets of images, else all data files.
 
     Args:
-        paths: files, directories or a list of both.
+        paths: files, directories, patterns or a list of them.
         format_name: ``data.reader.format``; None if the job names none.
 
     Raises:
         BadInputError: there are no data.
     """
-    listed = [Path(path) for path in list_paths(paths)]
+    listed = expand_patterns(paths)
     are_folders = listed and all(format_of_folder(path) for path in listed)
     if format_name in _FORMATS_OF_FOLDERS or (format_name is None and are_folders):
+        _check_listed_once(listed)
         return tuple(listed)
     return list_data_files(paths)
 
@@ -236,7 +267,7 @@ def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
     listed = list_paths(paths)
     if not listed:
         raise BadInputError("there are no data files: the list of paths is empty", hint="name a file or a directory")
-    files = tuple(file for path in listed for file in _list_path_files(Path(path)))
+    files = tuple(file for path in expand_patterns(paths) for file in _list_path_files(path))
     _check_listed_once(files)
     return files
 

@@ -24,7 +24,8 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     """Open a data set with one of the built-in readers.
 
     Args:
-        paths: a file, a directory (its data files in sorted order) or a list of both.
+        paths: a file, a directory (its data files in sorted order), a pattern such as ``train-*.tfrecord``, or a list
+            of these.
         options: the job's ``data.reader``. Without ``format`` (see ``FORMATS``) the format is detected from the files;
             the other options are those of the format.
 

@@ -97,7 +97,7 @@ def write_digits(folder: Path) -> Path:
                 member = tarfile.TarInfo(f"{number}.{extension}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
-    return folder / "digits.tar"
+    return folder / "digit*.tar"
 
 
 def write_saved_reviews(folder: Path) -> Path:
