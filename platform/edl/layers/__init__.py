@@ -4,6 +4,7 @@ They are ordinary Keras layers. They train under plain Keras, and saved files lo
 imported. The package imports Keras and TensorFlow, and nothing else of EDL.
 """
 
+from edl.layers.adapted import adapt_from
 from edl.layers.embedding import Embedding
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "adapt_from"]
