@@ -42,7 +42,12 @@ def hint_for_file(file: Path) -> str | None:
             "compressed TFRecord has no random access; RecordIO contains the same records, and feed stays unchanged",
             program,
         )
-    if suffix in (".gz", ".bz2", ".tgz", ".xz", ".zst"):
+    if suffix == ".gz":
+        return (
+            "unpack it, because a compressed file has no random access, or name a folder with data.reader.cache, into "
+            f"which EDL unpacks text, JSON lines, CSV and TFRecord. Parquet is compressed in parts. {_DOCS_HINT}"
+        )
+    if suffix in (".bz2", ".tgz", ".xz", ".zst"):
         return f"unpack it: a compressed file has no random access. Parquet is compressed in parts. {_DOCS_HINT}"
     return None
 

@@ -15,6 +15,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
 from edl.data.data_files import PathOrPaths, detect_format, find_data, format_of_name
 from edl.data.reader import Reader
+from edl.data.unpacked_cache import CACHE_OPTIONS, CACHED_FORMATS, PACKED_SUFFIX, UnpackedCache
 
 if TYPE_CHECKING:
     from edl.data.block_file import RecordFormat
@@ -35,8 +36,19 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     format_options = dict(options or {})
     chosen = _format_of_options(format_options)
     files = find_data(paths, None if chosen is None else str(chosen))
+    cache = UnpackedCache.from_options(format_options)
+    if cache is not None and chosen in (None, *CACHED_FORMATS):
+        files = cache.unpack_all(files)
     name = detect_format(files) if chosen is None else str(chosen)
-    return _create_format_reader(name, files, format_options)
+    return _create_format_reader(name, files, _without_cache(name, format_options))
+
+
+def _without_cache(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    """The options of the format alone; other formats refuse those of the cache."""
+    if name not in CACHED_FORMATS:
+        return options
+    UnpackedCache.from_options(options)
+    return {option: value for option, value in options.items() if option not in CACHE_OPTIONS}
 
 
 def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) -> None:
@@ -47,12 +59,12 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
             checked.
     """
     format_options = dict(options)
-    name = _format_of_options(format_options) or format_of_name(Path(paths[0]))
+    name = _format_of_options(format_options) or format_of_name(Path(paths[0].removesuffix(PACKED_SUFFIX)))
     if name is None:
         with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
             name = detect_format(find_data(tuple(paths)))
     if name is not None:
-        _create_format_reader(str(name), [Path(path) for path in paths], format_options)
+        _create_format_reader(str(name), [Path(path) for path in paths], _without_cache(str(name), format_options))
 
 
 def _format_of_options(options: dict[str, object]) -> object:

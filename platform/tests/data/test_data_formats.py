@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import tarfile
@@ -23,7 +24,7 @@ from support.tfrecords import write_tfrecord
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
 from edl.data.reader import CorruptRange
-from edl.data.reader_factory import open_reader, shuffled_order
+from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader
 from edl.worker.data_readers import open_data_set
@@ -308,6 +309,38 @@ class TestArrow(ReaderContract):
         for path, numbers in zip(paths, (FIRST, SECOND), strict=True):
             save_arrow(path, table(numbers), has_footer=request.param == "file")
         return ReaderCase(paths, {}, key, lambda: save_arrow(paths[0], table(OTHER)) and None)
+
+
+class TestCompressed(ReaderContract):
+    @pytest.fixture(params=["a.txt", "a.jsonl", "a.csv", "a.tfrecord"])
+    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+        name = request.param
+
+        def write(folder: str, numbers: range) -> Path:
+            (tmp_path / folder).mkdir(exist_ok=True)
+            plain, path = tmp_path / folder / name, tmp_path / folder / f"{name}.gz"
+            if name == "a.tfrecord":
+                write_tfrecord(plain, (b"%d|" % number + bytes(1000) for number in numbers))
+            else:
+                header = "n\n" if name == "a.csv" else ""
+                line = '{{"n": {}, "text": "' + "b" * 500 + '"}}\n' if name == "a.jsonl" else "{}\n"
+                fill = "" if name in ("a.jsonl", "a.csv") else "|" + "x" * 500
+                plain.write_text(header + "".join(line.format(f"{number}{fill}") for number in numbers))
+            path.write_bytes(gzip.compress(plain.read_bytes()))
+            plain.unlink()
+            return path
+
+        def key(record: Any) -> int:
+            if name == "a.csv":
+                return int(record[0])
+            return int(json.loads(record)["n"] if name == "a.jsonl" else record.split(b"|")[0])
+
+        def rewrite() -> None:
+            write("one", OTHER)
+            case.open()  # another job
+
+        case = ReaderCase([write("one", FIRST), write("two", SECOND)], {"cache": str(tmp_path / "cache")}, key, rewrite)
+        return case
 
 
 # --------------------------------------------------------------------------------------------------
@@ -695,6 +728,51 @@ def test_folders_of_hugging_face_have_class_names_and_their_own_order(tmp_path: 
         state.write_text(json.dumps({"_data_files": files}))
         with pytest.raises(BadInputError, match=said):
             open_reader(folder)
+
+
+# --------------------------------------------------------------------------------------------------
+# Compressed files.
+
+
+def test_a_compressed_file_is_unpacked_once_until_it_changes(tmp_path: Path) -> None:
+    path, cache = tmp_path / "a.txt.gz", str(tmp_path / "cache")
+    path.write_bytes(gzip.compress(b"a\nb\n"))
+    reader = open_reader(path, {"cache": cache})
+    unpacked = Path(reader.sources()[0].name)
+    inode = unpacked.stat().st_ino
+    assert open_reader(path, {"cache": cache}).sources() == reader.sources()
+    assert unpacked.stat().st_ino == inode
+    path.write_bytes(gzip.compress(b"c\n"))
+    assert read_damaged(path, cache=cache) == ([b"c"], [])
+
+
+def test_a_cache_that_would_become_too_large_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(b"x" * 3000))
+    options = {"cache": str(cache), "cache_gib": 5000 / (1 << 30)}
+    open_reader(tmp_path / "a.txt.gz", options)
+    before = sorted(path for path in cache.glob("*/*"))
+    with pytest.raises(BadInputError, match="would become larger than"):
+        open_reader(tmp_path / "b.txt.gz", options)
+    assert sorted(path for path in cache.glob("*/*")) == before
+
+
+def test_a_damaged_compressed_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.gz"
+    for content in (gzip.compress(b"a" * 9000)[:-9], b"plain", gzip.compress(b"a")[:-8] + bytes(8)):
+        path.write_bytes(content)
+        with pytest.raises(BadInputError, match="cannot be unpacked after") as refused:
+            open_reader(path, {"cache": str(tmp_path / "cache")})
+        assert refused.value.where == str(path)
+
+
+@pytest.mark.parametrize("options", [{"cache": "relative"}, {"cache": 3}, {"cache": "/x", "cache_gib": 0}])
+def test_options_of_the_cache_are_checked(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(BadInputError, match="is not allowed"):
+        check_reader_options([str(tmp_path / "a.csv.gz")], options)
+    with pytest.raises(BadInputError, match="unknown option 'cache'"):
+        check_reader_options(["a.parquet"], {"cache": "/x"})
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import re
@@ -148,6 +149,19 @@ def test_the_job_of_each_format_trains_every_record_once(
     with job_of(tmp_path, section, write(tmp_path)).run() as job:
         summary = job.summary()
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+
+
+@pytest.mark.repetition
+def test_a_job_on_compressed_lines_unpacks_them_once(tmp_path: Path) -> None:
+    lines = write_reviews(tmp_path)
+    packed = lines.with_name("packed.jsonl.gz")
+    packed.write_bytes(gzip.compress(lines.read_bytes()))
+    zoo = write_module(tmp_path, "own", PROGRAMS["a module that trains on reviews.jsonl"])
+    data = {"training": str(packed), "reader": {"cache": str(tmp_path / "cache")}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+    assert [path.read_bytes() for path in (tmp_path / "cache").glob("*/*.jsonl")] == [lines.read_bytes()]
 
 
 def test_what_the_writer_wrote_is_trained_on(tmp_path: Path) -> None:
