@@ -370,7 +370,7 @@ def detect_format(files: Sequence[Path]) -> str:
 def format_of_name(file: Path) -> str | None:
     """The format that a file's name stands for; None if it stands for none."""
     # Shards of TFRecord have names such as data.tfrecord-00000-of-00008.
-    if ".tfrecord-" in file.name.lower():
+    if ".tfrecord-" in file.name.lower() and file.suffix.lower() != ".gz":
         return "tfrecord"
     return _FORMAT_BY_SUFFIX.get(file.suffix.lower())
 

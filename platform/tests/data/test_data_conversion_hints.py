@@ -50,6 +50,11 @@ def test_compressed_tfrecord(tmp_path: Path) -> None:
     assert records(converted(tmp_path / "data.tfrecord.gz")) == written
 
 
+def test_a_compressed_shard_of_tfrecord_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord-00000-of-00001.gz").write_bytes(b"\x1f\x8b\x08\x00")
+    assert "compressed TFRecord" in (conversion_error(tmp_path / "a.tfrecord-00000-of-00001.gz").hint or "")
+
+
 def test_other_compressed_files_are_to_be_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b\x08\x00")
     assert "unpack it" in (conversion_error(tmp_path / "a.csv.gz").hint or "")
