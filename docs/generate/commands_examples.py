@@ -82,6 +82,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl data stats trips.parquet --columns km,tip --html page.html", "with histograms"),
         ("edl data stats trips.parquet --json", "for programs and `edl.layers`"),
     ),
+    "data schema": (("edl data schema trips.parquet --label tip", "the section data of a job file"),),
     "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
     "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
     "data clicks": (

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edl.api.errors import BadInputError
-from edl.cli.data_statistics import stats
+from edl.cli.data_statistics import schema, stats
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.ops import file_transfer
 from edl.ops.file_transfer import IMAGE_REMEDY, IMAGE_VARIABLE, open_volume
@@ -209,6 +209,7 @@ app = typer.Typer(
 app.command()(cp)
 app.command()(ls)
 app.command()(stats)
+app.command()(schema)
 
 # NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the
 # light client has none of them. Hence these choices are named here too; mypy compares them with

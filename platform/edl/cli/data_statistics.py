@@ -174,3 +174,61 @@ def format_value(value: Any) -> str:
         text = str(value).replace("\n", "\\n")
         return text if len(text) <= 24 else text[:23] + "…"
     return f"{value:,}" if isinstance(value, int) and abs(value) < 10**9 else f"{value:.5g}"
+
+
+# --------------------------------------------------------------------------------------------------
+# The section of a job file that reads a table.
+
+
+_LABEL_NAMES = ("label", "target", "class", "y")
+_MOST_CLASSES = 1000
+
+
+def schema(
+    paths: PathsArgument,
+    label: Annotated[
+        str | None,
+        typer.Option("--label", help="The label's column; by default one with such a name, else the last."),
+    ] = None,
+    file_format: FormatOption = None,
+    columns: ColumnsOption = None,
+    separator: SeparatorOption = None,
+    header: HeaderOption = True,
+    threads: ThreadsOption = None,
+) -> None:
+    """Print the section data of a job file for a table, with what each column is, to be edited.
+
+    The label is a guess, and so is what is said of it. Columns with missing values are named: a job counts their
+    records as corrupt.
+    """
+    result = _scan(paths, file_format, columns, separator, header, threads).to_json(1)
+    found = {column["name"]: column for column in result["columns"]}
+    if label is None:
+        named = [name for name in found if name.lower() in _LABEL_NAMES]
+        label = (named or list(found))[-1]
+    if label not in found:
+        raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
+    options = {"format": file_format, "sep": separator, "header": None if header else False}
+    lines = ["data:", f"  training: {json.dumps(paths if len(paths) > 1 else paths[0])}", "  reader:"]
+    lines += [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
+    lines.append(f"    label: {json.dumps(label, ensure_ascii=False)}  # {_describe_label(found[label])}")
+    lines.append("    columns:")
+    for name, column in found.items():
+        role = "the label" if name == label else _describe_feature(column)
+        missing = f"; {column['missing']:,} MISSING: leave it out, or replace them" if column["missing"] else ""
+        lines.append(f"      - {json.dumps(name, ensure_ascii=False)}  # {column['type']}: {role}{missing}")
+    print("\n".join(lines))
+
+
+def _describe_label(column: dict[str, Any]) -> str:
+    if column["distinct"] == 2:
+        return "two values: binary classification"
+    if column["kind"] == "text" or (column["type"].startswith(("int", "uint")) and column["distinct"] <= _MOST_CLASSES):
+        return f"{column['distinct']:,} values: classification"
+    return "regression"
+
+
+def _describe_feature(column: dict[str, Any]) -> str:
+    if column["kind"] == "text":
+        return f"{column['distinct']:,} texts, for StringLookup"
+    return f"{format_value(column['min'])} to {format_value(column['max'])}, {column['distinct']:,} values"

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from cli.cli_harness import run_edl
+from ruamel.yaml import YAML
+
+from edl.data import open_reader
 
 CSV = "age,city,rooms\n31,Ulm,2\n47,<b>Bonn</b>,3\n,Ulm,3\n"
 
@@ -75,3 +78,35 @@ def test_help_imports_no_arrays() -> None:
     code = "import sys, edl.cli.data; print(*{'numpy', 'pyarrow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_the_schema_is_a_section_that_a_job_reads(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "schema", str(table), "--format", "csv") == 0
+    out = capsys.readouterr().out
+    section = YAML(typ="safe").load(out)["data"]
+    assert section["reader"] == {"format": "csv", "label": "rooms", "columns": ["age", "city", "rooms"]}
+    assert open_reader(section["training"], section["reader"]).metadata.column_names == ("age", "city", "rooms")
+    assert "1 MISSING" in next(line for line in out.splitlines() if '- "age"' in line)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"), [("rooms", "binary classification"), ("age", "binary"), ("size", "regression")]
+)
+def test_the_label_says_what_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], label: str, said: str
+) -> None:
+    (tmp_path / "a.csv").write_text("age,rooms,size\n1.5,1,.5\n2.5,0,1.5\n1.5,1,2.5\n")
+    assert run_edl("data", "schema", str(tmp_path), "--label", label) == 0
+    assert said in next(line for line in capsys.readouterr().out.splitlines() if "label:" in line)
+
+
+def test_a_column_with_a_label_s_name_is_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text('Target,"x: #1"\n1,2\n')
+    assert run_edl("data", "schema", str(tmp_path)) == 0
+    reader = YAML(typ="safe").load(capsys.readouterr().out)["data"]["reader"]
+    assert (reader["label"], reader["columns"]) == ("Target", ["Target", "x: #1"])
+
+
+def test_a_label_that_is_no_column_is_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "schema", str(table), "--label", "price") == 2
+    assert "no column price" in capsys.readouterr().err
