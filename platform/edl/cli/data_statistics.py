@@ -201,6 +201,14 @@ def schema(
     The label is a guess, and so is what is said of it. Columns with missing values are named: a job counts their
     records as corrupt.
     """
+    from edl.data.data_files import detect_format, find_data
+
+    if (file_format or detect_format(find_data(paths))) == "jsonl":
+        raise BadInputError(
+            "a job reads JSON lines as bytes, without columns",
+            where=paths[0],
+            hint="feed parses them, or write the table as Parquet; `edl data stats` describes the columns",
+        )
     result = _scan(paths, file_format, columns, separator, header, threads).to_json(1)
     found = {column["name"]: column for column in result["columns"]}
     if label is None:

@@ -110,3 +110,9 @@ def test_a_column_with_a_label_s_name_is_the_label(tmp_path: Path, capsys: pytes
 def test_a_label_that_is_no_column_is_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_edl("data", "schema", str(table), "--label", "price") == 2
     assert "no column price" in capsys.readouterr().err
+
+
+def test_json_lines_have_no_columns_in_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"v": 1}\n')
+    assert run_edl("data", "schema", str(tmp_path)) == 2
+    assert "without columns" in " ".join(capsys.readouterr().err.split())
