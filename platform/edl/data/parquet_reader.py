@@ -177,7 +177,7 @@ class ParquetReader:
         """The columns ``names`` of a group.
 
         Raises:
-            ArrowException: the group is damaged.
+            pa.ArrowException: the group is damaged.
         """
         file = pq.ParquetFile(stream, page_checksum_verification=True)
         return file.read_row_group(number, columns=names, use_threads=False)
