@@ -27,11 +27,24 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 10
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 11
 
 
 def run(folder: Path, program: str) -> None:
     subprocess.run([sys.executable, "-c", PROGRAMS[program]], cwd=folder, check=True, timeout=100)
+
+
+def test_layers_are_adapted_from_the_statistics_of_a_table(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = np.arange(40)
+    table = {"km": numbers / 8, "people": numbers % 3, "minute": numbers * 30, "quarter": ["harbour", "old town"] * 20}
+    pq.write_table(pa.table(table), tmp_path / "trips.parquet")
+    stats = [str(Path(sys.executable).with_name("edl")), "data", "stats", "trips.parquet", "--json"]
+    with (tmp_path / "trips.json").open("w") as result:
+        subprocess.run(stats, cwd=tmp_path, stdout=result, check=True, timeout=100)
+    run(tmp_path, "layers adapted from trips.json")
 
 
 def job_of(folder: Path, section: str, data: Path) -> JobFolder:
