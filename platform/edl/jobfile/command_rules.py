@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from edl.api.errors import BadInputError
-from edl.api.job_spec import JobSpec, ModelSpec
+from edl.api.job_spec import JobSpec, ModelSpec, TrainSpec
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.section_type import field_defaults, section_fields
 
@@ -50,11 +50,13 @@ def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
         yield RuleViolation(
             "log.loss_every_steps", "has no effect with a command: the program logs its own loss", "leave it out"
         )
-    for name in ("evaluation_steps",):
-        if getattr(spec.train, name) is not None:
-            yield RuleViolation(
-                f"train.{name}", "has no effect with a command: the program evaluates itself", "leave it out"
-            )
+    train_defaults = field_defaults(TrainSpec)
+    for name, reason in (
+        ("evaluation_steps", "the program evaluates itself"),
+        ("on_nan", "only the program sees its loss"),
+    ):
+        if getattr(spec.train, name) != train_defaults[name]:
+            yield RuleViolation(f"train.{name}", f"has no effect with a command: {reason}", "leave it out")
 
 
 def describe_program(spec: JobSpec) -> str:
