@@ -46,6 +46,7 @@ def test_a_job_with_a_command_needs_no_model_and_has_no_parameter_servers(tmp_pa
         ({"task": "predict"}, ["task: found 'predict'", "only trains"]),
         ({"data": {"training": "/d", "validation": "/v"}}, ["data.validation: has no effect"]),
         ({"data": {"prediction": "/d"}}, ["data.training: is missing", "data.prediction: has no effect"]),
+        ({"train": {"on_nan": "skip"}}, ["train.on_nan: has no effect", "its loss"]),
         ({"train": {"evaluation_steps": 5}}, ["train.evaluation_steps: has no effect"]),
         ({"command": []}, ["model.definition: is missing", "command"]),
         ({"command": ...}, ["model.definition: is missing", "command"]),
