@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.api.errors import BadInputError
-from edl.api.job_spec import DataSpec, ModelSpec
+from edl.api.job_spec import DataSpec, ModelSpec, TrainSpec
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import open_reader, read_reader_blocks
 from edl.data.shard_reader import ShardReader, lists_shards
@@ -28,7 +29,9 @@ def data_set_paths(data: DataSpec, data_set: str) -> tuple[str, ...]:
     return paths
 
 
-def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., Any] | None, zoo: Path) -> Reader:
+def open_data_set(
+    data: DataSpec, data_set: str, custom_reader: Callable[..., Any] | None, zoo: Path, train: TrainSpec | None = None
+) -> Reader:
     """The reader of one data set.
 
     Args:
@@ -37,6 +40,7 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
         custom_reader: the module's ``custom_data_reader(origin, **data.reader)``; ``origin`` is the path, or
             a list of several paths.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
+        train: the job's ``train`` section; ElasticDL's readers may have an argument ``records_per_task``.
 
     Raises:
         BadInputError: the data does not exist, or the user's reader raises.
@@ -51,7 +55,21 @@ def open_data_set(data: DataSpec, data_set: str, custom_reader: Callable[..., An
         return open_reader(paths, {**data.reader, "format": reader.metadata.format, "classes": trained})
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):
-        return GuardedReader(custom_reader(origin, **data.reader), zoo)
+        options = {**_records_per_task(custom_reader, train), **data.reader}
+        return GuardedReader(custom_reader(origin, **options), zoo)
+
+
+def _records_per_task(custom_reader: Callable[..., Any], train: TrainSpec | None) -> dict[str, int]:
+    """The argument of this name, if the function has it: ElasticDL gives it to every reader."""
+    if train is None:
+        return {}
+    try:
+        names = inspect.signature(custom_reader).parameters
+    except (TypeError, ValueError):  # a callable without one, as some of C
+        return {}
+    return (
+        {"records_per_task": train.minibatch_size * train.minibatches_per_task} if "records_per_task" in names else {}
+    )
 
 
 def _adapt(reader: Any) -> Any:

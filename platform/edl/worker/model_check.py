@@ -121,7 +121,8 @@ class _JobCheck:
 
         @cache
         def feeder(kind: str) -> tuple[Any, FeedFunction]:
-            reader = open_data_set(spec.data, DATA_SET_BY_MODE[kind], self.module.custom_data_reader, self.module.zoo)
+            module = self.module
+            reader = open_data_set(spec.data, DATA_SET_BY_MODE[kind], module.custom_data_reader, module.zoo, spec.train)
             return reader, FeedFunction(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
 
         self._open_feed = feeder

@@ -127,7 +127,7 @@ class WorkerRuntime:
             if data_set not in self._readers_by_set:
                 custom = None if self._may_read_early else self.model_module.result().custom_data_reader
                 self._readers_by_set[data_set] = open_data_set(
-                    self.spec.data, data_set, custom, Path(self.spec.model.zoo)
+                    self.spec.data, data_set, custom, Path(self.spec.model.zoo), self.spec.train
                 )
             return self._readers_by_set[data_set]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 import recordio
 from edl.api.errors import BadInputError
-from edl.api.job_spec import DataSpec
+from edl.api.job_spec import DataSpec, TrainSpec
 from edl.data import Source
 from edl.data.reader_factory import read_reader_blocks
 from edl.worker.data_readers import open_data_set
@@ -80,6 +81,24 @@ def test_a_job_reads_with_it(tmp_path: Path) -> None:
     assert reader.read("high", 4, 6) == [b"high 104", b"high 105"]
     assert reader.metadata.column_names == ("number",)
     assert read_reader_blocks(reader) is None
+
+
+def test_it_gets_the_records_of_a_task_if_it_has_that_argument(tmp_path: Path) -> None:
+    def custom_data_reader(data_origin: str, records_per_task: int, **kwargs: Any) -> AbstractDataReader:
+        given.append(records_per_task)
+        return Numbers(data_dir=data_origin)
+
+    def other_reader(origin: str, **kwargs: Any) -> AbstractDataReader:
+        given.append(kwargs)
+        return Numbers(data_dir=origin)
+
+    given: list[Any] = []
+    train = TrainSpec(minibatch_size=32, minibatches_per_task=4)
+    data = DataSpec(training=("/nowhere",))
+    open_data_set(data, "training", custom_data_reader, tmp_path, train)
+    open_data_set(replace(data, reader={"records_per_task": 7}), "training", custom_data_reader, tmp_path, train)
+    open_data_set(data, "training", other_reader, tmp_path, train)
+    assert given == [128, 7, {}]
 
 
 def test_the_recordio_reader_lists_a_directory(tmp_path: Path) -> None:

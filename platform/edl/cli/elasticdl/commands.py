@@ -50,7 +50,7 @@ def _notes_on_job_file(line: CommandLine, job: TranslatedJob) -> Iterator[str]:
     """Lines about flags that a job file cannot hold, because they are options of the command that reads it."""
     options = {
         "namespace": "edl submit -n",
-        "output": "edl predict --output",
+        **({} if job.runs_on_cluster else {"output": "edl predict --output"}),
         "checkpoint_dir_for_init": "edl predict --from",
     }
     for name, flag in flags_of(line.command).items():

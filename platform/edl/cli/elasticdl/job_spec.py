@@ -408,6 +408,9 @@ class _Translator:
             )
         elif model:
             self._put(field, model, flag)
+        elif flag in self._given:
+            what = "begins with new weights" if field == "model.init_from" else "takes its own newest trained run"
+            self._note(flag, f"is empty: the job {what}")
 
     def _choose_strategy(self) -> str | None:
         if self._line.command != TRAIN:

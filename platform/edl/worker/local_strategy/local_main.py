@@ -119,7 +119,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
 
     @cache
     def reader(name: str) -> Any:
-        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo)
+        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo, spec.train)
 
     @cache
     def feeder(kind: str) -> FeedFunction:

@@ -327,3 +327,16 @@ def test_variables_that_edl_run_does_not_take_from_the_job_file_are_mentioned(
     assert not missing_keys(said[0], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
     assert not missing_keys(said[1], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
     assert "export" not in said[2]
+
+
+def test_a_folder_for_predictions_has_no_effect_on_a_cluster_and_is_given_to_no_other_command(cli: CliHarness) -> None:
+    trained = ["--prediction_data=/data/new", "--checkpoint_dir_for_init=trained"]
+    assert elasticdl("predict", *IMAGE, *trained, "--output=/data/out", "--dry-run") == 0
+    said = [line for line in cli.capsys.readouterr().err.splitlines() if "--output" in line]
+    assert len(said) == 1
+    assert not missing_keys(said[0], "no effect on a cluster", "predictions/")
+
+
+def test_empty_weights_are_mentioned(cli: CliHarness) -> None:
+    assert elasticdl("evaluate", *IMAGE, "--validation_data=/data/t", "--checkpoint_dir_for_init=", "--dry-run") == 0
+    assert not missing_keys(cli.capsys.readouterr().err, "--checkpoint_dir_for_init=", "is empty", "own newest")
