@@ -19,7 +19,7 @@ from edl.cluster.kubernetes.names import CHECKPOINT_SUFFIX, LATEST_RUN
 from edl.cluster.kubernetes.resource_kinds import Manifest
 from edl.jobfile.command_rules import describe_program
 from edl.jobfile.path_resolution import has_shared_storage, pod_storage_path
-from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.jobfile.strategy_choice import has_own_state, uses_all_reduce
 from edl.jobfile.strategy_rules import find_unused_fields
 from edl.ops.job_forecast import GroupPlacement, JobForecast
 from edl.ops.resource_quantities import ResourceAmounts, base_resource, format_amount, format_amounts
@@ -122,9 +122,11 @@ class SubmissionPlan:
             yield "task", f"{verb} with {weights}, without parameter servers"
         elif self.spec.model.init_from and not self.resumed_run:
             yield "begins with", f"the weights of {self.spec.model.init_from} (model.init_from)"
-        if self.spec.command:
+        if has_own_state(self.spec):
             yield "task", "the program takes its records with edl.sharding, without parameter servers"
-        if uses_all_reduce(self.spec):
+        if self.spec.command and not has_own_state(self.spec):
+            yield "task", "the program takes its records and steps with edl.sharding, without parameter servers"
+        elif uses_all_reduce(self.spec):
             yield "strategy", "AllReduce: workers sum their gradients among themselves, without parameter servers"
         if unused := find_unused_fields(self.spec):
             yield "unused", f"{', '.join(unused)}: no parameter servers"

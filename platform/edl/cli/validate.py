@@ -14,7 +14,7 @@ from edl.api.job_spec import JobSpec
 from edl.jobfile.command_rules import describe_program
 from edl.jobfile.loader import load_job_file, locate_field
 from edl.jobfile.path_resolution import find_relative_paths, resolve_local_paths
-from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.jobfile.strategy_choice import has_own_state, uses_all_reduce
 from edl.jobfile.strategy_rules import describe_unused_fields
 from edl.ops.job_checks import check_job, check_model, check_reader_options, missing_inputs
 from edl.ops.local_run_start import check_storage, local_job_directory
@@ -108,7 +108,8 @@ def spec_outline(spec: JobSpec) -> list[str]:
     if spec.data.prediction:
         lines.append(f"predicts {_path_list(spec.data.prediction)} with edl predict")
     if spec.command:
-        return [*lines, f"{_workers_text(spec)}, no parameter servers"]
+        strategy = "" if has_own_state(spec) else "strategy AllReduce: "
+        return [*lines, f"{strategy}{_workers_text(spec)}, no parameter servers"]
     return [*lines, _roles_text(spec), *describe_unused_fields(spec), *_output_lines(spec)]
 
 

@@ -11,17 +11,29 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec, ModelSpec, TrainSpec
+from edl.api.strategy import Strategy
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.section_type import field_defaults, section_fields
+from edl.jobfile.strategy_choice import has_own_state
 
+_OWN_STATE = {
+    "strategy": "workers of a program take steps together under strategy AllReduce only",
+    "checkpoint": "the program writes its own checkpoints",
+}
+"""Sections without an effect if each worker's program keeps a state of its own, and why."""
 _PROGRAM_DOES = {
-    "strategy": "the program combines gradients itself, if it has any",
     "ps": "the job has no parameter servers",
     "evaluation": "the program evaluates itself",
-    "checkpoint": "the program writes its own checkpoints",
     "export": "the program writes its own model",
 }
-"""Sections without an effect on such a job, and why."""
+"""Sections without an effect on any such job, and why."""
+_PROGRAM_STEPS = {
+    "learning_rate_scaling": "the program applies its own learning rate; step.world.size is the number of workers",
+    "reference_world": "the program applies its own learning rate; step.world.size is the number of workers",
+    "global_batch": "each worker has a minibatch of train.minibatch_size",
+    "max_dense_gradient": "the program decides what is summed",
+}
+"""Fields of the strategy without an effect on steps of programs, and why."""
 
 
 def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -37,7 +49,8 @@ def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
     for name, default in model_defaults.items():
         if name != "zoo" and getattr(spec.model, name) != default:
             yield RuleViolation(f"model.{name}", "has no effect with a command", "leave it out, or leave command out")
-    for name, reason in _PROGRAM_DOES.items():
+    own_state = has_own_state(spec)
+    for name, reason in (_PROGRAM_DOES | (_OWN_STATE if own_state else {})).items():
         # null says explicitly what is so anyway
         if getattr(spec, name) not in (None, defaults[name]):
             yield RuleViolation(name, f"has no effect with a command: {reason}", "leave it out, or leave command out")
@@ -46,15 +59,19 @@ def check_program(spec: JobSpec) -> Iterator[RuleViolation]:
             yield RuleViolation(
                 f"data.{name}", "has no effect with a command: the program reads it itself", "leave it out"
             )
-    if spec.log.loss_every_steps is not None:
+    strategy_defaults = field_defaults(Strategy)
+    for name, reason in _PROGRAM_STEPS.items():
+        if not own_state and getattr(spec.strategy, name) != strategy_defaults[name]:
+            yield RuleViolation(f"strategy.{name}", f"has no effect with a command: {reason}", "leave it out")
+    if own_state and spec.log.loss_every_steps is not None:
         yield RuleViolation(
             "log.loss_every_steps", "has no effect with a command: the program logs its own loss", "leave it out"
         )
     train_defaults = field_defaults(TrainSpec)
-    for name, reason in (
-        ("evaluation_steps", "the program evaluates itself"),
-        ("on_nan", "only the program sees its loss"),
-    ):
+    reasons = {"evaluation_steps": "the program evaluates itself"}
+    if own_state:
+        reasons["on_nan"] = "only the program sees its loss"
+    for name, reason in reasons.items():
         if getattr(spec.train, name) != train_defaults[name]:
             yield RuleViolation(f"train.{name}", f"has no effect with a command: {reason}", "leave it out")
 

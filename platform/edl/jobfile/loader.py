@@ -21,6 +21,7 @@ from edl.jobfile.document_tree import (
 )
 from edl.jobfile.job_section import JOB_SECTION
 from edl.jobfile.section_type import section_fields
+from edl.jobfile.strategy_choice import has_own_state
 from edl.jobfile.strategy_rules import check_strategy
 
 DATA_SET_BY_TASK = {"train": "training", "evaluate": "validation", "predict": "prediction"}
@@ -39,7 +40,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     """
     required_datasets = tuple(required_datasets)
     trains = "training" in required_datasets if required_datasets else spec.task == "train"
-    strategy = check_strategy(spec) if trains and not spec.command else ()
+    strategy = check_strategy(spec) if trains and not has_own_state(spec) else ()
     return [
         *check_program(spec),
         *_check_datasets(spec, required_datasets),

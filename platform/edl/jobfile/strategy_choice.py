@@ -6,8 +6,13 @@ from edl.api.job_spec import JobSpec
 
 
 def uses_all_reduce(spec: JobSpec) -> bool:
-    """Whether the job trains under strategy AllReduce."""
-    return spec.strategy.name == "AllReduce" and spec.task == "train" and not spec.command
+    """Whether the job trains under strategy AllReduce: a Keras model, or a program that takes steps with others."""
+    return spec.strategy.name == "AllReduce" and spec.task == "train"
+
+
+def has_own_state(spec: JobSpec) -> bool:
+    """Whether the job's state is that of a program, of which EDL knows nothing: no checkpoint has it."""
+    return bool(spec.command) and not uses_all_reduce(spec)
 
 
 def count_parameter_servers(spec: JobSpec) -> int:

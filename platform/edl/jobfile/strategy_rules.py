@@ -93,7 +93,9 @@ def _check_push_fields(spec: JobSpec) -> Iterator[RuleViolation]:
         value = getattr(spec.strategy, name)
         if value != defaults[name]:
             message = f"found {format_value(value)}, but under strategy AllReduce {reason}"
-            hint = f"leave it out (--set strategy.{name}={format_value(defaults[name])}), or {_USE_PARAMETER_SERVERS}"
+            hint = f"leave it out (--set strategy.{name}={format_value(defaults[name])})"
+            if not spec.command:
+                hint += f", or {_USE_PARAMETER_SERVERS}"
             yield RuleViolation(f"strategy.{name}", message, hint)
 
 

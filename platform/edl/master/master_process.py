@@ -57,13 +57,13 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.log_level import set_printed_level
 from edl.jobfile.quantities import format_size
-from edl.jobfile.strategy_choice import count_parameter_servers, uses_all_reduce
+from edl.jobfile.strategy_choice import count_parameter_servers, has_own_state, uses_all_reduce
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
 from edl.master.master_service import MasterService
-from edl.master.pod_controller import PodController, live_pods, terminate_pods
+from edl.master.pod_controller import LEAVE_SECONDS, PROGRAM_END_SECONDS, PodController, live_pods, terminate_pods
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
@@ -101,7 +101,7 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         seed=train.seed,
         max_steps=train.max_steps,
         evaluation_steps=train.evaluation_steps,
-        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint and not spec.command else None,
+        checkpoint_steps=spec.checkpoint.every_steps if spec.checkpoint and not has_own_state(spec) else None,
         checkpoint_full_timeout=(spec.checkpoint or CheckpointSpec()).full_timeout,
         export=spec.export is not None and trains and not spec.command,
         predict=spec.task == "predict",
@@ -118,9 +118,9 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         oom_memory_factor=spec.workers.oom_memory_factor,
         worker_memory=format_size(spec.workers.resources.memory),
         ps_memory=format_size(spec.ps.resources.memory),
-        # A program keeps its own state; only the ledger is the master's, in its journal.
-        durable=durable and not spec.command,
-        has_parameters=not spec.command,
+        # Of a program that keeps its own state, only the ledger is the master's, in its journal.
+        durable=durable and not has_own_state(spec),
+        has_parameters=not has_own_state(spec),
         all_reduce=all_reduce,
         # The last worker that has the newest state writes it before it ends.
         grace=POD_GRACE_SECONDS if all_reduce else LEASE_RETURN_SECONDS,
@@ -436,9 +436,9 @@ class MasterProcess:
                 guarded_threads.start_guarded_thread("stop", partial(self._wait_for_stop, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
         if shell.job_end is not None:
-            return self._end_job(shell.job_end)
+            return self._end_job(shell.job_end, stopping)
         if isinstance(shell.failure, StorageError) and shell.core_clock.may_decide():
-            return self._end_without_journal(shell.failure)
+            return self._end_without_journal(shell.failure, stopping)
         if shell.core_clock.may_decide():
             self._write_current_state()
         if shell.failure is not None:
@@ -523,12 +523,14 @@ class MasterProcess:
 
     # ------------------------------------------------------------------ end of the job
 
-    def _end_job(self, ended: EndJob) -> int:
+    def _end_job(self, ended: EndJob, stopping: threading.Event) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
         # Workers that wait for a lease get the answer that the job is over, and exit.
         self.shell.stop_waiting()
         if self.shell.failure is None:
-            terminate_pods(self.shell, self._pods, self._backend.gone_seconds)
+            has_program_end = bool(self._spec.command) and ended.phase == "Done"
+            leave_seconds = PROGRAM_END_SECONDS if has_program_end else LEAVE_SECONDS
+            terminate_pods(self.shell, self._pods, self._backend.gone_seconds, leave_seconds, stopping.is_set)
             # The ends of the last pods are reported before the end of the job.
             self.shell.flush_commands(_FLUSH_SECONDS)
         with self.shell.lock:
@@ -541,12 +543,12 @@ class MasterProcess:
             release_run_weights(self._run)
         return DONE_EXIT
 
-    def _end_without_journal(self, error: StorageError) -> int:
+    def _end_without_journal(self, error: StorageError, stopping: threading.Event) -> int:
         """The journal cannot be written: no master can continue until somebody has checked the disk."""
         ended = EndJob("Failed", str(error), failure_kind="storage")
         with self.shell.lock:
             self.shell.state.fail_job(ended.reason, ended.failure_kind)
-        return self._end_job(ended)
+        return self._end_job(ended, stopping)
 
     def _write_current_state(self) -> None:
         with self.shell.lock:

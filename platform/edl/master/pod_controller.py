@@ -90,21 +90,31 @@ class PodController:
 
 LEAVE_SECONDS = 1.5
 """Seconds that workers get to exit by themselves."""
+PROGRAM_END_SECONDS = 600.0
+"""The same for programs of the user's when all records are done: they evaluate and write their model then."""
 GRACE_SECONDS = 0.75
 """Grace period in seconds of the pods that are then deleted."""
 _POLL_SECONDS = 0.05
 
 
-def terminate_pods(shell: MasterShell, pods: CommandExecutor, gone_seconds: float) -> None:
+def terminate_pods(
+    shell: MasterShell,
+    pods: CommandExecutor,
+    gone_seconds: float,
+    leave_seconds: float,
+    is_stopping: Callable[[], bool],
+) -> None:
     """Stop all pods and wait until they are gone.
 
     Args:
         shell: the shell, whose state shows when pods are gone.
         pods: executes the deletions.
         gone_seconds: maximum seconds for deleted pods to end.
+        leave_seconds: seconds that workers get to exit by themselves.
+        is_stopping: whether this master was told to go: then it waits for no worker any more.
     """
     # Workers exit by themselves when they learn that the job is over.
-    _wait_until_gone(shell, LEAVE_SECONDS, Role.WORKER)
+    _wait_until_gone(shell, leave_seconds, Role.WORKER, is_stopping=is_stopping)
     for pod in live_pods(shell, Role.WORKER, Role.PS):
         pods.execute(DeletePod(pod.uid, GRACE_SECONDS))
     _wait_until_gone(shell, gone_seconds, Role.WORKER, Role.PS)
@@ -116,7 +126,9 @@ def live_pods(shell: MasterShell, *roles: Role) -> list[JobPod]:
         return [pod for role in roles for pod in shell.state.pods.live_pods(role)]
 
 
-def _wait_until_gone(shell: MasterShell, seconds: float, *roles: Role) -> None:
+def _wait_until_gone(
+    shell: MasterShell, seconds: float, *roles: Role, is_stopping: Callable[[], bool] = lambda: False
+) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until and live_pods(shell, *roles):
+    while time.monotonic() < until and live_pods(shell, *roles) and not is_stopping():
         shell.wait_for_change(_POLL_SECONDS)

@@ -212,10 +212,10 @@ class LocalRunPlan:
         if self.spec.strategy.name == "Local":
             return "one process (strategy Local)"
         workers = pluralize(self.spec.workers.max, "worker")
-        if self.spec.command:
-            return workers
         if uses_all_reduce(self.spec):
             return f"{workers} (strategy AllReduce)"
+        if self.spec.command:
+            return workers
         return workers if not self.trains else f"{workers}, {pluralize(self.spec.ps.count, 'parameter server')}"
 
     def _location_text(self) -> str:

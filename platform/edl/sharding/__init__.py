@@ -9,9 +9,27 @@ record of an epoch is done exactly once, however many workers come and go:
         for batch in client.batches():
             step(batch.records)
 
+Under strategy AllReduce, workers compute one model together (:meth:`Client.steps`):
+
+    for step in client.steps(weights, state_dict, load_state_dict):
+        with step:
+            gradients = None if step.batch is None else compute(step.batch)
+            apply(step.allreduce(gradients))
+
 See docs/programs.md.
 """
 
-from edl.sharding.client import Client, RecordBatch, RecordShard, WorkerLeaving
+from edl.sharding.client import Client, RecordShard, WorkerLeaving
+from edl.sharding.program_handoff import WorldChangedError
+from edl.sharding.record_batch import RecordBatch
+from edl.sharding.shared_steps import ProgramWorld, SharedStep
 
-__all__ = ["Client", "RecordBatch", "RecordShard", "WorkerLeaving"]
+__all__ = [
+    "Client",
+    "ProgramWorld",
+    "RecordBatch",
+    "RecordShard",
+    "SharedStep",
+    "WorkerLeaving",
+    "WorldChangedError",
+]

@@ -9,27 +9,32 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.data.reader import Metadata, Reader
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.sharding.program_replica import Reduction
+from edl.sharding.record_batch import RecordBatch
 from edl.sharding.record_prefetch import PrefetchedBatch, prefetch_records
+from edl.sharding.shared_steps import Arrays, ProgramWorld, SharedStep, SharedSteps
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel
 from edl.transport.control_methods import MasterMethods
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import open_data_set
-from edl.worker.lease_client import TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
+from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterCall, MasterSession
 from edl.worker.record_stream import CorruptRecordSkipper, LoadedStep, RecordStream
+from edl.worker.runtime import ALL_REDUCE_LEASES_AHEAD
 
 _LOG = logging.getLogger(__name__)
 
@@ -49,35 +54,6 @@ class WorkerLeaving(SystemExit):
 
     def __init__(self) -> None:
         super().__init__(0)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordBatch(Sequence[Any]):
-    """The records of one minibatch.
-
-    Attributes:
-        records: in the form in which the reader has them: a list, a NumPy array (records first), or
-            ``edl.data.ColumnRecords``.
-        epoch: from 0.
-        source: the file; empty if the records of all files are shuffled.
-        start: index of the first record in the source, or its position in the epoch's shuffled order.
-        skipped: corrupt records of this minibatch that were left out.
-    """
-
-    records: Sequence[Any]
-    epoch: int
-    source: str
-    start: int
-    skipped: int = 0
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.records[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.records)
 
 
 class RecordShard:
@@ -149,6 +125,7 @@ class Client:
     """
 
     def __init__(self, identity: ProcessIdentity, spec: JobSpec, call: MasterCall) -> None:
+        self._identity = identity
         self.job = spec
         """The job file, with all defaults."""
         self.index = identity.index
@@ -164,6 +141,7 @@ class Client:
             self._session,
             self._on_granted,
             lambda: self._progress.known_leases(),
+            leases_ahead=ALL_REDUCE_LEASES_AHEAD if uses_all_reduce(spec) else LEASES_AHEAD,
             position_describer=lambda *positions: self._stream.describe_positions(*positions),
         )
         self._progress = ProgressReporter(self._session, self._leases.mark_lost)
@@ -176,6 +154,7 @@ class Client:
             self._leases.is_held,
             seed=spec.train.seed,
         )
+        self._steps: SharedSteps | None = None
         self._loss: float | None = None
         self._shard: RecordShard | None = None
         self._leaving = threading.Event()
@@ -239,6 +218,8 @@ class Client:
             WorkerLeaving: the cluster takes this worker away.
             EdlError: the master is lost, or refused a request.
         """
+        if uses_all_reduce(self.job):
+            raise ValueError("under strategy AllReduce all workers take steps together: use client.steps()")
         if self._shard is not None and self._shard.is_held:
             raise ValueError(f"{self._shard!r} is not done: report it, or take all of its batches")
         if self._shard is not None:
@@ -306,13 +287,81 @@ class Client:
         for batch in self.batches():
             yield from batch
 
+    def steps(
+        self,
+        arrays_like: Arrays,
+        state_dict: Callable[[], Any],
+        load_state_dict: Callable[[Any], None],
+        *,
+        reduction: Reduction = "mean",
+        on_world: Callable[[ProgramWorld], None] | None = None,
+    ) -> Iterator[SharedStep]:
+        """The steps that all workers take together, for a job with ``strategy: {name: AllReduce}``.
+
+        All functions are called on this thread, while it waits for a step or its sums.
+
+        Args:
+            arrays_like: arrays with the shapes and types of those that a step combines, such as the parameters whose
+                gradients are: a sequence, or a mapping by name.
+            state_dict: returns the program's state: nested mappings and sequences of arrays, numbers and texts. Its
+                structure must stay the same. Workers that join get it, and checkpoints have it.
+            load_state_dict: replaces the state by one of the same structure, whose arrays are NumPy arrays.
+            reduction: what :meth:`SharedStep.allreduce` returns: ``mean``, by the weights of the workers, or ``sum``.
+            on_world: called when this worker is in a new world.
+
+        Raises:
+            ValueError: the job has another strategy, or this was called before.
+            WorkerLeaving: the cluster takes this worker away.
+            BadInputError: workers have different programs, or their states differ; names worker and array.
+            EdlError: records cannot be read, or the master is lost.
+        """
+        if not uses_all_reduce(self.job):
+            raise ValueError("workers take steps together in a job with strategy: {name: AllReduce}")
+        if self._steps is not None:
+            raise ValueError("client.steps() was called before: all steps come from one iterator")
+        self._steps = SharedSteps(
+            self._identity,
+            self.job,
+            self._session,
+            self._leases,
+            self._progress,
+            self._stream,
+            arrays_like=arrays_like,
+            reduction=reduction,
+            state_dict=state_dict,
+            load_state_dict=load_state_dict,
+            on_world=on_world or (lambda world: None),
+        )
+        return self._take_steps(self._steps)
+
+    def _take_steps(self, steps: SharedSteps) -> Iterator[SharedStep]:
+        self._raise_if_leaving()
+        # From now on the master counts on this worker.
+        self._session.register(ready=True)
+        steps.start()
+        yield from steps
+        self._raise_if_leaving()
+        self._progress.flush(_FINAL_REPORT_SECONDS)
+
+    @property
+    def world(self) -> ProgramWorld | None:
+        """The world that this worker takes steps in; None if it is in none.
+
+        After the last step, workers with a world have the final state, and the others have not: a worker that came too
+        late, say. So that one worker saves the model, save it where ``world`` is not None and ``world.rank`` is 0.
+        """
+        return None if self._steps is None else self._steps.world
+
     def report_loss(self, loss: float) -> None:
         """The loss of the minibatch in progress, for status and plots."""
         self._loss = float(loss)
 
     def stop_training(self) -> None:
-        """Ask for no more records: the job ends when those that workers hold are done."""
-        self._progress.report_stop()
+        """Ask for no more records: the job ends when those that workers hold are done, or with the present step."""
+        if self._steps is not None:
+            self._steps.stop_training()
+        else:
+            self._progress.report_stop()
 
     def holds(self, shard: RecordShard) -> bool:
         """Whether this worker still holds a shard."""
@@ -361,6 +410,8 @@ class Client:
 
     def close(self) -> None:
         """End the connection. What was fetched and is not done is returned by the end of the process."""
+        if self._steps is not None:
+            self._steps.close()
         with suppress(EdlError):
             self._progress.flush(_FINAL_REPORT_SECONDS)
         self._leases.stop()
@@ -385,6 +436,8 @@ class Client:
             self._session.report_failure(failure.kind, failure.message, failure.detail, lease)
 
     def _return_leases(self) -> None:
+        if self._steps is not None:
+            self._steps.begin_leaving()
         with self._at_boundary:
             self._at_boundary.wait_for(lambda: not self._in_batch, _BOUNDARY_SECONDS)
         try:
@@ -397,14 +450,15 @@ class Client:
 
     def _raise_if_leaving(self) -> None:
         if self._leaving.is_set():
-            self._returned.wait(_BOUNDARY_SECONDS + _RETURN_SECONDS)
+            self._returned.wait(POD_GRACE_SECONDS)
             raise WorkerLeaving
 
     # ------------------------------------------------------------ accounting
 
     def _register_and_lease(self) -> None:
         try:
-            self._session.register(ready=True)
+            # In steps of all workers the others count on this one, once the program is ready for them.
+            self._session.register(ready=not uses_all_reduce(self.job))
         except EdlError as error:
             self._leases.set_error(error)
         else:

@@ -14,7 +14,7 @@ from edl.api.job_spec import JobSpec, ModelSpec
 from edl.jobfile.command_rules import describe_program, find_program
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
-from edl.jobfile.strategy_choice import count_parameter_servers, uses_all_reduce
+from edl.jobfile.strategy_choice import count_parameter_servers, has_own_state, uses_all_reduce
 
 JOB = {"apiVersion": "edl.dev/v1", "name": "p", "command": ["python", "a b.py"], "data": {"training": "/d"}}
 
@@ -37,7 +37,16 @@ def test_a_job_with_a_command_needs_no_model_and_has_no_parameter_servers(tmp_pa
     ("sections", "keys"),
     [
         ({"ps": {"count": 2}}, ["ps: has no effect with a command", "no parameter servers"]),
-        ({"strategy": {"name": "AllReduce"}}, ["strategy: has no effect with a command"]),
+        ({"strategy": {"mode": "sync"}}, ["strategy: has no effect with a command", "AllReduce"]),
+        ({"strategy": {"name": "Local"}}, ["strategy: has no effect with a command", "AllReduce"]),
+        ({"strategy": {"name": "AllReduce", "mode": "sync"}}, ["strategy.mode: found sync", "leave it out"]),
+        ({"strategy": {"name": "AllReduce", "global_batch": 64}}, ["strategy.global_batch: has no effect with"]),
+        (
+            {"strategy": {"name": "AllReduce", "learning_rate_scaling": "linear", "reference_world": 2}},
+            ["strategy.learning_rate_scaling: has no effect with a command", "world.size"],
+        ),
+        ({"strategy": {"name": "AllReduce"}, "export": {"path": "/out"}}, ["export: has no effect"]),
+        ({"strategy": {"name": "AllReduce"}, "ps": {"count": 2}}, ["ps: has no effect"]),
         ({"export": {"path": "/out"}}, ["export: has no effect", "writes its own model"]),
         ({"checkpoint": {"every_steps": 7}}, ["checkpoint: has no effect"]),
         ({"evaluation": {"max_workers": 2}}, ["evaluation: has no effect"]),
@@ -57,6 +66,15 @@ def test_what_has_no_effect_is_refused_by_name(tmp_path: Path, sections: dict[st
     with pytest.raises(SpecError) as error:
         load(tmp_path, **sections)
     assert not missing_keys(str(error.value), *keys)
+
+
+def test_a_program_takes_steps_with_others_under_all_reduce(tmp_path: Path) -> None:
+    sections = {"checkpoint": {"every_steps": 7}, "train": {"on_nan": "skip"}, "log": {"loss_every_steps": 5}}
+    spec = load(tmp_path, strategy={"name": "AllReduce", "gradient_compression": "bfloat16"}, **sections)
+    assert uses_all_reduce(spec)
+    assert not has_own_state(spec)
+    assert count_parameter_servers(spec) == 0
+    assert has_own_state(load(tmp_path))
 
 
 def program_of(folder: Path, *command: str, zoo: Path | None = None) -> JobSpec:

@@ -190,6 +190,16 @@ def test_a_program_may_end_the_job_early(tmp_path: Path) -> None:
     assert 0 < summary["records_done"] < RECORDS
 
 
+def test_a_program_has_time_for_what_comes_after_its_last_record(tmp_path: Path) -> None:
+    after = "\n    time.sleep(4)\n    open('model.bin', 'w').close()\n"
+    job = make_job(tmp_path / "a", PROGRAM + after, workers=1)
+    hurry(job)
+    with job.run() as run:
+        run.summary(120)
+        assert run.wait() == 0
+    assert (job.folder / "model.bin").exists()
+
+
 def test_a_program_that_fails_before_it_asks_for_records_ends_the_job_with_the_end_of_its_log(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a", "import nothing_of_this_name\n", workers=1)
     with job.run() as run:

@@ -16,8 +16,8 @@ from support.rank_threads import NUMPY, RankThreads
 from edl.api.errors import BadInputError
 from edl.collective.communicator import Communicator
 from edl.core.state_agreement import DIGEST_STEPS, RankFacts
-from edl.worker.allreduce.rank_facts import find_vector_instructions
 from edl.worker.allreduce.state_digests import StateDigests
+from edl.worker.allreduce.vector_instructions import find_vector_instructions
 
 RECORDS = 12 * DIGEST_STEPS
 """With minibatches of four and two ranks, one and a half times the steps between two digests."""

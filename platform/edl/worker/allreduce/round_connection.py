@@ -5,6 +5,10 @@ from __future__ import annotations
 from edl.api.round_id import RoundId
 from edl.collective.collective_listener import CollectiveListener
 from edl.collective.communicator import Communicator
+from edl.transport.listener import BULK_PORT, TcpAddress
+from edl.transport.process_identity import ProcessIdentity
+
+_UID_SUFFIX_LENGTH = 8
 
 
 class RoundConnection:
@@ -52,3 +56,10 @@ class RoundConnection:
         if communicator is not None and communicator.round_id <= round_id:
             communicator.abort(reason)
         self._listener.cancel_round(reason, round_id)
+
+
+def ring_address(identity: ProcessIdentity) -> str:
+    """Where this worker's neighbours connect: a port of the pod, or a Unix socket of this process."""
+    if identity.pod_host is not None:
+        return str(TcpAddress(identity.pod_host, BULK_PORT))
+    return f"unix:{identity.runtime_dir / f'ring-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}'}"

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-from edl.api.cluster_port import POD_GRACE_SECONDS
 from edl.api.job_spec import JobSpec
 from edl.api.strategy import Strategy
 from edl.collective.collective_listener import CollectiveListener
@@ -29,12 +28,11 @@ from edl.keras.step_additivity import check_added_losses, check_step_gradients
 from edl.keras.user_callbacks import build_callback_params
 from edl.numerics.keras_state import KERAS_STATE_KEY
 from edl.storage.run_directory import RunDirectory
-from edl.transport.listener import BULK_PORT, TcpAddress
-from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import Arrays, CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
+from edl.worker.allreduce.leaving import wait_until_left
 from edl.worker.allreduce.rank_facts import read_rank_facts
-from edl.worker.allreduce.round_connection import RoundConnection
+from edl.worker.allreduce.round_connection import RoundConnection, ring_address
 from edl.worker.allreduce.server_checkpoint import ServerCheckpointConverter
 from edl.worker.allreduce.share_source import BatchShareSource, ShareSource
 from edl.worker.allreduce.step_feed import StepFeed
@@ -55,15 +53,6 @@ from edl.worker.training_setup import (
 )
 
 _LOG = logging.getLogger(__name__)
-
-MIN_LEAVE_SECONDS = 3.0
-"""The least time that a worker which was told to end waits for the boundary at which it leaves the others."""
-STEPS_TO_LEAVE = 3
-"""The others may have begun a step before they learn that it leaves, and it waits until all have reported."""
-RETURN_SECONDS = 3.0
-"""What remains of the grace period for the leases, and for the end of the process."""
-_UID_SUFFIX_LENGTH = 8
-
 
 TaskHandlers = dict[str, Callable[[LeasedTask], None]]
 AnyReplica = ModelReplica | SeveralUpdatesReplica
@@ -229,42 +218,6 @@ def make_rate_scaling(strategy: Strategy) -> Callable[[int], float] | None:
     if reference is None or exponent is None:
         return None
     return lambda ranks: float((ranks / reference) ** exponent)
-
-
-class LeftRound(Protocol):
-    """Whether a worker is in no round any more; an event is."""
-
-    def wait(self, timeout: float) -> bool: ...
-
-
-class WritesCheckpoint(Protocol):
-    """Says whether a checkpoint is being written."""
-
-    @property
-    def is_writing(self) -> bool: ...
-
-
-def wait_until_left(left: LeftRound, checkpoints: WritesCheckpoint, step_seconds: float) -> None:
-    """Wait until this worker, which was told to end, is in no round any more.
-
-    Args:
-        left: is set then.
-        checkpoints: while it writes, this worker may be the last one that has the newest state, and so it uses the
-            whole grace period.
-        step_seconds: the duration of a recent step.
-    """
-    most = POD_GRACE_SECONDS - RETURN_SECONDS
-    seconds = min(max(MIN_LEAVE_SECONDS, STEPS_TO_LEAVE * step_seconds), most)
-    if left.wait(seconds) or (checkpoints.is_writing and left.wait(most - seconds)):
-        return
-    _LOG.info("ending in the middle of a step: the other workers see a broken connection")
-
-
-def ring_address(identity: ProcessIdentity) -> str:
-    """Where this worker's neighbours connect: a port of the pod, or a Unix socket of this process."""
-    if identity.pod_host is not None:
-        return str(TcpAddress(identity.pod_host, BULK_PORT))
-    return f"unix:{identity.runtime_dir / f'ring-{identity.index}-{identity.uid[-_UID_SUFFIX_LENGTH:]}'}"
 
 
 def trace_model(
