@@ -139,6 +139,8 @@ def run_stored_model(
             weights=weights,
             output=None if output is None else str(output.absolute()),
         )
+        if as_json and output is not None and plan.has_processor:  # otherwise the plan says so
+            print(f"--output {output}: {plan.output_line()}", file=sys.stderr)
         chosen = RunWeights(weights.path, weights.step, None if output is None else output.absolute())
         chosen.hold(directory).write(directory, task)
         return run_supervised(plan, as_json=as_json)

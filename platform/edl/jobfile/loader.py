@@ -48,6 +48,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
         *_check_worker_limits(spec),
         *strategy,
         *_check_volume_mounts(spec),
+        *_check_variables(spec),
     ]
 
 
@@ -72,6 +73,15 @@ def _check_worker_limits(spec: JobSpec) -> Iterator[RuleViolation]:
     if spec.workers.max < spec.workers.min:
         message = f"found {spec.workers.max}, must be at least workers.min, {spec.workers.min}"
         yield RuleViolation("workers.max", message, conflicting_field="workers.min")
+
+
+def _check_variables(spec: JobSpec) -> Iterator[RuleViolation]:
+    """Variables of EDL's own processes. ``edl run`` sets none of ``pod.env``, but the file may be submitted later."""
+    for name in spec.pod.env:
+        if name.startswith("EDL_"):
+            yield RuleViolation(
+                f"pod.env.{name}", f"found '{name}', which EDL sets itself", "leave it out, or choose another name"
+            )
 
 
 def _check_volume_mounts(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -119,8 +129,8 @@ class _LoadRequest:
     extra_rules: ExtraRules = lambda _: ()
 
     def find_violations(self, spec: JobSpec) -> Iterator[RuleViolation]:
-        yield from find_rule_violations(spec, self.required_datasets)
-        yield from self.extra_rules(spec)
+        # a rule of both, such as that of reserved variables, counts once
+        yield from dict.fromkeys((*find_rule_violations(spec, self.required_datasets), *self.extra_rules(spec)))
 
 
 def load_job_file(

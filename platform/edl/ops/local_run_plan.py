@@ -199,13 +199,18 @@ class LocalRunPlan:
             records = _records_text(self.record_counts.validation, self.spec.data.validation)
             return [f"evaluates {records} with {weights.path}", *weights.origin_lines()]
         records = _records_text(self.record_counts.prediction, self.spec.data.prediction)
-        return [f"predicts {records} with {weights.path}", *weights.origin_lines(), self._output_line()]
+        return [f"predicts {records} with {weights.path}", *weights.origin_lines(), self.output_line()]
 
-    def _output_line(self) -> str:
-        """Where predictions go: to the module's processor if it has one, and else to files."""
+    @property
+    def has_processor(self) -> bool:
+        """Whether the model module has a function for predictions, so that none are written."""
         model = self.spec.model
-        if find_model_function(Path(model.zoo), model.definition, model.functions).may_define(_PROCESSOR):
-            return f"gives predictions to {_PROCESSOR} of the model module, and writes no files"
+        return find_model_function(Path(model.zoo), model.definition, model.functions).may_define(_PROCESSOR)
+
+    def output_line(self) -> str:
+        """Where predictions go."""
+        if self.has_processor:
+            return f"gives predictions to {_PROCESSOR} of the model module, writes no files to {self.output}"
         return f"writes to {self.output}"
 
     def _roles_text(self) -> str:

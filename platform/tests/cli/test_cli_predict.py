@@ -267,6 +267,19 @@ def test_where_predictions_are_is_told_when_there_are_some(
     assert f"  output    {local_run.folder}/out\n" in capsys.readouterr().out
 
 
+def test_a_folder_beside_a_processor_stays_empty_and_that_is_told_in_json_too(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("predict", "job.yaml", "--from", "model.keras", "--output", "out", "--json")
+    keras_file(local_run.folder / "model.keras")
+    assert local_run.edl(*command) == 0
+    assert "--output" not in capsys.readouterr().err
+    with (local_run.folder / "model_zoo" / "small.py").open("a") as module:
+        module.write("class PredictionOutputsProcessor: ...\n")
+    assert local_run.edl(*command) == 0
+    assert not missing_keys(capsys.readouterr().err, "--output out", "PredictionOutputsProcessor", "writes no files")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

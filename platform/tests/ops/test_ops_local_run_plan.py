@@ -51,7 +51,10 @@ def test_a_limit_of_steps_is_compared_with_the_step_as_the_new_strategy_counts_i
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        ("class PredictionOutputsProcessor: ...", "gives predictions to PredictionOutputsProcessor"),
+        (
+            "class PredictionOutputsProcessor: ...",
+            "PredictionOutputsProcessor of the model module, writes no files to /out",
+        ),
         ("", "writes to /out"),
     ],
 )

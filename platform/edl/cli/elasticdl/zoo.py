@@ -60,6 +60,9 @@ def write_dockerfile(line: CommandLine) -> None:
         DOCKERFILE.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"cannot be written: {error.strerror}", where=str(DOCKERFILE)) from error
+    if line.values["extra_pypi_index"] and "RUN pip install --extra-index-url" not in text:
+        where = line.given["extra_pypi_index"]
+        print(f"{where}: no effect: there is no {zoo / 'requirements.txt'} and no --local_pkg_dir", file=sys.stderr)
     for note in zoo_notes(zoo):
         print(note, file=sys.stderr)
     print(f"wrote {DOCKERFILE}")

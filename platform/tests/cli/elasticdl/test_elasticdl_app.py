@@ -150,8 +150,8 @@ def test_a_missing_file_is_bad_input(local_run: LocalRunHarness, capsys: pytest.
 
 def test_variables_are_those_of_the_processes(local_run: LocalRunHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.environ", dict(__import__("os").environ))
-    assert elasticdl("train", *HERE, "--training_data=train.csv", "--envs=EDL_TEST_ONLY=a,b") == 0
-    assert __import__("os").environ["EDL_TEST_ONLY"] == "a,b"
+    assert elasticdl("train", *HERE, "--training_data=train.csv", "--envs=TEST_ONLY=a,b") == 0
+    assert __import__("os").environ["TEST_ONLY"] == "a,b"
 
 
 def test_flags_for_pods_are_named(local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,13 +319,13 @@ def test_an_unknown_reader_type_is_refused_with_the_nearest_one(cli: CliHarness)
 def test_variables_that_edl_run_does_not_take_from_the_job_file_are_mentioned(
     local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["train", *HERE, "--training_data=train.csv", "--envs=EDL_TEST_ONLY=a"]
+    words = ["train", *HERE, "--training_data=train.csv", "--envs=TEST_ONLY=a"]
     said = []
     for more in (["--yaml=job.yaml"], ["--dry-run"], ["--image_name=a:b", "--training_data=/data/x", "--dry-run"]):
         elasticdl(*words, *more)
         said.append(capsys.readouterr().err)
-    assert not missing_keys(said[0], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
-    assert not missing_keys(said[1], "--envs=EDL_TEST_ONLY=a", "edl run", "export")
+    assert not missing_keys(said[0], "--envs=TEST_ONLY=a", "edl run", "export")
+    assert not missing_keys(said[1], "--envs=TEST_ONLY=a", "edl run", "export")
     assert "export" not in said[2]
 
 
@@ -340,3 +340,12 @@ def test_a_folder_for_predictions_has_no_effect_on_a_cluster_and_is_given_to_no_
 def test_empty_weights_are_mentioned(cli: CliHarness) -> None:
     assert elasticdl("evaluate", *IMAGE, "--validation_data=/data/t", "--checkpoint_dir_for_init=", "--dry-run") == 0
     assert not missing_keys(cli.capsys.readouterr().err, "--checkpoint_dir_for_init=", "is empty", "own newest")
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--image_name=a:b", "--training_data=/data/x", "--dry-run"]])
+def test_variables_that_edl_sets_are_refused_on_this_machine_too(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    words = ["train", *HERE, "--training_data=train.csv", "--envs=A=1,EDL_TOKEN=x"]
+    assert elasticdl(*words, *more) == 2
+    assert not missing_keys(capsys.readouterr().err, "--envs=A=1,EDL_TOKEN=x", "pod.env.EDL_TOKEN", "EDL sets itself")

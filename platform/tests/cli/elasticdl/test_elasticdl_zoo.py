@@ -75,3 +75,15 @@ def test_build_and_push_are_those_of_edl(
     assert elasticdl("push", "registry.example/mnist:1") == 0
     assert asked == [(Path(), "registry.example/mnist:1"), "registry.example/mnist:1"]
     assert "elasticdl zoo push registry.example/mnist:1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wheels", [[], ["--local_pkg_dir=wheels"]])
+def test_an_index_without_packages_to_install_is_mentioned(
+    wheels: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "wheels").mkdir()
+    index = "--extra_pypi_index=http://index.example/simple"
+    assert elasticdl("init", "--model_zoo=model_zoo", index, *wheels) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if index in line]
+    assert len(said) == (0 if wheels else 1)
+    assert not missing_keys("".join(said), *([] if wheels else ["no effect", "model_zoo/requirements.txt"]))
