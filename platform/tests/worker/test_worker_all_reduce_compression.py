@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
-from support.all_reduce_job import AllReduceJob, CountedStep, CountingReplica
+from support.all_reduce_job import AllReduceJob, CountedStep, CountingReplica, Rank
 from support.rank_threads import NATIVE, NUMPY, RankThreads
 
 from edl.api.errors import BadInputError
@@ -156,6 +157,64 @@ def test_a_step_that_is_made_again_uses_the_same_values_and_a_step_that_counts_i
     np.testing.assert_array_equal(results["applied"], results["in the state of another"])
     np.testing.assert_array_equal(results["dropped"], results["joined"])
     assert (results["applied"] != results["dropped"]).any()
+
+
+@pytest.mark.parametrize("gives_up", ["by an abandoned step", "by a step that was made", "by the step of its new state"])
+def test_a_rank_that_was_outside_the_round_brings_no_rounding_errors_of_its_old_state(folder, gives_up):
+    """It was stopped in the 8th step or behind it, and the state that it got has another version of that step."""
+    (replica, other), (sums, others) = make_sums(2, "bfloat16")
+    value = np.float32(1.003)
+
+    def reduce(rank: Communicator, step: int) -> None:
+        (replica, other)[rank.rank].buffers[1][:] = value
+        (sums, others)[rank.rank].reduce(rank, b"", step, has_gradient=True)
+
+    with RankThreads(NUMPY[1], folder, most=2) as threads, threads.round(2) as ranks:
+        threads.each(lambda rank: reduce(rank, 7), ranks)
+        first = replica.buffers[1].copy()
+        if gives_up != "by an abandoned step":
+            for each in (sums, others):
+                each.end_step(8, is_applied=True)
+        if gives_up == "by the step of its new state":
+            threads.each(lambda rank: reduce(rank, 30), ranks)
+        else:
+            for each in (sums, others):
+                each.forget_errors()
+            threads.each(lambda rank: reduce(rank, 8), ranks)
+    np.testing.assert_array_equal(replica.buffers[1], first)
+
+
+def test_a_worker_that_was_stopped_and_comes_back_forgets_its_rounding_errors(folder, monkeypatch):
+    forgotten, forget = [], GradientSums.forget_errors
+
+    def forget_and_tell(sums: GradientSums) -> None:
+        forgotten.append(sums)
+        forget(sums)
+
+    monkeypatch.setattr(GradientSums, "forget_errors", forget_and_tell)
+    with AllReduceJob(folder, records=RECORDS, epochs=40, seconds=0.002) as job:
+        job.make_replica, job.gradient_compression = lambda index: RegressionReplica(), "bfloat16"
+        resume, is_stopped = Event(), Event()
+
+        def stop_once(rank: Rank) -> None:
+            def stop(point: str) -> None:
+                if point == "reduce" and rank.index == 1 and job.state.step >= 5 and not is_stopped.is_set():
+                    forgotten.clear()
+                    is_stopped.set()
+                    job.silent.add(rank.uid)
+                    rank.connection.abort(rank.world.round, "its neighbours hear nothing from it")
+                    resume.wait(20)
+                    job.silent.discard(rank.uid)
+
+            rank.replica.fail_at = stop
+
+        ranks = [job.start_rank(stop_once) for _ in range(3)]
+        job.wait(is_stopped.is_set)
+        job.wait_for_round(2)
+        resume.set()
+        job.wait_for_round(3)
+        assert set(forgotten) == {ranks[1].loop._sums}
+        job.end_with_this_epoch()
 
 
 def test_a_rank_alone_rounds_nothing(folder):

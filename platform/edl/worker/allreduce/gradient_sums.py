@@ -92,6 +92,12 @@ class GradientSums:
             if part is not None:
                 part.end_step(step, is_applied=is_applied)
 
+    def forget_errors(self) -> None:
+        """This rank gives its state up: its rounding errors belong to steps that the next state may not have."""
+        for part in self._parts:
+            if part is not None:
+                part.forget_errors()
+
     def _buckets(self, *, is_alone: bool) -> list[tuple[Array, str | None]]:
         """What is reduced, in the same order on all ranks; the last one has its own type."""
         buckets: list[tuple[Array, str | None]] = []
@@ -121,7 +127,7 @@ class _CompressedPart:
             # It was abandoned here, and the state that this rank got contains it.
             self._kept, self._next = self._next, self._kept
         elif step != self._step:
-            # It has joined, was outside, or went back to a checkpoint: its errors belong to other steps.
+            # It has joined: its errors belong to other steps.
             self._kept.fill(0)
         self._step, self._is_open = step, True
         np.copyto(self._next, self._kept)
@@ -139,6 +145,10 @@ class _CompressedPart:
         else:
             np.copyto(self._next, self._kept)
         self._step, self._is_open = step, False
+
+    def forget_errors(self) -> None:
+        self._is_open = False
+        self._kept.fill(0)
 
     def expand_sum(self, *, may_be_infinite: bool) -> None:
         if self.wire_type == "float16" and not may_be_infinite:

@@ -280,6 +280,7 @@ class StepLoop:
             self._close_communicator()
             self._shares.drop_all()
             self._evaluation.drop()
+            self._forget_errors()
             # It was decided in a state that is given up. If all had heard of it, the others say so.
             self._forget_stop()
             world.leave_world(view.round, may_follow=may_follow)
@@ -617,6 +618,12 @@ class StepLoop:
         if not finished or any(finished):
             self._world.report_steps_soon()
         return outcome
+
+    def _forget_errors(self) -> None:
+        """The state is given up, and with it the rounding errors that were not sent yet."""
+        self._sums.forget_errors()
+        if self._updates is not None:
+            self._updates.forget_errors()
 
     def _apply_sums(self, outcome: StepOutcome) -> None:
         """Apply the sums in the replica's buffers: those of this rank's reduction, or of a member that it follows."""

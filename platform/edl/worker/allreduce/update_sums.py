@@ -106,6 +106,11 @@ class UpdateSums:
         for sums in self._sums:
             sums.end_step(step, is_applied=is_applied)
 
+    def forget_errors(self) -> None:
+        """See :meth:`GradientSums.forget_errors`."""
+        for sums in self._sums:
+            sums.forget_errors()
+
     def _compute(self, number: int, message: StepMessage) -> StepMessage:
         """Compute the gradients of the update with this number for all minibatches of the step."""
         weight, weighted_loss = 0.0, 0.0
