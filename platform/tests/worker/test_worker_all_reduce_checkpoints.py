@@ -139,16 +139,19 @@ def must_copy_at(rank: Rank, step: int) -> bool:
     return order is not None and order.at_step == step
 
 
-def await_orders(job: AllReduceJob, rank: Rank) -> None:
+def await_orders(job: AllReduceJob, rank: Rank, *, ahead: int = 0) -> None:
     """Let a rank wait before each step at which a checkpoint is due, until rank 0 has heard of it.
 
     On a busy machine the checkpoint before may not be on disk yet. Then the next one is late.
+
+    Args:
+        ahead: so many steps earlier.
     """
     every, prepare = job.settings.checkpoint_steps, rank.loop._prepare
 
     def wait_and_prepare(*, wait: bool) -> StepMessage:
         # Also without records, when the rank computes nothing.
-        step = rank.world.step + 1
+        step = rank.world.step + 1 + ahead
         if rank.world.rank == 0 and step % every == 0:
             job.wait(lambda: rank.is_killed or must_copy_at(rank, step))
         return prepare(wait=wait)

@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.all_reduce_job import Rank
-from worker.test_worker_all_reduce_checkpoints import CheckedJob
+from worker.test_worker_all_reduce_checkpoints import CheckedJob, await_orders
 from worker.test_worker_all_reduce_checkpoints import folder as folder
 
 from edl.api.errors import StorageError
@@ -53,6 +54,20 @@ def test_all_ranks_write_their_shares_of_the_same_step_while_training_goes_on(fo
         job.wait_for_end()
     assert job.checked[-1] == job.state.step
     assert set(job.shard_counts.values()) <= {1, 2, 3}
+
+
+def test_shares_are_of_the_steps_that_are_due(folder: Path) -> None:
+    with SharedJob(folder, records=1200, seconds=0.01, checkpoint_steps=40, workers_min=3) as job:
+        for _ in range(3):
+            # Rank 0 announces a checkpoint before the reduction of its step.
+            job.start_rank(partial(await_orders, job, ahead=1))
+        job.wait_for_end()
+        last = job.state.step
+    # The first one is asked for when the round has begun.
+    _, *periodic, final = job.checked
+    assert periodic == list(range(40, last, 40))
+    assert {job.shard_counts[step] for step in periodic} == {3}
+    assert final == last
 
 
 def test_a_state_that_is_small_for_the_number_of_ranks_has_fewer_shards(folder: Path) -> None:
