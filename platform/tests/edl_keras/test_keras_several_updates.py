@@ -144,6 +144,27 @@ def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: 
     assert other.digest() == rank.digest()
 
 
+@pytest.mark.parametrize("source", ["another rank", repetition("a checkpoint")])
+def test_a_second_abandoned_step_puts_back_the_state_that_came_after_the_first_one(tmp_path: Path, source: str) -> None:
+    rank, other = make_ranks(tmp_path, ADVERSARIAL, 2)
+    data = make_records(RECORDS)
+    for _ in range(3):
+        train_together([other], data)
+
+    def abandon() -> None:
+        rank.apply_next(rank.compute(*data).weight)
+        rank.restore_statistics()
+
+    train_together([rank], data)
+    abandon()
+    if source == "another rank":
+        rank.unpack_state(other.pack_state())
+    else:
+        rank.load_state(other.state_arrays())
+    abandon()
+    assert rank.digest() == other.digest()
+
+
 def test_the_learning_rate_of_an_abandoned_step_is_put_back(tmp_path: Path) -> None:
     """It is set before the first update. A rank whose round broke before that has the old one."""
     step = ADVERSARIAL.replace("self.g_optimizer", "self.optimizer")
