@@ -159,7 +159,9 @@ def test_a_step_that_is_made_again_uses_the_same_values_and_a_step_that_counts_i
     assert (results["applied"] != results["dropped"]).any()
 
 
-@pytest.mark.parametrize("gives_up", ["by an abandoned step", "by a step that was made", "by the step of its new state"])
+@pytest.mark.parametrize(
+    "gives_up", ["by an abandoned step", "by a step that was made", "by the step of its new state"]
+)
 def test_a_rank_that_was_outside_the_round_brings_no_rounding_errors_of_its_old_state(folder, gives_up):
     """It was stopped in the 8th step or behind it, and the state that it got has another version of that step."""
     (replica, other), (sums, others) = make_sums(2, "bfloat16")
