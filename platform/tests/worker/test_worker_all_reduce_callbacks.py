@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from threading import Event
 
 import numpy as np
 import pytest
@@ -184,6 +185,42 @@ def test_callbacks_that_change_a_variable_before_a_step_are_called_on_all_ranks_
         job.wait(lambda: lost.is_killed)
         job.wait_for_round(2)
         idle = False
+        job.wait_for_end()
+        check_calls(job)
+
+
+def test_a_worker_that_follows_from_an_abandoned_step_on_gets_no_change_of_a_callback_twice(folder):
+    """Its source has begun the step that broke, so its variables have the change of the callback already."""
+    is_followed = Event()
+
+    def change(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            rank.replica.rates[0] += 1000
+
+        rank.callbacks.before_step = before_step
+
+    with AllReduceJob(folder, records=800, seconds=0.002, workers_min=2) as job:
+        ranks = [job.start_rank(change) for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(6)
+
+        def await_follower(members: Sequence[str]) -> None:
+            if len(members) == 2:
+                job.wait(lambda: is_followed.is_set() or any(rank.loop._feed._waiting for rank in ranks))
+                is_followed.set()
+
+        for rank in ranks[:2]:
+            rank.loop._copies.start_round = await_follower
+
+        def die(point: str) -> None:
+            if point == "reduce":
+                job.kill(ranks[2], is_preempted=True)
+                raise KilledError
+
+        ranks[2].replica.fail_at = die
+        job.wait(lambda: ranks[2].is_killed)
+        job.start_rank(change)
+        job.wait_for_round(3)
         job.wait_for_end()
         check_calls(job)
 

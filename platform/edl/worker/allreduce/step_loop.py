@@ -415,7 +415,9 @@ class StepLoop:
                 self._shares.forget_committed(world.view.committed_step)
                 self._copies.copy_alone(world.view, is_paused=self._is_paused)
                 self._copy_for_evaluation(world.view)
-                self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
+                if not self._has_begun_step():
+                    # Otherwise a follower would call its callbacks on a state that has their changes already.
+                    self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
@@ -473,6 +475,11 @@ class StepLoop:
     @property
     def _is_stopped(self) -> bool:
         return self._stopped_after is not None or self._callbacks.has_stopped
+
+    def _has_begun_step(self) -> bool:
+        """Whether the callbacks were called before the next step: it was abandoned in the round before."""
+        begun = self._callbacks.begun_step
+        return begun is not None and begun[0] == self._world.step
 
     def _copy_for_follower(self) -> tuple[bytes, np.ndarray[Any, Any]]:
         """Copy the state for workers that follow this round. All ranks wait for the copy."""
