@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from edl.api.cluster_port import MOST_WORKERS
-from edl.api.fields import PATH, Field, JsonValue, Quantity, TextForm
+from edl.api.fields import ANY_TEXT, PATH, Field, JsonValue, Quantity, TextForm
 from edl.api.pod_spec import PodSpec, ResourceSpec, SecuritySpec, StorageSpec, VolumeSpec, WorkerResourceSpec
 from edl.api.strategy import Strategy
 
@@ -104,6 +104,55 @@ class ModelSpec:
     ] = None
 
 
+_FEATURE_TYPE = TextForm(
+    "bool, int32, int64, float32, float64 or string", r"^(bool|int32|int64|float32|float64|string)$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSpec:
+    """What the default feed makes of a record: features and the label. Modules that define feed have no use for it."""
+
+    label: Annotated[
+        str | None, Field("Column of the label. Folders of images have theirs: the class of the folder.")
+    ] = None
+    features: Annotated[
+        Mapping[str, str],
+        Field(
+            "Columns that the model gets, each with its type; by default all but the label. The type is that of the "
+            "column, or for CSV that of its text.",
+            text=_FEATURE_TYPE,
+        ),
+    ] = field(default_factory=dict)
+    classes: Annotated[
+        tuple[str, ...],
+        Field("Values of the label's column, in the order of the numbers that they become.", text=ANY_TEXT),
+    ] = ()
+    label_mode: Annotated[
+        str | None,
+        Field(
+            "What a label becomes: int, the number of its class; categorical, a one-hot vector; binary, 0 or 1 as "
+            "float32 of the shape (1,). null: int with classes, else a number as float32 of the shape (1,).",
+            choices=("int", "categorical", "binary"),
+        ),
+    ] = None
+    image_size: Annotated[
+        tuple[int, ...],
+        Field(
+            "Height and width to which images are resized; by default those of the model's input, else 256 x 256.",
+            unit="pixels",
+            minimum=1,
+        ),
+    ] = ()
+    color_mode: Annotated[
+        str | None,
+        Field(
+            "Channels of an image: 1, 3 or 4. null: as many as the model's input has, else rgb.",
+            choices=("grayscale", "rgb", "rgba"),
+        ),
+    ] = None
+
+
 @dataclass(frozen=True, slots=True)
 class DataSpec:
     """The data sets. Each is a tuple of paths, which is empty if the job file does not name the set."""
@@ -124,6 +173,13 @@ class DataSpec:
         Mapping[str, JsonValue],
         Field("Arguments of the reader, such as format (csv, parquet, tfrecord ...). The reader checks them."),
     ] = field(default_factory=dict)
+    schema: Annotated[
+        SchemaSpec | None,
+        Field(
+            "Features and label of a table, or size and labels of images, for a module without feed; edl data schema "
+            "prints that of a table. null: the module defines feed."
+        ),
+    ] = None
     max_corrupt_records: Annotated[
         int, Field("Number of corrupt records that are skipped and counted; one more fails the job.", unit="records")
     ] = 0

@@ -198,8 +198,8 @@ def schema(
 ) -> None:
     """Print the section data of a job file for a table, with what each column is, to be edited.
 
-    The label is a guess, and so is what is said of it. Columns with missing values are named: a job counts their
-    records as corrupt.
+    A model module then needs no feed. The label is a guess, and so is what is said of it. Columns with missing values
+    are left out, as comments.
     """
     from edl.data.data_files import detect_format, find_data
 
@@ -209,7 +209,7 @@ def schema(
             where=paths[0],
             hint="feed parses them, or write the table as Parquet; `edl data stats` describes the columns",
         )
-    result = _scan(paths, file_format, columns, separator, header, threads).to_json(1)
+    result = _scan(paths, file_format, columns, separator, header, threads).to_json(_MOST_CLASSES)
     found = {column["name"]: column for column in result["columns"]}
     if label is None:
         named = [name for name in found if name.lower() in _LABEL_NAMES]
@@ -217,15 +217,45 @@ def schema(
     if label not in found:
         raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
     options = {"format": file_format, "sep": separator, "header": None if header else False}
-    lines = ["data:", f"  training: {json.dumps(paths if len(paths) > 1 else paths[0])}", "  reader:"]
-    lines += [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
-    lines.append(f"    label: {json.dumps(label, ensure_ascii=False)}  # {_describe_label(found[label])}")
-    lines.append("    columns:")
+    lines = ["data:", f"  training: {json.dumps(paths if len(paths) > 1 else paths[0])}"]
+    given = [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
+    lines += ["  reader:", *given] if given else []
+    if not header:
+        names = [*found]
+        lines.append(f"    columns: {json.dumps(names)}")
+    lines += ["  schema:", f"    label: {_quote(label)}  # {_describe_label(found[label])}"]
+    lines += (
+        [f"    classes: {json.dumps(classes, ensure_ascii=False)}"] if (classes := _text_classes(found[label])) else []
+    )
+    lines.append("    features:")
     for name, column in found.items():
-        role = "the label" if name == label else _describe_feature(column)
-        missing = f"; {column['missing']:,} MISSING: leave it out, or replace them" if column["missing"] else ""
-        lines.append(f"      - {json.dumps(name, ensure_ascii=False)}  # {column['type']}: {role}{missing}")
+        if name == label:
+            continue
+        missing = f"; {column['missing']:,} MISSING: replace them, and remove the first #" if column["missing"] else ""
+        lines.append(
+            f"      {'# ' if missing else ''}{_quote(name)}: {_feature_type(column)}"
+            f"  # {column['type']}: {_describe_feature(column)}{missing}"
+        )
     print("\n".join(lines))
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _feature_type(column: dict[str, Any]) -> str:
+    """The type of a feature in ``data.schema``."""
+    if column["kind"] == "text":
+        return "string"
+    if column["type"] == "bool":
+        return "bool"
+    return "int64" if column["type"].startswith(("int", "uint")) else "float32"
+
+
+def _text_classes(column: dict[str, Any]) -> list[str]:
+    """The values of a label that is text, sorted, if the result has them all."""
+    values = sorted(value for value, _ in column["top"])
+    return values if column["kind"] == "text" and len(values) == column["distinct"] else []
 
 
 def _describe_label(column: dict[str, Any]) -> str:

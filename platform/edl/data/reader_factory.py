@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from edl.data.block_file import RecordFormat
 
 
-def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None) -> Reader:
+COLUMN_FORMATS = ("parquet", "npz", "arrow")
+"""Formats of which single columns are read."""
+
+
+def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None, columns: Sequence[str] = ()) -> Reader:
     """Open a data set with one of the built-in readers.
 
     Args:
@@ -29,6 +33,7 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
             of these.
         options: the job's ``data.reader``. Without ``format`` (see ``FORMATS``) the format is detected from the files;
             the other options are those of the format.
+        columns: the columns that are needed, unless ``options`` names them; other formats return all.
 
     Raises:
         BadInputError: there is no data, a file cannot be read, or the format or an option is unknown.
@@ -40,6 +45,8 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None)
     if cache is not None and chosen in (None, *CACHED_FORMATS):
         files = cache.unpack_all(files)
     name = detect_format(files) if chosen is None else str(chosen)
+    if columns and name in COLUMN_FORMATS:
+        format_options.setdefault("columns", list(columns))
     return _create_format_reader(name, files, _without_cache(name, format_options))
 
 

@@ -20,6 +20,7 @@ from edl.jobfile.document_tree import (
     parse_json_tree,
 )
 from edl.jobfile.job_section import JOB_SECTION
+from edl.jobfile.schema_rules import check_schema
 from edl.jobfile.section_type import section_fields
 from edl.jobfile.strategy_choice import has_own_state
 from edl.jobfile.strategy_rules import check_strategy
@@ -43,6 +44,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     strategy = check_strategy(spec) if trains and not has_own_state(spec) else ()
     return [
         *check_program(spec),
+        *check_schema(spec),
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
         *_check_worker_limits(spec),

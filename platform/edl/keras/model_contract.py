@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError
+from edl.api.job_spec import SchemaSpec
 from edl.jobfile.keras_version import uses_keras2
 from edl.jobfile.zoo_lookup import REPLACED_BY_COMPILE, ZooModule, check_misnamed, find_model_function
 from edl.keras.compiled_model import CompileArguments, read_compile_arguments, remove_compile
@@ -301,7 +302,11 @@ class ModelModule:
 
 
 def load_model_module(
-    choice: ModelChoice, *, needs_metrics: bool = True, may_have_train_step: bool = False, label: object = None
+    choice: ModelChoice,
+    *,
+    needs_metrics: bool = True,
+    may_have_train_step: bool = False,
+    schema: SchemaSpec | None = None,
 ) -> ModelModule:
     """Import the user's module and check that it satisfies the contract.
 
@@ -309,7 +314,7 @@ def load_model_module(
         choice: the job's zoo, definition and parameters.
         needs_metrics: whether the job evaluates; without evaluation the module needs no ``eval_metrics_fn``.
         may_have_train_step: whether the strategy calls a ``train_step`` of the model.
-        label: ``data.reader.label``; with it, a module without ``feed`` gets ``edl.keras.table_feed``.
+        schema: of the job; with it, a module without ``feed`` gets ``edl.keras.default_feed``.
 
     Raises:
         BadInputError: the module or a function does not exist, or a function has other arguments.
@@ -329,11 +334,11 @@ def load_model_module(
     make_model = _model_factory(
         zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step, is_keras2=is_keras2
     )
-    if label and not hasattr(module, "feed"):
-        from edl.keras.table_feed import make_table_feed
+    if schema is not None and not hasattr(module, "feed"):
+        from edl.keras.default_feed import make_default_feed
 
         origin = getattr(module, zoo_module.function)
-        module = _with_function(module, "feed", make_table_feed(str(label), make_model(may_be_compiled=True), origin))
+        module = _with_function(module, "feed", make_default_feed(schema, make_model(may_be_compiled=True), origin))
     if not any(hasattr(module, name) for name in REPLACED_BY_COMPILE):
         compiled = _read_compiled_model(zoo_module, make_model, needs_metrics=needs_metrics)
         if compiled is not None:

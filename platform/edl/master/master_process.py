@@ -27,7 +27,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,9 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.state import LEASE_RETURN_SECONDS, JobSettings
+from edl.data.job_data import data_set_paths, open_job_data
 from edl.data.reader import Reader
-from edl.data.reader_factory import open_reader, read_reader_blocks
+from edl.data.reader_factory import read_reader_blocks
 from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.log_level import set_printed_level
@@ -154,19 +155,19 @@ def describe_dataset(spec: JobSpec) -> DatasetDescribed:
         BadInputError: a data set does not exist or cannot be read.
     """
     if spec.task == "predict":
-        return DatasetDescribed(prediction=_count_sources(spec.data.prediction, spec))
+        return DatasetDescribed(prediction=_count_sources(spec, "prediction"))
     if spec.task == "evaluate":
-        return DatasetDescribed(validation=_count_sources(spec.data.validation, spec))
-    reader = open_reader(spec.data.training, spec.data.reader) if spec.data.training else None
+        return DatasetDescribed(validation=_count_sources(spec, "validation"))
+    reader = open_job_data(spec.data, "training") if spec.data.training else None
     return DatasetDescribed(
         training=() if reader is None else _source_rows(reader),
-        validation=_count_sources(spec.data.validation, spec),
+        validation=_count_sources(spec, "validation"),
         blocks=None if reader is None or spec.train.shuffle.window == 0 else read_reader_blocks(reader),
     )
 
 
-def _count_sources(paths: Sequence[str], spec: JobSpec) -> SourceRows:
-    return _source_rows(open_reader(tuple(paths), spec.data.reader)) if paths else ()
+def _count_sources(spec: JobSpec, data_set: str) -> SourceRows:
+    return _source_rows(open_job_data(spec.data, data_set)) if data_set_paths(spec.data, data_set) else ()
 
 
 def _source_rows(reader: Reader) -> SourceRows:

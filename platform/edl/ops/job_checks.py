@@ -21,6 +21,7 @@ from edl.jobfile.command_rules import find_program, program_path
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.elasticdl_imports import find_missing_imports
 from edl.jobfile.loader import dump_job_spec
+from edl.jobfile.schema_rules import find_schema
 from edl.jobfile.zoo_lookup import (
     REPLACED_BY_COMPILE,
     STAR_IMPORT,
@@ -90,16 +91,16 @@ def require_packages(names: Sequence[str] = _TRAINING_PACKAGES) -> None:
 def _count_all_records(spec: JobSpec, *, resumed: bool) -> RecordCounts:
     data = spec.data
     if spec.task == "predict":
-        return RecordCounts(prediction=_count_records("data.prediction", data.prediction, spec))
+        return RecordCounts(prediction=_count_records("prediction", spec))
     if spec.task == "evaluate":
-        return RecordCounts(validation=_count_records("data.validation", data.validation, spec))
-    training = _count_records("data.training", data.training, spec)
+        return RecordCounts(validation=_count_records("validation", spec))
+    training = _count_records("training", spec)
     train, records, global_batch = spec.train, sum(training), spec.strategy.global_batch
     if not resumed and (why := training_size_error(train.minibatch_size, records, train.epochs, global_batch)):
         raise BadInputError(why)
     return RecordCounts(
         training=training,
-        validation=_count_records("data.validation", data.validation, spec) if data.validation else (),
+        validation=_count_records("validation", spec) if data.validation else (),
     )
 
 
@@ -209,7 +210,11 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     module = find_model_function(Path(spec.model.zoo), spec.model.definition, spec.model.functions)
     names = module.names
     needed: Sequence[str] = [*REQUIRED_FUNCTIONS, _METRICS_FUNCTION] if evaluates else REQUIRED_FUNCTIONS
-    if spec.data.reader.get("label"):  # edl.keras.table_feed stands in for it
+    if find_schema(spec.data):  # edl.keras.default_feed stands in for it
+        if spec.data.schema and "feed" in names:
+            raise BadInputError(
+                "has no effect: the model module defines feed", where="data.schema", hint="remove one of the two"
+            )
         needed = [name for name in needed if name != "feed"]
     if may_return_compiled_model(module):
         needed = [name for name in needed if name not in REPLACED_BY_COMPILE]
@@ -231,7 +236,7 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
             "module's own file calls compile()"
             + (
-                "; tables (CSV, Parquet, npz) need no feed if data.reader.label names the label's column"
+                "; tables and folders of images need no feed with data.schema (see `edl data schema`)"
                 if "feed" in missing
                 else ""
             ),
@@ -240,13 +245,14 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
     return names
 
 
-def _count_records(field: str, paths: Sequence[str], spec: JobSpec) -> tuple[int, ...]:
-    from edl.data.reader_factory import open_reader
+def _count_records(data_set: str, spec: JobSpec) -> tuple[int, ...]:
+    from edl.data.job_data import data_set_paths, open_job_data
 
+    field, paths = f"data.{data_set}", data_set_paths(spec.data, data_set)
     if not paths:
         raise BadInputError("is missing", where=field, hint="give a file or a directory of records")
     try:
-        counts = tuple(source.records for source in open_reader(tuple(paths), spec.data.reader).sources())
+        counts = tuple(source.records for source in open_job_data(spec.data, data_set).sources())
     except BadInputError as error:
         raise BadInputError(f"{error.where}: {error.message}", where=field, hint=error.hint) from error
     if not sum(counts):

@@ -12,8 +12,9 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec, ModelSpec, TrainSpec
+from edl.data.job_data import data_set_paths, open_job_data
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
-from edl.data.reader_factory import open_reader, read_reader_blocks
+from edl.data.reader_factory import read_reader_blocks
 from edl.data.shard_reader import ShardReader, lists_shards
 from edl.jobfile.loader import DATA_SET_BY_TASK
 from edl.jobfile.zoo_lookup import find_model_function
@@ -21,12 +22,6 @@ from edl.keras.user_code import source_file, user_code
 
 DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "prediction": "prediction"}
 """Name of the data set under ``data`` by kind of task."""
-
-
-def data_set_paths(data: DataSpec, data_set: str) -> tuple[str, ...]:
-    """The paths of ``data.training``, ``data.validation`` or ``data.prediction``."""
-    paths: tuple[str, ...] = getattr(data, data_set)
-    return paths
 
 
 def open_data_set(
@@ -45,14 +40,9 @@ def open_data_set(
     Raises:
         BadInputError: the data does not exist, or the user's reader raises.
     """
-    paths = data_set_paths(data, data_set)
     if custom_reader is None:
-        reader = open_reader(paths, data.reader)
-        if data_set == "training" or not data.training or reader.metadata.format not in ("images", "coco"):
-            return reader
-        # A class that this set lacks would shift the labels of those after it.
-        trained = open_reader(data.training, data.reader).metadata.class_names
-        return open_reader(paths, {**data.reader, "format": reader.metadata.format, "classes": trained})
+        return open_job_data(data, data_set)
+    paths = data_set_paths(data, data_set)
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):
         options = {**_records_per_task(custom_reader, train), **data.reader}

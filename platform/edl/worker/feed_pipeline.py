@@ -166,9 +166,9 @@ class FeedFunction:
                 self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
             # If tracing succeeded, the error is about these records.
             if self._traced_feed is not None:
-                error.message = (
-                    f"{error.message.removesuffix('.')}, at {window.describe_location(self._find_bad_record(window))}"
-                )
+                bad = self._find_bad_record(window)
+                self._explain_bad_record(error, window, bad)
+                error.message = f"{error.message.removesuffix('.')}, at {window.describe_location(bad)}"
             raise
         if outputs is None:
             return None
@@ -185,6 +185,14 @@ class FeedFunction:
         )
         error.tag = tag
         raise error
+
+    def _explain_bad_record(self, error: FeedError, window: RecordWindow, bad: int | None) -> None:
+        """Say what is wrong with a record, where ``feed`` is EDL's own and can tell."""
+        explain = getattr(self._feed, "explain_bad_record", None)
+        fault = None if explain is None or bad is None else explain(window.records[bad], self._metadata)
+        if fault is not None:
+            error.message, error.where, error.detail = fault, "data.schema", ""
+            error.hint = "mend the data, or leave the column out of data.schema.features"
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
         """The first record for which ``feed`` raises when it is alone; None if only a combination fails."""

@@ -32,6 +32,7 @@ from edl.core.shuffle import training_size_error
 from edl.data.reader_factory import choose_reader_window
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
+from edl.jobfile.schema_rules import find_schema
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.numerics.initializers import initial_rows
 from edl.numerics.parameter_store import RowBatch
@@ -116,7 +117,7 @@ class _JobCheck:
             spec.model,
             needs_metrics=bool(spec.data.validation and (spec.data.training or spec.task == "evaluate")),
             may_have_train_step=spec.strategy.name == "AllReduce" or spec.task != "train",
-            label=spec.data.reader.get("label"),
+            schema=find_schema(spec.data),
         )
 
         @cache

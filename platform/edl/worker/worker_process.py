@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.log_level import set_printed_level
+from edl.jobfile.schema_rules import find_schema
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.transport.process_identity import ProcessIdentity, count_available_cores
@@ -184,7 +185,7 @@ def _run_tasks(worker_runtime: WorkerRuntime, import_slot: ImportSlot) -> int:
             needs_metrics=bool(runtime.spec.data.validation) and runtime.spec.task != "predict",
             # An evaluation or prediction calls the model alone.
             may_have_train_step=all_reduce or not trains,
-            label=runtime.spec.data.reader.get("label"),
+            schema=find_schema(runtime.spec.data),
         )
         runtime.model_module.set_result(module)
         handlers["describe"] = partial(_describe_data_sets, runtime)

@@ -13,8 +13,6 @@ import pytest
 from cli.cli_harness import run_edl
 from ruamel.yaml import YAML
 
-from edl.data import open_reader
-
 CSV = "age,city,rooms\n31,Ulm,2\n47,<b>Bonn</b>,3\n,Ulm,3\n"
 
 
@@ -84,9 +82,9 @@ def test_the_schema_is_a_section_that_a_job_reads(table: Path, capsys: pytest.Ca
     assert run_edl("data", "schema", str(table), "--format", "csv") == 0
     out = capsys.readouterr().out
     section = YAML(typ="safe").load(out)["data"]
-    assert section["reader"] == {"format": "csv", "label": "rooms", "columns": ["age", "city", "rooms"]}
-    assert open_reader(section["training"], section["reader"]).metadata.column_names == ("age", "city", "rooms")
-    assert "1 MISSING" in next(line for line in out.splitlines() if '- "age"' in line)
+    assert section["reader"] == {"format": "csv"}
+    assert section["schema"] == {"label": "rooms", "features": {"city": "string"}}
+    assert "1 MISSING" in next(line for line in out.splitlines() if '# "age": int64' in line)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +101,14 @@ def test_the_label_says_what_it_is_for(
 def test_a_column_with_a_label_s_name_is_the_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text('Target,"x: #1"\n1,2\n')
     assert run_edl("data", "schema", str(tmp_path)) == 0
-    reader = YAML(typ="safe").load(capsys.readouterr().out)["data"]["reader"]
-    assert (reader["label"], reader["columns"]) == ("Target", ["Target", "x: #1"])
+    schema = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]
+    assert schema == {"label": "Target", "features": {"x: #1": "int64"}}
+
+
+def test_the_values_of_a_label_of_text_are_its_classes(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "schema", str(table), "--label", "city") == 0
+    schema = YAML(typ="safe").load(capsys.readouterr().out)["data"]["schema"]
+    assert schema["classes"] == ["<b>Bonn</b>", "Ulm"]
 
 
 def test_a_label_that_is_no_column_is_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

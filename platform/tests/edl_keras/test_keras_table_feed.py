@@ -11,7 +11,7 @@ import tensorflow as tf
 from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError
-from edl.api.job_spec import ModelSpec
+from edl.api.job_spec import ModelSpec, SchemaSpec
 from edl.data.reader import Metadata
 from edl.data.record_columns import ColumnRecords
 from edl.keras.model_contract import load_model_module
@@ -40,7 +40,7 @@ OTHERS = HEAD + (
 def feed_of(tmp_path: Path, text: str, mode: str = "training", columns: tuple[str, ...] = COLUMNS) -> FeedFunction:
     (tmp_path / "model.py").write_text(text)
     choice = ModelSpec("model.custom_model", zoo=str(tmp_path))
-    module = load_model_module(choice, needs_metrics=False, label="rich")
+    module = load_model_module(choice, needs_metrics=False, schema=SchemaSpec(label="rich"))
     return FeedFunction(module.feed, mode, Metadata("csv", columns), zoo=module.zoo)
 
 

@@ -50,15 +50,16 @@ def test_layers_are_adapted_from_the_statistics_of_a_table(tmp_path: Path) -> No
 def job_of(folder: Path, section: str, data: Path) -> JobFolder:
     """The job that the section of a format shows: its module, and its reader, on these data."""
     zoo = write_module(folder, "own", PROGRAMS[section])
-    reader = READERS.get(section, {})
-    return JobFolder.make(
-        folder, "own", "own.custom_model", zoo=zoo, data={"training": str(data), "reader": reader}, train=TRAIN
-    )
+    fields = {"training": str(data), **DATA_FIELDS.get(section, {})}
+    return JobFolder.make(folder, "own", "own.custom_model", zoo=zoo, data=fields, train=TRAIN)
 
 
-READERS = {
-    "a module that trains on trips.parquet": {"label": "tip"},
-    "a module that trains on shapes/": {"annotations": "{name}.json"},
+DATA_FIELDS = {
+    "a module that trains on trips.parquet": {
+        "schema": {"label": "tip", "features": {"km": "float32", "people": "int64"}}
+    },
+    "a module that trains on pets/": {"schema": {"image_size": [32, 32], "label_mode": "int"}},
+    "a module that trains on shapes/": {"reader": {"annotations": "{name}.json"}},
 }
 
 
@@ -162,6 +163,49 @@ def test_the_job_of_each_format_trains_every_record_once(
     with job_of(tmp_path, section, write(tmp_path)).run() as job:
         summary = job.summary()
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["Local", "ParameterServer", pytest.param("AllReduce", marks=pytest.mark.repetition)]
+)
+def test_a_module_without_feed_trains_evaluates_and_predicts_by_the_schema(tmp_path: Path, strategy: str) -> None:
+    rows = [f"{number % 7},{('Ulm', 'Bonn')[number % 2]},{('no', 'yes')[number % 2]}\n" for number in range(40)]
+    (tmp_path / "customers.csv").write_text("age,town,stays\n" + "".join(rows))
+    (tmp_path / "new.csv").write_text("town,age\n" + "Ulm,3\n" * 10)
+    zoo = write_module(tmp_path, "own", WITHOUT_FEED)
+    schema = {"label": "stays", "classes": ["no", "yes"], "features": {"age": "int64", "town": "string"}}
+    data = {"training": str(tmp_path / "customers.csv"), "validation": str(tmp_path / "customers.csv")}
+    data = {**data, "prediction": str(tmp_path / "new.csv"), "schema": schema}
+    job_folder = JobFolder.make(
+        tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN, strategy={"name": strategy}
+    )
+    with job_folder.run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+    assert "accuracy" in summary["metrics"]
+    if strategy == "ParameterServer":
+        with job_folder.predict(tmp_path / "out") as job:
+            assert job.summary()["records_done"] == 10
+
+
+WITHOUT_FEED = """
+import keras
+
+
+def custom_model():
+    age = keras.Input((1,), name="age")
+    town = keras.Input((1,), name="town", dtype="string")
+    number = keras.layers.StringLookup(vocabulary=["Ulm", "Bonn"], output_mode="multi_hot")(town)
+    return keras.Model([age, town], keras.layers.Dense(2)(keras.layers.concatenate([age, number])))
+
+
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+optimizer = "sgd"
+
+
+def eval_metrics_fn():
+    return {"accuracy": keras.metrics.SparseCategoricalAccuracy()}
+"""
 
 
 @pytest.mark.repetition

@@ -65,7 +65,7 @@ def test_a_module_that_compiles_its_model_needs_feed_alone(tmp_path: Path, witho
     if without:
         with pytest.raises(BadInputError, match="does not define 'feed'") as raised:
             job_checks.check_job(spec)
-        assert "need no feed if data.reader.label names" in raised.value.hint
+        assert "need no feed with data.schema" in raised.value.hint
     else:
         assert job_checks.check_job(spec).training == (100,)
 
@@ -81,3 +81,17 @@ def test_the_old_name_of_feed_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="does not define 'feed'") as raised:
         job_checks.check_job(load_job_file(tmp_path / "job.yaml"))
     assert "model.functions: {feed: dataset_fn}" in (raised.value.hint or "")
+
+
+def test_a_schema_beside_a_feed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "records.csv").write_text("x,y\n" + "1,2\n" * 100)
+    text = "def custom_model(): ...\nloss = optimizer = 'x'\n"
+    (tmp_path / "job.yaml").write_text(
+        f"name: m\nmodel: {{zoo: {tmp_path}, definition: m.custom_model}}\n"
+        f"data: {{training: {tmp_path}/records.csv, schema: {{label: y}}}}\n"
+    )
+    (tmp_path / "m.py").write_text(text)
+    job_checks.check_job(load_job_file(tmp_path / "job.yaml"))
+    (tmp_path / "m.py").write_text(text + "def feed(dataset, mode, metadata): ...\n")
+    with pytest.raises(BadInputError, match="the model module defines feed"):
+        job_checks.check_job(load_job_file(tmp_path / "job.yaml"))

@@ -21,6 +21,7 @@ from edl.api.status import Status
 from edl.jobfile.keras_version import choose_keras
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.log_level import set_printed_level
+from edl.jobfile.schema_rules import find_schema
 from edl.keras.tensorflow_import import import_tensorflow
 from edl.reporting.terminal_text import strip_control_characters
 from edl.storage.run_directory import JobLock, RunDirectory
@@ -114,7 +115,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
 
     set_thread_counts(workers=1)
     module: ModelModule = model_contract.load_model_module(
-        spec.model, needs_metrics=bool(spec.data.validation), label=spec.data.reader.get("label")
+        spec.model, needs_metrics=bool(spec.data.validation), schema=find_schema(spec.data)
     )
 
     @cache

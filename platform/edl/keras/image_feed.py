@@ -1,0 +1,87 @@
+"""The default ``feed`` of folders of images: what ``keras.utils.image_dataset_from_directory`` yields, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from edl.api.errors import BadInputError
+from edl.api.job_spec import SchemaSpec
+from edl.keras.feed_schema import DATA_SET_BY_FEED_MODE, ModelInput, encode_label
+
+_CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+_DEFAULT_SIZE = (256, 256)
+"""That of ``image_dataset_from_directory``."""
+
+
+def make_image_parser(
+    schema: SchemaSpec, inputs: Mapping[str, ModelInput], class_names: Sequence[str], mode: str
+) -> Callable[[Any], Any]:
+    """(image, label) of a record: float32 from 0 to 255 of the shape ``[height, width, channels]``, and its class.
+
+    Raises:
+        BadInputError: the schema is that of a table, or does not fit the model or the folders.
+    """
+    for name in ("label", "features", "classes"):
+        if getattr(schema, name):
+            hint = "data.reader.classes names them" if name == "classes" else "leave it out"
+            raise BadInputError("is of a table, and the data are images", where=f"data.schema.{name}", hint=hint)
+    if mode != "prediction" and not class_names:
+        raise BadInputError(
+            "the images lie in no folders of classes",
+            where=DATA_SET_BY_FEED_MODE[mode],
+            hint="give each class a folder, or define feed(dataset, mode, metadata) in the model module",
+        )
+    height, width, channels = _choose_shape(schema, inputs)
+    label_mode = schema.label_mode or "int"
+
+    def parse(record: Any) -> Any:
+        image = tf.io.decode_image(record["image"], channels=channels, expand_animations=False)
+        image = tf.ensure_shape(tf.image.resize(image, (height, width)), (height, width, channels))
+        if mode == "prediction":
+            return image, None
+        label = record["label"]
+        # not tf.debugging.assert_*: its control flow would not run on the thread of feed
+        in_class = tf.raw_ops.Assert(
+            condition=label >= 0, data=["the image lies in no folder of a class:", record["path"]], summarize=1
+        )
+        with tf.control_dependencies([in_class] if in_class is not None else []):
+            return image, encode_label(tf.identity(label), label_mode, len(class_names))
+
+    return parse
+
+
+def _choose_shape(schema: SchemaSpec, inputs: Mapping[str, ModelInput]) -> tuple[int, int, int]:
+    """Height, width and channels: of the schema, else of the model's input, else Keras' defaults."""
+    if len(inputs) > 1:
+        raise BadInputError(
+            f"the model has the inputs {', '.join(inputs)}, and an image is one",
+            where="data.schema",
+            hint="define feed(dataset, mode, metadata) in the model module",
+        )
+    given = next((each.shape for each in inputs.values()), (None, None, None))
+    if len(given) != 3:
+        raise BadInputError(
+            f"the model's input has the shape {given}, and an image [height, width, channels]",
+            where="data.schema",
+            hint="give the model such an input, or define feed(dataset, mode, metadata) in its module",
+        )
+    size = schema.image_size or tuple(axis or other for axis, other in zip(given, _DEFAULT_SIZE, strict=False))
+    channels = _CHANNELS[schema.color_mode] if schema.color_mode else given[2] or 3
+    chosen = (*size, channels)
+    for axis, name in enumerate(("image_size", "image_size", "color_mode")):
+        if given[axis] not in (None, chosen[axis]):
+            raise BadInputError(
+                f"images become {chosen}, and the model's input is {given}",
+                where=f"data.schema.{name}",
+                hint="leave the field out: images then become what the model's input is",
+            )
+    if channels not in _CHANNELS.values():
+        raise BadInputError(
+            f"the model's input has {channels} channels, and an image 1, 3 or 4",
+            where="data.schema.color_mode",
+            hint="define feed(dataset, mode, metadata) in the model module",
+        )
+    return chosen  # type: ignore[return-value]

@@ -1,0 +1,239 @@
+"""The feed of a module that defines none, as data.schema describes it: tables, Example records, folders of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from support.text_keys import missing_keys
+
+from edl.api.errors import EdlError
+from edl.api.job_spec import ModelSpec, SchemaSpec
+from edl.data import open_reader, serialize_example
+from edl.data.reader import Metadata
+from edl.data.record_columns import ColumnRecords, RaggedColumn
+from edl.keras.model_contract import load_model_module
+from edl.worker.feed_pipeline import FeedFunction
+from edl.worker.record_stream import RecordWindow
+
+pytestmark = pytest.mark.tensorflow
+
+HEAD = "import keras\n\nloss = 'mse'\noptimizer = 'sgd'\n"
+TWO_INPUTS = HEAD + (
+    "def custom_model():\n"
+    "    given = [keras.Input((1,), name='age'), keras.Input((1,), name='town', dtype='string')]\n"
+    "    return keras.Model(given, keras.layers.Dense(1)(given[0]))\n"
+)
+SUBCLASS = HEAD + "class custom_model(keras.Model):\n    def call(self, given):\n        return given\n"
+COLUMNS = ("town", "age", "wealth", "rich")
+ROWS = [["Ulm", "31", "0.5", "yes"], ["Bonn", "9", "2", "no"]]
+
+
+def feed_of(folder: Path, text: str, schema: SchemaSpec, metadata: Metadata, mode: str = "training") -> FeedFunction:
+    (folder / "model.py").write_text(text)
+    choice = ModelSpec("model.custom_model", zoo=str(folder))
+    module = load_model_module(choice, needs_metrics=False, schema=schema)
+    return FeedFunction(module.feed, mode, metadata, zoo=module.zoo)
+
+
+def rows_of(
+    folder: Path, schema: SchemaSpec, rows: Any = ROWS, *, text: str = TWO_INPUTS, mode: str = "training"
+) -> Any:
+    feed = feed_of(folder, text, schema, Metadata("csv", COLUMNS), mode)
+    return feed.make_minibatch(0, RecordWindow(rows, source="rows.csv"))
+
+
+def error_of(folder: Path, schema: SchemaSpec, rows: Any = ROWS, **options: Any) -> str:
+    with pytest.raises(EdlError) as error:
+        rows_of(folder, schema, rows, **options)
+    return f"{error.value} {error.value.where} {error.value.hint}"
+
+
+FEATURES = {"age": "int32", "town": "string"}
+TABLE = SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"))
+
+
+def test_the_features_of_the_schema_become_inputs_and_classes_numbers(tmp_path: Path) -> None:
+    made = rows_of(tmp_path, TABLE)
+    assert made.features["age"].dtype == tf.float32
+    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+    assert made.features["town"].numpy().tolist() == [[b"Ulm"], [b"Bonn"]]
+    assert (made.labels.dtype, made.labels.numpy().tolist()) == (tf.int32, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("mode", "labels"), [("categorical", [[0, 1], [1, 0]]), ("binary", [[1], [0]]), ("int", [1, 0])]
+)
+def test_labels_are_encoded_as_the_schema_says(tmp_path: Path, mode: str, labels: list[Any]) -> None:
+    made = rows_of(tmp_path, SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"), label_mode=mode))
+    assert made.labels.numpy().tolist() == labels
+
+
+def test_a_model_without_inputs_gets_a_vector_of_numbers_or_a_mapping_with_text(tmp_path: Path) -> None:
+    numbers = SchemaSpec(label="rich", features={"wealth": "float32", "age": "int64"}, classes=("no", "yes"))
+    made = rows_of(tmp_path, numbers, text=SUBCLASS)
+    np.testing.assert_array_equal(made.features, [[0.5, 31], [2, 9]])
+    made = rows_of(tmp_path, TABLE, text=SUBCLASS)
+    assert {name: value.dtype.name for name, value in made.features.items()} == {"age": "int32", "town": "string"}
+
+
+def test_predictions_need_neither_label_nor_other_columns(tmp_path: Path) -> None:
+    feed = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("csv", ("age", "town")), "prediction")
+    made = feed.make_minibatch(0, RecordWindow([["31", "Ulm"]], source="rows.csv"))
+    np.testing.assert_array_equal(made.features["age"], [[31]])
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (["Ulm", "", "1", "no"], "column 'age' has no value, at record 2 of rows.csv"),
+        (["Ulm", "old", "1", "no"], "column 'age' has 'old', which is no int32, at record 2 of rows.csv"),
+        (
+            ["Ulm", "3", "1", "maybe"],
+            "the label is 'maybe', which is none of data.schema.classes: no, yes, at record 2",
+        ),
+    ],
+)
+def test_a_row_without_a_usable_value_is_named(tmp_path: Path, row: list[str], said: str) -> None:
+    assert said in error_of(tmp_path, TABLE, [*ROWS, row])
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        (SchemaSpec(label="rich", features={**FEATURES, "size": "int64"}), ("data.schema.features", "found size")),
+        (SchemaSpec(label="rich", features={**FEATURES, "wealth": "int64"}), ("no input wealth", "age, town")),
+        (SchemaSpec(label="rich", features={"age": "string", "town": "string"}), ("'age' is string", "float32")),
+        (SchemaSpec(label="poor", features=FEATURES), ("data.schema.label", "poor", "data.training")),
+        (SchemaSpec(label="rich", image_size=(2, 2)), ("data.schema.image_size", "csv")),
+        (SchemaSpec(), ("data.schema.label", "is missing", "rich")),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, schema: SchemaSpec, said: tuple[str, ...]) -> None:
+    assert not missing_keys(error_of(tmp_path, schema), *said)
+
+
+def test_fractions_are_not_cut_off_and_lists_are_refused(tmp_path: Path) -> None:
+    typed = {"age": np.array([1.5]), "town": np.array([b"Ulm"], object), "rich": np.array([True])}
+    metadata = Metadata("parquet", tuple(typed))
+    schema = SchemaSpec(label="rich", features=FEATURES)
+    with pytest.raises(EdlError, match="column 'age' is float64, and the schema declares it as int32"):
+        feed_of(tmp_path, TWO_INPUTS, schema, metadata).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    ragged = {**typed, "age": RaggedColumn(np.arange(2), np.array([0, 2]))}
+    with pytest.raises(EdlError, match="column 'age' has lists of different lengths"):
+        feed_of(tmp_path, TWO_INPUTS, schema, metadata).make_minibatch(0, RecordWindow(ColumnRecords(ragged)))
+
+
+def test_whole_numbers_of_a_column_become_classes(tmp_path: Path) -> None:
+    typed = {"age": np.array([1, 2]), "town": np.array([b"Ulm", b"Ulm"], object), "rich": np.array([7, 3])}
+    schema = SchemaSpec(label="rich", features=FEATURES, classes=("3", "7"))
+    feed = feed_of(tmp_path, TWO_INPUTS, schema, Metadata("parquet", tuple(typed)))
+    made = feed.make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    assert made is not None
+    assert made.labels.numpy().tolist() == [1, 0]
+
+
+def test_records_of_example_are_parsed_by_the_schema(tmp_path: Path) -> None:
+    records = [serialize_example({"age": age, "town": "Ulm", "rich": "yes"}) for age in (31, 9)]
+    made = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("tfrecord")).make_minibatch(0, RecordWindow(records))
+    assert made is not None
+    np.testing.assert_array_equal(made.features["age"], [[31], [9]])
+    assert made.labels.numpy().tolist() == [1, 1]
+    unlabelled = [serialize_example({"age": 3, "town": "Ulm"})]
+    feed = feed_of(tmp_path, TWO_INPUTS, TABLE, Metadata("tfrecord"), "prediction")
+    made = feed.make_minibatch(0, RecordWindow(unlabelled))
+    assert made is not None
+    assert made.features["age"].numpy().tolist() == [[3]]
+
+
+# --------------------------------------------------------------------------------------------------
+# Images.
+
+
+def images_of(folder: Path, channels: int = 3) -> Path:
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        file = folder / "pets" / ("cat", "dog")[number % 2] / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 256, (9 + number, 7, channels), np.uint8)
+        file.write_bytes(tf.io.encode_png(pixels).numpy())
+    return folder / "pets"
+
+
+def image_model(*shape: int | None) -> str:
+    return HEAD + (
+        f"def custom_model():\n    return keras.Sequential([keras.Input({shape}), keras.layers.GlobalMaxPooling2D()])\n"
+    )
+
+
+def image_batch(folder: Path, schema: SchemaSpec, text: str, mode: str = "training") -> Any:
+    reader = open_reader(str(images_of(folder)))
+    (source,) = reader.sources()
+    feed = feed_of(folder, text, schema, reader.metadata, mode)
+    return feed.make_minibatch(0, RecordWindow(reader.read(source.name, 0, source.records)))
+
+
+@pytest.mark.parametrize("label_mode", [None, "int", "categorical", "binary"])
+@pytest.mark.parametrize("color_mode", [None, "grayscale", "rgb", "rgba"])
+def test_images_are_those_of_image_dataset_from_directory(
+    tmp_path: Path, label_mode: str | None, color_mode: str | None
+) -> None:
+    import keras
+
+    made = image_batch(
+        tmp_path,
+        SchemaSpec(label_mode=label_mode, image_size=(8, 5), color_mode=color_mode),
+        image_model(None, None, {"grayscale": 1, "rgba": 4}.get(color_mode or "", 3)),
+    )
+    options = {"label_mode": label_mode or "int", "color_mode": color_mode or "rgb"}
+    theirs = keras.utils.image_dataset_from_directory(
+        str(tmp_path / "pets"), image_size=(8, 5), shuffle=False, batch_size=6, verbose=False, **options
+    )
+    ((images, labels),) = list(theirs)
+    np.testing.assert_array_equal(made.features, images)
+    np.testing.assert_array_equal(made.labels, labels)
+    assert (made.features.dtype, made.labels.dtype) == (images.dtype, labels.dtype)
+
+
+def test_images_become_what_the_model_s_input_is(tmp_path: Path) -> None:
+    for name, axes, expected in (("a", (4, 6, 1), (6, 4, 6, 1)), ("b", (None, None, 3), (6, 256, 256, 3))):
+        (tmp_path / name).mkdir()
+        assert image_batch(tmp_path / name, SchemaSpec(), image_model(*axes)).features.shape == expected
+    made = image_batch(tmp_path, SchemaSpec(), image_model(4, 6, 1), "prediction")
+    assert (made.features.shape, made.labels) == ((6, 4, 6, 1), None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "shape", "said"),
+    [
+        (SchemaSpec(image_size=(8, 8)), (4, 6, 3), ("data.schema.image_size", "(8, 8, 3)", "(4, 6, 3)")),
+        (SchemaSpec(color_mode="rgb"), (4, 6, 1), ("data.schema.color_mode",)),
+        (SchemaSpec(), (4, 6, 2), ("2 channels",)),
+        (SchemaSpec(label="age"), (4, 6, 3), ("data.schema.label", "images")),
+    ],
+)
+def test_images_that_do_not_fit_the_model_are_refused_by_name(
+    tmp_path: Path, schema: SchemaSpec, shape: tuple[int, ...], said: tuple[str, ...]
+) -> None:
+    with pytest.raises(EdlError) as error:
+        image_batch(tmp_path, schema, image_model(*shape))
+    assert not missing_keys(f"{error.value} {error.value.where}", *said)
+
+
+def test_an_image_outside_of_the_classes_is_named(tmp_path: Path) -> None:
+    folder = images_of(tmp_path)
+    (folder / "stray.png").write_bytes((folder / "cat" / "0.png").read_bytes())
+    with pytest.raises(EdlError) as error:
+        image_batch(tmp_path, SchemaSpec(), image_model(4, 6, 3))
+    assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "in no folder of a class", "stray")
+
+
+def test_a_third_class_is_not_binary(tmp_path: Path) -> None:
+    folder = images_of(tmp_path)
+    (folder / "cow").mkdir()
+    (folder / "cow" / "0.png").write_bytes((folder / "cat" / "0.png").read_bytes())
+    with pytest.raises(EdlError, match="binary needs two classes, found 3"):
+        image_batch(tmp_path, SchemaSpec(label_mode="binary"), image_model(4, 6, 3))
