@@ -168,6 +168,15 @@ class RankCallbacks:
         """Training went back to a step before the one after which it stopped."""
         self._replica.model.stop_training = False
 
+    def adopt_state(self) -> None:
+        """This rank gets the state of others: the rate that its callbacks have set belongs to its own steps.
+
+        Otherwise the first rank would repeat it, and so undo what the others have decided since. Before the first step
+        it is what ``on_train_begin`` has set.
+        """
+        if self._begun_step >= 0:
+            self._rate = None
+
     @contextmanager
     def _keeping_rate(self) -> Iterator[None]:
         """Callbacks see and set the rate of the next step; the variable, a part of the state, stays as it is."""
@@ -228,6 +237,9 @@ class NoRankCallbacks:
 
     def forget_stop(self) -> None:
         """Nothing has stopped training."""
+
+    def adopt_state(self) -> None:
+        """Nothing has set a rate."""
 
 
 MakeParams = Callable[[], CallbackParams]

@@ -89,6 +89,9 @@ class StepNumbers:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
+    def adopt_state(self) -> None:
+        """The program sets its learning rate itself."""
+
 
 class ProgramReplica:
     """The arrays and the state of a program.

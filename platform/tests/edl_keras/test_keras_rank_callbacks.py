@@ -187,6 +187,27 @@ def test_a_stop_is_kept_until_training_goes_back() -> None:
     assert not own.has_stopped
 
 
+def test_a_rate_of_steps_that_the_state_of_others_replaces_is_forgotten() -> None:
+    class Halve(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.125
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.0625
+
+    replica = make_replica(lambda: [Halve()])
+    own = declare(replica).own
+    own.try_first_step()
+    # A new run, or a new worker, begins with what on_train_begin() sets.
+    own.adopt_state()
+    assert own.learning_rate == 0.125
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, 0.125)
+    assert own.learning_rate == 0.0625
+    own.adopt_state()
+    assert own.learning_rate is None
+
+
 class SetsRate(keras.callbacks.Callback):
     """A subclass of no callback of Keras that sets a rate."""
 

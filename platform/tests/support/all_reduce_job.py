@@ -266,6 +266,10 @@ class RecordedCallbacks:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
+    def adopt_state(self) -> None:
+        if self.begun:
+            self.learning_rate = None
+
 
 class KilledError(BaseException):
     """The thread of a rank that was killed: it does nothing any more."""

@@ -7,12 +7,14 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 from support.all_reduce_job import AllReduceJob, KilledError, Rank, RecordedCallbacks
 from support.text_keys import missing_keys
 
+from edl.collective.round_errors import RoundBrokenError
 from edl.core.evaluation import EarlyStopping, ReduceLROnPlateau
 
 # The metric of the harness grows with every step, so no evaluation is better than the first one.
@@ -245,6 +247,38 @@ def test_a_rate_that_a_callback_sets_is_that_of_all_ranks(folder, deciding):
         assert changed[0] == 11 if not deciding else 11 <= changed[0] <= 13
 
 
+def test_a_rank_that_gets_the_state_of_a_step_does_not_undo_the_rate_that_the_others_set_after_it(folder):
+    """The first rank loses the end of the reduction of step 20, so its own callbacks do not see that step."""
+    last, is_broken = 20, Event()
+
+    def lower(callbacks: RecordedCallbacks, update: int) -> None:
+        if update in (10, last):
+            callbacks.learning_rate = {10: 0.5, last: 0.25}[update]
+
+    def lose_end(rank: Rank) -> None:
+        rank.callbacks.after_step = lower
+        reduce = rank.loop._sums.reduce
+
+        def reduce_and_lose(*arguments: Any, **named: Any) -> list[bytes]:
+            messages = reduce(*arguments, **named)
+            if rank.world.rank == 0 and rank.world.step == last - 1 and not is_broken.is_set():
+                is_broken.set()
+                raise RoundBrokenError(None, "the end of a reduction is lost")
+            return messages
+
+        rank.loop._sums.reduce = reduce_and_lose
+
+    with AllReduceJob(folder, records=800, seconds=0.002, workers_min=2) as job:
+        for _ in range(2):
+            job.start_rank(lose_end)
+        job.wait_for_end()
+        assert is_broken.is_set()
+        for rank in job.ranks:
+            rates = rank.replica.rate_of_update
+            assert {rates[update] for update in rates if 10 < update <= last} == {0.5}
+            assert {rates[update] for update in rates if update > last} == {0.25}
+
+
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.repetition) for seed in range(1, 4))])
 def test_rates_of_callbacks_are_agreed_under_random_faults(folder, seed):
     """The callbacks of each rank draw their own rates, as ones that read a clock would."""
@@ -324,6 +358,28 @@ def test_a_stop_is_forgotten_when_training_begins_again_before_it(folder, heard)
         job.silent.discard("w0")
         job.wait_for_round(3)
         job.wait_for_end()
+
+
+def test_a_rate_is_forgotten_when_training_begins_again_before_it(folder):
+    """The rank whose callbacks set it hears nothing for a while; all others are lost, and so is every step."""
+
+    def lower(callbacks: RecordedCallbacks, update: int) -> None:
+        if update == 10:
+            callbacks.learning_rate = 0.5
+        if update == 20:
+            job.silent.add("w0")
+
+    with AllReduceJob(folder, records=800, seconds=0.002, workers_min=2) as job:
+        first, second = job.start_rank(own(lower, 0)), job.start_rank()
+        job.wait(lambda: "w0" in job.silent)
+        first.callbacks.after_step = lambda callbacks, update: None
+        job.kill(second)
+        third, _ = job.start_rank(), job.start_rank()
+        job.wait(lambda: job.state.world.trains(third.uid))
+        job.silent.discard("w0")
+        job.wait_for_round(3)
+        job.wait_for_end()
+        assert set(third.replica.rate_of_update.values()) == {1.0}
 
 
 def test_a_new_master_and_a_new_rank_know_that_a_callback_stopped_training(folder):

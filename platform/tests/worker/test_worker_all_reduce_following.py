@@ -378,7 +378,9 @@ def follower(folder):
         view = View(version=1, round=RoundId(1, 1), phase=RoundPhase.RUNNING, source_address=listener.address)
         world._view = view
         size = replica.pack_state().nbytes
-        made = StepFollower("w", replica, world, TOKEN, size, lambda outcome: None, must_end=lambda: False)
+        made = StepFollower(
+            "w", replica, world, TOKEN, size, lambda outcome: None, lambda: None, must_end=lambda: False
+        )
         yield lambda *frames: (sent.extend(frames), made.follow(view)), replica, world
 
 

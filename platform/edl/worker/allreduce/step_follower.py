@@ -62,6 +62,7 @@ class StepFollower:
         token: the job's token.
         state_bytes: size of a packed state of this model.
         apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said.
+        on_state: called when the replica has the state of a member.
         must_end: whether this worker was told to end, or the job has no more work.
     """
 
@@ -73,6 +74,7 @@ class StepFollower:
         token: str,
         state_bytes: int,
         apply: Callable[[StepOutcome], None],
+        on_state: Callable[[], None],
         must_end: Callable[[], bool],
     ) -> None:
         self._worker = worker
@@ -82,6 +84,7 @@ class StepFollower:
         self._state_bytes = state_bytes
         self._sum_bytes = sum(buffer.nbytes for buffer in replica.buffers)
         self._apply = apply
+        self._on_state = on_state
         self._must_end = must_end
         self._has_state = False
         self._parts: list[bytes] = []
@@ -199,6 +202,7 @@ class StepFollower:
             raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
         self._world.begin_following()
         self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
+        self._on_state()
         self._world.adopt_followed_state(message.step, shares)
         self._has_state = True
 

@@ -93,6 +93,7 @@ class StepCallbacks(Protocol):
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
     def end_training(self) -> None: ...
     def forget_stop(self) -> None: ...
+    def adopt_state(self) -> None: ...
 
 
 class StepLoop:
@@ -190,6 +191,7 @@ class StepLoop:
             connection.token,
             self._initial_state.nbytes,
             self._apply_sums,
+            on_state=callbacks.adopt_state,
             must_end=lambda: gate.closed or shares.is_over,
         )
         self._nonfinite_count = 0
@@ -311,6 +313,8 @@ class StepLoop:
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
             self._digests.compare_ranks(communicator)
+            if view.members[self._world.rank] not in view.holders:
+                self._callbacks.adopt_state()
             self._begin_abandoned_step(view, communicator)
             self._share_state(view, communicator)
             digest = self._digests.compare_states(communicator, view.step)
