@@ -154,6 +154,18 @@ class SchemaSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitSpec:
+    """How the records of the same files are divided into training and validation."""
+
+    key: Annotated[
+        str, Field("Column whose values decide: records with the same value are in the same set.", required=True)
+    ] = ""
+    validation: Annotated[
+        float, Field("Share of the values whose records are for validation, above 0 and below 1.")
+    ] = 0.1
+
+
+@dataclass(frozen=True, slots=True)
 class DataSpec:
     """The data sets. Each is a tuple of paths, which is empty if the job file does not name the set."""
 
@@ -178,6 +190,30 @@ class DataSpec:
         Field(
             "Features and label of a table, or size and labels of images, for a module without feed; edl data schema "
             "prints that of a table. null: the module defines feed."
+        ),
+    ] = None
+    weights: Annotated[
+        tuple[int, ...],
+        Field(
+            "For each path of data.training, how many of its records come for those of the others. It sets the order "
+            "only: each record of an epoch is still trained once. By default all files are shuffled with each other.",
+            minimum=1,
+            maximum=1000,
+        ),
+    ] = ()
+    repeat: Annotated[
+        tuple[int, ...],
+        Field(
+            "For each path of data.training, how often its records are in an epoch; by default once.",
+            minimum=1,
+            maximum=1000,
+        ),
+    ] = ()
+    split: Annotated[
+        SplitSpec | None,
+        Field(
+            "Divide the same records into training and validation by a key; data.training and data.validation name the "
+            "same files then."
         ),
     ] = None
     max_corrupt_records: Annotated[

@@ -225,7 +225,7 @@ def quarantined_records(state: JobState, work: RecordRange) -> Any:
     """
     if state.shuffle_order is None or not work.records:
         return None
-    return state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end)
+    return state.shuffle_order.record_ranges(work.epoch, work.start, work.end)
 
 
 def _judge_crash(state: JobState, revocation: LeaseRevocation, settlements: Sequence[LeaseReturned]) -> dict[int, int]:
@@ -266,5 +266,5 @@ def report_quarantine(state: JobState, work: RecordRange, count: int) -> None:
 
 def _describe_range(state: JobState, work: RecordRange) -> str:
     if state.shuffle_order is not None:
-        return describe_ranges(state.shuffle_order.epoch_order(work.epoch).record_ranges(work.start, work.end))
+        return describe_ranges(state.shuffle_order.record_ranges(work.epoch, work.start, work.end))
     return f"records {work.start} to {work.end - 1} of {work.source}"

@@ -22,6 +22,7 @@ from itertools import accumulate, repeat
 from typing import Any, TypeAlias
 
 from edl.api.errors import BadInputError
+from edl.core.interleaving import Interleaving
 from edl.core.partition import splitmix64
 
 # --------------------------------------------------------------------------------------------------
@@ -191,6 +192,9 @@ BlockRuns: TypeAlias = tuple[tuple[int, int], ...]
 Most blocks have the size of the next one.
 """
 
+GroupWeights: TypeAlias = tuple[tuple[int, int], ...]
+"""Groups of neighbouring sources, as ``(weight, sources)``: see ``edl.core.interleaving``."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
@@ -199,25 +203,29 @@ class BlockLayout:
     Attributes:
         runs: the block sizes of each source.
         record_bytes: approximate size of a record in a worker's memory.
+        weights: how groups of sources are merged; none: all blocks come in random order.
     """
 
     runs: tuple[BlockRuns, ...]
     record_bytes: int
+    weights: GroupWeights = ()
 
     @classmethod
-    def from_sizes(cls, sizes: Sequence[Sequence[int]], record_bytes: int) -> BlockLayout:
+    def from_sizes(cls, sizes: Sequence[Sequence[int]], record_bytes: int, weights: GroupWeights = ()) -> BlockLayout:
         """From the block sizes of each source; neighbours are merged if there are too many blocks."""
         group_size = max(1, -(-sum(map(len, sizes)) // MAX_BLOCKS))
-        return cls(tuple(_encode_runs(_merge_neighbours(blocks, group_size)) for blocks in sizes), record_bytes)
+        merged = tuple(_encode_runs(_merge_neighbours(blocks, group_size)) for blocks in sizes)
+        return cls(merged, record_bytes, weights)
 
     def to_json(self) -> dict[str, Any]:
         """The layout as a worker reports it."""
-        return {"runs": _runs_to_rows(self.runs), "record_bytes": self.record_bytes}
+        weights = {"weights": [list(group) for group in self.weights]} if self.weights else {}
+        return {"runs": _runs_to_rows(self.runs), "record_bytes": self.record_bytes, **weights}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> BlockLayout:
         """Parse what ``to_json`` returned."""
-        return cls(_runs_from_rows(value["runs"]), value["record_bytes"])
+        return cls(_runs_from_rows(value["runs"]), value["record_bytes"], _weights_from_rows(value))
 
 
 def _merge_neighbours(sizes: Sequence[int], count: int) -> list[int]:
@@ -241,6 +249,10 @@ def _runs_to_rows(runs: Sequence[BlockRuns]) -> list[list[list[int]]]:
 
 def _runs_from_rows(rows: Sequence[Sequence[Sequence[int]]]) -> tuple[BlockRuns, ...]:
     return tuple(tuple((records, times) for records, times in source) for source in rows)
+
+
+def _weights_from_rows(value: Mapping[str, Any]) -> GroupWeights:
+    return tuple((weight, sources) for weight, sources in value.get("weights", ()))
 
 
 def choose_window(requested: int | None, records: int, lease_records: int, blocks: BlockLayout | None) -> int:
@@ -309,12 +321,15 @@ class ShuffleOrder:
         runs: the block sizes of each source; they add up to its records.
         window: number of records that are permuted with each other.
         seed: the job's seed.
+        weights: how groups of sources are merged; none: all blocks come in random order. With them, each group has an
+            order of its own (``group_orders``), and ``interleaving`` merges these.
     """
 
     sources: tuple[RecordSource, ...]
     runs: tuple[BlockRuns, ...]
     window: int
     seed: int
+    weights: GroupWeights = ()
     fingerprint: str = field(init=False, compare=False)
     """Equal only for equal orders. A worker compares it, to detect that its files differ from the described ones."""
 
@@ -324,19 +339,34 @@ class ShuffleOrder:
         for source, runs in zip(self.sources, self.runs, strict=True):
             if sum(records * times for records, times in runs) != source.records:
                 raise ValueError(f"the blocks of {source.name} do not add up to its {source.records} records")
+        if self.weights and sum(sources for _, sources in self.weights) != len(self.sources):
+            raise ValueError(f"the groups of {self.weights} do not add up to {len(self.sources)} sources")
         rows = [[source.name, source.records] for source in self.sources]
         text = json.dumps([rows, self.to_json()], separators=(",", ":"))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest()[:16])
 
     @classmethod
     def from_rows(
-        cls, rows: Sequence[Sequence[Any]], runs: Sequence[BlockRuns], window: int, seed: int
+        cls,
+        rows: Sequence[Sequence[Any]],
+        runs: Sequence[BlockRuns],
+        window: int,
+        seed: int,
+        weights: GroupWeights = (),
     ) -> ShuffleOrder:
         """From rows of name and record count; empty sources are left out."""
         kept = [
             (RecordSource(name, records), blocks) for (name, records), blocks in zip(rows, runs, strict=True) if records
         ]
-        return cls(tuple(source for source, _ in kept), tuple(blocks for _, blocks in kept), window, seed)
+        groups: list[tuple[int, int]] = []
+        start = 0
+        for weight, sources in weights:
+            filled = sum(1 for row in rows[start : start + sources] if row[1])
+            groups += [(weight, filled)] if filled else []
+            start += sources
+        return cls(
+            tuple(source for source, _ in kept), tuple(blocks for _, blocks in kept), window, seed, tuple(groups)
+        )
 
     @property
     def records(self) -> int:
@@ -345,16 +375,57 @@ class ShuffleOrder:
 
     def to_json(self) -> dict[str, Any]:
         """The order's part of the journal's data set entry."""
-        return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs)}
+        weights = {"weights": [list(group) for group in self.weights]} if self.weights else {}
+        return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs), **weights}
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> ShuffleOrder:
         """Restore from ``to_json`` and the sources' rows of name and record count."""
-        return cls.from_rows(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"])
+        weights = _weights_from_rows(value)
+        return cls.from_rows(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"], weights)
 
     def epoch_order(self, number: int) -> EpochOrder:
-        """The order of one epoch; takes time and memory proportional to the number of blocks."""
+        """The order of one epoch; takes time and memory proportional to the number of blocks.
+
+        Raises:
+            ValueError: the order merges groups by weights: ask their orders.
+        """
+        if self.weights:
+            raise ValueError("an order with weights has one epoch order for each group")
         return EpochOrder.from_order(self, number)
+
+    @property
+    def interleaving(self) -> Interleaving:
+        """How the groups of sources are merged."""
+        counts = [sum(source.records for source in self.sources[first:after]) for first, after in self._group_bounds()]
+        return Interleaving(tuple(counts), tuple(weight for weight, _ in self.weights))
+
+    def group_orders(self) -> tuple[ShuffleOrder, ...]:
+        """The order of each group; together, their windows are about as large as this one's."""
+        total = sum(weight for weight, _ in self.weights)
+        return tuple(
+            ShuffleOrder(
+                self.sources[first:after],
+                self.runs[first:after],
+                max(1, self.window * weight // total),
+                splitmix64((self.seed & _MASK) ^ splitmix64(number + 1)),
+            )
+            for number, ((weight, _), (first, after)) in enumerate(zip(self.weights, self._group_bounds(), strict=True))
+        )
+
+    def _group_bounds(self) -> list[tuple[int, int]]:
+        ends = list(accumulate(sources for _, sources in self.weights))
+        return list(zip([0, *ends], ends, strict=False))
+
+    def record_ranges(self, epoch: int, start: int, end: int) -> dict[str, list[list[int]]]:
+        """The records at the positions ``[start, end)`` of an epoch, as sorted ranges by source."""
+        if not self.weights:
+            return self.epoch_order(epoch).record_ranges(start, end)
+        merged = self.interleaving
+        found: dict[str, list[list[int]]] = {}
+        for order, first, after in zip(self.group_orders(), merged.taken(start), merged.taken(end), strict=True):
+            found |= order.record_ranges(epoch, first, after)
+        return found
 
     def iter_blocks(self) -> Iterator[RecordBlock]:
         """All blocks, in the order of the sources."""

@@ -13,6 +13,7 @@ from typing import Any
 from edl.core import evaluation
 from edl.core.evaluation import EvaluationRound
 from edl.core.events import LeaseProgress
+from edl.core.interleaving import MAX_WEIGHT
 from edl.core.ledger import Lease
 from edl.core.shuffle import MAX_BLOCKS
 
@@ -66,6 +67,7 @@ def _are_valid_blocks(blocks: Any, rows: Any) -> bool:
             return (
                 record_bytes >= 0
                 and len(runs) == len(rows)
+                and _are_valid_weights(blocks.get("weights", []), len(rows))
                 and all(x > 0 for x in numbers)
                 # A run is two numbers and can claim any number of blocks. A correct description
                 # merges neighbours beyond this limit.
@@ -73,6 +75,16 @@ def _are_valid_blocks(blocks: Any, rows: Any) -> bool:
                 and all(sum(n * t for n, t in source) == row[1] for source, row in zip(runs, rows, strict=True))
             )
     return False
+
+
+def _are_valid_weights(weights: Any, sources: int) -> bool:
+    """Whether the groups of sources, if there are any, have weights and add up to the sources."""
+    if not isinstance(weights, list) or not _has_run_pairs([weights]):
+        return False
+    return not weights or (
+        sum(count for _, count in weights) == sources
+        and all(1 <= weight <= MAX_WEIGHT and count >= 1 for weight, count in weights)
+    )
 
 
 def _has_run_pairs(runs: list[Any]) -> bool:

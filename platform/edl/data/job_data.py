@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from edl.api.job_spec import DataSpec
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader
@@ -24,10 +26,40 @@ def open_job_data(data: DataSpec, data_set: str) -> Reader:
     Raises:
         BadInputError: the data does not exist, or a file or an option is invalid.
     """
-    paths, columns = data_set_paths(data, data_set), selected_columns(data, data_set)
-    reader = open_reader(paths, data.reader, columns)
-    if data_set == "training" or not data.training or reader.metadata.format not in ("images", "coco"):
+    paths = data_set_paths(data, data_set)
+    if data_set != "training" or not (data.weights or data.repeat):
+        return _open_paths(data, data_set, paths)
+    from edl.data.mixed_reader import MixedPart, MixedReader
+
+    weights: Sequence[int | None] = data.weights or (None,) * len(paths)
+    repeats = data.repeat or (1,) * len(paths)
+    return MixedReader(
+        [
+            MixedPart(path, _open_paths(data, data_set, (path,)), repeat, weight)
+            for path, repeat, weight in zip(paths, repeats, weights, strict=True)
+        ]
+    )
+
+
+def _open_paths(data: DataSpec, data_set: str, paths: tuple[str, ...]) -> Reader:
+    split = data.split if data_set != "prediction" else None
+    columns = selected_columns(data, data_set)
+    if split is not None and columns and split.key not in columns:
+        columns = (*columns, split.key)
+    reader = _with_trained_classes(data, paths, open_reader(paths, data.reader, columns))
+    if split is None:
         return reader
-    # A class that this set lacks would shift the labels of those after it.
+    from edl.data.split_reader import SplitReader
+
+    return SplitReader(reader, split.key, split.validation, validation=data_set == "validation")
+
+
+def _with_trained_classes(data: DataSpec, paths: tuple[str, ...], reader: Reader) -> Reader:
+    """A reader of images with the classes of the whole training set.
+
+    A class that this set lacks would shift the labels of those after it.
+    """
+    if not data.training or paths == data.training or reader.metadata.format not in ("images", "coco"):
+        return reader
     trained = open_reader(data.training, data.reader).metadata.class_names
     return open_reader(paths, {**data.reader, "format": reader.metadata.format, "classes": trained})

@@ -247,7 +247,8 @@ def read_reader_blocks(reader: Reader) -> BlockLayout | None:
             )
         sizes.append(counts)
         total_bytes, records = total_bytes + int(block_sizes.bytes), records + source.records
-    return BlockLayout.from_sizes(sizes, -(-total_bytes // max(1, records)))
+    weights = tuple(getattr(reader, "source_weights", ()))
+    return BlockLayout.from_sizes(sizes, -(-total_bytes // max(1, records)), weights)
 
 
 def choose_reader_window(reader: Reader, requested_window: int | None, records: int, records_per_lease: int) -> int:
@@ -278,5 +279,5 @@ def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
     if blocks is None:
         raise BadInputError("the data reader has no random access, so its records cannot be shuffled")
     return ShuffleOrder.from_rows(
-        [(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed
+        [(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed, blocks.weights
     )

@@ -167,7 +167,7 @@ class ShuffledReader:
 
     def describe_positions(self, epoch: int, start: int, end: int) -> str:
         """The records at positions ``[start, end)``, as text for people."""
-        return describe_ranges(self.order.epoch_order(epoch).record_ranges(start, end))
+        return describe_ranges(self.order.record_ranges(epoch, start, end))
 
     def _take_records(self, unmixed: npt.NDArray[np.int64], on_corrupt: OnCorrupt | None) -> Sequence[Record]:
         cached_blocks, window = self._cached_blocks, self._packed_window
@@ -302,3 +302,45 @@ def _check_record_count(block: RecordBlock, count: int) -> None:
             where=block.source,
             hint="read(source, start, end) must return the records [start, end), or report those that it skips",
         )
+
+
+class WeightedReader:
+    """Reads records by position in an order that merges groups of sources by weights; as ``ShuffledReader``.
+
+    Args:
+        reader: reader of the records.
+        order: shuffled order of its records, with weights.
+    """
+
+    def __init__(self, reader: Reader, order: ShuffleOrder) -> None:
+        self.order = order
+        self._interleaving = order.interleaving
+        self._groups = [ShuffledReader(reader, group) for group in order.group_orders()]
+
+    def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
+        """The records at positions ``[start, end)`` of an epoch; see ``ShuffledReader.read``."""
+        firsts, afters = self._interleaving.taken(start), self._interleaving.taken(end)
+        parts = [
+            group.read(epoch, first, after, on_corrupt) if first < after else ()
+            for group, first, after in zip(self._groups, firsts, afters, strict=True)
+        ]
+        joined = join_records(parts)
+        if len(joined) != end - start:  # corrupt ones are left out: the rest stays in the order of the groups
+            return joined
+        # The positions in the order of their groups are where each joined record goes.
+        places = np.argsort(np.array(self._interleaving.groups(start, end), np.int64), kind="stable")
+        numbers = np.empty_like(places)
+        numbers[places] = np.arange(len(places))
+        return take_records(joined, numbers)
+
+    def describe_positions(self, epoch: int, start: int, end: int) -> str:
+        """The records at positions ``[start, end)``, as text for people."""
+        return describe_ranges(self.order.record_ranges(epoch, start, end))
+
+
+PositionReader: TypeAlias = ShuffledReader | WeightedReader
+
+
+def read_by_position(reader: Reader, order: ShuffleOrder) -> PositionReader:
+    """The reader of a shuffled order, with or without weights."""
+    return WeightedReader(reader, order) if order.weights else ShuffledReader(reader, order)

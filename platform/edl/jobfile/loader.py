@@ -22,6 +22,7 @@ from edl.jobfile.document_tree import (
 from edl.jobfile.job_section import JOB_SECTION
 from edl.jobfile.schema_rules import check_schema
 from edl.jobfile.section_type import section_fields
+from edl.jobfile.source_rules import check_sources
 from edl.jobfile.strategy_choice import has_own_state
 from edl.jobfile.strategy_rules import check_strategy
 
@@ -45,6 +46,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
     return [
         *check_program(spec),
         *check_schema(spec),
+        *check_sources(spec),
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
         *_check_worker_limits(spec),

@@ -42,6 +42,11 @@ def open_data_set(
     """
     if custom_reader is None:
         return open_job_data(data, data_set)
+    for field in ("weights", "repeat", "split"):
+        if getattr(data, field):
+            raise BadInputError(
+                "has no effect on custom_data_reader()", where=f"data.{field}", hint="leave it out, or do it there"
+            )
     paths = data_set_paths(data, data_set)
     origin = paths[0] if len(paths) == 1 else list(paths)
     with user_code(zoo, "custom_data_reader()"):

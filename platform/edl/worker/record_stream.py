@@ -25,7 +25,7 @@ from edl.transport.retry import draw_jitter
 from edl.worker.lease_client import LeasedTask
 
 if TYPE_CHECKING:
-    from edl.data.shuffled_reader import ShuffledReader
+    from edl.data.shuffled_reader import PositionReader
 
 
 # --------------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class CorruptRecordSkipper:
         records = reader.read(source, start, end, partial(self._record_skipped, skipped))
         return RecordWindow(records, sum(corrupt.records for corrupt in skipped), source, start)
 
-    def read_shuffled(self, reader: ShuffledReader, epoch: int, start: int, end: int) -> RecordWindow:
+    def read_shuffled(self, reader: PositionReader, epoch: int, start: int, end: int) -> RecordWindow:
         """The records at positions ``[start, end)`` of an epoch's shuffled order, without the corrupt ones.
 
         Raises:
@@ -203,7 +203,7 @@ class RecordStream:
         self._seed = seed
         self._pause = pause
         self._jitter = jitter
-        self._shuffled_reader: ShuffledReader | None = None
+        self._shuffled_reader: PositionReader | None = None
         self._corrupt_records = corrupt_records
         self._pipeline = pipeline
         self._is_held = is_held
@@ -339,7 +339,7 @@ class RecordStream:
                 self._pause(_READ_BACKOFF.jittered_delay(attempt, self._jitter()))
         raise AssertionError("unreachable")
 
-    def _open_shuffled(self, task: LeasedTask) -> ShuffledReader:
+    def _open_shuffled(self, task: LeasedTask) -> PositionReader:
         """Open the shuffled order of a task.
 
         Raises:
@@ -347,10 +347,10 @@ class RecordStream:
         """
         if self._shuffled_reader is None:
             # Imports NumPy, which TensorFlow imports anyway.
-            from edl.data.shuffled_reader import ShuffledReader
+            from edl.data.shuffled_reader import read_by_position
 
             reader = self._get_reader()
-            self._shuffled_reader = ShuffledReader(reader, shuffled_order(reader, task.shuffle_window, self._seed))
+            self._shuffled_reader = read_by_position(reader, shuffled_order(reader, task.shuffle_window, self._seed))
         if self._shuffled_reader.order.fingerprint != task.order_fingerprint:
             raise BadInputError(
                 "the training data has changed since this run started: the files, records or chunks differ",

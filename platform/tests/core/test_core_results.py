@@ -17,6 +17,7 @@ from edl.core.shuffle import RecordRange, training_size_error
 from edl.core.strict_json import decode_json
 from edl.core.task_results import find_result_error
 
+ONE_BLOCK = {"runs": [[[7, 1]]], "record_bytes": 9}
 KINDS = ("describe", "evaluation", "metrics", "export", "prediction", "training")
 LEASE = Lease(7, RecordRange(0, "digits", 0, 10), 4, "worker-0")
 
@@ -46,6 +47,7 @@ def test_whatever_json_a_worker_reports_is_judged_and_never_raises(kind: str, re
         ("describe", {"training": [["digits", 100]], "validation": [], "prediction": []}),
         ("evaluation", {"acc": state([3.0, None]), "auc": state([1], additive=False)}),
         ("describe", {"training": [["a", 7], ["b", 0]], "blocks": {"runs": [[[3, 2], [1, 1]], []], "record_bytes": 9}}),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": [[2, 1]]}}),
         ("metrics", {"acc": 0.5, "loss": None}),
         ("export", ["/runs/r1/export"]),
         ("prediction", None),
@@ -69,6 +71,11 @@ def test_the_agreed_shapes_are_taken(kind: str, result: Any) -> None:
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[[7, 1]], []], "record_bytes": 9}}, "do not add up"),
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[[-7, -1]]], "record_bytes": 9}}, "do not add up"),
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[7, 1]], "record_bytes": 9}}, "do not add up"),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": [[1, 2]]}}, "do not add up"),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": [[0, 1]]}}, "do not add up"),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": [[1001, 1]]}}, "do not add up"),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": [[True, 1]]}}, "do not add up"),
+        ("describe", {"training": [["a", 7]], "blocks": {**ONE_BLOCK, "weights": "1"}}, "do not add up"),
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[[7, 1]]]}}, "do not add up"),
         ("describe", {"training": [["a", 7]], "blocks": {"runs": [[[1, 7.0]]], "record_bytes": 9}}, "do not add up"),
         ("evaluation", [0.5], "one entry per metric"),

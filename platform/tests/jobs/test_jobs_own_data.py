@@ -18,6 +18,7 @@ from support.job_folder import JobFolder, write_module
 from support.tfrecords import write_tfrecord
 
 from edl.data import serialize_example
+from edl.data.split_reader import is_validation
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
@@ -186,6 +187,24 @@ def test_a_module_without_feed_trains_evaluates_and_predicts_by_the_schema(tmp_p
     if strategy == "ParameterServer":
         with job_folder.predict(tmp_path / "out") as job:
             assert job.summary()["records_done"] == 10
+
+
+@pytest.mark.parametrize("strategy", ["Local", pytest.param("ParameterServer", marks=pytest.mark.repetition)])
+def test_a_job_mixes_repeats_and_splits_its_sources(tmp_path: Path, strategy: str) -> None:
+    for name, start in (("clean", 0), ("noisy", 60)):
+        rows = [f"{n % 7},{('Ulm', 'Bonn')[n % 2]},{('no', 'yes')[n % 2]},{n}\n" for n in range(start, start + 60)]
+        (tmp_path / f"{name}.csv").write_text("age,town,stays,customer\n" + "".join(rows))
+    paths = [str(tmp_path / "clean.csv"), str(tmp_path / "noi*.csv")]
+    schema = {"label": "stays", "classes": ["no", "yes"], "features": {"age": "int64", "town": "string"}}
+    data = {"training": paths, "validation": paths, "schema": schema, "weights": [1, 3], "repeat": [2, 1]}
+    data["split"] = {"key": "customer", "validation": 0.25}
+    parts = [sum(is_validation(b"%d" % n, 0.25) for n in range(start, start + 60)) for start in (0, 60)]
+    zoo = write_module(tmp_path, "own", WITHOUT_FEED)
+    fields = {"zoo": zoo, "data": data, "train": TRAIN, "strategy": {"name": strategy}, "workers": {"max": 2}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", **fields).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (2 * (60 - parts[0]) + 60 - parts[1], 0)
+    assert "accuracy" in summary["metrics"]
 
 
 WITHOUT_FEED = """

@@ -32,7 +32,7 @@ from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_size_error
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
-from edl.data.shuffled_reader import ShuffledReader
+from edl.data.shuffled_reader import PositionReader, read_by_position
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
@@ -182,7 +182,7 @@ class LocalTraining:
         self.export_loading: str | None = None
         """Python code that loads the exported model, if Keras alone does not."""
         self._window: int | None = None
-        self._shuffled: ShuffledReader | None = None
+        self._shuffled: PositionReader | None = None
 
     @property
     def skipped(self) -> int:
@@ -298,7 +298,7 @@ class LocalTraining:
             portion = train.minibatch_size * train.minibatches_per_task
             self._window = choose_reader_window(reader, train.shuffle.window, records, portion)
         if self._window:
-            self._shuffled = ShuffledReader(reader, shuffled_order(reader, self._window, train.seed))
+            self._shuffled = read_by_position(reader, shuffled_order(reader, self._window, train.seed))
 
     def _describe_dataset(self, sources: Sequence[RecordSource]) -> dict[str, Any]:
         """The data set as a master describes it in its journal."""

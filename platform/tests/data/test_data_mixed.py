@@ -1,0 +1,192 @@
+"""Several sources with weights and repeats, and a split by the hash of a key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.api.errors import BadInputError
+from edl.api.job_spec import DataSpec, SchemaSpec, SplitSpec
+from edl.data import serialize_example
+from edl.data.job_data import open_job_data
+from edl.data.reader import CorruptRange, Reader
+from edl.data.reader_factory import read_reader_blocks, shuffled_order
+from edl.data.recordio.writer import Writer
+from edl.data.shuffled_reader import WeightedReader, read_by_position
+from edl.data.split_reader import is_validation
+
+
+def write_csv(path: Path, rows: range, header: str = "number,user") -> str:
+    path.write_text(header + "\n" + "".join(f"{row},u{row % 50}\n" for row in rows))
+    return str(path)
+
+
+def numbers_of(reader: Reader, *, size: int, window: int = 64, epoch: int = 0) -> list[int]:
+    order = shuffled_order(reader, window, seed=3)
+    records = read_by_position(reader, order)
+    found: list[int] = []
+    for start in range(0, order.records, size):
+        found += [int(row[0]) for row in records.read(epoch, start, min(order.records, start + size))]
+    return found
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[str, str]:
+    return write_csv(tmp_path / "a.csv", range(600)), write_csv(tmp_path / "b.csv", range(600, 1000))
+
+
+def test_weights_set_the_order_and_every_record_is_read_once(two: tuple[str, str]) -> None:
+    reader = open_job_data(DataSpec(training=two, weights=(1, 4)), "training")
+    found = numbers_of(reader, size=37)
+    assert Counter(found) == Counter(range(1000))
+    assert sum(number >= 600 for number in found[:500]) == 400
+
+
+def test_what_a_minibatch_has_depends_on_the_lease_only(two: tuple[str, str]) -> None:
+    data = DataSpec(training=two, weights=(3, 2))
+    whole = numbers_of(open_job_data(data, "training"), size=1000)
+    assert numbers_of(open_job_data(data, "training"), size=13) == whole
+    other = open_job_data(data, "training")
+    alone = read_by_position(other, shuffled_order(other, 64, seed=3))
+    assert isinstance(alone, WeightedReader)
+    assert [int(row[0]) for row in alone.read(0, 700, 713)] == whole[700:713]
+    assert numbers_of(other, size=50, epoch=1) != whole
+
+
+def test_a_repeated_source_has_each_record_so_often(two: tuple[str, str]) -> None:
+    reader = open_job_data(DataSpec(training=two, repeat=(1, 3)), "training")
+    assert [source.records for source in reader.sources()] == [600, 400, 400, 400]
+    assert Counter(numbers_of(reader, size=100)) == Counter(range(600)) + Counter(list(range(600, 1000)) * 3)
+    weighted = open_job_data(DataSpec(training=two, repeat=(1, 2), weights=(1, 5)), "training")
+    layout = read_reader_blocks(weighted)
+    assert layout is not None
+    assert layout.weights == ((1, 1), (5, 2))
+
+
+def test_records_of_bytes_are_mixed_in_packed_form(tmp_path: Path) -> None:
+    for name, start in (("a", 0), ("b", 100)):
+        with Writer(tmp_path / f"{name}.recordio") as writer:
+            for number in range(start, start + 100):
+                writer.write(b"%d" % number)
+    paths = tuple(str(tmp_path / f"{name}.recordio") for name in "ab")
+    reader = open_job_data(DataSpec(training=paths, weights=(1, 1)), "training")
+    records = read_by_position(reader, shuffled_order(reader, 50, seed=0))
+    assert sorted(int(record) for record in records.read(0, 0, 200)) == list(range(200))
+
+
+def test_sources_with_other_columns_are_named(tmp_path: Path, two: tuple[str, str]) -> None:
+    other = write_csv(tmp_path / "c.csv", range(3), "number,size")
+    with pytest.raises(BadInputError, match=r"column_names is number, size, and number, user in .*a\.csv") as error:
+        open_job_data(DataSpec(training=(two[0], other), weights=(1, 1)), "training").sources()
+    assert error.value.where == other
+
+
+def test_a_file_in_two_sources_is_refused(two: tuple[str, str]) -> None:
+    with pytest.raises(BadInputError, match="is in two paths"):
+        open_job_data(DataSpec(training=(two[0], two[0]), repeat=(1, 2)), "training").sources()
+
+
+# --------------------------------------------------------------------------------------------------
+# The split.
+
+
+def both(data: DataSpec) -> tuple[Reader, Reader]:
+    return open_job_data(data, "training"), open_job_data(data, "validation")
+
+
+def users_of(reader: Reader) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for source in reader.sources():
+        for row in reader.read(source.name, 0, source.records):
+            found.setdefault(row[1], []).append(int(row[0]))
+    return found
+
+
+def test_a_split_puts_all_records_of_a_key_into_one_set(two: tuple[str, str]) -> None:
+    data = DataSpec(training=two, validation=two, split=SplitSpec("user", 0.3))
+    training, validation = (users_of(reader) for reader in both(data))
+    assert not set(training) & set(validation)
+    assert sorted(number for users in (training, validation) for found in users.values() for number in found) == [
+        *range(1000)
+    ]
+    assert 5 <= len(validation) <= 25
+
+
+@given(st.binary(), st.floats(0.01, 0.9))
+def test_a_larger_share_has_the_values_of_a_smaller_one(value: bytes, share: float) -> None:
+    assert is_validation(value, share + 0.05) or not is_validation(value, share)
+
+
+def test_shares_are_met() -> None:
+    assert 900 < sum(is_validation(b"%d" % value, 0.1) for value in range(10_000)) < 1100
+
+
+def test_a_split_set_is_shuffled_with_weights_and_repeats(two: tuple[str, str]) -> None:
+    data = DataSpec(training=two, validation=two, split=SplitSpec("user", 0.3), repeat=(2, 1), weights=(1, 2))
+    training, _ = both(data)
+    once = users_of(open_job_data(DataSpec(training=two, validation=two, split=data.split), "training"))
+    expected = Counter(number for found in once.values() for number in found for _ in range(1 + (number < 600)))
+    assert Counter(numbers_of(training, size=31)) == expected
+
+
+def test_the_same_value_is_in_the_same_set_in_every_format(tmp_path: Path) -> None:
+    csv = write_csv(tmp_path / "a.csv", range(300))
+    pq.write_table(pa.table({"number": range(300), "size": range(300)}), tmp_path / "a.parquet", row_group_size=70)
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(300)))
+    split = SplitSpec("number", 0.4)
+    counts = []
+    for path in (csv, str(tmp_path / "a.parquet"), str(tmp_path / "a.jsonl")):
+        data = DataSpec(training=(path,), validation=(path,), split=split)
+        counts.append([sum(source.records for source in reader.sources()) for reader in both(data)])
+    assert counts[0] == counts[1] == counts[2]
+    assert sum(counts[0]) == 300
+
+
+def test_the_key_is_read_beside_the_columns_of_the_schema(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"number": range(300), "size": range(300), "user": [b"x"] * 300}), path)
+    schema = SchemaSpec(label="size", features={"number": "int64"})
+    data = DataSpec(training=(path,), validation=(path,), split=SplitSpec("user", 0.4), schema=schema)
+    assert open_job_data(data, "training").metadata.column_names == ("number", "size", "user")
+
+
+def test_damaged_rows_are_in_the_training_set_with_their_place_in_the_file(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", range(20))
+    lines = Path(path).read_text().splitlines()
+    lines[8] = "7"  # a cell too few
+    Path(path).write_text("\n".join(lines) + "\n")
+    data = DataSpec(training=(path,), validation=(path,), split=SplitSpec("user", 0.4))
+    training, validation = both(data)
+    found: list[CorruptRange] = []
+    rows: list[Any] = []
+    for reader in (training, validation):
+        (source,) = reader.sources()
+        rows += reader.read(source.name, 0, source.records, found.append)
+    assert sorted(int(row[0]) for row in rows) == [number for number in range(20) if number != 7]
+    assert [(each.records, "record 7 of the file" in each.reason) for each in found] == [(1, True)]
+
+
+@pytest.mark.parametrize("kind", ["column", "bytes", "list"])
+def test_a_key_that_cannot_divide_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    key = "size"
+    if kind == "column":
+        path = write_csv(tmp_path / "a.csv", range(5))
+    elif kind == "bytes":
+        path = str(tmp_path / "a.recordio")
+        with Writer(Path(path)) as writer:
+            writer.write(serialize_example({"size": 1}))
+    else:
+        path = str(tmp_path / "a.parquet")
+        pq.write_table(pa.table({"size": [[1, 2], [3]], "n": np.arange(2)}), path)
+    data = DataSpec(training=(path,), validation=(path,), split=SplitSpec(key, 0.4))
+    with pytest.raises(BadInputError) as error:
+        open_job_data(data, "training").sources()
+    assert error.value.where == "data.split.key"
