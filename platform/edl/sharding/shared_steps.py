@@ -24,6 +24,7 @@ from edl.sharding.program_handoff import Contribution, ProgramHandoff, StepsClos
 from edl.sharding.program_replica import OfferedStep, ProgramReplica, Reduction, StepNumbers, read_arrays
 from edl.sharding.record_batch import RecordBatch
 from edl.storage.run_directory import RunDirectory
+from edl.transport.listener import TcpAddress, parse_address
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 from edl.worker.allreduce.copy_evaluation import CopyEvaluation
@@ -45,6 +46,8 @@ _LOG = logging.getLogger(__name__)
 
 Arrays = Mapping[str, Any] | Sequence[Any]
 
+_FIRST_PORT, _PORTS = 29500, 500
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramWorld:
@@ -65,6 +68,31 @@ class ProgramWorld:
     members: tuple[str, ...]
     addresses: tuple[str, ...]
     reason: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that ``torchrun`` sets for its processes, for this round.
+
+        Nothing listens at the port: rank 0 of a group of the program's own does. It differs from that of the round
+        before, whose socket may still be open.
+        """
+        hosts = [_host(address) for address in self.addresses]
+        own = hosts[self.rank]
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(hosts[: self.rank].count(own)),
+            "LOCAL_WORLD_SIZE": str(hosts.count(own)),
+            "MASTER_ADDR": hosts[0],
+            "MASTER_PORT": str(_FIRST_PORT + self.round % _PORTS),
+            "TORCHELASTIC_RESTART_COUNT": str(self.round),
+        }
+
+
+def _host(address: str) -> str:
+    """The host of a member's address; members of one machine have sockets of files."""
+    parsed = parse_address(address)
+    return parsed.host if isinstance(parsed, TcpAddress) else "127.0.0.1"
 
 
 class SharedStep:

@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from signal import SIGKILL
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 from support.job_process import JobProcess
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(240)]
 
 PAGE = (Path(__file__).parents[3] / "docs" / "programs.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"<!-- test: (.+?) -->\n```python\n(.*?)```", PAGE, re.S))
-(JOB,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
+JOB, SHARED_JOB = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
 RECORDS, EPOCHS = 1797, 5
 
 
@@ -31,3 +33,19 @@ def test_the_job_of_the_page_trains_and_survives_a_killed_worker(tmp_path: Path)
     assert summary["records_lost"] == 0
     assert list(tmp_path.glob("model-*.pickle"))
     assert run.status()["loss"] < 0.2
+
+
+def test_the_shared_model_of_the_page_learns_and_survives_a_killed_worker(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAMS["shared/train.py"])
+    (tmp_path / "job.yaml").write_text(SHARED_JOB)
+    subprocess.run([sys.executable, "-c", PROGRAMS["data"]], cwd=tmp_path, check=True, timeout=100)
+    with JobProcess(tmp_path / "job.yaml", cwd=tmp_path) as run:
+        run.wait_event("world_changed", workers=2)
+        run.send("worker", 0, SIGKILL)
+        summary = run.summary(120)
+        assert run.wait() == 0
+    assert summary["records_done"] == summary["records_total"] == 20 * RECORDS
+    assert summary["records_lost"] == 0
+    digits = load_digits()
+    guessed = (digits.data / 16 @ np.load(tmp_path / "weights.npy")).argmax(axis=1)
+    assert (guessed == digits.target).mean() > 0.96

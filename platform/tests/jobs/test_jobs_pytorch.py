@@ -5,6 +5,7 @@ The environment is made over the system's Python, with what ``edl.sharding`` nee
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -73,28 +74,147 @@ def edl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return command
 
 
-@pytest.mark.skipif(not HAS_TORCH, reason="the system's Python has no PyTorch (Debian: python3-torch)")
-def test_a_loop_in_pytorch_does_every_record_once_and_learns(
-    tmp_path: Path, edl: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def job(tmp_path: Path, edl: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of numbered rows, whose program is still to be written; the current environment is that of PyTorch."""
     rows = np.random.default_rng(1).normal(size=(RECORDS, 8)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=rows, y=rows @ np.arange(8, dtype=np.float32) / 8, number=np.arange(RECORDS))
-    (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "job.yaml").write_text(JOB)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLATFORM), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(sys, "executable", str(edl.with_name("python")))
-    with JobProcess(tmp_path / "job.yaml", cwd=tmp_path) as run:
+    return tmp_path
+
+
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="the system's Python has no PyTorch (Debian: python3-torch)")
+
+
+@needs_torch
+def test_a_loop_in_pytorch_does_every_record_once_and_learns(job: Path) -> None:
+    (job / "train.py").write_text(PROGRAM)
+    with JobProcess(job / "job.yaml", cwd=job) as run:
         run.wait_step(20)
         run.send("worker", 0, SIGKILL)
         run.wait_event("role_started", role="worker", index=2)
-        (tmp_path / "hurry").touch()
+        (job / "hurry").touch()
         summary = run.summary(200)
         loss = run.status()["loss"]
     assert summary["records_done"] == summary["records_total"] == EPOCHS * RECORDS
     assert summary["records_lost"] == 0
-    counts = Counter(line for file in tmp_path.glob("done-*") for line in file.read_text().split())
+    counts = Counter(line for file in job.glob("done-*") for line in file.read_text().split())
     assert len(counts) == RECORDS
     assert min(counts.values()) == EPOCHS
     # What the killed worker had done and not yet reported: a part of the range that it held.
     assert counts.total() - EPOCHS * RECORDS <= 4 * MINIBATCH
     assert loss < 0.05
+
+
+STEPS = """
+import os, time
+import torch
+from edl.sharding import Client
+from edl.sharding.torch_data import collate_records
+from edl.sharding.torch_steps import TorchState
+
+torch.set_num_threads(1)
+model = MODEL
+optimizer = OPTIMIZER
+state = TorchState(model, optimizer)
+with Client.from_env() as client, open(f"steps-{client.index}", "a", buffering=1) as done:
+    for step in client.steps(state.gradients_like, state.state_dict, state.load_state_dict):
+        with step:
+            loss = None
+            optimizer.zero_grad()
+            if step.batch is not None:
+                batch = collate_records(step.batch.records)
+                x, y = batch["x"].to(torch.get_default_dtype()), batch["y"].to(torch.get_default_dtype())
+                loss = torch.nn.functional.mse_loss(model(x)[:, 0], y)
+                loss.backward()
+            state.combine_gradients(step, loss)
+            optimizer.step()
+            if not os.path.exists("hurry"):
+                time.sleep(0.02)
+            if step.batch is not None:
+                done.write(f"{step.number} {' '.join(str(int(number)) for number in batch['number'])}\\n")
+    if client.world is not None:
+        torch.save(model.state_dict(), f"model-{client.world.rank}.pt")
+"""
+ALL_REDUCE = JOB + "strategy: {name: AllReduce}\n"
+
+
+def steps_program(model: str, optimizer: str, before: str = "") -> str:
+    return STEPS.replace("model = MODEL", f"{before}\nmodel = {model}").replace("OPTIMIZER", optimizer)
+
+
+def saved_models(job: Path) -> list[dict[str, list[float]]]:
+    """The values of each saved model, read by the system's PyTorch."""
+    code = (
+        "import json, sys, torch\nfor name in sys.argv[1:]:\n"
+        "    print(json.dumps({key: each.flatten().tolist() for key, each in torch.load(name).items()}))"
+    )
+    files = sorted(str(file) for file in job.glob("model-*.pt"))
+    out = subprocess.run([SYSTEM_PYTHON, "-c", code, *files], check=True, capture_output=True, text=True).stdout
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@needs_torch
+def test_two_workers_of_pytorch_compute_what_one_process_computes_on_the_union_of_their_minibatches(job: Path) -> None:
+    program = steps_program(
+        "torch.nn.Linear(8, 1, bias=False)",
+        "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
+        "torch.set_default_dtype(torch.float64)",
+    )
+    zeros = program.replace("optimizer = ", "torch.nn.init.zeros_(model.weight)\noptimizer = ", 1)
+    (job / "train.py").write_text(zeros)
+    (job / "job.yaml").write_text(ALL_REDUCE.replace("epochs: 6", "epochs: 2"))
+    with JobProcess(job / "job.yaml", cwd=job) as run:
+        run.wait_event("world_changed", workers=2)
+        (job / "hurry").touch()
+        run.summary(200)
+        assert run.wait() == 0
+    rows = np.load(job / "rows.npz")
+    x, y = rows["x"].astype(np.float64), rows["y"].astype(np.float64)
+    by_step: dict[int, list[int]] = {}
+    for file in job.glob("steps-*"):
+        for line in file.read_text().splitlines():
+            step, *numbers = map(int, line.split())
+            by_step.setdefault(step, []).extend(numbers)
+    assert Counter(number for numbers in by_step.values() for number in numbers) == dict.fromkeys(range(RECORDS), 2)
+    assert len(by_step) < 2 * RECORDS / MINIBATCH, "some steps have records of both"
+    weights, velocity = np.zeros(8), np.zeros(8)
+    for step in sorted(by_step):
+        of_step = by_step[step]
+        gradient = 2 * x[of_step].T @ (x[of_step] @ weights - y[of_step]) / len(of_step)
+        velocity = 0.9 * velocity + gradient
+        weights = weights - 0.1 * velocity
+    models = saved_models(job)
+    assert len(models) == 2
+    for model in models:
+        np.testing.assert_allclose(model["weight"], weights, rtol=1e-9, atol=1e-12)
+
+
+def summary_steps(run: JobProcess) -> int:
+    return int(run.status()["step"])
+
+
+@needs_torch
+def test_pytorch_with_adam_goes_on_without_a_killed_worker_and_its_successor_gets_the_state(job: Path) -> None:
+    layers = ", ".join(f"torch.nn.{each}" for each in ("Linear(8, 16)", "BatchNorm1d(16)", "ReLU()", "Linear(16, 1)"))
+    layers = f"torch.nn.Sequential({layers})"
+    (job / "train.py").write_text(steps_program(layers, "torch.optim.Adam(model.parameters(), lr=0.01)"))
+    (job / "job.yaml").write_text(ALL_REDUCE.replace("epochs: 6", "epochs: 12"))
+    with JobProcess(job / "job.yaml", cwd=job) as run:
+        run.wait_event("world_changed", workers=2)
+        run.wait_step(20)
+        run.send("worker", 0, SIGKILL)
+        run.wait_event("role_started", role="worker", index=2)
+        run.wait_event("world_changed", workers=2, reason="worker-2 joins")
+        (job / "hurry").touch()
+        summary = run.summary(200)
+        loss = run.status()["loss"]
+        assert run.wait() == 0
+    assert summary["records_done"] == summary["records_total"] == 12 * RECORDS
+    assert summary["records_lost"] == 0
+    first, second = saved_models(job)
+    assert first == second
+    assert first["1.num_batches_tracked"] == [summary_steps(run)]
+    assert loss < 0.4, "it began above 2"
