@@ -10,6 +10,7 @@ callbacks that decide by what they get decide the same everywhere. What remains 
 - **model.stop_training.** A rank on which it is true says so, and no rank trains after the step that carries it.
 - **Messages.** All ranks have the same logs, so ``RemoteMonitor`` sends those of rank 0 only.
 - **Variables.** A callback that changes one must do so on all ranks in the same way; digests find one that does not.
+  A worker that gets the state of others begins training and the epoch before, so what it changes is replaced.
   If a step is abandoned, a rank may have called its callbacks before it, and another one not yet: all do so when the
   next round begins.
 """
@@ -62,6 +63,7 @@ class RankCallbacks:
         self._rate: float | None = None
         self._begun_step = -1
         self._epoch = 0
+        self._has_begun = False
         self._is_first = False
         for callback in callbacks:
             if isinstance(callback, keras.callbacks.RemoteMonitor):
@@ -107,6 +109,11 @@ class RankCallbacks:
         """The newest step before which the callbacks were called: the number of steps before it, and its epoch."""
         return self._begun_step, self._epoch
 
+    @property
+    def begun_epochs(self) -> int:
+        """How many epochs the callbacks have begun; 0: training has not begun."""
+        return self._epoch + 1 if self._has_begun else 0
+
     def try_first_step(self) -> None:
         """Call what is called before the first step, except callbacks that write log files."""
         with self._keeping_rate():
@@ -123,7 +130,7 @@ class RankCallbacks:
         is_new = step != self._begun_step
         if not is_new and epoch <= self._epoch:
             return
-        self._begun_step, self._epoch = step, max(self._epoch, epoch)
+        self._begun_step, self._epoch, self._has_begun = step, max(self._epoch, epoch), True
         with self._keeping_rate():
             self._callbacks.begin_epoch(self._epoch)
             if is_new:
@@ -168,13 +175,21 @@ class RankCallbacks:
         """Training went back to a step before the one after which it stopped."""
         self._replica.model.stop_training = False
 
-    def adopt_state(self) -> None:
-        """This rank gets the state of others: the rate that its callbacks have set belongs to its own steps.
+    def adopt_state(self, begun_epochs: int) -> None:
+        """This rank gets the state of others now.
 
-        Otherwise the first rank would repeat it, and so undo what the others have decided since. Before the first step
-        it is what ``on_train_begin`` has set.
+        Training and the present epoch begin before, so what ``on_train_begin`` and ``on_epoch_begin`` change is
+        replaced: the others have called them at the beginning. The rate that the callbacks have set belongs to this
+        rank's own steps. Otherwise the first rank would repeat it, and so undo what the others have decided since.
+
+        Args:
+            begun_epochs: of the others; 0: training begins with this state, or goes on from a checkpoint.
         """
-        if self._begun_step >= 0:
+        if begun_epochs and begun_epochs != self.begun_epochs:
+            with self._keeping_rate():
+                self._callbacks.begin_epoch(begun_epochs - 1)
+            self._epoch, self._has_begun = begun_epochs - 1, True
+        if begun_epochs or self._begun_step >= 0:
             self._rate = None
 
     @contextmanager
@@ -213,6 +228,7 @@ class NoRankCallbacks:
     learning_rate: float | None = None
     has_stopped = False
     begun_step: tuple[int, int] | None = None
+    begun_epochs = 0
 
     def start_round(self, rank: int) -> None:
         """Nothing depends on the rank."""
@@ -238,8 +254,8 @@ class NoRankCallbacks:
     def forget_stop(self) -> None:
         """Nothing has stopped training."""
 
-    def adopt_state(self) -> None:
-        """Nothing has set a rate."""
+    def adopt_state(self, begun_epochs: int) -> None:
+        """Nothing is called."""
 
 
 MakeParams = Callable[[], CallbackParams]

@@ -66,6 +66,7 @@ class StepNumbers:
         self._on_round = on_round
         self.step, self.epoch = 0, 0
         self.learning_rate: float | None = None
+        self.begun_epochs = 0
         self.has_stopped = False
         """Whether the program ended training: all ranks hear of it with the next step."""
 
@@ -89,7 +90,7 @@ class StepNumbers:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
-    def adopt_state(self) -> None:
+    def adopt_state(self, begun_epochs: int) -> None:
         """The program sets its learning rate itself."""
 
 

@@ -800,14 +800,16 @@ class FollowRound(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class RoundState(_message.Message):
-    __slots__ = ("step", "shares", "continues")
+    __slots__ = ("step", "shares", "continues", "begun_epochs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     step: int
     shares: bytes
     continues: bool
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ...) -> None: ...
+    begun_epochs: int
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ...) -> None: ...
 
 class RoundStep(_message.Message):
     __slots__ = ("messages", "behind", "continues")

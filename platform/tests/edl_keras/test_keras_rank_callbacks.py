@@ -198,14 +198,54 @@ def test_a_rate_of_steps_that_the_state_of_others_replaces_is_forgotten() -> Non
     replica = make_replica(lambda: [Halve()])
     own = declare(replica).own
     own.try_first_step()
-    # A new run, or a new worker, begins with what on_train_begin() sets.
-    own.adopt_state()
+    # A new run begins with what on_train_begin() sets.
+    own.adopt_state(0)
     assert own.learning_rate == 0.125
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.0, 0.125)
     assert own.learning_rate == 0.0625
-    own.adopt_state()
+    own.adopt_state(0)
     assert own.learning_rate is None
+
+
+def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_before() -> None:
+    """What these change is replaced. At the first step of the next epoch all ranks change the same."""
+    seen: list[str] = []
+
+    class Assign(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            seen.append("train")
+            self.model.set_weights([np.full_like(w, 7) for w in self.model.get_weights()])
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            seen.append(f"epoch {epoch}")
+            self.model.set_weights([np.full_like(w, epoch) for w in self.model.get_weights()])
+            self.model.optimizer.learning_rate = 0.125
+
+    first, second = (make_replica(lambda: [Assign()]) for _ in range(2))
+    source, joined = declare(first).own, declare(second).own
+    assert (source.begun_epochs, joined.begun_epochs) == (0, 0)
+    for step, epoch in enumerate((0, 1, 1)):
+        source.begin_step(step, epoch)
+        source.end_step(step, epoch, 1.0, 0.125)
+    first.set_learning_rate(0.125)
+    assert source.begun_epochs == 2
+    seen.clear()
+    joined.adopt_state(source.begun_epochs)
+    assert seen == ["train", "epoch 1"]
+    assert (joined.begun_epochs, joined.learning_rate) == (2, None)
+    second.unpack_state(first.pack_state())
+    for own in (source, joined):
+        own.begin_step(3, 1)
+    assert first.digest() == second.digest()
+    for own in (source, joined):
+        own.begin_step(4, 2)
+    assert first.digest() == second.digest()
+    assert seen[2:] == ["epoch 2", "epoch 2"]
+    # It was outside for a while, and all others have gone back to a checkpoint.
+    joined.adopt_state(1)
+    assert seen[4:] == ["epoch 0"]
+    assert joined.begun_epochs == 1
 
 
 class SetsRate(keras.callbacks.Callback):

@@ -228,6 +228,7 @@ class RecordedCallbacks:
 
     Attributes:
         calls: of each step, the number of steps before it, its epoch, its loss and its rate.
+        before_epoch: called before the first step of an epoch that this rank sees.
         before_step: called before a step with the number of steps before it.
         after_step: called after a step with these callbacks and the number of its update.
     """
@@ -236,7 +237,9 @@ class RecordedCallbacks:
         self.learning_rate: float | None = None
         self.has_stopped = False
         self.begun: list[tuple[int, int]] = []
+        self.begun_epochs = 0
         self.calls: list[tuple[int, int, float, float | None]] = []
+        self.before_epoch: Callable[[int], None] = lambda epoch: None
         self.before_step: Callable[[int], None] = lambda step: None
         self.after_step: Callable[[RecordedCallbacks, int], None] = lambda callbacks, update: None
         self.has_ended = False
@@ -249,6 +252,9 @@ class RecordedCallbacks:
         return self.begun[-1] if self.begun else (-1, 0)
 
     def begin_step(self, step: int, epoch: int) -> None:
+        if epoch >= self.begun_epochs:
+            self.begun_epochs = epoch + 1
+            self.before_epoch(epoch)
         if not self.begun or self.begun[-1][0] != step:
             self.begun.append((step, epoch))
             self.before_step(step)
@@ -266,8 +272,11 @@ class RecordedCallbacks:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
-    def adopt_state(self) -> None:
-        if self.begun:
+    def adopt_state(self, begun_epochs: int) -> None:
+        if begun_epochs and begun_epochs != self.begun_epochs:
+            self.begun_epochs = begun_epochs
+            self.before_epoch(begun_epochs - 1)
+        if begun_epochs or self.begun:
             self.learning_rate = None
 
 

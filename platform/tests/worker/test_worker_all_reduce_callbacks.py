@@ -16,6 +16,8 @@ from support.text_keys import missing_keys
 
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.evaluation import EarlyStopping, ReduceLROnPlateau
+from edl.core.ledger import TRAINING
+from edl.core.rank_state import RankPhase
 
 # The metric of the harness grows with every step, so no evaluation is better than the first one.
 LOWER = ReduceLROnPlateau("total", "min", factor=0.5, patience=1, rate=1.0)
@@ -223,6 +225,35 @@ def test_a_worker_that_follows_from_an_abandoned_step_on_gets_no_change_of_a_cal
         job.wait(lambda: ranks[2].is_killed)
         job.start_rank(change)
         job.wait_for_round(3)
+        job.wait_for_end()
+        check_calls(job)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_worker_that_joins_in_an_epoch_keeps_the_state_that_callbacks_have_changed_at_its_beginning(folder, follows):
+    """It calls its own callbacks for the epoch before it gets the state.
+
+    Args:
+        follows: whether it follows the others, or gets the state at the boundary.
+    """
+
+    def change(rank: Rank) -> None:
+        def before_epoch(epoch: int) -> None:
+            rank.replica.rates[:] = 1000 * (epoch + 1)
+
+        rank.callbacks.before_epoch = before_epoch
+
+    with AllReduceJob(folder, records=800, epochs=2, seconds=0.002) as job:
+        first = job.start_rank(change)
+        job.wait_for_step(6)
+        if not follows:
+            first.loop._feed.serve_waiting = lambda *arguments: None
+        second = job.start_rank(change)
+        if not follows:
+            job.wait(lambda: second.world.phase is RankPhase.FOLLOWING)
+            second.world.end_following()
+        job.wait_for_round(2)
+        assert job.state.ledgers[TRAINING].epoch == 0
         job.wait_for_end()
         check_calls(job)
 

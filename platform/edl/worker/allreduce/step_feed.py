@@ -107,11 +107,14 @@ class StepFeed:
 
     # ------------------------------------------------------------------ what the loop of the rank calls
 
-    def serve_waiting(self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]]) -> None:
+    def serve_waiting(
+        self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]], begun_epochs: int = 0
+    ) -> None:
         """Begin with the followers that have connected. The rank is in this round and has applied ``step``.
 
         Args:
             copy: returns the shares of the steps that are not in the ledger, as JSON, and a copy of the state.
+            begun_epochs: how many epochs the callbacks of the rank have begun.
         """
         if not self._waiting:
             return
@@ -126,7 +129,7 @@ class StepFeed:
         *first, last = _cut_bytes(shares)
         frames = [
             *(_state_frame(pb.RoundState(step=step, shares=part, continues=True)) for part in first),
-            _state_frame(pb.RoundState(step=step, shares=last), state.data),
+            _state_frame(pb.RoundState(step=step, shares=last, begun_epochs=begun_epochs), state.data),
         ]
         for sock in current:
             stream = _FollowerStream(sock)

@@ -62,7 +62,8 @@ class StepFollower:
         token: the job's token.
         state_bytes: size of a packed state of this model.
         apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said.
-        on_state: called when the replica has the state of a member.
+        on_state: called before the replica gets the state of a member, with the epochs that the callbacks of this
+            member have begun.
         must_end: whether this worker was told to end, or the job has no more work.
     """
 
@@ -74,7 +75,7 @@ class StepFollower:
         token: str,
         state_bytes: int,
         apply: Callable[[StepOutcome], None],
-        on_state: Callable[[], None],
+        on_state: Callable[[int], None],
         must_end: Callable[[], bool],
     ) -> None:
         self._worker = worker
@@ -200,9 +201,11 @@ class StepFollower:
         shares = read_answer(b"".join(parts), read_pending_shares, "shares of its state", _SOURCE)
         if len(frame.body) != self._state_bytes:
             raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
+        if message.begun_epochs < 0:
+            raise PeerRefusedError(f"a state has {message.begun_epochs} epochs", kind="bad")
         self._world.begin_following()
+        self._on_state(message.begun_epochs)
         self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
-        self._on_state()
         self._world.adopt_followed_state(message.step, shares)
         self._has_state = True
 

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,11 +90,13 @@ class StepCallbacks(Protocol):
     def start_round(self, rank: int) -> None: ...
     @property
     def begun_step(self) -> tuple[int, int] | None: ...
+    @property
+    def begun_epochs(self) -> int: ...
     def begin_step(self, step: int, epoch: int) -> None: ...
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
     def end_training(self) -> None: ...
     def forget_stop(self) -> None: ...
-    def adopt_state(self) -> None: ...
+    def adopt_state(self, begun_epochs: int) -> None: ...
 
 
 class StepLoop:
@@ -313,9 +316,7 @@ class StepLoop:
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
             self._digests.compare_ranks(communicator)
-            if view.members[self._world.rank] not in view.holders:
-                self._callbacks.adopt_state()
-            self._begin_abandoned_step(view, communicator)
+            self._align_callbacks(view, communicator)
             self._share_state(view, communicator)
             digest = self._digests.compare_states(communicator, view.step)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
@@ -323,19 +324,30 @@ class StepLoop:
             _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
 
-    def _begin_abandoned_step(self, view: View, communicator: Communicator) -> None:
-        """Call the callbacks before the next step, if some holder has done so: they may have changed its variables.
+    def _align_callbacks(self, view: View, communicator: Communicator) -> None:
+        """Let the callbacks of all ranks stand at the same place, before the members that lack the state get it.
 
-        It had computed a gradient when the round before ended, and others had not.
+        A member that lacks it begins training, and the epoch of the others, before: what its callbacks change then is
+        replaced with all variables. If some holder has called its callbacks before the next step, all do so: they may
+        have changed its variables. It had computed a gradient when the round before ended, and others had not.
         """
         if not view.holders:
+            self._callbacks.adopt_state(0)
             return
-        own = self._callbacks.begun_step
-        is_begun = own is not None and own[0] == view.step and view.members[self._world.rank] in view.holders
-        said = communicator.exchange(str(own[1]).encode() if own is not None and is_begun else b"")
-        epochs = read_answers(said, _read_epoch, "the epoch of its next step", self._digests.name_rank)
-        if any(epoch is not None for epoch in epochs):
-            self._callbacks.begin_step(view.step, max(epoch or 0 for epoch in epochs))
+        own, is_holder = self._callbacks.begun_step, view.members[self._world.rank] in view.holders
+        message = b""
+        if own is not None and is_holder:
+            message = json.dumps([*own, self._callbacks.begun_epochs]).encode()
+        answers = read_answers(
+            communicator.exchange(message), _read_begun, "where its callbacks are", self._digests.name_rank
+        )
+        said = [answer for answer in answers if answer is not None]
+        if not is_holder:
+            before = [epochs for step, _, epochs in said if step != view.step]
+            self._callbacks.adopt_state(max(before or [epochs for _, _, epochs in said], default=0))
+        begun = [epoch for step, epoch, _ in said if step == view.step]
+        if begun:
+            self._callbacks.begin_step(view.step, max(begun))
 
     def _share_state(self, view: View, communicator: Communicator) -> None:
         """Give the first state to the members that lack it, and to all if their processors differ.
@@ -421,7 +433,9 @@ class StepLoop:
                 self._copy_for_evaluation(world.view)
                 if not self._has_begun_step():
                     # Otherwise a follower would call its callbacks on a state that has their changes already.
-                    self._feed.serve_waiting(world.round, world.step, self._copy_for_follower)
+                    self._feed.serve_waiting(
+                        world.round, world.step, self._copy_for_follower, self._callbacks.begun_epochs
+                    )
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
                 if nobody_has_records:
@@ -689,6 +703,14 @@ def _read_share_bytes(data: bytes) -> int:
     return count
 
 
-def _read_epoch(data: bytes) -> int | None:
-    """The epoch of a step that a rank has begun; None: it has not."""
-    return int(data) if data else None
+def _read_begun(data: bytes) -> tuple[int, int, int] | None:
+    """The newest step before which a rank has called its callbacks, its epoch, and the epochs that they have begun.
+
+    None: it has no callbacks, or lacks the state.
+    """
+    if not data:
+        return None
+    step, epoch, epochs = map(index, decode_json(data))
+    if step < -1 or epoch < 0 or epochs < 0:
+        raise ValueError(f"it names step {step}, epoch {epoch} and {epochs} epochs")
+    return step, epoch, epochs
