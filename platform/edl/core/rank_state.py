@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import index
-from typing import Any
+from typing import Any, NamedTuple
 
 from edl.api.round_id import RoundId
 from edl.core.world_rounds import MAX_NUMBER, NO_ROUND, MemberReport, RoundAnnounced, Share, StepShares
@@ -104,6 +104,28 @@ class PendingShares:
         if not all(after < each <= step for each in skipped_steps):
             raise ValueError(f"it has impossible skipped steps, {skipped_steps}")
         return cls(after, step, done, newest, skipped_steps)
+
+
+class CallbackEpoch(NamedTuple):
+    """How far the callbacks of a rank are in an epoch. It goes with a state, to ranks that get it.
+
+    Attributes:
+        begun: how many epochs they have begun; 0: training has not begun.
+        loss_sum: the sum of the losses of the present epoch's steps.
+        steps: their number.
+    """
+
+    begun: int = 0
+    loss_sum: float = 0.0
+    steps: int = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there can be such an epoch: what another process says may be anything."""
+        return 0 <= self.begun <= MAX_NUMBER and 0 <= self.steps <= MAX_NUMBER
+
+
+NOT_BEGUN = CallbackEpoch()
 
 
 class RankPhase(Enum):

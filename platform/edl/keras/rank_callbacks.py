@@ -26,6 +26,7 @@ from typing import Any
 import keras
 
 from edl.api.errors import BadInputError
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch
 from edl.keras.model_loss import updating_optimizers
 from edl.keras.replica_state import ReplicaState
 from edl.keras.user_callbacks import CallbackParams, KerasCallbacks
@@ -110,9 +111,9 @@ class RankCallbacks:
         return self._begun_step, self._epoch
 
     @property
-    def begun_epochs(self) -> int:
-        """How many epochs the callbacks have begun; 0: training has not begun."""
-        return self._epoch + 1 if self._has_begun else 0
+    def callback_epoch(self) -> CallbackEpoch:
+        """How far the callbacks are; what ranks get that get the state of this one."""
+        return CallbackEpoch(self._epoch + 1, *self._callbacks.epoch_losses) if self._has_begun else NOT_BEGUN
 
     def try_first_step(self) -> None:
         """Call what is called before the first step, except callbacks that write log files."""
@@ -175,21 +176,26 @@ class RankCallbacks:
         """Training went back to a step before the one after which it stopped."""
         self._replica.model.stop_training = False
 
-    def adopt_state(self, begun_epochs: int) -> None:
+    def adopt_state(self, epoch: CallbackEpoch) -> None:
         """This rank gets the state of others now.
 
         Training and the present epoch begin before, so what ``on_train_begin`` and ``on_epoch_begin`` change is
-        replaced: the others have called them at the beginning. The rate that the callbacks have set belongs to this
-        rank's own steps. Otherwise the first rank would repeat it, and so undo what the others have decided since.
+        replaced: the others have called them at the beginning. The loss of the epoch is that of all its steps, so what
+        callbacks decide by it at the end is the same on all ranks.
+
+        The rate that the callbacks have set belongs to this rank's own steps. Otherwise the first rank would repeat it,
+        and so undo what the others have decided since.
 
         Args:
-            begun_epochs: of the others; 0: training begins with this state, or goes on from a checkpoint.
+            epoch: of the others; not begun: training begins with this state, or goes on from a checkpoint.
         """
-        if begun_epochs and begun_epochs != self.begun_epochs:
-            with self._keeping_rate():
-                self._callbacks.begin_epoch(begun_epochs - 1)
-            self._epoch, self._has_begun = begun_epochs - 1, True
-        if begun_epochs or self._begun_step >= 0:
+        if epoch.begun:
+            if epoch.begun != self.callback_epoch.begun:
+                with self._keeping_rate():
+                    self._callbacks.begin_epoch(epoch.begun - 1)
+                self._epoch, self._has_begun = epoch.begun - 1, True
+            self._callbacks.adopt_epoch_losses(epoch.loss_sum, epoch.steps)
+        if epoch.begun or self._begun_step >= 0:
             self._rate = None
 
     @contextmanager
@@ -228,7 +234,7 @@ class NoRankCallbacks:
     learning_rate: float | None = None
     has_stopped = False
     begun_step: tuple[int, int] | None = None
-    begun_epochs = 0
+    callback_epoch = NOT_BEGUN
 
     def start_round(self, rank: int) -> None:
         """Nothing depends on the rank."""
@@ -254,7 +260,7 @@ class NoRankCallbacks:
     def forget_stop(self) -> None:
         """Nothing has stopped training."""
 
-    def adopt_state(self, begun_epochs: int) -> None:
+    def adopt_state(self, epoch: CallbackEpoch) -> None:
         """Nothing is called."""
 
 

@@ -269,6 +269,15 @@ class KerasCallbacks:
                 set_callback_params([callback], params)
                 callback.on_train_begin()
 
+    @property
+    def epoch_losses(self) -> tuple[float, int]:
+        """The sum of the losses of the present epoch's steps, and their number."""
+        return self._epoch_loss_sum, self._epoch_steps
+
+    def adopt_epoch_losses(self, loss_sum: float, steps: int) -> None:
+        """Replace them by those of another rank, which has seen the whole epoch."""
+        self._epoch_loss_sum, self._epoch_steps = loss_sum, steps
+
     def begin_step(self, step: int) -> None:
         """Call the callbacks before a minibatch; ``step`` is the global step."""
         # Callbacks read this step's rate from a schedule, and TensorBoard its step, from

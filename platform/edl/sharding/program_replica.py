@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.collective.element_types import find_element_type
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch
 from edl.numerics.aligned_memory import allocate_aligned
 from edl.numerics.checksum import crc32
 from edl.sharding.program_handoff import Contribution, ProgramHandoff
@@ -66,12 +67,16 @@ class StepNumbers:
         self._on_round = on_round
         self.step, self.epoch = 0, 0
         self.learning_rate: float | None = None
-        self.begun_epochs = 0
         self.has_stopped = False
         """Whether the program ended training: all ranks hear of it with the next step."""
 
     def start_round(self, rank: int) -> None:
         self._on_round(rank)
+
+    @property
+    def callback_epoch(self) -> CallbackEpoch:
+        """The program has no callbacks."""
+        return NOT_BEGUN
 
     @property
     def begun_step(self) -> tuple[int, int] | None:
@@ -90,7 +95,7 @@ class StepNumbers:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
-    def adopt_state(self, begun_epochs: int) -> None:
+    def adopt_state(self, epoch: CallbackEpoch) -> None:
         """The program sets its learning rate itself."""
 
 

@@ -800,16 +800,20 @@ class FollowRound(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class RoundState(_message.Message):
-    __slots__ = ("step", "shares", "continues", "begun_epochs")
+    __slots__ = ("step", "shares", "continues", "begun_epochs", "epoch_loss_sum", "epoch_steps")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     BEGUN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
     step: int
     shares: bytes
     continues: bool
     begun_epochs: int
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ...) -> None: ...
+    epoch_loss_sum: float
+    epoch_steps: int
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ..., epoch_loss_sum: _Optional[float] = ..., epoch_steps: _Optional[int] = ...) -> None: ...
 
 class RoundStep(_message.Message):
     __slots__ = ("messages", "behind", "continues")

@@ -22,6 +22,7 @@ import tensorflow as tf  # noqa: E402
 from edl.api.errors import BadInputError, EdlError  # noqa: E402
 from edl.core.evaluation import BestCheckpoint, callbacks_from_json, callbacks_to_json  # noqa: E402
 from edl.core.model_files import ModelFile  # noqa: E402
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch  # noqa: E402
 from edl.jobfile.loader import load_job_text  # noqa: E402
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks  # noqa: E402
 from edl.keras.model_contract import ModelModule  # noqa: E402
@@ -199,12 +200,12 @@ def test_a_rate_of_steps_that_the_state_of_others_replaces_is_forgotten() -> Non
     own = declare(replica).own
     own.try_first_step()
     # A new run begins with what on_train_begin() sets.
-    own.adopt_state(0)
+    own.adopt_state(NOT_BEGUN)
     assert own.learning_rate == 0.125
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.0, 0.125)
     assert own.learning_rate == 0.0625
-    own.adopt_state(0)
+    own.adopt_state(NOT_BEGUN)
     assert own.learning_rate is None
 
 
@@ -222,30 +223,36 @@ def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_b
             self.model.set_weights([np.full_like(w, epoch) for w in self.model.get_weights()])
             self.model.optimizer.learning_rate = 0.125
 
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.append(f"loss {logs.get('loss')}")
+
     first, second = (make_replica(lambda: [Assign()]) for _ in range(2))
     source, joined = declare(first).own, declare(second).own
-    assert (source.begun_epochs, joined.begun_epochs) == (0, 0)
+    assert source.callback_epoch == joined.callback_epoch == NOT_BEGUN
     for step, epoch in enumerate((0, 1, 1)):
         source.begin_step(step, epoch)
-        source.end_step(step, epoch, 1.0, 0.125)
+        source.end_step(step, epoch, 1.0 + step, 0.125)
     first.set_learning_rate(0.125)
-    assert source.begun_epochs == 2
+    assert source.callback_epoch == (2, 5.0, 2)
     seen.clear()
-    joined.adopt_state(source.begun_epochs)
+    joined.adopt_state(source.callback_epoch)
     assert seen == ["train", "epoch 1"]
-    assert (joined.begun_epochs, joined.learning_rate) == (2, None)
+    assert (joined.callback_epoch, joined.learning_rate) == (source.callback_epoch, None)
     second.unpack_state(first.pack_state())
     for own in (source, joined):
         own.begin_step(3, 1)
+        own.end_step(3, 1, 4.0, 0.125)
     assert first.digest() == second.digest()
+    seen.clear()
     for own in (source, joined):
         own.begin_step(4, 2)
     assert first.digest() == second.digest()
-    assert seen[2:] == ["epoch 2", "epoch 2"]
+    # The loss of the epoch is that of all its steps.
+    assert seen == ["loss 3.0", "epoch 2"] * 2
     # It was outside for a while, and all others have gone back to a checkpoint.
-    joined.adopt_state(1)
-    assert seen[4:] == ["epoch 0"]
-    assert joined.begun_epochs == 1
+    joined.adopt_state(CallbackEpoch(1, 0.5, 1))
+    assert seen[-1] == "epoch 0"
+    assert joined.callback_epoch == (1, 0.5, 1)
 
 
 class SetsRate(keras.callbacks.Callback):

@@ -49,6 +49,7 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.ledger import BEST_MODEL, EXPORT, MODEL_FILE, TRAINING
+from edl.core.rank_state import CallbackEpoch
 from edl.core.state import JobSettings
 from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import StepShares
@@ -238,6 +239,9 @@ class RecordedCallbacks:
         self.has_stopped = False
         self.begun: list[tuple[int, int]] = []
         self.begun_epochs = 0
+        self.epoch_loss_sum, self.epoch_steps = 0.0, 0
+        self.epoch_losses: list[tuple[float, int]] = []
+        """Of each epoch that is over: the sum of its losses and their number."""
         self.calls: list[tuple[int, int, float, float | None]] = []
         self.before_epoch: Callable[[int], None] = lambda epoch: None
         self.before_step: Callable[[int], None] = lambda step: None
@@ -254,6 +258,9 @@ class RecordedCallbacks:
     def begin_step(self, step: int, epoch: int) -> None:
         if epoch >= self.begun_epochs:
             self.begun_epochs = epoch + 1
+            if epoch:
+                self.epoch_losses.append((self.epoch_loss_sum, self.epoch_steps))
+            self.epoch_loss_sum, self.epoch_steps = 0.0, 0
             self.before_epoch(epoch)
         if not self.begun or self.begun[-1][0] != step:
             self.begun.append((step, epoch))
@@ -262,6 +269,7 @@ class RecordedCallbacks:
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
         assert self.begun[-1][0] == step
         self.calls.append((step, epoch, loss, learning_rate))
+        self.epoch_loss_sum, self.epoch_steps = self.epoch_loss_sum + loss, self.epoch_steps + 1
         if self.learning_rate is not None and learning_rate is not None:
             self.learning_rate = learning_rate
         self.after_step(self, step + 1)
@@ -272,12 +280,18 @@ class RecordedCallbacks:
     def forget_stop(self) -> None:
         self.has_stopped = False
 
-    def adopt_state(self, begun_epochs: int) -> None:
-        if begun_epochs and begun_epochs != self.begun_epochs:
-            self.begun_epochs = begun_epochs
-            self.before_epoch(begun_epochs - 1)
-        if begun_epochs or self.begun:
+    @property
+    def callback_epoch(self) -> CallbackEpoch:
+        return CallbackEpoch(self.begun_epochs, self.epoch_loss_sum, self.epoch_steps)
+
+    def adopt_state(self, epoch: CallbackEpoch) -> None:
+        if epoch.begun and epoch.begun != self.begun_epochs:
+            self.begun_epochs = epoch.begun
+            self.before_epoch(epoch.begun - 1)
+        if epoch.begun or self.begun:
             self.learning_rate = None
+        if epoch.begun:
+            self.epoch_loss_sum, self.epoch_steps = epoch.loss_sum, epoch.steps
 
 
 class KilledError(BaseException):

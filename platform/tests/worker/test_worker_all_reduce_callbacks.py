@@ -256,6 +256,8 @@ def test_a_worker_that_joins_in_an_epoch_keeps_the_state_that_callbacks_have_cha
         assert job.state.ledgers[TRAINING].epoch == 0
         job.wait_for_end()
         check_calls(job)
+        assert first.callbacks.callback_epoch == second.callbacks.callback_epoch
+        assert all(rank.callbacks.epoch_losses[0] == first.callbacks.epoch_losses[0] for rank in job.ranks)
 
 
 @pytest.mark.parametrize("deciding", [(), (0,), (1,)], ids=["all", "first", "second"])

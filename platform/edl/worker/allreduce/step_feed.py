@@ -19,6 +19,7 @@ import numpy as np
 
 from edl.api.errors import EdlError
 from edl.api.round_id import RoundId
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch
 from edl.core.state_agreement import describe_model_difference
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_connection import (
@@ -108,13 +109,13 @@ class StepFeed:
     # ------------------------------------------------------------------ what the loop of the rank calls
 
     def serve_waiting(
-        self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]], begun_epochs: int = 0
+        self, round_id: RoundId, step: int, copy: Callable[[], tuple[bytes, Array]], epoch: CallbackEpoch = NOT_BEGUN
     ) -> None:
         """Begin with the followers that have connected. The rank is in this round and has applied ``step``.
 
         Args:
             copy: returns the shares of the steps that are not in the ledger, as JSON, and a copy of the state.
-            begun_epochs: how many epochs the callbacks of the rank have begun.
+            epoch: how far the callbacks of the rank are.
         """
         if not self._waiting:
             return
@@ -129,7 +130,16 @@ class StepFeed:
         *first, last = _cut_bytes(shares)
         frames = [
             *(_state_frame(pb.RoundState(step=step, shares=part, continues=True)) for part in first),
-            _state_frame(pb.RoundState(step=step, shares=last, begun_epochs=begun_epochs), state.data),
+            _state_frame(
+                pb.RoundState(
+                    step=step,
+                    shares=last,
+                    begun_epochs=epoch.begun,
+                    epoch_loss_sum=epoch.loss_sum,
+                    epoch_steps=epoch.steps,
+                ),
+                state.data,
+            ),
         ]
         for sock in current:
             stream = _FollowerStream(sock)

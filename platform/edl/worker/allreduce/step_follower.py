@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edl.api.errors import BadInputError, EdlError
+from edl.core.rank_state import CallbackEpoch
 from edl.core.world_rounds import RoundPhase
 from edl.transport import edl_pb2 as pb
 from edl.transport.bulk_client import BulkClient
@@ -62,8 +63,7 @@ class StepFollower:
         token: the job's token.
         state_bytes: size of a packed state of this model.
         apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said.
-        on_state: called before the replica gets the state of a member, with the epochs that the callbacks of this
-            member have begun.
+        on_state: called before the replica gets the state of a member: how far the callbacks of this member are.
         must_end: whether this worker was told to end, or the job has no more work.
     """
 
@@ -75,7 +75,7 @@ class StepFollower:
         token: str,
         state_bytes: int,
         apply: Callable[[StepOutcome], None],
-        on_state: Callable[[int], None],
+        on_state: Callable[[CallbackEpoch], None],
         must_end: Callable[[], bool],
     ) -> None:
         self._worker = worker
@@ -201,10 +201,11 @@ class StepFollower:
         shares = read_answer(b"".join(parts), read_pending_shares, "shares of its state", _SOURCE)
         if len(frame.body) != self._state_bytes:
             raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
-        if message.begun_epochs < 0:
-            raise PeerRefusedError(f"a state has {message.begun_epochs} epochs", kind="bad")
+        epoch = CallbackEpoch(message.begun_epochs, message.epoch_loss_sum, message.epoch_steps)
+        if not epoch.is_possible:
+            raise PeerRefusedError(f"a state comes with an impossible epoch, {epoch}", kind="bad")
         self._world.begin_following()
-        self._on_state(message.begun_epochs)
+        self._on_state(epoch)
         self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
         self._world.adopt_followed_state(message.step, shares)
         self._has_state = True

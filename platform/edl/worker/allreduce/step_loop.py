@@ -22,7 +22,7 @@ from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.global_batch import NO_RECORDS, RankRecords
-from edl.core.rank_state import RankPhase
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch, RankPhase
 from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
@@ -91,12 +91,12 @@ class StepCallbacks(Protocol):
     @property
     def begun_step(self) -> tuple[int, int] | None: ...
     @property
-    def begun_epochs(self) -> int: ...
+    def callback_epoch(self) -> CallbackEpoch: ...
     def begin_step(self, step: int, epoch: int) -> None: ...
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
     def end_training(self) -> None: ...
     def forget_stop(self) -> None: ...
-    def adopt_state(self, begun_epochs: int) -> None: ...
+    def adopt_state(self, epoch: CallbackEpoch) -> None: ...
 
 
 class StepLoop:
@@ -332,20 +332,20 @@ class StepLoop:
         have changed its variables. It had computed a gradient when the round before ended, and others had not.
         """
         if not view.holders:
-            self._callbacks.adopt_state(0)
+            self._callbacks.adopt_state(NOT_BEGUN)
             return
         own, is_holder = self._callbacks.begun_step, view.members[self._world.rank] in view.holders
         message = b""
         if own is not None and is_holder:
-            message = json.dumps([*own, self._callbacks.begun_epochs]).encode()
+            message = json.dumps([own, self._callbacks.callback_epoch]).encode()
         answers = read_answers(
             communicator.exchange(message), _read_begun, "where its callbacks are", self._digests.name_rank
         )
         said = [answer for answer in answers if answer is not None]
         if not is_holder:
-            before = [epochs for step, _, epochs in said if step != view.step]
-            self._callbacks.adopt_state(max(before or [epochs for _, _, epochs in said], default=0))
-        begun = [epoch for step, epoch, _ in said if step == view.step]
+            before = [epoch for (step, _), epoch in said if step != view.step]
+            self._callbacks.adopt_state(max(before or [epoch for _, epoch in said], default=NOT_BEGUN))
+        begun = [number for (step, number), _ in said if step == view.step]
         if begun:
             self._callbacks.begin_step(view.step, max(begun))
 
@@ -434,7 +434,7 @@ class StepLoop:
                 if not self._has_begun_step():
                     # Otherwise a follower would call its callbacks on a state that has their changes already.
                     self._feed.serve_waiting(
-                        world.round, world.step, self._copy_for_follower, self._callbacks.begun_epochs
+                        world.round, world.step, self._copy_for_follower, self._callbacks.callback_epoch
                     )
                 cut = self._copies.announce(world.view, is_paused=self._is_paused)
                 message = replace(self._prepare(wait=nobody_has_records), copies_cut=cut)
@@ -703,14 +703,16 @@ def _read_share_bytes(data: bytes) -> int:
     return count
 
 
-def _read_begun(data: bytes) -> tuple[int, int, int] | None:
-    """The newest step before which a rank has called its callbacks, its epoch, and the epochs that they have begun.
+def _read_begun(data: bytes) -> tuple[tuple[int, int], CallbackEpoch] | None:
+    """The newest step before which a rank has called its callbacks with its epoch, and how far they are.
 
     None: it has no callbacks, or lacks the state.
     """
     if not data:
         return None
-    step, epoch, epochs = map(index, decode_json(data))
-    if step < -1 or epoch < 0 or epochs < 0:
-        raise ValueError(f"it names step {step}, epoch {epoch} and {epochs} epochs")
-    return step, epoch, epochs
+    (step, number), (begun, loss_sum, steps) = decode_json(data, nonfinite_as_none=True)
+    # A loss beyond the range of floats is no reason to end the job.
+    epoch = CallbackEpoch(index(begun), 0.0 if loss_sum is None else float(loss_sum), index(steps))
+    if not epoch.is_possible or index(step) < -1 or index(number) < 0:
+        raise ValueError(f"it names step {step} of epoch {number}, and {epoch}")
+    return (step, number), epoch
