@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.elasticdl.modules import MODULES, ZOO, Module
+from support.elasticdl.deepctr_package import deepctr_environment, install_deepctr
+from support.elasticdl.modules import DEEPCTR, MODULES, ZOO, Module
 
 from edl.jobfile.keras_version import LEGACY_VARIABLE
 
@@ -51,37 +52,54 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     @cache
     def train(keras: int) -> dict[str, Any]:
-        folders = [ROOT / "platform" / "tests", ROOT / "elasticdl-compat"]
-        environment = {
-            **os.environ,
-            LEGACY_VARIABLE: "1" if keras == 2 else "0",
-            "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        paths = [module.path for module in MODULES if module in chosen and module.keras == keras]
-        ended = subprocess.run(
-            [sys.executable, "-m", "support.elasticdl.run_modules", str(folder), *paths],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=450,
-        )
-        assert ended.returncode == 0, ended.stderr
-        return {line["path"]: line for line in map(json.loads, ended.stdout.splitlines())}
+        return train_modules([each for each in MODULES if each in chosen and each.keras == keras], keras, folder)
 
     return train
+
+
+def train_modules(modules: list[Module], keras: int, folder: Path) -> dict[str, Any]:
+    folders = [ROOT / "platform" / "tests", ROOT / "elasticdl-compat"]
+    environment = {
+        **os.environ,
+        LEGACY_VARIABLE: "1" if keras == 2 else "0",
+        "PYTHONPATH": os.pathsep.join([*map(str, folders), os.environ.get("PYTHONPATH", "")]),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", "support.elasticdl.run_modules", str(folder), *(module.path for module in modules)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=450,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return {line["path"]: line for line in map(json.loads, ended.stdout.splitlines())}
+
+
+def check_ended(ended: dict[str, Any]) -> None:
+    assert ended["code"] == 0, ended["error"]
+    assert ended["summary"]["records_done"] == ended["records"]
+    assert set(ended["summary"]["metrics"]) > {"loss"}
+    assert ended["summary"]["export"]
 
 
 @pytest.mark.parametrize(
     "module", [pytest.param(each, id=each.path, marks=find_marks(each)) for each in MODULES if not each.refused_locally]
 )
 def test_a_module_trains_evaluates_and_exports(module: Module, results: Callable[[int], Any]) -> None:
-    ended = results(module.keras)[module.path]
-    assert ended["code"] == 0, ended["error"]
-    assert ended["summary"]["records_done"] == ended["records"]
-    assert set(ended["summary"]["metrics"]) > {"loss"}
-    assert ended["summary"]["export"]
+    check_ended(results(module.keras)[module.path])
+
+
+@pytest.mark.thorough
+def test_modules_that_need_deepctr_train_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in deepctr_environment(install_deepctr(tmp_path / "deepctr")).items():
+        monkeypatch.setenv(name, value)
+    modules = [module for module in MODULES if module.needs == DEEPCTR]
+    ended = train_modules(modules, 2, tmp_path)
+    assert len(modules) == 2
+    for module in modules:
+        check_ended(ended[module.path])
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from support.elasticdl.deepctr_package import deepctr_environment, install_deepctr
 from support.elasticdl.modules import MODULES, ZOO, Module
 from support.elasticdl.run_modules import RECORDS, make_data
 from support.job_folder import JobFolder
@@ -50,6 +50,7 @@ def test_what_needs_parameter_servers_trains_with_them(
 def test_a_module_trains_over_processes(
     module: Module, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if module.needs and importlib.util.find_spec(module.needs.split(" ")[0]) is None:
-        pytest.skip(f"{module.needs} is not installed")
+    if module.needs:
+        for name, value in deepctr_environment(install_deepctr(tmp_path / "deepctr")).items():
+            monkeypatch.setenv(name, value)
     check_training(module, strategy, tmp_path, monkeypatch)
