@@ -239,6 +239,33 @@ class ShuffleSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """What a minibatch is made of."""
+
+    bucket_by: Annotated[
+        str | None,
+        Field(
+            "Column whose lengths (items of a list, bytes of a text) put similar records into a minibatch, among those "
+            "of a lease; record: the whole record, if it is bytes. null: no buckets."
+        ),
+    ] = None
+    pad: Annotated[
+        bool,
+        Field(
+            "Pad what feed returns with zeros or empty text to the longest record of the minibatch, also in "
+            "evaluations and predictions."
+        ),
+    ] = False
+    drop_remainder: Annotated[
+        bool,
+        Field(
+            "Do not train minibatches with fewer records than train.minibatch_size; their records are done and counted "
+            "as records_not_trained."
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
 class TrainSpec:
     """How long to train, and how records are divided into minibatches and leases."""
 
@@ -258,6 +285,7 @@ class TrainSpec:
         int | None, Field("Steps after which training ends; null: after all epochs.", unit="steps", minimum=1)
     ] = None
     shuffle: Annotated[ShuffleSpec, Field("How training records are shuffled.")] = field(default_factory=ShuffleSpec)
+    batches: Annotated[BatchSpec, Field("What a minibatch is made of.")] = field(default_factory=BatchSpec)
     seed: Annotated[int, Field("Seed of the initial weights and of the order of records.")] = 0
     on_nan: Annotated[
         str,

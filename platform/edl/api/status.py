@@ -141,6 +141,10 @@ StepsNotApplied = Annotated[
     ),
 ]
 
+RecordsNotTrained = Annotated[
+    int,
+    Field("Done records of minibatches that were not full, with train.batches.drop_remainder.", unit="records"),
+]
 UpdatesSkipped = Annotated[
     int,
     Field(
@@ -205,6 +209,7 @@ class Status:
     parameters: Parameters = None
     steps_not_applied: StepsNotApplied = 0
     updates_skipped: UpdatesSkipped = 0
+    records_not_trained: RecordsNotTrained = 0
     world: Annotated[WorldStatus | None, Field("The world of strategy AllReduce; null under other strategies.")] = None
 
 
@@ -225,6 +230,7 @@ class Summary:
     updates_rolled_back: Annotated[int, Field("Updates that were lost with a parameter server.")] = 0
     steps_not_applied: StepsNotApplied = 0
     updates_skipped: UpdatesSkipped = 0
+    records_not_trained: RecordsNotTrained = 0
     states_taken: StatesTaken = 0
     steps_added: Annotated[
         int,

@@ -545,7 +545,9 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
             state.end_job("Failed", why, kind="input")
             return
         if window and blocks is not None:
-            order = ShuffleOrder.from_rows(rows, blocks.runs, window, s.seed or 0, blocks.weights).to_json()
+            order = ShuffleOrder.from_rows(
+                rows, blocks.runs, window, s.seed or 0, blocks.weights, s.task_records if s.buckets else 0
+            ).to_json()
             training = [row for row in rows if row[1]]
     validation, prediction = parts.get("validation"), parts.get("prediction")
     state.record_entry(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))

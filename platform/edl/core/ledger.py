@@ -403,6 +403,16 @@ class Ledger:
         back = (*self.returned_ranges, *self.shard_rests.values())
         return planned + leased + sum(work.records for work in back if work.epoch < self.epochs)
 
+    def count_done_remainders(self) -> int:
+        """Done records of steps that are not full: at the ends of shards, whose other steps are all full."""
+        per_epoch = sum(source.records % self.minibatch for source in self.plan.sources)
+        reached = per_epoch * min(self.epoch, self.epochs)
+        if self.epoch < self.epochs:
+            shards = (self.plan.shard(self.epoch, index) for index in range(self.shard_index))
+            reached += sum(shard.records % self.minibatch for shard in shards)
+        # A rest begins with a whole step of its shard, so that what is not full is at its end.
+        return reached - sum(work.records % self.minibatch for _, work in self.open_ranges())
+
     def _count_reached_records(self) -> int:
         """Records of the current epoch that were handed out."""
         shards = (self.plan.shard(self.epoch, index) for index in range(self.shard_index))

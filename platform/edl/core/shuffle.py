@@ -323,6 +323,8 @@ class ShuffleOrder:
         seed: the job's seed.
         weights: how groups of sources are merged; none: all blocks come in random order. With them, each group has an
             order of its own (``group_orders``), and ``interleaving`` merges these.
+        portion: workers sort the records of so many positions, from a multiple of it on, by their lengths; 0: they do
+            not.
     """
 
     sources: tuple[RecordSource, ...]
@@ -330,6 +332,7 @@ class ShuffleOrder:
     window: int
     seed: int
     weights: GroupWeights = ()
+    portion: int = 0
     fingerprint: str = field(init=False, compare=False)
     """Equal only for equal orders. A worker compares it, to detect that its files differ from the described ones."""
 
@@ -353,6 +356,7 @@ class ShuffleOrder:
         window: int,
         seed: int,
         weights: GroupWeights = (),
+        portion: int = 0,
     ) -> ShuffleOrder:
         """From rows of name and record count; empty sources are left out."""
         kept = [
@@ -365,7 +369,12 @@ class ShuffleOrder:
             groups += [(weight, filled)] if filled else []
             start += sources
         return cls(
-            tuple(source for source, _ in kept), tuple(blocks for _, blocks in kept), window, seed, tuple(groups)
+            tuple(source for source, _ in kept),
+            tuple(blocks for _, blocks in kept),
+            window,
+            seed,
+            tuple(groups),
+            portion,
         )
 
     @property
@@ -376,13 +385,15 @@ class ShuffleOrder:
     def to_json(self) -> dict[str, Any]:
         """The order's part of the journal's data set entry."""
         weights = {"weights": [list(group) for group in self.weights]} if self.weights else {}
-        return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs), **weights}
+        portion = {"portion": self.portion} if self.portion else {}
+        return {"window": self.window, "seed": self.seed, "blocks": _runs_to_rows(self.runs), **weights, **portion}
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[Any]], value: Mapping[str, Any]) -> ShuffleOrder:
         """Restore from ``to_json`` and the sources' rows of name and record count."""
         weights = _weights_from_rows(value)
-        return cls.from_rows(rows, _runs_from_rows(value["blocks"]), value["window"], value["seed"], weights)
+        runs, portion = _runs_from_rows(value["blocks"]), value.get("portion", 0)
+        return cls.from_rows(rows, runs, value["window"], value["seed"], weights, portion)
 
     def epoch_order(self, number: int) -> EpochOrder:
         """The order of one epoch; takes time and memory proportional to the number of blocks.
@@ -418,7 +429,13 @@ class ShuffleOrder:
         return list(zip([0, *ends], ends, strict=False))
 
     def record_ranges(self, epoch: int, start: int, end: int) -> dict[str, list[list[int]]]:
-        """The records at the positions ``[start, end)`` of an epoch, as sorted ranges by source."""
+        """The records at the positions ``[start, end)`` of an epoch, as sorted ranges by source.
+
+        With portions, those of all portions of which the positions are a part: lengths are known to workers only.
+        """
+        if self.portion:
+            start -= start % self.portion
+            end = min(self.records, end + -end % self.portion)
         if not self.weights:
             return self.epoch_order(epoch).record_ranges(start, end)
         merged = self.interleaving

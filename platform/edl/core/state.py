@@ -131,6 +131,8 @@ class JobSettings:
             of the training ledger is a single record, because a worker's share of a step has any number of them.
         evaluation_workers: with ``all_reduce``, the most workers that evaluate a copy while the others train; 0: all
             pause.
+        buckets: whether workers put records of similar length into a minibatch, among those of a lease.
+        drop_remainder: whether minibatches with fewer records than ``minibatch`` are done without being trained.
     """
 
     minibatch: int
@@ -162,6 +164,8 @@ class JobSettings:
     all_reduce: bool = False
     global_batch: int | None = None
     evaluation_workers: int = 1
+    buckets: bool = False
+    drop_remainder: bool = False
 
     @property
     def main_kind(self) -> str:

@@ -269,7 +269,7 @@ def choose_reader_window(reader: Reader, requested_window: int | None, records: 
     )
 
 
-def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
+def shuffled_order(reader: Reader, window: int, seed: int, portion: int = 0) -> ShuffleOrder:
     """The shuffled order of a reader's records.
 
     Raises:
@@ -279,5 +279,10 @@ def shuffled_order(reader: Reader, window: int, seed: int) -> ShuffleOrder:
     if blocks is None:
         raise BadInputError("the data reader has no random access, so its records cannot be shuffled")
     return ShuffleOrder.from_rows(
-        [(source.name, source.records) for source in reader.sources()], blocks.runs, window, seed, blocks.weights
+        [(source.name, source.records) for source in reader.sources()],
+        blocks.runs,
+        window,
+        seed,
+        blocks.weights,
+        portion,
     )

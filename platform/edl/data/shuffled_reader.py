@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.core.shuffle import EpochOrder, RecordBlock, ShuffleOrder, describe_ranges, feistel_permute
+from edl.data.bucketed_reader import BucketedReader
 from edl.data.reader import CorruptRange, OnCorrupt, PackedRecords, Reader, Record
 from edl.data.record_columns import ColumnRecords, join_records, take_records
 
@@ -338,9 +339,14 @@ class WeightedReader:
         return describe_ranges(self.order.record_ranges(epoch, start, end))
 
 
-PositionReader: TypeAlias = ShuffledReader | WeightedReader
+PositionReader: TypeAlias = ShuffledReader | WeightedReader | BucketedReader
 
 
-def read_by_position(reader: Reader, order: ShuffleOrder) -> PositionReader:
-    """The reader of a shuffled order, with or without weights."""
-    return WeightedReader(reader, order) if order.weights else ShuffledReader(reader, order)
+def read_by_position(
+    reader: Reader, order: ShuffleOrder, *, bucket_by: str | None = None, minibatch: int = 1
+) -> PositionReader:
+    """The reader of a shuffled order, with or without weights, and with buckets if the order has portions."""
+    read = WeightedReader(reader, order) if order.weights else ShuffledReader(reader, order)
+    if not order.portion or bucket_by is None:
+        return read
+    return BucketedReader(read.read, order, reader.metadata, bucket_by, minibatch)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, DataSpec, JobSpec, ModelSpec
+from edl.jobfile.batch_rules import check_batches
 from edl.jobfile.command_rules import check_program
 from edl.jobfile.document_tree import (
     DocumentNode,
@@ -47,6 +48,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
         *check_program(spec),
         *check_schema(spec),
         *check_sources(spec),
+        *check_batches(spec),
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
         *_check_worker_limits(spec),

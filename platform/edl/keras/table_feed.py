@@ -44,10 +44,7 @@ def make_table_parser(
     # No annotation inside: TensorFlow cannot transform it.
     def parse(row: Any) -> Any:
         if named:
-            found = {
-                name: tf.reshape(take(row, name, inputs[name].dtype), [size or 1 for size in inputs[name].shape])
-                for name in named
-            }
+            found = {name: _fit_input(name, take(row, name, inputs[name].dtype), inputs[name]) for name in named}
             found = found if len(inputs) > 1 else found[named[0]]
         elif only_type is None and has_text and schema.features:
             found = {
@@ -55,7 +52,11 @@ def make_table_parser(
             }
         else:
             # One after another: a column may have several numbers a record.
-            found = tf.concat([tf.reshape(take(row, name, only_type or tf.float32), [-1]) for name in features], 0)
+            cells = {name: take(row, name, only_type or tf.float32) for name in features}
+            for name, cell in cells.items():
+                if None in cell.shape:
+                    raise _list_error(name, "give the model an input of the column's name")
+            found = tf.concat([tf.reshape(cell, [-1]) for cell in cells.values()], 0)
         if mode == "prediction":
             return found, None
         return found, _parse_label(schema, row, take)
@@ -115,6 +116,23 @@ def _match_inputs(inputs: Mapping[str, ModelInput], features: Sequence[str], *, 
     return named
 
 
+def _fit_input(column: str, cell: Any, given: ModelInput) -> Any:
+    """The cell in the shape of an input; a list of any length for an input that takes one."""
+    if None not in cell.shape:
+        return tf.reshape(cell, [size or 1 for size in given.shape])
+    if len(given.shape) == len(cell.shape) and None in given.shape:
+        return cell
+    raise _list_error(column, f"the model's input takes {given.shape}: give it the shape (None,)")
+
+
+def _list_error(column: str, remedy: str) -> BadInputError:
+    return BadInputError(
+        f"column '{column}' has lists of different lengths",
+        where="data.schema.features",
+        hint=f"{remedy}; or leave the column out, or define feed(dataset, mode, metadata) in the model module",
+    )
+
+
 def _parse_label(schema: SchemaSpec, row: Any, take: TakeCell) -> Any:
     assert schema.label is not None  # _check_columns
     if not schema.classes:
@@ -146,12 +164,6 @@ def _take_typed_cell(schema: SchemaSpec) -> TakeCell:
 
     def take(row: Any, column: str, dtype: Any) -> Any:
         cell = row[column]
-        if isinstance(cell, tf.RaggedTensor) or None in cell.shape:
-            raise BadInputError(
-                f"column '{column}' has lists of different lengths",
-                where="data.schema.features",
-                hint="leave it out, or define feed(dataset, mode, metadata) in the model module",
-            )
         if schema.classes and column == schema.label and (cell.dtype.is_integer or cell.dtype.is_bool):
             return tf.strings.as_string(cell)
         declared = schema.features.get(column)

@@ -126,6 +126,8 @@ def settings_from_spec(spec: JobSpec, *, describe: bool, durable: bool, weights_
         # The last worker that has the newest state writes it before it ends.
         grace=POD_GRACE_SECONDS if all_reduce else LEASE_RETURN_SECONDS,
         global_batch=spec.strategy.global_batch if all_reduce else None,
+        buckets=trains and train.batches.bucket_by is not None,
+        drop_remainder=trains and train.batches.drop_remainder,
         evaluation_workers=1 if spec.evaluation.max_workers is None else spec.evaluation.max_workers,
     )
 

@@ -247,6 +247,7 @@ class StatusReporter:
             parameters=self._parameters_status(),
             steps_not_applied=state.counters.steps_not_applied,
             updates_skipped=state.counters.updates_skipped,
+            records_not_trained=self._count_not_trained(),
             world=describe_world(state),
         )
 
@@ -290,6 +291,7 @@ class StatusReporter:
             updates_rolled_back=counters.updates_rolled_back,
             steps_not_applied=counters.steps_not_applied,
             updates_skipped=counters.updates_skipped,
+            records_not_trained=self._count_not_trained(),
             warnings=tuple(text for texts in counters.warnings.values() for text in texts),
             states_taken=state.world.states_taken if state.world is not None else 0,
             steps_added=self._count_added_steps(),
@@ -304,6 +306,10 @@ class StatusReporter:
             began_with=describe_initial_weights(self._run),
             parameters=self._parameters_status(),
         )
+
+    def _count_not_trained(self) -> int:
+        main = self._state.main_ledger
+        return main.count_done_remainders() if main is not None and self._state.settings.drop_remainder else 0
 
     def _count_added_steps(self) -> int:
         """Steps beyond those of full batches since this master began; a fixed batch is the same at any world."""

@@ -112,6 +112,8 @@ def _format_record_counts(summary: Summary) -> str:
     parts.append(f"{summary.records_rolled_back:,} rolled back")
     if summary.records_skipped:
         parts.append(f"{summary.records_skipped:,} skipped")
+    if summary.records_not_trained:
+        parts.append(f"{summary.records_not_trained:,} not trained")
     return ", ".join(parts)
 
 

@@ -127,6 +127,7 @@ class RunProgress:
             records_rolled_back=self.records_rolled_back,
             updates_rolled_back=self.updates_rolled_back,
             updates_skipped=status.updates_skipped,
+            records_not_trained=status.records_not_trained,
             samples_per_second=max(0, done_now) / seconds if seconds else 0.0,
             seconds=seconds,
             workers_lost=self.workers_lost,

@@ -146,7 +146,15 @@ def _has_manifest(run: RunDirectory, cut: int) -> bool:
 
 _MISSING_UPDATES_KEY = "lacking"
 """Key in the ledger of parameter servers: updates that a server has lost."""
-_LOCAL_KEYS = ("records_done", "records_skipped", "updates_skipped", "window", "evaluated", "callbacks")
+_LOCAL_KEYS = (
+    "records_done",
+    "records_skipped",
+    "updates_skipped",
+    "records_not_trained",
+    "window",
+    "evaluated",
+    "callbacks",
+)
 """What only strategy Local has in the ledger of a checkpoint."""
 _WORKER_LOG = re.compile(r"worker-(\d+)\.log")
 _ONE_WRITER_HINT = "A journal has one writer. Stop the job first."

@@ -132,23 +132,27 @@ class FeedFunction:
         mode: ``training``, ``evaluation`` or ``prediction``.
         metadata: the reader's metadata.
         zoo: frames of files below it are the user's; by default the folder of ``feed``'s file.
+        pad: whether records of different shapes are padded to the longest one (``train.batches.pad``).
 
     Attributes:
         mode: the given mode.
     """
 
-    def __init__(self, feed: UserFeedFunction, mode: str, metadata: Any, *, zoo: Path | None = None) -> None:
+    def __init__(
+        self, feed: UserFeedFunction, mode: str, metadata: Any, *, zoo: Path | None = None, pad: bool = False
+    ) -> None:
         if mode not in FEED_MODES:
             raise ValueError(f"mode is one of {FEED_MODES}, got {mode!r}")
         self._feed = feed
         self.mode = mode
         self._metadata = metadata
+        self._pad = pad
         self._zoo = zoo or Path(inspect.getfile(inspect.unwrap(feed))).parent
         self._traced_feed: Callable[[Any], Any] | None = None
 
     def with_metadata(self, metadata: Any) -> FeedFunction:
         """The same ``feed`` for records of another reader."""
-        return FeedFunction(self._feed, self.mode, metadata, zoo=self._zoo)
+        return FeedFunction(self._feed, self.mode, metadata, zoo=self._zoo, pad=self._pad)
 
     def make_minibatch(self, tag: int, window: RecordWindow) -> Minibatch | None:
         """The minibatch of a window; None if ``feed`` keeps none of its records.
@@ -227,7 +231,8 @@ class FeedFunction:
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
-        minibatch = dataset.batch(longest).get_single_element()
+        batches = dataset.padded_batch(longest) if self._pad else dataset.batch(longest)
+        minibatch = batches.get_single_element()
         _run_maps_on_one_thread()
         return minibatch
 
@@ -329,7 +334,10 @@ def _to_feed_error(error: UserCodeError, feed: UserFeedFunction) -> FeedError:
         return error
     hint = error.hint
     if "Cannot batch tensors with different shapes" in error.detail:
-        hint = "all records of a minibatch need the same shapes: pad, crop, or make ragged tensors in feed"
+        hint = (
+            "all records of a minibatch need the same shapes: set train.batches.pad, or pad, crop, or make ragged "
+            "tensors in feed"
+        )
     return FeedError(error.message, where=error.where, hint=hint, detail=error.detail)
 
 

@@ -104,6 +104,11 @@ class LeasedTask:
         first = self.start + step * self.minibatch_size
         return first, min(self.end, first + self.minibatch_size)
 
+    def is_remainder(self, step: int) -> bool:
+        """Whether a step has fewer records than a minibatch."""
+        start, end = self.step_range(step)
+        return end - start < self.minibatch_size
+
     def describe_records(self, step: int) -> tuple[str | None, str]:
         """The source of a step's records, None if there are several, and a description of them for users."""
         start, end = self.step_range(step)

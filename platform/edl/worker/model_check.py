@@ -124,7 +124,9 @@ class _JobCheck:
         def feeder(kind: str) -> tuple[Any, FeedFunction]:
             module = self.module
             reader = open_data_set(spec.data, DATA_SET_BY_MODE[kind], module.custom_data_reader, module.zoo, spec.train)
-            return reader, FeedFunction(self.module.feed, kind, reader.metadata, zoo=self.module.zoo)
+            return reader, FeedFunction(
+                self.module.feed, kind, reader.metadata, zoo=self.module.zoo, pad=spec.train.batches.pad
+            )
 
         self._open_feed = feeder
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.api.job_spec import BatchSpec
 from edl.core.backoff import ExponentialBackoff
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
 from edl.data.reader import CorruptRange, CorruptRecordError, Reader, Record
@@ -175,6 +176,9 @@ class LoadedStep(NamedTuple):
     skipped_records: int
 
 
+_DEFAULT_BATCHES = BatchSpec()
+
+
 class RecordStream:
     """Reads leased ranges in the order in which they were added.
 
@@ -184,6 +188,8 @@ class RecordStream:
         pipeline: makes minibatches of windows; called once, on the thread that takes the first minibatch.
         is_held: whether this worker still holds a lease; the rest of a lost lease is not read.
         seed: the job's seed, which determines the order of shuffled records.
+        batches: what a minibatch of training records is made of.
+        portion_records: records of a lease, among which buckets are made; 0: there are none.
         pause: waits for the given seconds.
         jitter: returns a random number, uniform in 0-1.
     """
@@ -196,11 +202,15 @@ class RecordStream:
         is_held: Callable[[int], bool],
         *,
         seed: int = 0,
+        batches: BatchSpec = _DEFAULT_BATCHES,
+        portion_records: int = 0,
         pause: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = draw_jitter,
     ) -> None:
         self._open_reader = open_reader
         self._seed = seed
+        self._batches = batches
+        self._portion_records = portion_records
         self._pause = pause
         self._jitter = jitter
         self._shuffled_reader: PositionReader | None = None
@@ -327,6 +337,8 @@ class RecordStream:
 
     def _read_window(self, task: LeasedTask, step: int) -> RecordWindow:
         start, end = task.step_range(step)
+        if self._batches.drop_remainder and task.is_remainder(step):
+            return RecordWindow(())
         for attempt in range(1, _READ_TRIES + 1):
             try:
                 if task.shuffle_window:
@@ -350,7 +362,12 @@ class RecordStream:
             from edl.data.shuffled_reader import read_by_position
 
             reader = self._get_reader()
-            self._shuffled_reader = read_by_position(reader, shuffled_order(reader, task.shuffle_window, self._seed))
+            self._shuffled_reader = read_by_position(
+                reader,
+                shuffled_order(reader, task.shuffle_window, self._seed, self._portion_records),
+                bucket_by=self._batches.bucket_by,
+                minibatch=task.minibatch_size,
+            )
         if self._shuffled_reader.order.fingerprint != task.order_fingerprint:
             raise BadInputError(
                 "the training data has changed since this run started: the files, records or chunks differ",

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.api.errors import EdlError
-from edl.api.job_spec import JobSpec
+from edl.api.job_spec import BatchSpec, JobSpec
 from edl.core.grants import MAX_TRAINING_LEASES
 from edl.data.reader import Reader
+from edl.jobfile.batch_rules import lease_records
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.transport import edl_pb2 as pb
@@ -188,7 +189,11 @@ class WorkerRuntime:
         if mode not in self._feeds_by_mode:
             module = self.model_module.result()
             self._feeds_by_mode[mode] = FeedFunction(
-                module.feed, mode, self.open_reader(DATA_SET_BY_MODE[mode]).metadata, zoo=module.zoo
+                module.feed,
+                mode,
+                self.open_reader(DATA_SET_BY_MODE[mode]).metadata,
+                zoo=module.zoo,
+                pad=self.spec.train.batches.pad,
             )
         return self._feeds_by_mode[mode]
 
@@ -198,13 +203,16 @@ class WorkerRuntime:
 
             return feed_in_background(self._open_feed(mode), windows)
 
-        seed = self.spec.train.seed
+        train = self.spec.train
+        batches = train.batches if mode == "training" else BatchSpec()
         return RecordStream(
             lambda: self.open_reader(DATA_SET_BY_MODE[mode]),
             self._corrupt_records,
             pipeline,
             self.leases.is_held,
-            seed=seed,
+            seed=train.seed,
+            batches=batches,
+            portion_records=lease_records(train) if batches.bucket_by is not None else 0,
         )
 
 

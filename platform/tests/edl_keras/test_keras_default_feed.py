@@ -32,11 +32,13 @@ COLUMNS = ("town", "age", "wealth", "rich")
 ROWS = [["Ulm", "31", "0.5", "yes"], ["Bonn", "9", "2", "no"]]
 
 
-def feed_of(folder: Path, text: str, schema: SchemaSpec, metadata: Metadata, mode: str = "training") -> FeedFunction:
+def feed_of(
+    folder: Path, text: str, schema: SchemaSpec, metadata: Metadata, mode: str = "training", *, pad: bool = False
+) -> FeedFunction:
     (folder / "model.py").write_text(text)
     choice = ModelSpec("model.custom_model", zoo=str(folder))
     module = load_model_module(choice, needs_metrics=False, schema=schema)
-    return FeedFunction(module.feed, mode, metadata, zoo=module.zoo)
+    return FeedFunction(module.feed, mode, metadata, zoo=module.zoo, pad=pad)
 
 
 def rows_of(
@@ -125,6 +127,24 @@ def test_fractions_are_not_cut_off_and_lists_are_refused(tmp_path: Path) -> None
     ragged = {**typed, "age": RaggedColumn(np.arange(2), np.array([0, 2]))}
     with pytest.raises(EdlError, match="column 'age' has lists of different lengths"):
         feed_of(tmp_path, TWO_INPUTS, schema, metadata).make_minibatch(0, RecordWindow(ColumnRecords(ragged)))
+
+
+TOKENS = HEAD + (
+    "def custom_model():\n"
+    "    tokens = keras.Input((None,), name='tokens', dtype='int64')\n"
+    "    return keras.Model(tokens, keras.layers.Embedding(9, 2)(tokens))\n"
+)
+
+
+def test_lists_are_padded_to_the_longest_of_the_minibatch(tmp_path: Path) -> None:
+    typed = {"tokens": RaggedColumn(np.arange(1, 6), np.array([0, 2, 2, 5])), "rich": np.arange(3.0)}
+    schema, metadata = SchemaSpec(label="rich", features={"tokens": "int64"}), Metadata("parquet", tuple(typed))
+    made = feed_of(tmp_path, TOKENS, schema, metadata, pad=True).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    assert made is not None
+    np.testing.assert_array_equal(made.features, [[1, 2, 0], [0, 0, 0], [3, 4, 5]])
+    with pytest.raises(EdlError) as error:
+        feed_of(tmp_path, TOKENS, schema, metadata).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    assert "train.batches.pad" in str(error.value.hint)
 
 
 def test_whole_numbers_of_a_column_become_classes(tmp_path: Path) -> None:

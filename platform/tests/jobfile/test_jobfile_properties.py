@@ -118,7 +118,8 @@ def usable(spec: JobSpec) -> JobSpec:
     """
     while violations := loader.find_rule_violations(spec):
         for violation in violations:
-            spec = _without(spec, violation.field_path)
+            is_of_split = violation.conflicting_field == "data.split"  # which needs two equal fields
+            spec = _without(spec, "data.split" if is_of_split else violation.field_path)
     return spec
 
 
@@ -130,6 +131,7 @@ def _without(spec: JobSpec, path: str) -> JobSpec:
         return replace(spec, workers=replace(spec.workers, min=spec.workers.max))
     if not name:
         return replace(spec, **{section: field_defaults(JobSpec)[section]})
+    name = name.partition(".")[0]  # a section within a section as a whole
     found = getattr(spec, section)
     # What a job needs for its task, and what is its default otherwise.
     needed: dict[str, object] = {"data.training": ("train",)}

@@ -84,6 +84,7 @@ def test_the_summary_has_the_documented_keys() -> None:
         "updates_skipped",
         "warnings",
         "began_with",
+        "records_not_trained",
     }
     assert set(to_json(Summary(records_total=1, records_done=1))) == documented | added
 

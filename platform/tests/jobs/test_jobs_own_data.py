@@ -28,7 +28,7 @@ TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
 def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 11
+    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 12
 
 
 def run(folder: Path, program: str) -> None:
@@ -59,6 +59,7 @@ DATA_FIELDS = {
     "a module that trains on trips.parquet": {
         "schema": {"label": "tip", "features": {"km": "float32", "people": "int64"}}
     },
+    "a module that trains on sentences.parquet": {"schema": {"label": "label", "features": {"tokens": "int64"}}},
     "a module that trains on pets/": {"schema": {"image_size": [32, 32], "label_mode": "int"}},
     "a module that trains on shapes/": {"reader": {"annotations": "{name}.json"}},
 }
@@ -187,6 +188,29 @@ def test_a_module_without_feed_trains_evaluates_and_predicts_by_the_schema(tmp_p
     if strategy == "ParameterServer":
         with job_folder.predict(tmp_path / "out") as job:
             assert job.summary()["records_done"] == 10
+
+
+@pytest.mark.parametrize(
+    "strategy", ["Local", "ParameterServer", pytest.param("AllReduce", marks=pytest.mark.repetition)]
+)
+def test_lists_of_different_lengths_are_padded_and_what_is_no_minibatch_is_counted(
+    tmp_path: Path, strategy: str
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = {"tokens": [[1] * (1 + number * 7 % 20) for number in range(47)], "label": np.arange(47) / 47}
+    pq.write_table(pa.table(table), tmp_path / "sentences.parquet", row_group_size=16)
+    section = "a module that trains on sentences.parquet"
+    train = {"epochs": 2, "minibatch_size": 10, "minibatches_per_task": 2}
+    train |= {"batches": {"bucket_by": "tokens", "pad": True, "drop_remainder": True}}
+    paths = dict.fromkeys(("training", "validation"), str(tmp_path / "sentences.parquet"))
+    fields = {"data": {**paths, **DATA_FIELDS[section]}, "train": train, "strategy": {"name": strategy}}
+    zoo = write_module(tmp_path, "own", PROGRAMS[section])
+    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, workers={"max": 2}, **fields).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"], summary["records_not_trained"]) == (94, 0, 14)
+    assert "mae" in summary["metrics"]
 
 
 @pytest.mark.parametrize("strategy", ["Local", pytest.param("ParameterServer", marks=pytest.mark.repetition)])

@@ -124,7 +124,9 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
 
     @cache
     def feeder(kind: str) -> FeedFunction:
-        return FeedFunction(module.feed, kind, reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo)
+        return FeedFunction(
+            module.feed, kind, reader(DATA_SET_BY_MODE[kind]).metadata, zoo=module.zoo, pad=spec.train.batches.pad
+        )
 
     corrupt = CorruptRecordSkipper(spec.data.max_corrupt_records)
     size = spec.train.minibatch_size

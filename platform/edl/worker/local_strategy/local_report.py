@@ -142,6 +142,7 @@ class LocalReport:
             logs=str(logs) if any(logs.glob("*.log")) else None,
             began_with=describe_initial_weights(self._run),
             updates_skipped=status.updates_skipped,
+            records_not_trained=status.records_not_trained,
             warnings=tuple(self._warnings),
             **fields,
         )

@@ -33,6 +33,7 @@ from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_siz
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import PositionReader, read_by_position
+from edl.jobfile.batch_rules import lease_records
 from edl.keras import model_export
 from edl.keras.user_callbacks import KerasCallbacks, NoCallbacks
 from edl.storage import checkpoint_manifest, checkpoint_shards
@@ -72,10 +73,10 @@ def make_ledger(train: TrainSpec, sources: Sequence[RecordSource], order: Shuffl
         sources: the sources of the training records.
         order: the shuffled order, whose positions are leased; None: ranges of the sources.
     """
-    lease_records = train.minibatch_size * train.minibatches_per_task
+    leased = lease_records(train)
     if order is not None:
-        return shuffled_ledger(order, train.epochs, train.minibatch_size, lease_records)
-    return Ledger(ShardPlan(tuple(sources), lease_records, train.seed), train.epochs, train.minibatch_size)
+        return shuffled_ledger(order, train.epochs, train.minibatch_size, leased)
+    return Ledger(ShardPlan(tuple(sources), leased, train.seed), train.epochs, train.minibatch_size)
 
 
 def steps(ledger: Ledger, window: int = 0, named: PositionDescriber | None = None) -> Iterator[Planned]:
@@ -158,6 +159,8 @@ class LocalTraining:
         self._step = 0
         self._done = 0
         self._skipped = 0
+        self._not_trained = 0
+        """Done records of minibatches that were not full, with ``train.batches.drop_remainder``."""
         self._not_finite = 0
         self._passed_over = self._dropped = 0
         """Records since the last trained minibatch, and how many of them ``feed`` dropped."""
@@ -234,6 +237,7 @@ class LocalTraining:
             self._step, self._done = found.version, ledger["records_done"]
         self._saved, self._skipped = self._step, ledger.get("records_skipped", 0)
         self._not_finite = ledger.get("updates_skipped", 0)
+        self._not_trained = ledger.get("records_not_trained", 0)
         if WORLD_STEP_KEY in ledger:
             self._cut_offset = max(0, list_cuts(self._run.checkpoints)[-1] + 1 - self._step)
         else:
@@ -266,6 +270,7 @@ class LocalTraining:
             records_done=self._done,
             epochs=epochs,
             updates_skipped=self._not_finite,
+            records_not_trained=self._not_trained,
         )
         # Without checkpoints there is nothing to write first, and a signal ends the run at once.
         with self._stop.deferred() if self._spec.checkpoint is not None else nullcontext():
@@ -298,7 +303,9 @@ class LocalTraining:
             portion = train.minibatch_size * train.minibatches_per_task
             self._window = choose_reader_window(reader, train.shuffle.window, records, portion)
         if self._window:
-            self._shuffled = read_by_position(reader, shuffled_order(reader, self._window, train.seed))
+            bucket_by = train.batches.bucket_by
+            order = shuffled_order(reader, self._window, train.seed, 0 if bucket_by is None else lease_records(train))
+            self._shuffled = read_by_position(reader, order, bucket_by=bucket_by, minibatch=train.minibatch_size)
 
     def _describe_dataset(self, sources: Sequence[RecordSource]) -> dict[str, Any]:
         """The data set as a master describes it in its journal."""
@@ -356,7 +363,9 @@ class LocalTraining:
         reader = self._readers("training")
         for tag, plan in enumerate(planned, self._step):
             start, end = plan.task.step_range(plan.step)
-            if self._shuffled is not None:
+            if self._spec.train.batches.drop_remainder and plan.task.is_remainder(plan.step):
+                window = RecordWindow(())
+            elif self._shuffled is not None:
                 window = self._corrupt.read_shuffled(self._shuffled, plan.epoch, start, end)
             else:
                 window = self._corrupt.read(reader, plan.task.source, start, end)
@@ -391,6 +400,8 @@ class LocalTraining:
         self._step += 1
         self._done += records
         self._skipped += skipped
+        if self._spec.train.batches.drop_remainder and plan.task.is_remainder(plan.step):
+            self._not_trained += records
         self._passed_over, self._dropped = (
             (self._passed_over + records, self._dropped + records - skipped) if minibatch.features is None else (0, 0)
         )
@@ -400,6 +411,7 @@ class LocalTraining:
             records_done=self._done,
             epoch=plan.epoch + 1,
             updates_skipped=self._not_finite,
+            records_not_trained=self._not_trained,
             loss=self._report.status.loss if loss is None else loss,
         )
 
@@ -456,6 +468,7 @@ class LocalTraining:
             "records_done": self._done,
             "records_skipped": self._skipped,
             "updates_skipped": self._not_finite,
+            "records_not_trained": self._not_trained,
             "window": self._window,
             "evaluated": self._evaluated,
             "callbacks": self._watcher.state(),
