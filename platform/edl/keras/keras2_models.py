@@ -784,7 +784,44 @@ def find_undescribed(model: Keras2Model) -> str:
     return ""
 
 
-def format_keras2_loading(path: Path, zoo: Path) -> str:
-    """Python code that loads the ``.keras`` file."""
+_MOST_REMADE_BYTES = 1 << 28
+"""A larger model is not made again to see whether its file can be loaded."""
+
+
+def format_keras2_loading(model: Keras2Model, path: Path, zoo: Path) -> str:
+    """Python code that loads the ``.keras`` file, or a comment with the reason why none does."""
+    why = find_unloadable_keras2(model)
+    is_unsafe = bool(why) and not find_unloadable_keras2(model, safe_mode=False)
+    if why and not is_unsafe:
+        return f"# {why}"
     folders = json.dumps([str(zoo), str(zoo.parent)])
-    return f"import sys; sys.path[:0] = {folders}; import tf_keras; tf_keras.models.load_model({json.dumps(str(path))})"
+    argument = ", safe_mode=False" if is_unsafe else ""
+    call = f"tf_keras.models.load_model({json.dumps(str(path))}{argument})"
+    return f"import sys; sys.path[:0] = {folders}; import tf_keras; {call}"
+
+
+def find_unloadable_keras2(model: Keras2Model, *, safe_mode: bool = True) -> str:
+    """Why ``load_model`` fails with the ``.keras`` file; empty if it does not, as far as is known.
+
+    The user's model is made again from its description, as loading does.
+
+    Args:
+        model: a model that Keras 2 can describe.
+        safe_mode: refuse functions that are stored as code, those of Lambda layers.
+    """
+    legacy = model.legacy
+    if sum(variable.shape.num_elements() * variable.dtype.size for variable in legacy.variables) > _MOST_REMADE_BYTES:
+        return ""
+    saving = importlib.import_module(f"{_OWN_PACKAGE}.saving")
+    try:
+        again = saving.deserialize_keras_object(saving.serialize_keras_object(legacy), safe_mode=safe_mode)
+        missing = len(legacy.variables) - len(again.variables)
+        reason = f"the model that it makes lacks {missing} of {len(legacy.variables)} variables" if missing > 0 else ""
+    except Exception as error:  # noqa: BLE001  the user's code may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).partition('Call arguments')[0].split()).rstrip('.')}"
+    if not reason:
+        return ""
+    return (
+        f"tf_keras.models.load_model fails: {reason}. The SavedModel loads without it. Or make the model with the "
+        "zoo's function, call it once with data, and load_weights() of the same file"
+    )

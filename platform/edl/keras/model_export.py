@@ -152,7 +152,10 @@ def warn_about_keras_file(model: Any) -> None:
     Unlike an export, this also makes the user's layers from their configs, as loading does; their code runs.
     """
     if isinstance(model, Keras2Model):
-        _can_serialize_keras2(model)
+        if _can_serialize_keras2(model):
+            loading = format_keras2_loading(model, Path("model.keras"), Path())
+            if loading.startswith("#"):
+                _LOG.warning("the .keras file: %s", loading.removeprefix("# "))
         return
     if not _can_serialize(model):
         return
@@ -458,10 +461,13 @@ def _export_keras2_model(
     if has_file:
         with user_code(zoo, "export of the model"), _replacing_atomically(keras_path) as temporary_path:
             write_keras2_file(model, temporary_path)
+    loading = format_keras2_loading(model, keras_path, zoo) if has_file else ""
+    if loading.startswith("#"):
+        _LOG.warning("the .keras file: %s", loading.removeprefix("# "))
     return {
         "keras": str(keras_path) if has_file else None,
         "saved_model": str(saved_model_path),
-        "loading": format_keras2_loading(keras_path, zoo) if has_file else "",
+        "loading": loading,
     }
 
 

@@ -458,6 +458,72 @@ def custom_model():
     assert "\n" not in message
 
 
+UNLOADABLE = """
+def custom_model():
+    inputs = {"a": layers.Input((1,), name="a")}
+    column = tf.feature_column.numeric_column("a", normalizer_fn=lambda x: x / 2)
+    return tf_keras.Model(inputs, layers.Dense(1)(layers.DenseFeatures([column])(inputs)))
+"""
+TEXT_SUBCLASS = """
+class custom_model(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        text = tf.feature_column.categorical_column_with_vocabulary_list("a", ["x", "y"])
+        self.columns = layers.DenseFeatures([tf.feature_column.indicator_column(text)])
+        self.head = layers.Dense(1)
+    def call(self, inputs, training=False):
+        return self.head(self.columns(inputs))
+    def get_config(self):
+        return {}
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "sample", "said"),
+    [
+        (UNLOADABLE, {"a": np.ones((2, 1), np.float32)}, "AttributeError"),
+        (TEXT_SUBCLASS, {"a": np.array([["x"], ["y"]])}, "string"),
+    ],
+    ids=["a function of a column", "texts"],
+)
+def test_an_export_says_that_load_model_fails_with_the_keras_file(
+    tmp_path: Path, source: str, sample: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = load(tmp_path, source)
+    features = tf.nest.map_structure(tf.constant, sample)
+    local = LocalModel(module, seed=SEED, sample=features)
+    model_export.warn_about_keras_file(local.model)
+    (warning,) = [message for message in caplog.messages if "the .keras file" in message]
+    exported = model_export.export_model(
+        local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
+    )
+    assert exported["loading"].removeprefix("# ") in warning
+    assert missing_keys(warning, "load_model fails", said, "load_weights()", "SavedModel") == []
+    assert "\n" not in warning
+    with pytest.raises(Exception, match=said if said == "string" else "NoneType"):
+        tf_keras.models.load_model(exported["keras"], custom_objects={"custom_model": type(local.model.legacy)})
+    again = module.make_model().legacy
+    again(features)
+    again.load_weights(exported["keras"])
+    np.testing.assert_allclose(again(features).numpy(), local.model(features, training=False).numpy(), rtol=1e-5)
+
+
+def test_the_code_that_loads_a_lambda_layer_says_that_it_may_run(tmp_path: Path) -> None:
+    source = """
+def custom_model():
+    return tf_keras.Sequential([layers.Input((4,)), layers.Lambda(lambda x: 2 * x), layers.Dense(1)])
+"""
+    local = LocalModel(load(tmp_path, source), seed=SEED, sample=np.ones((2, 4), np.float32))
+    exported = model_export.export_model(
+        local.exportable(), local.variables.read_values(), {}, tmp_path / "m.keras", tmp_path / "saved"
+    )
+    assert "safe_mode=False" in exported["loading"]
+    exec(exported["loading"], {})
+
+
 @pytest.mark.parametrize("input_dim", [7, None], ids=["a table", "any id"])
 def test_rows_of_a_model_of_keras_2_are_on_parameter_servers(tmp_path: Path, input_dim: int | None) -> None:
     module = load(tmp_path, EDL_LAYER.replace("Embedding(3, 7,", f"Embedding(3, {input_dim},"))
