@@ -6,9 +6,7 @@ The environment is made over the system's Python, with what ``edl.sharding`` nee
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from signal import SIGKILL
@@ -16,15 +14,12 @@ from signal import SIGKILL
 import numpy as np
 import pytest
 from support.job_process import JobProcess
+from support.program_environment import make_environment, use_environment
 
 pytestmark = [pytest.mark.jobs, pytest.mark.thorough, pytest.mark.timeout(600)]
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 HAS_TORCH = subprocess.run([SYSTEM_PYTHON, "-c", "import torch"], capture_output=True, check=False).returncode == 0
-PLATFORM = Path(__file__).parents[2]
-PACKAGES = ("docker", "google-crc32c", "grpcio", "isal", "cramjam", "jsonschema", "kubernetes", "protobuf", "psutil")
-PACKAGES += ("rich", "ruamel.yaml", "safetensors", "typer")
-
 PROGRAM = """
 import os, time
 import torch
@@ -60,28 +55,18 @@ RECORDS, EPOCHS, MINIBATCH = 2000, 6, 32
 
 
 @pytest.fixture(scope="module")
-def edl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The command ``edl`` of an environment with the system's PyTorch."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([SYSTEM_PYTHON, "-m", "venv", "--system-site-packages", folder], check=True)
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *PACKAGES], check=True, timeout=400)
-    command = folder / "bin" / "edl"
-    command.write_text(
-        f"#!{folder}/bin/python\nimport sys\nsys.path.insert(0, {str(PLATFORM)!r})\n"
-        "from edl.cli.app import main\nsys.exit(main())\n"
-    )
-    command.chmod(0o755)
-    return command
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the system's PyTorch."""
+    return make_environment(tmp_path_factory.mktemp("environment"), SYSTEM_PYTHON, system_packages=True)
 
 
 @pytest.fixture
-def job(tmp_path: Path, edl: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A job of numbered rows, whose program is still to be written; the current environment is that of PyTorch."""
     rows = np.random.default_rng(1).normal(size=(RECORDS, 8)).astype(np.float32)
     np.savez(tmp_path / "rows.npz", x=rows, y=rows @ np.arange(8, dtype=np.float32) / 8, number=np.arange(RECORDS))
     (tmp_path / "job.yaml").write_text(JOB)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PLATFORM), os.environ.get("PYTHONPATH", "")]))
-    monkeypatch.setattr(sys, "executable", str(edl.with_name("python")))
+    use_environment(python, monkeypatch)
     return tmp_path
 
 
