@@ -1,10 +1,14 @@
-"""Which version of Keras a job's model is written for: ``model.keras``, or the variable that TensorFlow reads."""
+"""Which Keras a job's model is written for: its version (``model.keras``), and its backend."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
+
+from edl.api.errors import BadInputError
 
 
 class KerasChoice(Protocol):
@@ -28,3 +32,40 @@ def choose_keras(model: KerasChoice) -> None:
     """Let ``tf.keras`` be the model's version in this process. Call it before TensorFlow is imported."""
     if uses_keras2(model):
         os.environ[LEGACY_VARIABLE] = "1"
+
+
+BACKEND_VARIABLE = "KERAS_BACKEND"
+BACKEND_REMEDY = (
+    "set it to tensorflow. A model on another backend trains as a program: command in the job file, and client.steps() "
+    "of edl.sharding (docs/programs.md)"
+)
+
+
+def find_backend(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The backend that Keras will use, and what says so: ``KERAS_BACKEND``, or Keras' own file.
+
+    Source: https://keras.io/getting_started/#configuring-your-backend
+    """
+    if backend := environment.get(BACKEND_VARIABLE):
+        return backend, BACKEND_VARIABLE
+    file = Path(environment.get("KERAS_HOME") or Path(environment.get("HOME", "/"), ".keras"), "keras.json")
+    try:
+        backend = json.loads(file.read_bytes()).get("backend")
+    except (OSError, ValueError, AttributeError):
+        backend = None
+    return str(backend or "tensorflow"), str(file)
+
+
+def check_backend(environment: Mapping[str, str]) -> None:
+    """Refuse a backend of Keras under which no strategy of EDL trains. Imports nothing.
+
+    Raises:
+        BadInputError: it is not TensorFlow.
+    """
+    backend, where = find_backend(environment)
+    if backend != "tensorflow":
+        raise BadInputError(
+            f"found '{backend}', but EDL trains Keras models with the backend TensorFlow",
+            where=where,
+            hint=BACKEND_REMEDY,
+        )

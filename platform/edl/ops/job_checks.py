@@ -20,6 +20,7 @@ from edl.core.shuffle import training_size_error
 from edl.jobfile.command_rules import find_program, program_path
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.elasticdl_imports import find_missing_imports
+from edl.jobfile.keras_version import check_backend
 from edl.jobfile.loader import dump_job_spec
 from edl.jobfile.schema_rules import find_schema
 from edl.jobfile.zoo_lookup import (
@@ -59,6 +60,7 @@ def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
         find_program(spec, program_path(os.environ))
         return _count_all_records(spec, resumed=resumed)
     require_packages()
+    check_backend(os.environ)
     for problem in _missing_native_code(spec):
         raise problem
     defined_names = _defined_names(spec, evaluates=bool(spec.data.validation) and spec.task != "predict")

@@ -13,6 +13,7 @@ from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
 from edl.jobfile.document_tree import RuleViolation
+from edl.jobfile.keras_version import BACKEND_REMEDY, BACKEND_VARIABLE
 from edl.jobfile.path_resolution import (
     UNSHARED_STORAGE_DIR,
     find_volume,
@@ -222,6 +223,7 @@ def find_spec_problems(spec: JobSpec) -> list[RuleViolation]:
         *_check_limits(spec),
         *_check_log_pod(spec),
         *_check_token_use(spec),
+        *_check_keras_backend(spec),
         *_check_ttl(spec),
     ]
 
@@ -396,6 +398,13 @@ def _check_ttl(spec: JobSpec) -> Iterator[RuleViolation]:
     if ttl is not None and ttl < MIN_TTL_SECONDS:
         hint = "edl wait and the submitter of a release must have time to read how the job ended."
         yield RuleViolation("ttl_after_finished", f"found {ttl:g} seconds, must be at least {MIN_TTL_SECONDS}", hint)
+
+
+def _check_keras_backend(spec: JobSpec) -> Iterator[RuleViolation]:
+    backend = spec.pod.env.get(BACKEND_VARIABLE, "tensorflow")
+    if backend != "tensorflow" and not spec.command:
+        message = f"found {backend!r}, but EDL trains Keras models with the backend TensorFlow"
+        yield RuleViolation(f"pod.env.{BACKEND_VARIABLE}", message, BACKEND_REMEDY)
 
 
 def _check_token_use(spec: JobSpec) -> Iterator[RuleViolation]:

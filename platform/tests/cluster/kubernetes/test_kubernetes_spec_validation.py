@@ -217,6 +217,7 @@ def test_data_that_the_image_may_hold_is_no_mistake_and_is_worth_a_word(path: st
     [
         (PodSpec(env={"EDL_ROLE": "ps"}), "pod.env.EDL_ROLE"),
         (PodSpec(env={"HOME": "/root"}), "pod.env.HOME"),
+        (PodSpec(env={"KERAS_BACKEND": "jax"}), "pod.env.KERAS_BACKEND"),
         (PodSpec(env={"A=B": "c"}), "pod.env"),
         (PodSpec(labels={"edl.dev/job": "x"}), "pod.labels.edl.dev/job"),
         (PodSpec(labels={"app.kubernetes.io/name": "x"}), "pod.labels.app.kubernetes.io/name"),
