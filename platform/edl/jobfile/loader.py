@@ -350,7 +350,8 @@ def _find_nearest_node(root: DocumentNode, path: str) -> DocumentNode:
     node = root
     for step in re.findall(r"[^.\[\]]+", path):
         if isinstance(node.value, list):
-            node = node.value[int(step)]
+            if step.isdigit() and int(step) < len(node.value):  # a rule may name all items: containers.env
+                node = node.value[int(step)]
         elif isinstance(node.value, dict) and step in node.value:
             node = node.value[step]
     return node

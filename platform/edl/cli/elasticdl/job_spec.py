@@ -22,6 +22,7 @@ from edl.cli.elasticdl.job_command import find_shell_word, find_training_data, p
 from edl.cli.elasticdl.parser import CommandLine, UsageError, join_words
 from edl.cli.elasticdl.values import (
     STRATEGIES,
+    find_repeated_variables,
     read_parameters,
     read_priority,
     read_resources,
@@ -339,6 +340,11 @@ class _Translator:
         if names is not None and "custom_data_reader" in names:  # its own arguments, of any name
             self._put("data.reader", reader, flag)
             return
+        doubled = [pair for pair in (("label", "label_col"), ("format", "reader_type")) if set(pair) <= set(reader)]
+        for ours, theirs in doubled:
+            self._refuse(flag, f"has both {theirs} and {ours}, which mean the same; give one of them")
+        if doubled:
+            return
         if "label_col" in reader:
             reader["label"] = reader.pop("label_col")
         if "reader_type" in reader:
@@ -578,6 +584,8 @@ class _Translator:
             names = join_words(copied) if copied else "no variable"
             self._note("populate_env_names", f"copies {names} of this machine into pod.env")
         typed = self._read("envs", read_variables) or {}
+        for name in find_repeated_variables(self._values["envs"]):
+            self._note("envs", f"names {name} twice; the last value counts")
         self.variables = {**self._keras2_variable(), **(copied or {}), **typed}
         if self.variables:
             flag = "envs" if typed else "populate_env_names" if copied else "job_command"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from edl.api.fields import JsonValue
@@ -145,6 +146,12 @@ def read_variables(text: str) -> dict[str, str]:
         else:
             variables[last] += f",{part}"
     return variables
+
+
+def find_repeated_variables(text: str) -> list[str]:
+    """Names that ``read_variables`` finds more than once."""
+    names = Counter(part.partition("=")[0].strip() for part in text.split(",") if "=" in part)
+    return [name for name, count in names.items() if count > 1]
 
 
 def select_variables(pattern: str, environment: Mapping[str, str] = os.environ) -> dict[str, str]:

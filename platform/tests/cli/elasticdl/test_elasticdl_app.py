@@ -349,3 +349,19 @@ def test_variables_that_edl_sets_are_refused_on_this_machine_too(
     words = ["train", *HERE, "--training_data=train.csv", "--envs=A=1,EDL_TOKEN=x"]
     assert elasticdl(*words, *more) == 2
     assert not missing_keys(capsys.readouterr().err, "--envs=A=1,EDL_TOKEN=x", "pod.env.EDL_TOKEN", "EDL sets itself")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--envs=A=1,B=2,A=3"], ("--envs=A=1,B=2,A=3", "A", "twice", "last")),
+        (["--data_reader_params=label='x'; label_col='y'"], ("--data_reader_params", "label_col", "label", "one of")),
+        (["--data_reader_params=format='csv'; reader_type='Text'"], ("--data_reader_params", "reader_type", "one of")),
+    ],
+)
+def test_what_a_flag_says_twice_is_mentioned_or_refused(
+    cli: CliHarness, words: list[str], said: tuple[str, ...]
+) -> None:
+    code = elasticdl("train", *ON_CLUSTER, *words, "--dry-run")
+    assert code == (0 if words[0].startswith("--envs") else 2)
+    assert not missing_keys(cli.capsys.readouterr().err, *said)

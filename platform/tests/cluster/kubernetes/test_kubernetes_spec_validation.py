@@ -320,3 +320,28 @@ def test_overrides_are_refused_or_leave_the_pod_its_identity(overrides: dict[str
         assert pod["metadata"][field] == plain["metadata"][field]
     ours = next(each for each in pod["spec"]["containers"] if each["name"] == "edl")
     assert [each for each in plain["spec"]["containers"][0]["env"] if each not in ours["env"]] == []
+
+
+@pytest.mark.parametrize("section", ["pod", "workers"])
+def test_a_reserved_variable_of_a_container_is_refused_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = f"""\
+apiVersion: edl.dev/v1
+name: mnist
+image: registry.example/mnist:1
+model: {{definition: mnist.model.custom_model}}
+data: {{training: /data/train}}
+volumes: [{{mount: /data, claim: files}}]
+{section}:
+  overrides:
+    spec:
+      containers:
+      - name: edl
+        env: [{{name: EDL_UID, value: x}}]
+"""
+    Path("job.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(SpecError) as caught:
+        load_job_file("job.yaml", extra_rules=find_spec_problems)
+    assert not missing_keys(str(caught.value), "job.yaml:10", f"{section}.overrides.spec.containers.env.EDL_UID")
