@@ -158,6 +158,7 @@ def describe_errors(result: dict[str, Any]) -> str:
     share = max((column["top_error"] / max(1, column["count"]) for column in columns), default=0.0)
     corrupt = result["corrupt_records"]
     said = f"{result['records']:,} records" + (f", {corrupt:,} corrupt left out" if corrupt else "") + ". "
+    said += "".join(f"Damaged: {place}. " for place in result.get("damaged", ()))
     if not (rank or distinct or share):
         return said + "All figures are exact."
     return said + (

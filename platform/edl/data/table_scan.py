@@ -5,6 +5,7 @@ Unlike the readers of training, this pass meets missing values and goes on. It h
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.json as pajson
@@ -134,8 +136,16 @@ def _parquet_parts(files: Sequence[Path], columns: Sequence[str]) -> list[Part]:
 
 def _parquet_part(file: Path, group: int, names: list[str]) -> Part:
     def batches(statistics: TableStatistics) -> Iterator[Any]:
-        with _reading(file), pq.ParquetFile(file) as opened:
-            yield from opened.iter_batches(_BATCH_RECORDS, row_groups=[group], columns=names, use_threads=False)
+        with _reading(file), pq.ParquetFile(file, page_checksum_verification=True) as opened:
+            records, done = opened.metadata.row_group(group).num_rows, 0
+            try:
+                for batch in opened.iter_batches(_BATCH_RECORDS, row_groups=[group], columns=names, use_threads=False):
+                    done += batch.num_rows
+                    yield batch
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # not of the content
+                    raise
+                statistics.add_damage(f"{file}, row group {group}: {str(error).splitlines()[0]}", records - done)
 
     return batches
 
@@ -159,12 +169,12 @@ def _npz_part(files: Sequence[Path], columns: Sequence[str]) -> Part:
 
 
 def _to_arrow(array: Any) -> Any:
-    if array.dtype.kind == "O":
-        return pa.array(array, pa.binary())
+    flat = array.reshape(-1)
+    values = pa.array(flat, pa.binary()) if array.dtype.kind == "O" else pa.array(flat)
     if array.ndim == 1:
-        return pa.array(array)
-    size = int(array[0].size) if len(array) else 1
-    return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), size)
+        return values
+    bounds = np.arange(len(array) + 1) * math.prod(array.shape[1:])
+    return pa.LargeListArray.from_arrays(pa.array(bounds, pa.int64()), values)
 
 
 def _json_part(file: Path, columns: Sequence[str]) -> Part:

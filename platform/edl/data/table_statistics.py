@@ -152,6 +152,10 @@ class ColumnStatistics:
         return {"edges": edges.tolist(), "counts": np.diff(below).tolist()}
 
 
+_MOST_PLACES = 10
+"""Damaged places that are named; all of their records are counted."""
+
+
 @dataclass
 class TableStatistics:
     """Statistics of all columns of a part of a table."""
@@ -159,6 +163,12 @@ class TableStatistics:
     records: int = 0
     corrupt_records: int = 0
     columns: dict[str, ColumnStatistics] = field(default_factory=dict)
+    damaged: list[str] = field(default_factory=list)
+
+    def add_damage(self, place: str, records: int) -> None:
+        """Count records that cannot be read, and note the place if it is one of the first."""
+        self.corrupt_records += records
+        self.damaged = [*self.damaged, place][:_MOST_PLACES]
 
     def add(self, batch: Any) -> None:
         """Add an Arrow record batch or table; all have the same columns."""
@@ -174,6 +184,7 @@ class TableStatistics:
         """Add the statistics of another part."""
         self.records += other.records
         self.corrupt_records += other.corrupt_records
+        self.damaged = [*self.damaged, *other.damaged][:_MOST_PLACES]
         for name, column in other.columns.items():
             if name in self.columns:
                 self._check_type(name, column.type_name)
@@ -192,7 +203,8 @@ class TableStatistics:
     def to_json(self, top: int) -> dict[str, Any]:
         """The result as JSON values.
 
-        ``version``, ``records``, ``corrupt_records`` and ``columns``: a list of ``name``, ``type`` (Arrow's), ``kind``
+        ``version``, ``records``, ``corrupt_records``, ``damaged`` (the first ten places) and ``columns``: a list of
+        ``name``, ``type`` (Arrow's), ``kind``
         (``number``, ``boolean``, ``text``), ``count`` (values that are there), ``missing`` (null, NaN, an empty cell),
         ``min``, ``max``, ``distinct`` with its relative ``distinct_error`` (95 of 100 estimates are closer), ``top``
         (value and count, most frequent first; at least this count, at most ``top_error`` more). Numbers and booleans
@@ -205,6 +217,7 @@ class TableStatistics:
             "version": VERSION,
             "records": self.records,
             "corrupt_records": self.corrupt_records,
+            "damaged": self.damaged,
             "columns": columns,
         }
 

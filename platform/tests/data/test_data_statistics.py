@@ -207,3 +207,34 @@ def test_what_is_no_table_is_named(tmp_path: Path, files: dict[str, str], named:
 def test_columns_that_do_not_exist_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match="no column y"):
         scan_table(write_table(tmp_path, "parquet"), {"columns": ["y"]}, 1)
+
+
+@pytest.mark.parametrize("kind", ["U3", "S3"])
+def test_text_arrays_with_several_axes_are_summarized_by_their_items(tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "a.npz", tags=np.array([["a", "bb"], ["a", "c"], ["a", "c"]], kind), n=np.arange(3))
+    statistics = scan_table(tmp_path / "a.npz", {}, 1)
+    tags = columns_of(statistics)["tags"]
+    assert statistics.records == 3
+    assert (tags["kind"], tags["count"], tags["top"]) == ("text", 6, [["a", 3], ["c", 2], ["bb", 1]])
+
+
+def test_arrays_of_no_items_are_counted(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", empty=np.zeros((3, 0)), n=np.arange(3))
+    statistics = scan_table(tmp_path / "a.npz", {}, 1)
+    assert (statistics.records, columns_of(statistics)["empty"]["count"]) == (3, 0)
+
+
+def test_a_damaged_row_group_is_counted_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"n": np.arange(3000), "x": np.random.default_rng(1).random(3000)})
+    pq.write_table(table, path, row_group_size=1000, compression="none", use_dictionary=False, write_page_checksum=True)
+    place = pq.ParquetFile(path).metadata.row_group(1).column(1).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[place + 4000] ^= 255
+    path.write_bytes(content)
+    statistics = scan_table(path, {}, 2)
+    assert (statistics.records, statistics.corrupt_records) == (2000, 1000)
+    assert columns_of(statistics)["n"]["count"] == 2000
+    (said,) = statistics.to_json(3)["damaged"]
+    assert str(path) in said
+    assert "row group 1" in said
