@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import changed_error, file_version, read_error
 from edl.data.parquet_reader import ParquetFooter, ParquetReader
 from edl.data.reader import Metadata
+from edl.data.remote_files import is_remote
 
 _FILE_MAGIC = b"ARROW1\0\0"
 """Begins a file with a footer. A stream follows it, so the footer is not needed."""
@@ -47,7 +48,7 @@ class ArrowReader(ParquetReader):
         stream.seek(start)
         content = stream.read(end - start)
         if len(content) < end - start:
-            raise changed_error(Path(stream.name), "it became shorter")
+            raise changed_error(cast(Path, stream.name), "it became shorter")
         schema = _read_schema(stream)
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(content)), schema)
         batch.validate(full=True)
@@ -76,7 +77,7 @@ def read_batches(path: Path) -> ParquetFooter:
         version = file_version(path.stat())
         if not version[0]:
             raise _file_error(path, 0, "the file is empty")
-        with pa.memory_map(str(path)) as source:
+        with pa.PythonFile(path.open("rb"), "r") if is_remote(path) else pa.memory_map(str(path)) as source:
             offset = len(_FILE_MAGIC) if source.read(len(_FILE_MAGIC)) == _FILE_MAGIC else 0
             source.seek(offset)
             schema = pa.ipc.read_schema(pa.ipc.read_message(source))
@@ -109,6 +110,7 @@ def _read_schema(stream: BinaryIO) -> pa.Schema:
 def _is_end(source: Any, offset: int) -> bool:
     """Whether the end mark is at an offset. A file that just ends was truncated, even between record batches."""
     mark = source.read_at(8, offset)
+    source.seek(offset)  # read_at() of a file of Python moves the position
     if not mark:
         raise EOFError("the file ends without an end mark")
     return bool(mark == _END_MARKS[0] or mark[:4] == _END_MARKS[1])

@@ -6,7 +6,6 @@ records in them, so any range can be read in any order. The index stays in memor
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +19,16 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import (
     FileVersion,
     changed_error,
-    file_version,
     find_source,
     load_saved_index,
     log_unusable_index,
     read_error,
     save_index,
+    stream_version,
 )
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
+from edl.data.remote_files import is_remote
 
 _INDEX_VERSION = 1
 _BLOCK_BYTES = 1 << 18
@@ -136,11 +136,12 @@ class BlockFile:
         """
         try:
             with self.path.open("rb", buffering=0) as stream:
-                version = file_version(os.fstat(stream.fileno()))
-                index = _load_index(self.path, self._format.name, version) or self._scan(stream, version)
+                version = stream_version(stream)
+                saved = _load_index(self.path, self._format.name, version)
+                index = saved or self._scan(stream, version)
         except OSError as error:
             raise read_error(self.path, error) from error
-        if self._save_index:
+        if self._save_index or (saved is None and is_remote(self.path)):
             columns = {"offsets": index.offsets.tolist(), "first_records": index.first_records.tolist()}
             save_index(self.path, _index_kind(self._format.name), index.version, columns)
         return index
@@ -201,7 +202,7 @@ class BlockFile:
         start, end = index.offsets[number], index.offsets[number + 1]
         try:
             with self.path.open("rb", buffering=0) as stream:
-                if file_version(os.fstat(stream.fileno())) != index.version:
+                if stream_version(stream) != index.version:
                     raise changed_error(self.path)
                 stream.seek(start)
                 content = _read_exactly(stream, end - start)

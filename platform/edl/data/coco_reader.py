@@ -8,9 +8,12 @@ categories) and ``crowd`` (whether the box has several objects). Records are in 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import COCO_FILE, FileVersion, changed_error, file_version, find_source, read_error
+from edl.data.data_files import (
+    COCO_FILE,
+    FileVersion,
+    changed_error,
+    file_version,
+    find_source,
+    index_path,
+    log_unusable_index,
+    read_error,
+    temporary_path,
+)
 from edl.data.image_folder import IMAGE_BLOCK_RECORDS, NO_IMAGE, begins_like_image
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords, RaggedColumn
+from edl.data.remote_files import fetch_files, is_remote
 
+_log = logging.getLogger(__name__)
 _DTYPES = {
     "image": "string",
     "image_id": "int64",
@@ -73,12 +88,21 @@ class CocoReader:
         folders: of images; each is a source.
         annotations: the annotations file of every folder, from the folder that contains it.
         classes: names of the categories, in the order of their labels; by default those of the files, by their ids.
+        save_index: also save the annotations as arrays beside their file.
     """
 
-    def __init__(self, folders: Sequence[Path], annotations: str = "", classes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        annotations: str = "",
+        classes: Sequence[str] = (),
+        *,
+        save_index: bool = False,
+    ) -> None:
         self._folders = {str(folder): folder for folder in folders}
         self._pattern = annotations or f"{FOLDER_NAME}/{COCO_FILE}"
         self._given_classes = tuple(classes)
+        self._save_index = save_index
         if len(folders) > 1 and FOLDER_NAME not in self._pattern:
             raise BadInputError(
                 f"one annotations file for {len(folders)} folders",
@@ -88,9 +112,10 @@ class CocoReader:
 
     @classmethod
     def from_options(cls, folders: Sequence[Path], options: Mapping[str, object]) -> CocoReader:
-        """A reader with the options of ``data.reader``: ``annotations`` and ``classes``."""
-        chosen = ReaderOptions(options, allowed_names=("annotations", "classes"))
-        return cls(folders, chosen.get_name("annotations"), chosen.get_names("classes"))
+        """A reader with the options of ``data.reader``: ``annotations``, ``classes`` and ``index``."""
+        chosen = ReaderOptions(options, allowed_names=("annotations", "classes", "index"))
+        save_index = chosen.get_choice("index", ("memory", "file")) == "file"
+        return cls(folders, chosen.get_name("annotations"), chosen.get_names("classes"), save_index=save_index)
 
     @cached_property
     def metadata(self) -> Metadata:
@@ -142,6 +167,7 @@ class CocoReader:
             raise changed_error(self.annotations_file(source))
         images: list[bytes] = []
         kept: list[int] = []
+        fetch_files(folder / found.paths[number] for number in range(start, end))
         for number in range(start, end):
             content, reason = _read_image(folder / found.paths[number])
             reason = found.unusable.get(number) or reason
@@ -167,7 +193,8 @@ class CocoReader:
 
     def annotations_file(self, source: str) -> Path:
         """The annotations file of a folder."""
-        folder = Path(os.path.abspath(find_source(self._folders, source)))  # a name also for "."
+        found = find_source(self._folders, source)
+        folder = found if is_remote(found) else Path(os.path.abspath(found))  # a name also for "."
         return folder.parent / self._pattern.replace(FOLDER_NAME, folder.name)
 
     def _to_records(
@@ -190,7 +217,18 @@ class CocoReader:
 
     @cached_property
     def _annotations(self) -> Mapping[str, CocoAnnotations]:
-        return {name: read_annotations(self.annotations_file(name)) for name in self._folders}
+        return {name: self._load_annotations(self.annotations_file(name)) for name in self._folders}
+
+    def _load_annotations(self, file: Path) -> CocoAnnotations:
+        place = index_path(file)
+        if place is None or not (self._save_index or is_remote(file)):
+            return read_annotations(file)
+        saved = load_annotations(place, _version_of(file))
+        if saved is not None:
+            return saved
+        found = read_annotations(file)
+        save_annotations(place, found)
+        return found
 
 
 def read_annotations(file: Path) -> CocoAnnotations:
@@ -246,6 +284,73 @@ def read_annotations(file: Path) -> CocoAnnotations:
         unusable,
         version,
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Annotations as arrays beside their file: reading the JSON of 100,000 images takes each process some seconds.
+
+
+_INDEX_VERSION = 1
+_ARRAYS = ("image_ids", "boxes", "category_ids", "crowd", "bounds")
+
+
+def save_annotations(place: Path, found: CocoAnnotations) -> None:
+    """Save annotations. If they cannot be written, that is no error."""
+    head = {
+        "version": [_INDEX_VERSION, *found.version],
+        "categories": list(found.categories.items()),
+        "paths": found.paths,
+        "unusable": list(found.unusable.items()),
+    }
+    arrays = {name: getattr(found, name) for name in _ARRAYS}
+    temporary = temporary_path(place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as stream:
+            np.savez(stream, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
+        temporary.replace(place)  # atomic: several processes may write the index at once
+    except OSError as error:
+        _log.info("the annotations of %s are kept in memory only: %s", place, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def load_annotations(place: Path, version: FileVersion) -> CocoAnnotations | None:
+    """Saved annotations; None: there are none of this version of their file, or they cannot be true."""
+    try:
+        with np.load(place, allow_pickle=False) as saved:
+            head = json.loads(saved["head"].tobytes())
+            if head["version"] != [_INDEX_VERSION, *version]:
+                return None
+            arrays = {name: saved[name] for name in _ARRAYS}
+        found = CocoAnnotations(
+            {int(number): str(name) for number, name in head["categories"]},
+            paths=tuple(map(str, head["paths"])),
+            unusable={int(number): str(reason) for number, reason in head["unusable"]},
+            version=version,
+            **arrays,
+        )
+        _check_arrays(found)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        log_unusable_index(place, error)
+        return None
+    return found
+
+
+def _check_arrays(found: CocoAnnotations) -> None:
+    objects, bounds = len(found.boxes), found.bounds
+    if not (
+        len(found.paths) == len(found.image_ids) == len(bounds) - 1
+        and found.boxes.shape == (objects, 4)
+        and len(found.category_ids) == len(found.crowd) == objects
+        and (bounds[0], bounds[-1]) == (0, objects)
+        and bool(np.all(np.diff(bounds) >= 0))
+        and set(np.unique(found.category_ids).tolist()) <= set(found.categories)
+        and not any(path.startswith("/") or ".." in path.split("/") for path in found.paths)
+    ):
+        raise ValueError("its arrays do not fit")
 
 
 def _is_box(box: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import FileVersion, changed_error, file_version, find_source, hint_for_encoding, read_error
+from edl.data.data_files import FileVersion, changed_error, find_source, hint_for_encoding, read_error, stream_version
 from edl.data.reader import NOT_UTF8, BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 
@@ -112,7 +111,7 @@ class CsvFile:
 
     def _read_rows(self, stream: BinaryIO, start: int, end: int) -> list[CsvRow]:
         # offsets of an earlier version of the file would point into the middle of rows
-        if file_version(os.fstat(stream.fileno())) != self.index.file_version:
+        if stream_version(stream) != self.index.file_version:
             raise changed_error(self.path)
         row, offset = self._nearest_known_row(start)
         parsed = CsvRowStream(stream, offset, self._dialect.separator)
@@ -139,7 +138,7 @@ class CsvFile:
             if rows % _ROWS_PER_BLOCK == 0:
                 offsets.append(row.offset)
             rows += 1
-        return CsvIndex(tuple(header or ()), rows, offsets, file_version(os.fstat(stream.fileno())))
+        return CsvIndex(tuple(header or ()), rows, offsets, stream_version(stream))
 
     def _read_header(self, parsed: CsvRowStream) -> list[str]:
         row = next(parsed, None)

@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.core.strict_json import decode_json_file
+from edl.data.remote_files import BlockStore, RemotePath, RemoteStream, is_remote
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ _FORMAT_BY_SUFFIX = {
 
 def read_error(file: Path, error: OSError) -> EdlError:
     """The error for an OSError: BadInputError if the path is wrong, otherwise RetryableError, as for a lost volume."""
+    if isinstance(error, EdlError):  # of a remote file
+        return error
     if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError):
         return BadInputError(f"cannot be read: {error.strerror}", where=str(file), hint="check path and permissions")
     return RetryableError(f"cannot be read: {error.strerror}", where=str(file), hint="is the volume reachable?")
@@ -130,6 +133,12 @@ FileVersion: TypeAlias = tuple[int, int]
 def file_version(stat: os.stat_result) -> FileVersion:
     """What differs when a file was written again."""
     return stat.st_size, stat.st_mtime_ns
+
+
+def stream_version(stream: Any) -> FileVersion:
+    """The version of the file from which a stream reads."""
+    raw = getattr(stream, "raw", stream)
+    return file_version(cast(Any, raw.version) if isinstance(raw, RemoteStream) else os.fstat(stream.fileno()))
 
 
 def changed_error(file: Path, what: str = "") -> BadInputError:
@@ -145,8 +154,9 @@ def load_saved_index(file: Path, kind: Mapping[str, object], version: FileVersio
     """The index that lies beside a file; None: there is none of this kind for this version of the file."""
     wanted = {**kind, "size": version[0], "mtime_ns": version[1]}
     try:
-        saved: Mapping[str, Any] = decode_json_file(_index_path(file).read_bytes())
-        return saved if {name: saved[name] for name in wanted} == wanted else None
+        path = index_path(file)
+        saved: Mapping[str, Any] = decode_json_file(path.read_bytes()) if path else {}
+        return saved if {name: saved.get(name) for name in wanted} == wanted else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -162,9 +172,12 @@ def log_unusable_index(file: Path, error: Exception) -> None:
 def save_index(file: Path, kind: Mapping[str, object], version: FileVersion, content: Mapping[str, object]) -> None:
     """Save an index beside a file. If it cannot be written, it stays in memory only; that is no error."""
     document = {**kind, "size": version[0], "mtime_ns": version[1], **content}
-    path = _index_path(file)
+    path = index_path(file)
+    if path is None:
+        return
     temporary = temporary_path(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(document, separators=(",", ":")), encoding="ascii")
         temporary.replace(path)  # atomic: several processes may write the index at once
     except OSError as error:
@@ -173,7 +186,10 @@ def save_index(file: Path, kind: Mapping[str, object], version: FileVersion, con
             temporary.unlink(missing_ok=True)
 
 
-def _index_path(file: Path) -> Path:
+def index_path(file: Path) -> Path | None:
+    """Where an index of a file is saved: beside it, or in the cache for a remote one; None: nowhere."""
+    if isinstance(file, RemotePath):
+        return file.index_path(INDEX_SUFFIX)
     return file.with_name(file.name + INDEX_SUFFIX)
 
 
@@ -202,7 +218,7 @@ def list_paths(paths: PathOrPaths) -> list[str | Path]:
     return [paths] if isinstance(paths, str | Path) else list(paths)
 
 
-def expand_patterns(paths: PathOrPaths) -> list[Path]:
+def expand_patterns(paths: PathOrPaths, store: BlockStore | None = None) -> list[Path]:
     """The paths, with all that matches in place of a pattern such as ``train-*.tfrecord``.
 
     What matches is sorted, so that every process has the same order. ``**`` stands for any folders. Hidden and index
@@ -212,8 +228,18 @@ def expand_patterns(paths: PathOrPaths) -> list[Path]:
         BadInputError: nothing matches a pattern.
     """
     expanded: list[Path] = []
+    store = store or BlockStore()
     for path in list_paths(paths):
         text = str(path)
+        if isinstance(path, RemotePath) or is_remote(text):
+            expanded += _expand_remote(text, store)
+            continue
+        if "://" in text and not os.path.lexists(text):
+            raise BadInputError(
+                f"{text.partition('://')[0]}:// is not read",
+                where=text,
+                hint="use s3://, gs://, http:// or https://, a path, or custom_data_reader in the model module",
+            )
         if not glob.has_magic(text) or os.path.lexists(text):
             expanded.append(Path(path))
             continue
@@ -231,22 +257,36 @@ def expand_patterns(paths: PathOrPaths) -> list[Path]:
     return expanded
 
 
-def find_data(paths: PathOrPaths, format_name: str | None = None) -> tuple[Path, ...]:
+def _expand_remote(text: str, store: BlockStore) -> list[Path]:
+    path = RemotePath(text, store)
+    # A question mark begins the parameters of an address of HTTP.
+    if not glob.has_magic(text.replace("?", "") if text.startswith("http") else text) or path.is_file():
+        return [cast(Path, path)]
+    found = [each for each in path.glob() if each.suffix != INDEX_SUFFIX and not each.name.startswith(".")]
+    if "**" in text.rpartition("/")[2]:
+        found = [each for each in found if not each.is_dir()]
+    if not found:
+        raise BadInputError("no object matches the pattern", where=text, hint="check the bucket and the names")
+    return [cast(Path, each) for each in found]
+
+
+def find_data(paths: PathOrPaths, format_name: str | None = None, store: BlockStore | None = None) -> tuple[Path, ...]:
     """What a reader of these paths opens: the folders themselves if they are data sets of images, else all data files.
 
     Args:
         paths: files, directories, patterns or a list of them.
         format_name: ``data.reader.format``; None if the job names none.
+        store: has the blocks of remote files; by default in memory.
 
     Raises:
         BadInputError: there are no data.
     """
-    listed = expand_patterns(paths)
+    listed = expand_patterns(paths, store)
     are_folders = listed and all(format_of_folder(path) for path in listed)
     if format_name in _FORMATS_OF_FOLDERS or (format_name is None and are_folders):
         _check_listed_once(listed)
         return tuple(listed)
-    return list_data_files(paths)
+    return list_data_files(paths, store)
 
 
 _FORMATS_OF_FOLDERS = ("images", "coco")
@@ -261,7 +301,7 @@ def format_of_folder(folder: Path) -> str | None:
     return "images" if holds_images(folder) else None
 
 
-def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
+def list_data_files(paths: PathOrPaths, store: BlockStore | None = None) -> tuple[Path, ...]:
     """All data files under ``paths``, with the files of a directory in sorted order.
 
     Hidden files, index files (``*.idx``) and sub-directories of a directory are ignored.
@@ -272,7 +312,7 @@ def list_data_files(paths: PathOrPaths) -> tuple[Path, ...]:
     listed = list_paths(paths)
     if not listed:
         raise BadInputError("there are no data files: the list of paths is empty", hint="name a file or a directory")
-    files = tuple(file for path in expand_patterns(paths) for file in _list_path_files(path))
+    files = tuple(file for path in expand_patterns(paths, store) for file in _list_path_files(path))
     _check_listed_once(files)
     return files
 
@@ -283,6 +323,8 @@ def _list_path_files(path: Path) -> list[Path]:
             return _list_saved_files(path) or _list_directory_files(path)
         with path.open("rb"):
             return [path]
+    except EdlError:
+        raise
     except FileNotFoundError:
         raise BadInputError(
             "there is no such file or directory", where=str(path), hint=_nearest_directory_hint(path)
@@ -334,6 +376,8 @@ def _list_directory_files(directory: Path) -> list[Path]:
 
 
 def _nearest_directory_hint(path: Path) -> str:
+    if is_remote(path):
+        return "check the bucket and the names"
     parent = path
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent

@@ -19,6 +19,7 @@ from edl.data.data_files import IMAGE_SUFFIXES, find_source, is_image, read_erro
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
+from edl.data.remote_files import RemotePath, fetch_files
 
 IMAGE_BLOCK_RECORDS = 16
 _MEASURED_FILES = 64
@@ -79,6 +80,7 @@ class ImageFolderReader:
         if not 0 <= start <= end <= len(files):
             raise BadInputError(f"images {start} to {end} were requested, the folder has {len(files)}", where=source)
         images, kept = [], []
+        fetch_files(folder / files[number] for number in range(start, end))
         for number in range(start, end):
             content = _read_file(folder / files[number])
             if begins_like_image(content):
@@ -123,12 +125,25 @@ def list_images(folder: Path) -> tuple[str, ...]:
     """Paths of all images below a folder, relative to it and sorted, so that all processes have the same order."""
     found = []
     try:
+        if isinstance(folder, RemotePath):
+            return _list_remote_images(folder)
         for place, names, files in os.walk(folder, onerror=_raise_error, followlinks=True):
             names[:] = sorted(name for name in names if not name.startswith("."))
             within = Path(place).relative_to(folder)
             found += [(within / name).as_posix() for name in files if not name.startswith(".") and is_image(name)]
     except OSError as error:
         raise read_error(folder, error) from error
+    return _sort_images(folder, found)
+
+
+def _list_remote_images(folder: RemotePath) -> tuple[str, ...]:
+    start = len(str(folder)) + 1
+    names = [str(each)[start:] for each in folder.find()]
+    shown = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    return _sort_images(folder, [name for name in shown if is_image(name)])
+
+
+def _sort_images(folder: object, found: list[str]) -> tuple[str, ...]:
     if not found:
         raise BadInputError(
             "the folder has no images", where=str(folder), hint=f"images end with {', '.join(sorted(IMAGE_SUFFIXES))}"

@@ -6,7 +6,6 @@ own records. Nothing is unpickled: arrays of Python objects are refused.
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -19,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error
+from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error, stream_version
 from edl.data.reader import BlockSizes, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
+from edl.data.remote_files import is_remote
 
 _BLOCK_BYTES = 1 << 18
 _FEWEST_BLOCK_RECORDS = 10
@@ -153,7 +153,7 @@ def open_array_file(path: Path) -> ArrayFile:
     """
     try:
         with path.open("rb") as stream:
-            stat = os.fstat(stream.fileno())
+            version = stream_version(stream)
             if zipfile.is_zipfile(stream):
                 arrays = _open_members(path)
             else:
@@ -167,12 +167,12 @@ def open_array_file(path: Path) -> ArrayFile:
             where=str(path),
             hint="write it again with numpy.save or numpy.savez; arrays of Python objects are not read",
         ) from error
-    return ArrayFile(arrays, file_version(stat))
+    return ArrayFile(arrays, version)
 
 
 def _open_members(path: Path) -> dict[str, npt.NDArray[Any]]:
     arrays: dict[str, npt.NDArray[Any]] = {}
-    with zipfile.ZipFile(path) as archive, path.open("rb") as stream:
+    with path.open("rb") as whole, zipfile.ZipFile(whole) as archive, path.open("rb") as stream:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if member.compress_type == zipfile.ZIP_STORED:
@@ -206,11 +206,39 @@ def _map_array(path: Path, stream: BinaryIO, offset: int) -> npt.NDArray[Any]:
         raise ValueError("an array has Python objects")
     begin = stream.tell()
     needed = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    if begin + needed > os.fstat(stream.fileno()).st_size:
+    if begin + needed > stream_version(stream)[0]:
         raise ValueError(f"it is truncated: an array needs {needed} bytes from byte {begin} on")
     if not needed:
         return np.empty(shape, dtype)
+    if is_remote(path):
+        return _RemoteArray(path, dtype, begin, shape, is_fortran=is_fortran)  # type: ignore[return-value]
     return np.memmap(path, dtype, "r", begin, shape, "F" if is_fortran else "C")
+
+
+class _RemoteArray:
+    """What the reader needs of an array: it fetches the records that are asked for."""
+
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], begin: int, shape: tuple[int, ...], *, is_fortran: bool
+    ) -> None:
+        self._path, self._begin, self._is_fortran = path, begin, is_fortran
+        self.dtype, self.shape, self.ndim = dtype, shape, len(shape)
+        self.nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+        self._record_bytes = self.nbytes // max(1, shape[0] if shape else 1)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, records: slice) -> npt.NDArray[Any]:
+        start, end, _ = records.indices(len(self))
+        with self._path.open("rb", buffering=0) as stream:
+            if self._is_fortran:  # the values of a record lie apart
+                stream.seek(self._begin)
+                whole = np.frombuffer(stream.read(self.nbytes), self.dtype)
+                return whole.reshape(self.shape, order="F")[start:end]
+            stream.seek(self._begin + start * self._record_bytes)
+            content = stream.read(max(0, end - start) * self._record_bytes)
+        return np.frombuffer(content, self.dtype).reshape(max(0, end - start), *self.shape[1:])
 
 
 def _check_records(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -6,7 +6,7 @@ memory, and shuffled training keeps those of its window.
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError
-from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error
+from edl.data.data_files import FileVersion, changed_error, find_source, read_error, stream_version
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import Column, ColumnRecords, RaggedColumn, join_records
+from edl.data.remote_files import FileStat, RemoteStream, fetch_ahead, fetch_ends, is_remote
 
 _MEMORY_FACTOR = 1.2
 """Memory of a decoded row group, of its uncompressed size in the file."""
@@ -42,6 +43,7 @@ class ParquetFooter:
         group_offsets: byte offset of each row group's first column.
         decoded_bytes: uncompressed size of all row groups.
         version: of the file.
+        ranges: start and end of each column's bytes of each row group, by its name; only of a remote file.
     """
 
     schema: pa.Schema
@@ -49,6 +51,7 @@ class ParquetFooter:
     group_offsets: tuple[int, ...]
     decoded_bytes: int
     version: FileVersion
+    ranges: tuple[Mapping[str, tuple[int, int]], ...] = ()
 
     @cached_property
     def first_records(self) -> tuple[int, ...]:
@@ -124,6 +127,17 @@ class ParquetReader:
         footer = self._footer(source)
         return BlockSizes(list(footer.group_records), int(_MEMORY_FACTOR * footer.decoded_bytes))
 
+    def fetch_ahead(self, blocks: Sequence[tuple[str, int]]) -> None:
+        """Begin to fetch row groups of remote files: the source of each, and the number of its first row."""
+        fetch_ahead(self._ranges_of(source, first) for source, first in blocks)
+
+    def _ranges_of(self, source: str, first: int) -> tuple[Path, FileStat, list[tuple[int, int]]]:
+        footer = self._footer(source)
+        number = bisect_right(footer.first_records, first) - 1
+        ranges = footer.ranges[number] if number < len(footer.ranges) else {}
+        chosen = [place for name, place in ranges.items() if name.partition(".")[0] in self._schema.names]
+        return self._paths[source], FileStat(*footer.version), chosen
+
     def _read_rows(self, source: str, number: int, rows: range, on_corrupt: OnCorrupt | None) -> list[Sequence[Any]]:
         """Rows of one row group, which are numbered within the file."""
         group = self._read_group(source, number)
@@ -158,7 +172,7 @@ class ParquetReader:
         path, footer = self._paths[source], self._footer(source)
         try:
             with path.open("rb") as stream:
-                if file_version(os.fstat(stream.fileno())) != footer.version:
+                if stream_version(stream) != footer.version:
                     raise changed_error(path)
                 table = self.read_table(stream, footer, number, list(self._schema.names))
         except pa.ArrowException as error:
@@ -180,6 +194,9 @@ class ParquetReader:
             pa.ArrowException: the group is damaged.
         """
         file = pq.ParquetFile(stream, page_checksum_verification=True)
+        if isinstance(remote := getattr(stream, "raw", None), RemoteStream):
+            wanted = set(names)
+            remote.prefetch([at for name, at in footer.ranges[number].items() if name.partition(".")[0] in wanted])
         return file.read_row_group(number, columns=names, use_threads=False)
 
     def _footer(self, source: str) -> ParquetFooter:
@@ -196,6 +213,7 @@ class ParquetReader:
             BadInputError: files differ, a column does not exist, or its type is none of a feature.
         """
         first, *others = self._paths
+        fetch_ends(self._paths.values())
         chosen = self._choose(first)
         for other in others:
             found = self._choose(other)
@@ -243,7 +261,7 @@ def read_footer(path: Path) -> ParquetFooter:
     """
     try:
         with path.open("rb") as stream:
-            version = file_version(os.fstat(stream.fileno()))
+            version = stream_version(stream)
             metadata = pq.ParquetFile(stream).metadata
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
@@ -260,7 +278,19 @@ def read_footer(path: Path) -> ParquetFooter:
         tuple(group.column(0).file_offset or group.column(0).data_page_offset for group in groups),
         sum(group.total_byte_size for group in groups),
         version,
+        tuple(_column_ranges(group) for group in groups) if is_remote(path) else (),
     )
+
+
+def _column_ranges(group: Any) -> dict[str, tuple[int, int]]:
+    ranges = {}
+    for at in range(group.num_columns):
+        column = group.column(at)
+        start = column.data_page_offset
+        if column.has_dictionary_page and column.dictionary_page_offset:
+            start = min(start, column.dictionary_page_offset)
+        ranges[column.path_in_schema] = (start, start + column.total_compressed_size)
+    return ranges
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from edl.api.errors import BadInputError, EdlError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, choose_window
-from edl.data.data_files import PathOrPaths, detect_format, find_data, format_of_name
+from edl.data.cache_folder import CACHE_OPTIONS, CacheFolder
+from edl.data.data_files import PathOrPaths, detect_format, find_data, format_of_name, list_paths
 from edl.data.reader import Reader
-from edl.data.unpacked_cache import CACHE_OPTIONS, CACHED_FORMATS, PACKED_SUFFIX, UnpackedCache
+from edl.data.remote_files import BlockStore, is_remote
+from edl.data.unpacked_cache import CACHED_FORMATS, PACKED_SUFFIX, UnpackedCache
 
 if TYPE_CHECKING:
     from edl.data.block_file import RecordFormat
@@ -40,21 +42,22 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None,
     """
     format_options = dict(options or {})
     chosen = _format_of_options(format_options)
-    files = find_data(paths, None if chosen is None else str(chosen))
-    cache = UnpackedCache.from_options(format_options)
+    cache = CacheFolder.from_options(format_options)
+    files = find_data(paths, None if chosen is None else str(chosen), BlockStore(cache))
     if cache is not None and chosen in (None, *CACHED_FORMATS):
-        files = cache.unpack_all(files)
+        files = UnpackedCache(cache).unpack_all(files)
     name = detect_format(files) if chosen is None else str(chosen)
     if columns and name in COLUMN_FORMATS:
         format_options.setdefault("columns", list(columns))
-    return _create_format_reader(name, files, _without_cache(name, format_options))
+    remote = any(is_remote(path) for path in list_paths(paths))
+    return _create_format_reader(name, files, _without_cache(name, format_options, remote=remote))
 
 
-def _without_cache(name: str, options: Mapping[str, object]) -> Mapping[str, object]:
-    """The options of the format alone; other formats refuse those of the cache."""
-    if name not in CACHED_FORMATS:
+def _without_cache(name: str, options: Mapping[str, object], *, remote: bool) -> Mapping[str, object]:
+    """The options of the format alone; those of the cache are refused where it has no use."""
+    if name not in CACHED_FORMATS and not remote:
         return options
-    UnpackedCache.from_options(options)
+    CacheFolder.from_options(options)
     return {option: value for option, value in options.items() if option not in CACHE_OPTIONS}
 
 
@@ -71,7 +74,10 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
         with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
             name = detect_format(find_data(tuple(paths)))
     if name is not None:
-        _create_format_reader(str(name), [Path(path) for path in paths], _without_cache(str(name), format_options))
+        remote = any(is_remote(path) for path in paths)
+        _create_format_reader(
+            str(name), [Path(path) for path in paths], _without_cache(str(name), format_options, remote=remote)
+        )
 
 
 def _format_of_options(options: dict[str, object]) -> object:

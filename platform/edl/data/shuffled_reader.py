@@ -139,6 +139,7 @@ class ShuffledReader:
         self._epoch: tuple[int, EpochOrder] = (-1, EpochOrder((), (), 1, 0))
         self._end_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._first_records: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._fetch_ahead = getattr(reader, "fetch_ahead", None)  # only readers that know bytes of a block have it
         self._read_packed = getattr(reader, "packed_records", None)  # only readers of bytes have it
         self._piece = _PositionPiece(-1, 0, 0, np.empty(0, np.int64))
         self._packed_window = _PackedWindow(0, 0, range(0))
@@ -268,6 +269,12 @@ class ShuffledReader:
                 self._cache_block(number, cached_records[block])
             if block in damaged:
                 self._damaged_blocks.add(number)
+        if self._fetch_ahead is not None:
+            # Leases are given out in order, so the next window comes next, whichever worker trains it.
+            _, next_size, _ = order.window_at(min(start + size, order.records - 1))
+            later = order.block_range(start, min(start + size + next_size, order.records))
+            soon = [order.blocks[number] for number in later if number not in self._cached_blocks]
+            self._fetch_ahead([(block.source, block.start) for block in soon])
 
     def _lookup_piece(self, epoch: int, position: int) -> _PositionPiece:
         """A piece that contains the position: up to some thousand positions of its window, from it on."""

@@ -7,7 +7,6 @@ the file.
 
 from __future__ import annotations
 
-import os
 import re
 import tarfile
 from array import array
@@ -24,16 +23,17 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import (
     FileVersion,
     changed_error,
-    file_version,
     find_source,
     load_saved_index,
     log_unusable_index,
     read_error,
     save_index,
+    stream_version,
 )
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
+from edl.data.remote_files import is_remote
 
 KEY_COLUMN = "__key__"
 """Column of the samples' names."""
@@ -161,7 +161,7 @@ class TarReader:
         cells: dict[str, list[bytes]] = {name: [] for name in self._names}
         try:
             with path.open("rb", buffering=0) as stream:
-                if file_version(os.fstat(stream.fileno())) != index.version:
+                if stream_version(stream) != index.version:
                     raise changed_error(path)
                 for sample in range(start, end):
                     self._read_sample(stream, source, sample, cells, on_corrupt)
@@ -239,11 +239,12 @@ class TarReader:
     def _load_index(self, path: Path) -> TarIndex:
         try:
             with path.open("rb") as stream:
-                version = file_version(os.fstat(stream.fileno()))
-                index = _saved_index(path, version) or scan_members(path, stream, version)
+                version = stream_version(stream)
+                saved = _saved_index(path, version)
+                index = saved or scan_members(path, stream, version)
         except OSError as error:
             raise read_error(path, error) from error
-        if self._save_index:
+        if self._save_index or (saved is None and is_remote(path)):
             save_index(path, _KIND, version, index.to_json())
         return index
 

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import gzip
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from edl.api.errors import BadInputError
+from edl.data.cache_folder import CacheFolder
 from edl.data.data_files import FileVersion, file_version, read_error, temporary_path
+from edl.data.remote_files import RemotePath, is_remote
 
 PACKED_SUFFIX = ".gz"
 CACHED_FORMATS = ("text", "jsonl", "csv", "tfrecord")
 """Formats whose files may be compressed."""
-CACHE_OPTIONS = ("cache", "cache_gib")
-_DEFAULT_GIB = 50
 _COPY_BYTES = 1 << 20
-_LOCK_FILE = ".lock"
 
 
 @dataclass(frozen=True)
 class UnpackedCache:
-    """A folder of unpacked files. Processes of one machine, or of one volume, may share it.
+    """Unpacked copies of compressed files.
 
     Args:
-        folder: is made if it is missing.
-        limit: bytes of all unpacked files in it.
+        cache: the folder that has them.
     """
 
-    folder: Path
-    limit: int
-
-    @staticmethod
-    def from_options(options: Mapping[str, object]) -> UnpackedCache | None:
-        """The cache of ``data.reader.cache`` (a folder) and ``cache_gib`` (50); None: the job names none."""
-        folder, size = options.get("cache"), options.get("cache_gib", _DEFAULT_GIB)
-        if isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < 1 << 30:
-            raise BadInputError(f"{size!r} is not allowed", where="data.reader.cache_gib", hint="allowed: GiB above 0")
-        if folder is None:
-            return None
-        if not isinstance(folder, str) or not Path(folder).is_absolute():
-            raise BadInputError(
-                f"{folder!r} is not allowed", where="data.reader.cache", hint="allowed: the absolute path of a folder"
-            )
-        return UnpackedCache(Path(folder), int(size * (1 << 30)))
+    cache: CacheFolder
 
     def unpack_all(self, files: Sequence[Path]) -> tuple[Path, ...]:
         """The files, with its unpacked copy in place of each compressed one.
@@ -59,18 +41,16 @@ class UnpackedCache:
         if not any(is_packed(file) for file in files):
             return tuple(files)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self._lock():
+            with self.cache.lock():
                 return tuple(self._unpack(file) if is_packed(file) else file for file in files)
         except OSError as error:
-            raise read_error(Path(error.filename or self.folder), error) from error
+            raise read_error(Path(error.filename or self.cache.folder), error) from error
 
     def _unpack(self, file: Path) -> Path:
         packed = file_version(file.stat())
         # The same name in every process and after a restart: the ledger knows sources by their names.
-        target = (
-            self.folder / sha256(os.path.abspath(file).encode()).hexdigest()[:16] / file.name[: -len(PACKED_SUFFIX)]
-        )
+        place = str(file) if is_remote(file) else os.path.abspath(file)
+        target = self.cache.folder / sha256(place.encode()).hexdigest()[:16] / file.name[: -len(PACKED_SUFFIX)]
         stamp = target.parent / ".packed"
         if target.exists() and stamp.exists() and stamp.read_text() == _stamp(packed, target):
             return target
@@ -88,14 +68,21 @@ class UnpackedCache:
         return target
 
     def _copy(self, file: Path, target: Path) -> None:
-        room, written = self.limit - self._used_bytes(), 0
+        cache = self.cache
+        cache.remove_temporary_files()
+        room, written = cache.make_room(0), 0
         try:
-            with gzip.open(file) as source, target.open("wb") as copy:
+            # Blocks would need the lock, and nobody reads them again.
+            readable = file.without_cache() if isinstance(file, RemotePath) else file
+            with readable.open("rb") as packed, gzip.open(packed) as source, target.open("wb") as copy:
                 while content := source.read(_COPY_BYTES):
                     written += len(content)
                     if written > room:
+                        copy.flush()  # counted by its size; blocks of remote files give way to it
+                        room = cache.make_room(len(content)) + written - len(content)
+                    if written > room:
                         raise BadInputError(
-                            f"{self.folder} would become larger than data.reader.cache_gib ({self.limit >> 30} GiB)",
+                            f"{cache.folder} would become larger than data.reader.cache_gib ({cache.limit >> 30} GiB)",
                             where=str(file),
                             hint="allow more, or remove files of other jobs from the folder when none of them runs",
                         )
@@ -106,17 +93,14 @@ class UnpackedCache:
                 where=str(file),
                 hint="it is truncated or was overwritten; write it again",
             ) from error
-
-    def _used_bytes(self) -> int:
-        for rest in self.folder.glob("*/.*.tmp"):
-            rest.unlink(missing_ok=True)  # of a process that was killed: nobody else writes under the lock
-        return sum(path.stat().st_size for path in self.folder.glob("*/*") if path.is_file())
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        with (self.folder / _LOCK_FILE).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file, also by the end of the process, frees it
-            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise BadInputError(
+                f"the disk of {cache.folder} is full after {written} bytes of the unpacked file",
+                where=str(file),
+                hint="free space there, or name a folder on a larger disk with data.reader.cache",
+            ) from error
 
 
 def is_packed(file: Path) -> bool:

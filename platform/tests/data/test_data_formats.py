@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -36,7 +37,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 class TestRecordIO(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             with Writer(tmp_path / name, chunk_limit=512) as writer:
                 for number in numbers:
@@ -55,7 +56,7 @@ class TestRecordIO(ReaderContract):
 
 class TestCsv(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             (tmp_path / name).write_text("n,text\n" + "".join(f'{number},"a\nb"\n' for number in numbers))
             return tmp_path / name
@@ -66,7 +67,7 @@ class TestCsv(ReaderContract):
 
 class TestTFRecord(ReaderContract):
     @pytest.fixture(params=["memory", "file"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             return write_tfrecord(tmp_path / name, (b"%d|" % number + bytes(1000) for number in numbers))
 
@@ -77,7 +78,7 @@ class TestTFRecord(ReaderContract):
 
 class TestText(ReaderContract):
     @pytest.fixture(params=["\n", "\r\n"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             lines = [f"{number} {'ä' * 300}" for number in numbers]
             # The last line has no end.
@@ -96,7 +97,7 @@ class TestText(ReaderContract):
 
 class TestJsonLines(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             lines = [json.dumps({"n": number, "text": "b" * 500}) for number in numbers]
             # Blank lines are no records, also at the end.
@@ -110,7 +111,7 @@ class TestJsonLines(ReaderContract):
 
 class TestNpy(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             np.save(tmp_path / name, np.repeat(np.array(numbers, ">i8")[:, None], 400, 1))
             return tmp_path / name
@@ -121,7 +122,7 @@ class TestNpy(ReaderContract):
 
 class TestNpz(ReaderContract):
     @pytest.fixture(params=[np.savez, np.savez_compressed])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             n = np.array(numbers)
             text = np.array([f"ä{number}" for number in numbers])
@@ -139,7 +140,7 @@ class TestNpz(ReaderContract):
 
 class TestParquet(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             table = pa.table(
                 {
@@ -166,7 +167,7 @@ class TestParquet(ReaderContract):
 
 class TestImages(ReaderContract):
     @pytest.fixture
-    def case(self, tmp_path: Path) -> ReaderCase:
+    def local_case(self, tmp_path: Path) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             for number in numbers:
                 folder = tmp_path / name / ("cat" if number < 400 else "dog")
@@ -205,10 +206,10 @@ def write_coco(folder: Path, numbers: range, file: Path, **changed: Any) -> Path
 
 
 class TestCoco(ReaderContract):
-    @pytest.fixture(params=["beside", "inside"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    @pytest.fixture(params=["beside", "inside", "beside, with an index"])
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         options: dict[str, object] = {}
-        if request.param == "beside":
+        if request.param != "inside":
             options = {"annotations": "annotations/instances_{name}.json"}
 
         def write(name: str, numbers: range) -> Path:
@@ -226,7 +227,41 @@ class TestCoco(ReaderContract):
             assert record["labels"].tolist() == record["crowd"].tolist() == list(range(number % 3))
             return number
 
+        if "index" in request.param:
+            options["index"] = "file"
         return ReaderCase(paths, options, key, lambda: write("a", OTHER) and None)
+
+
+def test_annotations_of_coco_are_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_coco(tmp_path / "a", range(5), tmp_path / "a.json")
+    options: dict[str, object] = {"annotations": "a.json", "index": "file"}
+    expected = open_reader(folder, options).read(str(folder), 0, 5)
+    monkeypatch.setattr("edl.data.coco_reader.read_annotations", None)
+    found = open_reader(folder, options).read(str(folder), 0, 5)
+    assert [record["boxes"].tolist() for record in found] == [record["boxes"].tolist() for record in expected]
+    assert [record["path"] for record in found] == [record["path"] for record in expected]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bounds": np.array([0, 9])},
+        {"boxes": np.zeros((2, 3), np.float32)},
+        {"category_ids": np.full(3, 5)},
+        {"head": np.frombuffer(b"{}", np.uint8)},
+        {"image_ids": np.array([None])},
+    ],
+)
+def test_a_saved_index_of_coco_that_cannot_be_true_is_made_anew(tmp_path: Path, changed: dict[str, Any]) -> None:
+    folder = write_coco(tmp_path / "a", range(4), tmp_path / "a.json")
+    options: dict[str, object] = {"annotations": "a.json", "index": "file"}
+    expected = open_reader(folder, options).read(str(folder), 0, 4)
+    saved = tmp_path / "a.json.idx"
+    with np.load(saved) as arrays:
+        np.savez(tmp_path / "new.npz", **{**arrays, **changed})
+    (tmp_path / "new.npz").replace(saved)
+    found = open_reader(folder, options).read(str(folder), 0, 4)
+    assert [record["boxes"].tolist() for record in found] == [record["boxes"].tolist() for record in expected]
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
@@ -240,7 +275,7 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> Path:
 
 class TestWebDataset(ReaderContract):
     @pytest.fixture(params=["memory", "file"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def write(name: str, numbers: range) -> Path:
             members = [
                 (f"{'long/' * 40}{number}.{extension}", content)
@@ -285,7 +320,7 @@ def save_hugging_face(folder: Path, tables: list[pa.Table], features: dict[str, 
 
 class TestArrow(ReaderContract):
     @pytest.fixture(params=["stream", "file", "hugging_face"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         def table(numbers: range) -> pa.Table:
             return pa.table(
                 {
@@ -313,7 +348,7 @@ class TestArrow(ReaderContract):
 
 class TestCompressed(ReaderContract):
     @pytest.fixture(params=["a.txt", "a.jsonl", "a.csv", "a.tfrecord"])
-    def case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
+    def local_case(self, tmp_path: Path, request: pytest.FixtureRequest) -> ReaderCase:
         name = request.param
 
         def write(folder: str, numbers: range) -> Path:
@@ -765,6 +800,40 @@ def test_a_damaged_compressed_file_is_named(tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match="cannot be unpacked after") as refused:
             open_reader(path, {"cache": str(tmp_path / "cache")})
         assert refused.value.where == str(path)
+
+
+def test_a_full_disk_is_no_reason_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"a\n" * 9000))
+
+    opened = Path.open
+
+    def open_full(self: Path, mode: str = "r", *others: Any, **named: Any) -> Any:
+        stream = opened(self, mode, *others, **named)
+        return FullStream(stream) if mode == "wb" else stream
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(BadInputError, match="is full after") as refused:
+        open_reader(path, {"cache": str(tmp_path / "cache")})
+    assert refused.value.where == str(path)
+    assert "data.reader.cache" in str(refused.value.hint)
+    assert not list((tmp_path / "cache").glob("*/*"))
+
+
+class FullStream:
+    """A file on a disk without space."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> FullStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("options", [{"cache": "relative"}, {"cache": 3}, {"cache": "/x", "cache_gib": 0}])

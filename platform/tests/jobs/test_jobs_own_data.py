@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ruamel.yaml import YAML
 from support.job_folder import JobFolder, write_module
+from support.range_server import serve_folder
 from support.tfrecords import write_tfrecord
 
 from edl.data import serialize_example
@@ -262,6 +264,24 @@ def test_a_job_on_compressed_lines_unpacks_them_once(tmp_path: Path) -> None:
         summary = job.summary()
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
     assert [path.read_bytes() for path in (tmp_path / "cache").glob("*/*.jsonl")] == [lines.read_bytes()]
+
+
+def test_a_job_on_a_table_over_http_trains_every_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = re.search(r"<!-- test: trains on an address -->\n```yaml\n(.*?)```", PAGE.read_text(), re.S)
+    assert section is not None
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    (tmp_path / "www").mkdir()
+    write_trips(tmp_path / "www")
+    with serve_folder(tmp_path / "www") as (address, server):
+        text = section[1].replace("https://data.example", address).replace("/tmp/edl-cache", str(tmp_path / "cache"))
+        reader = YAML(typ="safe").load(text)["data"]["reader"]
+        zoo = write_module(tmp_path, "own", PROGRAMS["a module that trains on trips.parquet"])
+        data = {"training": f"{address}/trips.parquet", "reader": reader}
+        with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
+            summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+    assert any(method == "GET" for method, _, _ in server.requests)
+    assert list((tmp_path / "cache").glob("*/*.block"))
 
 
 def test_what_the_writer_wrote_is_trained_on(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from edl.api.errors import BadInputError
 from edl.data.data_files import (
     FileVersion,
     changed_error,
-    file_version,
     find_source,
     load_saved_index,
     log_unusable_index,
     read_error,
     save_index,
+    stream_version,
 )
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
@@ -33,6 +32,7 @@ from edl.data.recordio.chunk import (
     DecodedChunk,
     decode_chunk,
 )
+from edl.data.remote_files import is_remote
 
 # --------------------------------------------------------------------------------------------------
 # The index of a file: where its chunks are. Random access needs it.
@@ -98,24 +98,25 @@ def load_index(file: Path, *, save: bool = False) -> ChunkIndex:
     """
     try:
         with file.open("rb", buffering=0) as stream:
-            stat = os.fstat(stream.fileno())
-            saved = _load_index(file, file_version(stat))
+            version = stream_version(stream)
+            saved = _load_index(file, version)
             if saved is not None:
                 return saved
-            index = ChunkIndex.from_headers(_walk_headers(stream.fileno(), stat.st_size, file))
+            index = ChunkIndex.from_headers(_walk_headers(stream, version[0], file))
     except OSError as error:
         raise read_error(file, error) from error
-    if save:
+    if save or is_remote(file):
         chunks = [[header.checksum, header.compressor, header.size, header.records] for header in index.headers]
-        save_index(file, _INDEX_KIND, file_version(stat), {"chunks": chunks})
+        save_index(file, _INDEX_KIND, version, {"chunks": chunks})
     return index
 
 
-def _walk_headers(descriptor: int, size: int, file: Path) -> list[ChunkHeader]:
+def _walk_headers(stream: Any, size: int, file: Path) -> list[ChunkHeader]:
     headers: list[ChunkHeader] = []
     offset = 0
     while offset < size:
-        header = ChunkHeader.parse(os.pread(descriptor, HEADER_BYTES, offset))
+        stream.seek(offset)
+        header = ChunkHeader.parse(stream.read(HEADER_BYTES))
         if header is None or not _is_plausible(header):
             raise NotRecordIOError(
                 f"failed to read the index: no chunk header at byte {offset} of {size}",
@@ -167,7 +168,7 @@ class RecordFile:
     """
 
     def __init__(self, path: str | Path, *, save_index: bool = False) -> None:
-        self.path = Path(path)
+        self.path = Path(path) if isinstance(path, str) else path
         self._save_index = save_index
         # Number of a chunk, and its content or why it cannot be read. One tuple, replaced as a whole, because threads
         # share it.
@@ -251,7 +252,7 @@ class RecordFile:
                 stream.seek(offset)
                 current = ChunkHeader.parse(stream.read(HEADER_BYTES))
                 # limited by the file's size: a damaged size must not be allocated
-                rest = os.fstat(stream.fileno()).st_size - offset - HEADER_BYTES
+                rest = stream_version(stream)[0] - offset - HEADER_BYTES
                 stored = stream.read(max(0, min(header.size, rest)))
         except OSError as error:
             raise read_error(self.path, error) from error
