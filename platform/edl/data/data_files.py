@@ -155,8 +155,10 @@ def load_saved_index(file: Path, kind: Mapping[str, object], version: FileVersio
     wanted = {**kind, "size": version[0], "mtime_ns": version[1]}
     try:
         path = index_path(file)
-        saved: Mapping[str, Any] = decode_json_file(path.read_bytes()) if path else {}
-        return saved if {name: saved.get(name) for name in wanted} == wanted else None
+        if path is None:
+            return None
+        saved: Mapping[str, Any] = decode_json_file(path.read_bytes())
+        return saved if {name: saved[name] for name in wanted} == wanted else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
