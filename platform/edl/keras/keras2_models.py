@@ -155,6 +155,45 @@ def reset_names_and_seed(seed: int) -> None:
 # The model.
 
 
+@contextmanager
+def finding_keras3_layers() -> Iterator[list[Any]]:
+    """Yields a list of the layers of Keras 3 with variables that are called until the end of the context.
+
+    An error within a call would not do: Keras 2 replaces it by one of its own.
+    """
+    found: list[Any] = []
+    call = keras.layers.Layer.__call__
+
+    def noting_call(layer: Any, *arguments: Any, **named: Any) -> Any:
+        result = call(layer, *arguments, **named)
+        if type(layer).__module__.split(".")[0] != "edl" and layer.trainable_variables:
+            found.append(layer)
+        return result
+
+    keras.layers.Layer.__call__ = noting_call
+    try:
+        yield found
+    finally:
+        keras.layers.Layer.__call__ = call
+
+
+def refuse_keras3_layers(found: Sequence[Any], where: str) -> None:
+    """Refuse a model of Keras 2 that calls layers of Keras 3: it does not know their variables, and trains none.
+
+    Raises:
+        BadInputError: there are such layers.
+    """
+    for layer in found:
+        kind = type(layer).__name__
+        raise BadInputError(
+            f"the layer '{layer.name}' ({kind}) is one of Keras 3 in a model of Keras 2, which would not train its "
+            "variables",
+            where=where,
+            hint=f"use tf.keras.layers.{kind}, or derive your layer from tf.keras.layers.Layer: `import keras` is "
+            "Keras 3",
+        )
+
+
 class _Instance:
     """A model of Keras 2, and its variables in the order of the Keras 3 model's.
 
@@ -180,6 +219,11 @@ class _Instance:
         Args:
             features: of a minibatch; None for a model that declares its inputs.
         """
+        with finding_keras3_layers() as found:
+            self._trace(features)
+        refuse_keras3_layers(found, "the model")
+
+    def _trace(self, features: Any) -> None:
         if not self.declares_inputs:
             self.model(features, training=False)
         self.trained = list(self.model.trainable_variables)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -582,9 +582,9 @@ def _model_factory(
         import keras
 
         with user_code(zoo, f"{zoo_module.function}()"):
-            model = function(**params)
+            model, keras3_layers = make_for_keras2() if is_keras2 else (function(**params), ())
         if any(base.__module__.split(".")[0] == "tf_keras" for base in type(model).__mro__):
-            return _adapt_keras2_model(model, is_keras2)
+            return _adapt_keras2_model(model, is_keras2, keras3_layers)
         if is_keras2 and isinstance(model, keras.Model):
             raise BadInputError(
                 f"{zoo_module.function}() returned a model of Keras 3, but the job is for Keras 2",
@@ -605,7 +605,13 @@ def _model_factory(
         )
         return model
 
-    def _adapt_keras2_model(model: Any, is_keras2: bool) -> Any:
+    def make_for_keras2() -> tuple[Any, Sequence[Any]]:
+        from edl.keras import keras2_models
+
+        with keras2_models.finding_keras3_layers() as found:
+            return function(**params), found
+
+    def _adapt_keras2_model(model: Any, is_keras2: bool, keras3_layers: Sequence[Any]) -> Any:
         from edl.keras import keras2_models
 
         if not is_keras2:
@@ -615,6 +621,7 @@ def _model_factory(
                 hint="set model.keras: 2 in the job file",
             )
         made_by, where = f"{zoo_module.function}()", str(zoo_module.path)
+        keras2_models.refuse_keras3_layers(keras3_layers, where)
         keras2_models.refuse_unsupported(model, made_by, where, _REMEDY_BY_METHOD)
         return keras2_models.Keras2Model(model, lambda: function(**params))
 

@@ -330,6 +330,11 @@ REFUSED = {
         "import keras\ndef custom_model(): return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])\n",
         ("Keras 3", "Keras 2"),
     ),
+    "a layer of Keras 3": (
+        "import keras\ndef custom_model():\n    given = layers.Input((4,))\n"
+        "    return tf_keras.Model(given, layers.Dense(1)(keras.layers.Dense(3, name='own')(given)))\n",
+        ("'own'", "Dense", "Keras 3", "Keras 2"),
+    ),
     "stateful": (
         "def custom_model():\n    given = layers.Input(batch_shape=(8, 3, 4))\n"
         "    return tf_keras.Model(given, layers.LSTM(2, stateful=True)(given))\n",
@@ -349,6 +354,26 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, name: str) -> None:
         load(tmp_path, source).make_model()
     assert not missing_keys(refused.value.message, *keys)
     assert refused.value.hint
+
+
+MIXED_SUBCLASS = """
+import keras
+class custom_model(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = keras.layers.KIND, layers.Dense(1)
+    def call(self, x, training=False):
+        return self.second(self.first(x))
+"""
+
+
+def test_a_layer_of_keras_3_in_a_subclass_is_refused_if_it_has_variables(tmp_path: Path) -> None:
+    sample = np.ones((2, 4), np.float32)
+    with pytest.raises(BadInputError, match="Keras 3") as refused:
+        LocalModel(load(tmp_path, MIXED_SUBCLASS.replace("KIND", "Dense(3)")), seed=SEED, sample=sample)
+    assert not missing_keys(refused.value.hint or "", "tf.keras.layers.Dense")
+    module = load(tmp_path, MIXED_SUBCLASS.replace("KIND", "Rescaling(2.0)"), name="other")
+    assert len(LocalModel(module, seed=SEED, sample=sample).model.trainable_variables) == 2
 
 
 def test_a_model_of_keras_2_needs_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
