@@ -183,7 +183,8 @@ def _fetch_range(url: str, start: int, end: int, size: int) -> bytes:
     system = _file_system(scheme)
     if EXTRAS[scheme][0] == "http":
         # Not cat_file(), which would read all of a file from a server that ignores Range.
-        file = system.open(url, block_size=BLOCK_BYTES, cache_type="none", size=size, headers=_IDENTITY)
+        headers = {**system.kwargs.get("headers", {}), "Accept-Encoding": "identity"}
+        file = system.open(url, block_size=BLOCK_BYTES, cache_type="none", size=size, headers=headers)
         try:
             content = _call(url, lambda: file._fetch_range(start, end))
         except RetryableError as error:
@@ -193,9 +194,6 @@ def _fetch_range(url: str, start: int, end: int, size: int) -> bytes:
     else:
         content = _call(url, lambda: system.cat_file(url, start=start, end=end))
     return bytes(content)
-
-
-_IDENTITY = {"Accept-Encoding": "identity"}
 
 
 # --------------------------------------------------------------------------------------------------

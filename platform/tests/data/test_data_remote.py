@@ -395,6 +395,25 @@ def test_permission_denied_over_http_names_what_to_set(served: tuple[str, Server
     assert "FSSPEC_HTTP" in str(refused.value.hint)
 
 
+def test_headers_from_the_environment_are_sent_with_every_request(
+    served: tuple[str, ServerBehaviour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec.config
+
+    address, server = served
+    lines = write_text(server, "a.txt", 2.5)
+    server.authorization = "Bearer 1"
+    environment: dict[str, Any] = {}
+    fsspec.config.set_conf_env(environment, {"FSSPEC_HTTP": '{"headers": {"Authorization": "Bearer 1"}}'})
+    monkeypatch.setattr(fsspec.config, "conf", environment)
+    monkeypatch.setitem(fsspec.spec.apply_config.__globals__, "conf", environment)
+    remote_files._file_system.cache_clear()
+    try:
+        assert open_reader(f"{address}/a.txt").sources()[0].records == lines
+    finally:
+        remote_files._file_system.cache_clear()
+
+
 def test_a_missing_file_over_http_is_named(served: tuple[str, ServerBehaviour]) -> None:
     with pytest.raises(BadInputError, match="there is no such object") as refused:
         open_reader(f"{served[0]}/b.txt")

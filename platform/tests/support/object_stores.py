@@ -24,7 +24,7 @@ def start_server(arguments: list[str], address: str) -> Iterator[str]:
     assert process.stdout is not None
     watchdog = threading.Timer(_START_SECONDS, process.kill)
     watchdog.start()
-    lines = []
+    lines, reader = [], None
     try:
         for line in process.stdout:
             lines.append(line)
@@ -34,12 +34,16 @@ def start_server(arguments: list[str], address: str) -> Iterator[str]:
             raise AssertionError(f"the server ended: {''.join(lines)}")
         watchdog.cancel()
         # Else the server would wait when the pipe is full.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
+        reader = threading.Thread(target=process.stdout.read, daemon=True)
+        reader.start()
         yield match[0]
     finally:
         watchdog.cancel()
         process.kill()
         process.wait()
+        if reader is not None:
+            reader.join()
+        process.stdout.close()
 
 
 class S3Bucket:

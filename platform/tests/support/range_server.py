@@ -26,6 +26,7 @@ class ServerBehaviour:
     Args:
         folder: that is served.
         failures: statuses of the next requests, which are not served.
+        authorization: what the header of this name must have.
         ignores_range: sends the whole file, whatever was asked for.
         requests: method, path and Range of each request.
         bytes_per_second: of all connections together; 0: no limit.
@@ -34,6 +35,7 @@ class ServerBehaviour:
 
     folder: Path
     failures: list[int] = field(default_factory=list)
+    authorization: str = ""
     ignores_range: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     bytes_per_second: float = 0
@@ -70,6 +72,9 @@ def _handler(behaviour: ServerBehaviour) -> type[BaseHTTPRequestHandler]:
                 time.sleep(behaviour.latency)
             if behaviour.failures:
                 self._refuse(behaviour.failures.pop(0))
+                return
+            if behaviour.authorization and self.headers.get("Authorization") != behaviour.authorization:
+                self._refuse(401)
                 return
             path = behaviour.folder / self.path.partition("?")[0].lstrip("/")
             if not path.is_file():
