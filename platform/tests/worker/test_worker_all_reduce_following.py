@@ -449,6 +449,11 @@ def test_a_state_and_steps_are_adopted(follower):
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=SHARES).SerializeToString(), b"short"),
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"{}").SerializeToString(), bytes(80)),
         (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=b"[").SerializeToString(), bytes(80)),
+        (
+            FrameKind.ROUND_STATE,
+            pb.RoundState(step=3, shares=SHARES, begun_epochs=-1).SerializeToString(),
+            CountingReplica(4).pack_state().tobytes(),
+        ),
         *(
             (FrameKind.ROUND_STATE, pb.RoundState(step=3, shares=shares).SerializeToString(), bytes(80))
             for shares in (
