@@ -1,4 +1,4 @@
-"""``edl data``: statistics of tables; example data sets that ``edl run`` can read; files to and from volume claims."""
+"""``edl data``: statistics and conversion of data sets; example data sets; files to and from volume claims."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from edl.api.errors import BadInputError
+from edl.cli.data_conversion import convert
 from edl.cli.data_statistics import schema, stats
 from edl.cli.options import ContextOption, NamespaceOption, connect_api
 from edl.ops import file_transfer
@@ -202,7 +203,7 @@ def _print_result(plan: CopyPlan, travelled: int, source: str, target: str, *, a
 
 
 app = typer.Typer(
-    help="Statistics of tables; example data sets; files to and from volumes of a cluster.",
+    help="Statistics of tables; conversion between formats; example data sets; files to and from volumes of a cluster.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -210,6 +211,7 @@ app.command()(cp)
 app.command()(ls)
 app.command()(stats)
 app.command()(schema)
+app.command()(convert)
 
 # NumPy, protobuf and scikit-learn are imported when a command runs: `edl` starts quickly, and the
 # light client has none of them. Hence these choices are named here too; mypy compares them with

@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from edl.api.errors import BadInputError
 
@@ -34,6 +35,26 @@ def serialize_example(features: Mapping[str, FeatureValue]) -> bytes:
         _fill_feature(example.features.feature[name], name, value)
     # deterministic: protobuf otherwise writes the entries of a map in any order
     return bytes(example.SerializeToString(deterministic=True))
+
+
+def parse_example(record: bytes) -> dict[str, Any]:
+    """The features of a record by name, sorted: a value, or a list if there is not exactly one.
+
+    Raises:
+        ValueError: the bytes are no ``tf.train.Example``.
+    """
+    example = _build_example_class()()
+    try:
+        example.ParseFromString(record)
+    except DecodeError as error:
+        raise ValueError("the bytes are no tf.train.Example") from error
+    found: dict[str, Any] = {}
+    for name in sorted(example.features.feature):
+        feature = example.features.feature[name]
+        kind = feature.WhichOneof("kind")
+        values = [] if kind is None else list(getattr(feature, kind).value)
+        found[name] = values[0] if len(values) == 1 else values
+    return found
 
 
 def _fill_feature(feature: Any, name: str, value: FeatureValue) -> None:

@@ -29,6 +29,13 @@ def masked_crc32c(content: bytes) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+def frame_record(record: bytes) -> bytes:
+    """A record as it lies in a file."""
+    length = len(record).to_bytes(8, "little")
+    checksums = (_CHECKSUM.pack(masked_crc32c(part)) for part in (length, record))
+    return length + next(checksums) + record + next(checksums)
+
+
 class TFRecordFormat:
     """See ``block_file.RecordFormat``."""
 

@@ -233,6 +233,26 @@ def test_a_job_mixes_repeats_and_splits_its_sources(tmp_path: Path, strategy: st
     assert "accuracy" in summary["metrics"]
 
 
+def test_a_converted_table_trains_by_the_schema_that_the_command_prints(tmp_path: Path) -> None:
+    rows = [f"{number % 7},{('Ulm', 'Bonn')[number % 2]},{('no', 'yes')[number % 2]}\n" for number in range(40)]
+    (tmp_path / "customers.csv").write_text("age,town,stays\n" + "".join(rows))
+    edl = str(Path(sys.executable).with_name("edl"))
+    convert = ["data", "convert", "customers.csv", "--to", "parquet", "--out", "parquet", "--records-per-file", "25"]
+    subprocess.run([edl, *convert, "--processes", "2"], cwd=tmp_path, check=True, timeout=200)
+    printed = subprocess.run(
+        [edl, "data", "schema", str(tmp_path / "parquet"), "--label", "stays"],
+        cwd=tmp_path,
+        check=True,
+        timeout=100,
+        stdout=subprocess.PIPE,
+    )
+    data = YAML(typ="safe").load(printed.stdout)["data"]
+    zoo = write_module(tmp_path, "own", WITHOUT_FEED)
+    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_lost"]) == (40, 0)
+
+
 WITHOUT_FEED = """
 import keras
 
