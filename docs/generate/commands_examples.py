@@ -83,6 +83,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl data stats trips.parquet --json", "for programs and `edl.layers`"),
     ),
     "data schema": (("edl data schema trips.parquet --label tip", "the section data of a job file"),),
+    "data convert": (
+        ("edl data convert trips.csv --to parquet --out trips --plan", "what would be written"),
+        ("edl data convert trips.csv --to parquet --out trips", "each file is read again and counted"),
+    ),
     "data mnist": (("edl data mnist demo-data/mnist --source digits --records 12000", "without a network"),),
     "data iris": (("edl data iris demo-data/iris", "rows with a header"),),
     "data clicks": (
