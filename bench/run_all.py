@@ -66,6 +66,12 @@ SCRIPTS = (
     ),
     BenchScript("embedding_build", 240, ("--rounds", "1")),
     BenchScript("shuffled_input", 300, ("--rounds", "1", "--records", "60000")),
+    BenchScript(
+        "data_formats",
+        1200,
+        ("--rounds", "1", "--megabytes", "8", "--rows", "8192", "--images", "40", "--records", "50000"),
+    ),
+    BenchScript("remote_data", 900, ("--megabytes", "16")),
 )
 
 
