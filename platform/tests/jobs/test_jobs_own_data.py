@@ -25,7 +25,7 @@ from edl.data.split_reader import is_validation
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
 PAGE = Path(__file__).parents[3] / "docs" / "bring-your-own-data.md"
-PROGRAMS = dict(re.findall(r"<!-- test: (.+?) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+PROGRAMS = dict(re.findall(r"<!-- test: ([^\n]+?) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
 TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
