@@ -136,6 +136,41 @@ def test_a_step_that_does_not_happen_ends_the_block_and_its_records_come_again()
     assert len(applied) == 1
 
 
+def test_a_rank_without_records_takes_part_after_a_step_that_did_not_happen() -> None:
+    steps = ProgramSteps(reduction="sum")
+
+    def loop() -> None:
+        steps.compute([b"a"])
+        steps.replica.restore_statistics()
+        steps.replica.clear()
+        steps.replica.buffers[0][:] = 7
+        steps.replica.apply(1.0)
+
+    steps.loop(loop)
+    offered = []
+    for step in steps:
+        with step:
+            offered.append(step.batch is not None)
+            step.allreduce(None)
+    assert offered == [True, False]
+    np.testing.assert_array_equal(steps.views["w"], [7, 7, 7])
+
+
+def test_a_packed_state_has_arrays_of_any_size() -> None:
+    steps = ProgramSteps()
+    steps.state = {"a": np.arange(3, dtype=np.int8), "b": np.array([True]), "c": np.arange(5.0), "d": 7}
+    replica = ProgramReplica(
+        steps.handoff, steps.numbers, LIKE, "sum", lambda: steps.state, lambda state: steps.state.update(state)
+    )
+    packed = replica.pack_state()
+    assert packed.nbytes % 8 == 0
+    steps.state = {"a": np.zeros(3, np.int8), "b": np.array([False]), "c": np.zeros(5), "d": 0}
+    replica.unpack_state(packed)
+    np.testing.assert_array_equal(steps.state["a"], [0, 1, 2])
+    np.testing.assert_array_equal(steps.state["c"], np.arange(5.0))
+    assert (steps.state["b"].tolist(), steps.state["d"]) == ([True], 7)
+
+
 def test_an_array_that_is_not_finite_is_named() -> None:
     steps = ProgramSteps()
 
