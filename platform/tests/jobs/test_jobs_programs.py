@@ -83,6 +83,10 @@ def check_end(job: JobFolder, run: JobProcess, *, killed: int = 0, left: int = 0
 def test_a_program_does_every_record_once(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a")
     with job.run() as run:
+        step = 0
+        while sum(file.stat().st_size > 0 for file in job.folder.glob("done-*")) < 2:
+            step += 2
+            run.wait_step(step)
         hurry(job)
         check_end(job, run)
         assert run.status()["loss"] == pytest.approx(0.5)
