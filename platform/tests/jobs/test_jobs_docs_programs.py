@@ -36,7 +36,11 @@ def test_the_job_of_the_page_trains_and_survives_a_killed_worker(tmp_path: Path)
 
 
 def test_the_shared_model_of_the_page_learns_and_survives_a_killed_worker(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAMS["shared/train.py"])
+    # All of it takes less than a second, and a worker takes longer to start.
+    block = "        with step:\n"
+    paced = PROGRAMS["shared/train.py"].replace(block, f"{block}            time.sleep(0.02)\n")
+    assert paced.count("time.sleep") == 1
+    (tmp_path / "train.py").write_text(f"import time\n{paced}")
     (tmp_path / "job.yaml").write_text(SHARED_JOB)
     subprocess.run([sys.executable, "-c", PROGRAMS["data"]], cwd=tmp_path, check=True, timeout=100)
     with JobProcess(tmp_path / "job.yaml", cwd=tmp_path) as run:
