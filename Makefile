@@ -27,7 +27,7 @@ ONCE_MORE ?= --reruns 1 -rR
 EDL_TEST_THIRD ?= $(shell expr $${GITHUB_RUN_NUMBER:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} % 3)
 
 .PHONY: help setup demo test test-all check static lint types layers together unit native native-test sanitizers \
-  sanitizers-once charts jobs faults faults-all third chaos dist dist-test images e2e e2e-all bench proto generate \
+  sanitizers-once charts jobs faults faults-all third left-out chaos dist dist-test images e2e e2e-all bench proto generate \
   reference chart-schema chart-docs kustomize docs recording schema constraints clean
 
 help: ## print every target
@@ -37,7 +37,7 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 
 $(RUNTIME): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "EDL needs Python 3.11, 3.12 or 3.13 (as python3, python3.11 ...), and none was found."; exit 2; }
-	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB to download, all takes 2.1 GB on disk and a few minutes once."
+	@echo "Setting up $(VENV) with $(PYTHON): TensorFlow is about 300 MB to download, all takes 2.2 GB on disk and a few minutes once."
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) '.[train,native]'
 	@touch $@
@@ -123,6 +123,9 @@ faults-all: $(STAMP) native ## every process is killed at several steps, in ever
 third: $(STAMP) native ## a third of the repetitions that `make test` leaves out, and of property tests with all their examples
 	@echo "EDL_TEST_THIRD=$(EDL_TEST_THIRD): a third of the tests marked repetition, and of the property tests with all their examples"
 	EDL_TEST_THOROUGH=1 $(BIN)/pytest -q -n 2 --dist loadfile -m "(repetition or examples) and not thorough" platform/tests --third $(EDL_TEST_THIRD) $(NO_WHEEL) $(ONCE_MORE)
+
+left-out: $(STAMP) ## list the tests that `make test` leaves out
+	@$(BIN)/pytest --collect-only -q -m "repetition or thorough" platform/tests
 
 chaos: $(STAMP) native ## random signals to every role of a counting job: SEED=7 MODE=async|sync|overlap|one-ps|all-reduce|global-batch, six minutes
 	PYTHONPATH=platform/tests $(BIN)/python -m chaos --seed $(SEED) --mode $(MODE) --seconds $(SECONDS_OF_FAULTS)

@@ -19,15 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from figures import BenchFigure, ScriptResult
 from script import main, print_progress
 
-from edl.api.job_spec import SchemaSpec
+from edl.api.job_spec import DataSpec, SchemaSpec
 from edl.core.ledger import Ledger
 from edl.core.shuffle import RecordSource, ShardPlan
+from edl.data.job_data import open_job_data
 from edl.data.reader_factory import open_reader
 from edl.data.recordio.writer import Writer
 from edl.keras.tensorflow_import import import_tensorflow
@@ -82,9 +83,15 @@ def read_tf_records(path: Path) -> int:
 
 
 def read_parquet_ranges(path: Path) -> int:
-    """Minibatches of all columns; row groups come in random order, because a range is as long as one."""
-    reader, count = open_reader((str(path),)), 0
-    for work in random_ranges(reader, GROUP_ROWS, RANGE):
+    """Minibatches of all columns; row groups come in random order, because a range is as long as one.
+
+    The next range is known, because a worker holds one lease ahead.
+    """
+    reader: Any = open_reader((str(path),))
+    count = 0
+    works = list(random_ranges(reader, GROUP_ROWS, RANGE))
+    for number, work in enumerate(works):
+        reader.fetch_ahead([(each.source, each.start) for each in works[number : number + 2]])
         for start in range(work.start, work.end, RANGE):
             records = reader.read(work.source, start, min(work.end, start + RANGE))
             count += len(records)
@@ -102,14 +109,15 @@ def _to_numpy(column: Any) -> Any:
     return column.to_numpy(zero_copy_only=False)
 
 
-def stream_minibatches(path: Path, feed: Any, options: Mapping[str, object], *, minibatch: int, lease: int) -> int:
+def stream_minibatches(path: Path, schema: SchemaSpec, *, minibatch: int, lease: int) -> int:
     """Minibatches of tensors, as a worker gets them."""
+    from edl.keras.default_feed import make_default_feed
     from edl.worker.feed_pipeline import FeedFunction, feed_in_background
     from edl.worker.lease_client import LeasedTask
     from edl.worker.record_stream import CorruptRecordSkipper, RecordStream
 
-    reader = open_reader((str(path),), options)
-    feeder = FeedFunction(feed, "training", reader.metadata)
+    reader = open_job_data(DataSpec(training=(str(path),), schema=schema), "training")
+    feeder = FeedFunction(make_default_feed(schema, None, measure), "training", reader.metadata)
     stream = RecordStream(
         lambda: reader,
         CorruptRecordSkipper(0),
@@ -239,17 +247,11 @@ def write_record_io(folder: Path, records: int) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def default_feed(schema: SchemaSpec) -> Any:
-    from edl.keras.default_feed import make_default_feed
-
-    return make_default_feed(schema, None, measure)
-
-
 def measure(given: argparse.Namespace) -> ScriptResult:
     import_tensorflow()
     features = {name: "int64" if name.startswith("c") else "float32" for name in click_columns(1) if name != "label"}
-    csv_feed = default_feed(SchemaSpec(label="label", features=features))
-    image_feed = default_feed(SchemaSpec(image_size=(224, 224), label_mode="int"))
+    table_schema = SchemaSpec(label="label", features=features)
+    image_schema = SchemaSpec(image_size=(224, 224), label_mode="int")
     with TemporaryDirectory(prefix="edl-bench-") as name:
         folder = Path(name)
         write_tf_records(folder / "tfrecord", given.megabytes)
@@ -257,8 +259,8 @@ def measure(given: argparse.Namespace) -> ScriptResult:
         write_images(folder / "images", given.images)
         write_record_io(folder / "recordio", given.records)
         print_progress("the files are written")
-        csv_side = lambda: stream_minibatches(folder / "csv", csv_feed, {}, minibatch=RANGE, lease=4 * RANGE)  # noqa: E731
-        images = lambda: stream_minibatches(folder / "images", image_feed, {}, minibatch=32, lease=256)  # noqa: E731
+        csv_side = lambda: stream_minibatches(folder / "csv", table_schema, minibatch=RANGE, lease=4 * RANGE)  # noqa: E731
+        images = lambda: stream_minibatches(folder / "images", image_schema, minibatch=32, lease=256)  # noqa: E731
         own = lambda: read_ranges(folder / "recordio" / "own")  # noqa: E731
         pairs: Sequence[tuple[Callable[[], int], Callable[[], int]]] = (
             (lambda: read_ranges(folder / "tfrecord"), lambda: read_tf_records(folder / "tfrecord")),
@@ -269,31 +271,44 @@ def measure(given: argparse.Namespace) -> ScriptResult:
             (images, lambda: load_images_with_pillow(folder / "images")),
             (lambda: read_ranges(folder / "recordio" / "other"), own),
         )
-        details: dict[str, list[tuple[float, float]]] = {}
+        details: dict[str, list[PairRates]] = {}
         for label, sides in zip(LIMITS, pairs, strict=True):
             if given.only and given.only not in label:
                 continue
             details[label] = [measure_pair(sides, number) for number in range(-1, given.rounds)][1:]
-            print_progress(f"{label}: {', '.join(f'{own / peer:.2f}' for own, peer in details[label])}")
+            print_progress(f"{label}: {', '.join(f'{each.ratio:.2f}' for each in details[label])}")
     figures = []
     for label, rates in details.items():
         least, aim = LIMITS[label]
-        ratio = median(own / peer for own, peer in rates)
-        note = f"{median(own for own, _ in rates):,.0f} of {median(peer for _, peer in rates):,.0f} records/s"
+        ratio = median(each.ratio for each in rates)
+        note = f"{median(each.own for each in rates):,.0f} of {median(each.peer for each in rates):,.0f} records/s"
+        note += f"; by processor time {median(each.processor_ratio for each in rates):.2f}"
         figures.append(BenchFigure(label, ratio, "x", limit=least, at_least=True, aim=aim, note=note))
     return ScriptResult("data_formats", figures, details)
 
 
-def measure_pair(sides: tuple[Callable[[], int], Callable[[], int]], number: int) -> tuple[float, float]:
-    """Records a second of both sides, which take turns in being the first."""
-    rates = [0.0, 0.0]
-    counts = [0, 0]
+class PairRates(NamedTuple):
+    """Records a second of both sides, and ``processor_ratio``: the peer's processor time, of EDL's."""
+
+    own: float
+    peer: float
+    processor_ratio: float
+
+    @property
+    def ratio(self) -> float:
+        return self.own / self.peer
+
+
+def measure_pair(sides: tuple[Callable[[], int], Callable[[], int]], number: int) -> PairRates:
+    """Both sides, which take turns in being the first."""
+    rates, used, counts = [0.0, 0.0], [0.0, 0.0], [0, 0]
     for side in (0, 1) if number % 2 else (1, 0):
-        began = time.perf_counter()
+        began, used_before = time.perf_counter(), time.process_time()
         counts[side] = sides[side]()
         rates[side] = counts[side] / (time.perf_counter() - began)
+        used[side] = time.process_time() - used_before
     assert counts[0] == counts[1], counts
-    return rates[0], rates[1]
+    return PairRates(rates[0], rates[1], used[1] / used[0])
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,12 @@
 """How long DeepFM waits for data that come over a slow line: Parquet over HTTP, beside the same files on this disk.
 
 The server is a process with a limit of bandwidth and latency. Records are read as a worker reads them, in the shuffled
-order of the default window, and trained in minibatches of 4096. ``--megabytes`` scales the data; each side is gone
-through once, with an empty cache. The wait counts from the first minibatch on: until then, a worker waits for its first
-window, which is a figure of its own.
+order of the default window, and trained in minibatches of 4096. ``--megabytes`` scales the data, which the side over
+HTTP goes through once, with an empty cache; the side of the disk has the first files, of ``--local-megabytes``. A side
+ends after ``--seconds`` in any case, on a busy machine before all data are read: the note says how much was.
+
+The wait counts from the first minibatch on: until then, a worker waits for its first window, which is a figure of its
+own.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from edl.keras.tensorflow_import import import_tensorflow
 from edl.worker.worker_process import set_thread_counts
 
 MOST_WAIT = 0.05
+_STEPS_PER_LINE = 200
 _NUMBERS, _IDS = 13, 26
+_FILE_MEGABYTES = 64
 _ROW_BYTES = 4 * (_NUMBERS + _IDS + 1)
 _SERVER = Path(__file__).resolve().parents[1] / "platform" / "tests" / "support" / "range_server.py"
 
@@ -43,6 +48,7 @@ class EpochTimes(NamedTuple):
     waited: float
     total: float
     steps: int
+    is_whole: bool
 
 
 def write_clicks(folder: Path, megabytes: int, vocabulary: int, group_rows: int) -> int:
@@ -52,7 +58,7 @@ def write_clicks(folder: Path, megabytes: int, vocabulary: int, group_rows: int)
 
     rng = np.random.default_rng(7)
     rows = megabytes * 1_000_000 // _ROW_BYTES
-    files = max(1, megabytes // 64)
+    files = max(1, megabytes // _FILE_MEGABYTES)
     for number in range(files):
         count = rows // files
         numbers, ids = rng.random(count * _NUMBERS, np.float32), rng.integers(0, vocabulary, count * _IDS, np.int32)
@@ -126,6 +132,9 @@ def train_epoch(paths: list[str], options: Mapping[str, object], model: Any, giv
     for task in tasks:
         for loaded in stream.load_steps(task):
             arrived = time.perf_counter()
+            if arrived - began > given.seconds:
+                stream.close()
+                return EpochTimes(first, waited, asked - started, steps, is_whole=False)
             if steps:
                 waited += arrived - asked
             else:
@@ -134,8 +143,10 @@ def train_epoch(paths: list[str], options: Mapping[str, object], model: Any, giv
             model.train_on_batch(loaded.minibatch.features, loaded.minibatch.labels)
             steps += 1
             asked = time.perf_counter()
+            if steps % _STEPS_PER_LINE == 0:
+                print_progress(f"  step {steps} after {asked - began:.0f} s, of which {waited:.1f} s waited")
     stream.close()
-    return EpochTimes(first, waited, asked - started, steps)
+    return EpochTimes(first, waited, asked - started, steps, is_whole=True)
 
 
 def measure(given: argparse.Namespace) -> ScriptResult:
@@ -156,18 +167,21 @@ def measure(given: argparse.Namespace) -> ScriptResult:
         write_clicks(small, 8, given.vocabulary, given.group)
         train_epoch([str(small)], {}, model, given)  # feed and the step are traced
         files = sorted(path.name for path in folder.iterdir())
+        local = [str(folder / each) for each in files[: max(1, given.local_megabytes // _FILE_MEGABYTES)]]
         for number in range(given.rounds):
             with slow_server(folder, given.bandwidth, given.latency / 1000) as address:
                 cache = {"cache": str(Path(name) / f"cache-{number}")}
                 details["http"].append(train_epoch([f"{address}/{each}" for each in files], cache, model, given))
-            details["local"].append(train_epoch([str(folder)], {}, model, given))
+            details["local"].append(train_epoch(local, {}, model, given))
             print_progress(f"round {number + 1}: {details['http'][-1]}, {details['local'][-1]}")
     shares = {
         side: sum(each.waited for each in times) / sum(each.total for each in times) for side, times in details.items()
     }
     step = 1000 * sum(each.total for each in details["local"]) / sum(each.steps for each in details["local"])
+    done = min(rows, min(each.steps for each in details["http"]) * given.batch)
     scale = (
-        f"{given.megabytes} MB, {rows:,} rows, {given.bandwidth} MB/s, {given.latency} ms; minibatches of {given.batch}"
+        f"{done * _ROW_BYTES // 1_000_000} of {given.megabytes} MB, {rows:,} rows, {given.bandwidth} MB/s, "
+        f"{given.latency} ms; minibatches of {given.batch}"
     )
     figures = [
         BenchFigure("Parquet over HTTP: wait for data, of step time", shares["http"], "", limit=MOST_WAIT, note=scale),
@@ -181,7 +195,9 @@ def measure(given: argparse.Namespace) -> ScriptResult:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=1000, help="of Parquet, default 1000")
-    parser.add_argument("--vocabulary", type=int, default=100_000, help="default 100000")
+    parser.add_argument("--local-megabytes", type=int, default=128, help="of these, on the disk, default 128")
+    parser.add_argument("--seconds", type=float, default=420, help="at most for one side, default 420")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="of each field, default 10000")
     parser.add_argument("--batch", type=int, default=4096, help="records of a minibatch, default 4096")
     parser.add_argument("--task", type=int, default=65_536, help="records of a lease, default 65536")
     parser.add_argument("--group", type=int, default=20_000, help="rows of a row group, default 20000")

@@ -71,6 +71,10 @@ SCRIPTS = (
         1200,
         ("--rounds", "1", "--megabytes", "8", "--rows", "8192", "--images", "40", "--records", "50000"),
     ),
+    BenchScript("torch_loop", 600, ("--rounds", "1", "--seconds", "0.3")),
+    BenchScript("data_stats", 1200, ("--rounds", "1", "--rows", "500000")),
+    BenchScript("sql_extraction", 600, ("--rounds", "1", "--rows", "100000")),
+    BenchScript("sql_quality", 900, ("--rounds", "1", "--folds", "2", "--tables", "wine,diabetes,xor")),
     BenchScript("remote_data", 900, ("--megabytes", "16")),
 )
 

@@ -13,10 +13,12 @@ from e2e import baseline, evidence, faults, images, install, namespaces, outcome
 from e2e.baseline import UndisturbedBaseline
 from e2e.images import JobImages
 from e2e.jobs import RECORDS
+from e2e.machine_speed import allowed_seconds
 from e2e.namespaces import Namespace
 from e2e.programs import EDL, run_program
 from e2e.site import TargetSite
 
+THIRDS = 3
 ARTIFACTS = Path(__file__).parent / "artifacts"
 _FAILED = pytest.StashKey[bool]()
 
@@ -128,7 +130,40 @@ def require_whole_cluster(request: pytest.FixtureRequest) -> None:
         faults.all_ready()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--third", type=int, choices=range(THIRDS), help="of the tests marked in_turn, run only those of this number"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests of ``--third``, order them, and give them more time on a slow machine."""
+    third = config.getoption("third")
+    if third is not None:
+        config.hook.pytest_deselected(items=[item for item in items if turn_of(item) not in (None, third)])
+        items[:] = [item for item in items if turn_of(item) in (None, third)]
+    sort_items(items)
+    for item in items:
+        timeout = item.get_closest_marker("timeout")
+        seconds = allowed_seconds(timeout.args[0] if timeout else float(config.getini("timeout")))
+        item.add_marker(pytest.mark.timeout(seconds), append=False)
+
+
+def turn_of(item: pytest.Item) -> int | None:
+    """Which of three runs of ``.ci/run`` has this test; None: each has it.
+
+    Raises:
+        pytest.UsageError: the mark names no such run, so that the test would never be run.
+    """
+    mark = item.get_closest_marker("in_turn")
+    if mark is None:
+        return None
+    if mark.kwargs or mark.args not in {(turn,) for turn in range(THIRDS)}:
+        raise pytest.UsageError(f"{item.nodeid}: in_turn wants one number below {THIRDS}")
+    return int(mark.args[0])
+
+
+def sort_items(items: list[pytest.Item]) -> None:
     """What takes long or is waited for comes first, so that no process is left with it alone, or idle.
 
     That is baselines, then groups, which one process runs one after the other. What is compared with a baseline comes

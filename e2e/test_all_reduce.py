@@ -81,6 +81,7 @@ def test_workers_and_master_come_and_go(make_namespace: MakeNamespace) -> None:
 
 @pytest.mark.alone
 @pytest.mark.timeout(400)
+@pytest.mark.in_turn(1)
 def test_all_workers_are_preempted_and_come_back(make_namespace: MakeNamespace) -> None:
     """The last one that goes writes the newest state, so that no record is trained again."""
     namespace, other = make_namespace(), make_namespace("service", volume=False)
@@ -105,6 +106,7 @@ def test_all_workers_are_preempted_and_come_back(make_namespace: MakeNamespace) 
 @pytest.mark.alone
 @pytest.mark.breaks
 @pytest.mark.timeout(500)
+@pytest.mark.in_turn(2)
 def test_a_workers_node_is_lost(make_namespace: MakeNamespace) -> None:
     """The others go on without it before the cluster has noticed, and a worker elsewhere takes its place."""
     dead, *safe = usable_node_names(make_client())

@@ -19,7 +19,7 @@ from e2e.volume import CLAIM, MOUNT
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-pytestmark = pytest.mark.xdist_group("bad-input")
+pytestmark = [pytest.mark.xdist_group("bad-input"), pytest.mark.in_turn(0)]
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ def asked_for(job: ClusterJob) -> int:
     return len({change.uid for change in made if change.labels.get(names.JOB_LABEL) == job.name})
 
 
+@pytest.mark.in_turn(1)
 def test_a_job_that_never_fits_waits_and_says_why(namespace: Namespace) -> None:
     """More CPU than any node has: the workers stay Pending, and `edl why` has the scheduler's reason."""
     job = ClusterJob.write(namespace, digits("too-big", image=namespace.images.zoo, seconds=30, workers=2, cpu=4096))
@@ -39,6 +40,7 @@ def test_a_job_that_never_fits_waits_and_says_why(namespace: Namespace) -> None:
     assert job.leftovers() == []
 
 
+@pytest.mark.in_turn(1)
 def test_an_image_that_does_not_exist(make_namespace: MakeNamespace) -> None:
     """`edl submit` ends with code 1 and the kubelet's own message; nothing is left."""
     namespace = make_namespace(training=False)
@@ -51,6 +53,7 @@ def test_an_image_that_does_not_exist(make_namespace: MakeNamespace) -> None:
 
 
 @pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.matrix)])
+@pytest.mark.in_turn(1)
 def test_a_model_that_crashes_in_every_worker(namespace: Namespace, step: int) -> None:
     """The job fails by its own rules, and says what it met; also where every worker gets a few steps further."""
     spec = digits("crashing", image=namespace.images.zoo, seconds=10, workers=2)

@@ -24,7 +24,7 @@ from edl.cluster.kubernetes.kubeconfig import load_connection
 from edl.cluster.kubernetes.rate_limiter import TokenBucketLimiter
 from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, Manifest
 
-pytestmark = pytest.mark.xdist_group("contract")
+pytestmark = [pytest.mark.xdist_group("contract"), pytest.mark.in_turn(2)]
 
 OBEDIENT = """
 echo 143 > /tmp/answer

@@ -6,6 +6,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from e2e.jobs import EPOCHS, MINIBATCH, RECORDS, ClusterJob, digits, in_container
 from e2e.ledger import STORAGE
 from e2e.namespaces import Namespace
@@ -26,6 +27,7 @@ HISTORY = ("rolled_back", "cut_taken", "saved")
 """Entries about steps before the checkpoint, too, of which a journal that begins there says nothing."""
 
 
+@pytest.mark.in_turn(1)
 def test_a_run_goes_on_from_its_checkpoint(namespace: Namespace) -> None:
     """`--resume` fails and names the way; `--from-checkpoint` says what is lost, and every record is done once."""
     job = ClusterJob.write(namespace, digits("damaged", image=namespace.images.zoo, seconds=80, workers=1))

@@ -27,7 +27,7 @@ from e2e.volume import CLAIM, MOUNT, READER
 from edl.cluster.kubernetes.api_errors import ResourceExpiredError
 from edl.cluster.kubernetes.resource_kinds import PODS, SECRETS, Manifest
 
-pytestmark = pytest.mark.xdist_group("facts")
+pytestmark = [pytest.mark.xdist_group("facts"), pytest.mark.in_turn(1)]
 
 UNTIL_TOLD = "trap 'exit {code}' TERM; echo listening; sleep 1000 & wait"
 """Runs until SIGTERM and ends with a code. Before it listens SIGTERM would pass unnoticed: it is process 1."""

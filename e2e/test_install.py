@@ -154,6 +154,7 @@ def earlier_chart(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("helm_only")
 @pytest.mark.timeout(400)
+@pytest.mark.in_turn(1)
 def test_a_running_job_is_not_disturbed(namespace: Namespace, data: Path, tmp_path: Path) -> None:
     """Upgrade, rollback, uninstall, reinstall, a team that leaves the list, another release: its pods stay, it ends."""
     replace(EDL, chart=earlier_chart(tmp_path)).install(values(namespace, team(namespace)))
@@ -202,6 +203,7 @@ def _uninstall_is_refused_under_another_team() -> None:
 
 @pytest.mark.usefixtures("helm_only")
 @pytest.mark.timeout(200)
+@pytest.mark.in_turn(0)
 def test_a_whole_cluster_goes_from_kustomize_to_helm(namespace: Namespace) -> None:
     """The commands of docs/operations.md: taken over, told who needs it, uninstalled and kept."""
     apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace.name, "labels": namespaces.LABELS}})

@@ -120,6 +120,7 @@ def namespace_pair(
         yield team, other
 
 
+@pytest.mark.in_turn(2)
 def test_pods_reach_what_the_table_says(namespace_pair: tuple[Namespace, Namespace], target_site: TargetSite) -> None:
     team, other = namespace_pair
     for name in PODS:

@@ -14,7 +14,12 @@ from e2e.releases import HelmRelease
 
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
-pytestmark = [pytest.mark.install, pytest.mark.alone, pytest.mark.usefixtures("cleared_cluster", "helm_only")]
+pytestmark = [
+    pytest.mark.install,
+    pytest.mark.in_turn(2),
+    pytest.mark.alone,
+    pytest.mark.usefixtures("cleared_cluster", "helm_only"),
+]
 
 KEPT = {"clusterrole", "priorityclass", "validatingadmissionpolicy", "validatingadmissionpolicybinding"}
 

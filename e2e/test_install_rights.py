@@ -36,7 +36,7 @@ from edl.cluster.kubernetes.api_client import KubeClient
 from edl.cluster.kubernetes.api_errors import ApiError, QuotaExceededError
 from edl.cluster.kubernetes.resource_kinds import JOBS, PODS, SECRETS, Manifest, manifest_kind
 
-pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights")]
+pytestmark = [pytest.mark.install, pytest.mark.xdist_group("rights"), pytest.mark.in_turn(0)]
 
 SECRET = "czNjcmV0"
 """What a Secret of the stage holds, as Kubernetes writes it."""

@@ -151,6 +151,7 @@ def test_a_release_runs_a_job_to_its_end(namespace: Namespace) -> None:
     training.wait_left()
 
 
+@pytest.mark.in_turn(1)
 def test_a_job_that_fails_fails_its_release(namespace: Namespace) -> None:
     """The model crashes: Helm ends with an error, and the Job is Failed for whoever looks at it."""
     spec = small_spec(namespace, "crashing", seconds=2)
@@ -167,6 +168,7 @@ def test_a_job_that_fails_fails_its_release(namespace: Namespace) -> None:
     training.wait_left()
 
 
+@pytest.mark.in_turn(1)
 def test_a_job_that_is_refused_fails_its_release(make_namespace: MakeNamespace) -> None:
     """A claim that nobody has: the reason stands in the status of the submitter's pod, and no master is left."""
     namespace = make_namespace(volume=False)
@@ -184,6 +186,7 @@ def test_a_job_that_is_refused_fails_its_release(make_namespace: MakeNamespace) 
     training.wait_left()
 
 
+@pytest.mark.in_turn(2)
 def test_an_upgrade_replaces_the_job(namespace: Namespace) -> None:
     """The old job's pods are gone before the new master starts; the old submitter does nothing to the new job."""
     training = TrainingRelease.write_release(namespace, "train-mnist", small_spec(namespace, "mnist", seconds=300))
@@ -253,6 +256,7 @@ def test_a_schedule_starts_a_job(namespace: Namespace) -> None:
     training.wait_left()
 
 
+@pytest.mark.in_turn(2)
 def test_values_that_are_kept_keep_their_nulls(make_namespace: MakeNamespace) -> None:
     """`--reset-then-reuse-values` changes one field; Helm's `--reuse-values` would lose the nulls at the top."""
     namespace = make_namespace(volume=False)
@@ -269,6 +273,7 @@ def test_values_that_are_kept_keep_their_nulls(make_namespace: MakeNamespace) ->
     assert spec.train.minibatch_size == training.job.spec["train"]["minibatch_size"]
 
 
+@pytest.mark.in_turn(1)
 def test_uninstall_in_the_middle_leaves_nothing(namespace: Namespace) -> None:
     """Pods, Jobs, ConfigMaps, Services, Secrets, Leases: all that came with the release goes with it."""
     before = set(namespace.kubectl("get", KINDS, "-o", "name").split())
@@ -280,6 +285,7 @@ def test_uninstall_in_the_middle_leaves_nothing(namespace: Namespace) -> None:
     assert set(namespace.kubectl("get", KINDS, "-o", "name").split()) <= before
 
 
+@pytest.mark.in_turn(2)
 def test_a_submitter_that_is_killed_changes_nothing(namespace: Namespace) -> None:
     """Its pod is deleted, its container ends, its pod is forced away, while Helm waits: one job, to its end."""
     training = TrainingRelease.write_release(namespace, "train-mnist", small_spec(namespace, "mnist", seconds=60))
@@ -304,6 +310,7 @@ def test_a_submitter_that_is_killed_changes_nothing(namespace: Namespace) -> Non
     assert training.job.wait_end(10) == "Complete"
 
 
+@pytest.mark.in_turn(0)
 def test_what_cannot_be_submitted_installs_nothing(make_namespace: MakeNamespace) -> None:
     """No job at all, and an account that the namespace does not have: one sentence each, before anything is made."""
     namespace = make_namespace(volume=False)

@@ -56,7 +56,14 @@ DELETIONS = {
 }
 
 
-@pytest.mark.parametrize("how", ["grace", "eviction", "force"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "force",
+        pytest.param("grace", marks=pytest.mark.in_turn(0)),
+        pytest.param("eviction", marks=pytest.mark.in_turn(1)),
+    ],
+)
 def test_master_pod_goes(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline], how: str) -> None:
     job = start_training(namespace, how)
     name, before = job.master()["metadata"]["name"], job.status()["incarnation"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from e2e.jobs import EPOCHS, RECORDS, ClusterJob, delete_pod, digits
 from e2e.ledger import finish_and_count
 from e2e.namespaces import Namespace
@@ -22,6 +23,7 @@ def program_spec(namespace: Namespace, name: str, program: str, **fields: Any) -
     return spec | fields
 
 
+@pytest.mark.in_turn(0)
 def test_a_program_loses_a_worker_and_its_master(namespace: Namespace) -> None:
     spec = program_spec(namespace, "sizes", "sum_sizes")
     job = ClusterJob.write(namespace, spec)
@@ -42,6 +44,7 @@ def test_a_program_loses_a_worker_and_its_master(namespace: Namespace) -> None:
     assert "has done" in run.log("worker", 1)
 
 
+@pytest.mark.in_turn(1)
 def test_programs_that_take_steps_together_lose_workers_and_their_master(namespace: Namespace) -> None:
     fields = {"strategy": {"name": "AllReduce"}, "checkpoint": {"every_steps": 40}}
     job = ClusterJob.write(namespace, program_spec(namespace, "together", "count_together", **fields))

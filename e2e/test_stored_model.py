@@ -16,6 +16,7 @@ from e2e.volume import MOUNT
 from edl.api.cluster_port import Role
 from edl.cluster.kubernetes.resource_kinds import Manifest
 
+pytestmark = pytest.mark.in_turn(2)
 TASK_MINIBATCHES = 2
 RECORD_SECONDS = 0.05
 

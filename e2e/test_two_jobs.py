@@ -15,6 +15,7 @@ SLOTS = 3
 
 
 @pytest.mark.alone
+@pytest.mark.in_turn(2)
 def test_two_jobs(namespace: Namespace, undisturbed: Callable[[int], UndisturbedBaseline]) -> None:
     """The second starts at once with what is left, and grows when the first ends."""
     cpu = worker_cpu(node_offers(namespace.api), SLOTS, small_pods=4)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from e2e.machine_speed import allowed_seconds
+
 Found = TypeVar("Found")
 
 POLL_SECONDS = 0.1
@@ -23,17 +25,18 @@ def wait_until(
     Args:
         what: is waited for; stands in the error.
         condition: asked again and again; cheap.
-        seconds: the bound.
+        seconds: the bound, on the machine for which limits were set.
         seen: asked at the end, for the error.
 
     Raises:
         NotSeenError: it did not come.
     """
-    end = time.monotonic() + seconds
+    bound = allowed_seconds(seconds)
+    end = time.monotonic() + bound
     while True:
         found = condition()
         if found is not None and found is not False:
             return found
         if time.monotonic() > end:
-            raise NotSeenError(f"{what}: not within {seconds:.0f} s\n{seen()}")
+            raise NotSeenError(f"{what}: not within {bound:.0f} s\n{seen()}")
         time.sleep(POLL_SECONDS)

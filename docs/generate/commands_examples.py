@@ -54,6 +54,14 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl evaluate job.yaml --from mnist -n team-a --watch", "on a cluster, the job's newest trained run"),
     ),
     "predict": (("edl predict job.yaml --output predictions --from r3", "with the model of run r3"),),
+    "sql": (
+        (
+            'edl sql --demo "SELECT * FROM employee LABEL income INTO my_elasticdl_model"',
+            "a model of the demo's table, by name",
+        ),
+        ("edl sql report.sql --database sqlite:///shop.db", "the statements of a file"),
+        ('edl sql "SHOW MODELS"', "the models, with their metrics"),
+    ),
     "render": (("edl render job.yaml -n team-a > mnist.yaml", "the manifests, for kubectl apply"),),
     "validate": (
         ("edl validate job.yaml --set workers.max=8", "all errors at once, with lines"),
@@ -81,6 +89,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("edl data stats trips.parquet", "a table for people"),
         ("edl data stats trips.parquet --columns km,tip --html page.html", "with histograms"),
         ("edl data stats trips.parquet --json", "for programs and `edl.layers`"),
+        ("edl data stats 's3://bucket/trips/*.parquet' --workers 4", "a job whose workers share the records"),
     ),
     "data schema": (("edl data schema trips.parquet --label tip", "the section data of a job file"),),
     "data convert": (

@@ -62,7 +62,8 @@ GROUPS = (
             ),
             Row(
                 "training_data",
-                ("RecordIO or CSV; a file, a directory, or a list. For ODPS tables, write a `custom_data_reader`"),
+                "RecordIO, CSV, or another [format](bring-your-own-data.md); a file, a directory, or a list. For ODPS "
+                "tables, write a `custom_data_reader`",
             ),
             Row("validation_data", ""),
             Row("prediction_data", ""),
@@ -80,7 +81,11 @@ GROUPS = (
                 "tensorboard_log_dir",
                 ("not in this version. A Keras `TensorBoard` callback in `callbacks()` writes each worker's own steps"),
             ),
-            Row("output", "a `.keras` file; also replaces the callback `SavedModelExporter`"),
+            Row(
+                "output",
+                "a directory, with a `.keras` file and a SavedModel; without it, the command `elasticdl` writes no "
+                "model. Also replaces the callback `SavedModelExporter`",
+            ),
         ),
     ),
     Group(
@@ -148,7 +153,7 @@ GROUPS = (
                 "master_resource_limit",
                 ("default: the limit of memory is the request, and CPU has none, so that pods can use idle cores"),
             ),
-            Row("worker_resource_limit", "the same; the limits of disk and GPUs are the requests"),
+            Row("worker_resource_limit", "the same; EDL has one amount of disk, and one of GPUs, for both"),
             Row("ps_resource_limit", "the same"),
             Row("master_pod_priority", "default `high`"),
             Row("ps_pod_priority", "default `high`"),

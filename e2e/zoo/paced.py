@@ -31,13 +31,17 @@ def eval_metrics_fn():
 
 
 class PaceCallback(keras.callbacks.Callback):
-    """Says when each step was in, and sleeps."""
+    """Says when each step was in, and sleeps: ``seconds``, or ``hurried_seconds`` once ``hurry_file`` is there."""
+
+    def __init__(self, seconds, hurry_file, hurried_seconds):
+        super().__init__()
+        self.seconds, self.hurry_file, self.hurried_seconds = seconds, hurry_file, hurried_seconds
 
     def on_train_batch_end(self, batch, logs=None):
         print(f"E2E step at={time.time():.3f}", flush=True)
-        hurried = os.path.exists(os.environ["E2E_HURRY"])
-        time.sleep(float(os.environ["E2E_HURRY_SECONDS" if hurried else "E2E_STEP_SECONDS"]))
+        time.sleep(self.hurried_seconds if os.path.exists(self.hurry_file) else self.seconds)
 
 
 def callbacks():
-    return [PaceCallback()]
+    pace = os.environ
+    return [PaceCallback(float(pace["E2E_STEP_SECONDS"]), pace["E2E_HURRY"], float(pace["E2E_HURRY_SECONDS"]))]

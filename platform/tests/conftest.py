@@ -6,7 +6,7 @@ import importlib.util
 import os
 import signal
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from operator import itemgetter
@@ -85,9 +85,22 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """A marked test in another folder would never run. Property tests are marked: they try more in `make third`."""
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         item.add_marker("examples")
+    mark_further_case(item)
     for mark, folders in HOMES.items():
         if item.get_closest_marker(mark) and not set(folders) & set(item.path.parts):
             raise pytest.UsageError(f"{item.nodeid} is marked {mark}: it belongs into platform/tests/{folders[0]}")
+
+
+CASES_SEEN: Counter[str] = Counter()
+
+
+def mark_further_case(item: pytest.Item) -> None:
+    """Of a test that is marked ``first_cases(n)``, what comes after n sets of parameters is a repetition."""
+    if mark := item.get_closest_marker("first_cases"):
+        function = item.nodeid.partition("[")[0]
+        CASES_SEEN[function] += not item.get_closest_marker("repetition")
+        if CASES_SEEN[function] > mark.args[0]:
+            item.add_marker("repetition")
 
 
 def third_of(test: str) -> int:

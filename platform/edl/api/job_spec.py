@@ -386,6 +386,23 @@ class MasterSpec:
             quantity=Quantity.DURATION,
         ),
     ] = 1800.0
+    prepare: Annotated[
+        tuple[str, ...],
+        Field(
+            "A command that the master runs once, before it counts the records: its name and its arguments, one by "
+            "one. It may write data and model, and change spec.json in the directory EDL_RUN_DIR. If it fails, so does "
+            "the job.",
+            text=_COMMAND_WORD,
+        ),
+    ] = ()
+    finish: Annotated[
+        tuple[str, ...],
+        Field(
+            "A command that the master runs when all records are done, before it reports the end. It gets the summary "
+            "as JSON on standard input, and is repeated if the master is lost meanwhile. If it fails, so does the job.",
+            text=_COMMAND_WORD,
+        ),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True)

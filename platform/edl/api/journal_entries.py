@@ -80,6 +80,7 @@ class DatasetEntered(JournalEntry):
     Attributes:
         order: window, seed and blocks of the shuffled order. None: training records are not shuffled, and ranges are
             ranges of files, as in older journals.
+        digests: of the files of each data set (``edl.data.file_digests``). None: unknown, as in older journals.
     """
 
     kind: ClassVar[str] = "dataset"
@@ -87,6 +88,7 @@ class DatasetEntered(JournalEntry):
     validation: Sources | None = None
     prediction: Sources | None = None
     order: Mapping[str, Any] | None = None
+    digests: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

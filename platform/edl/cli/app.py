@@ -37,6 +37,7 @@ COMMANDS = {
     "inject": "Run a job on this machine and send signals to its processes.",
     "evaluate": "Evaluate a trained model.",
     "predict": "Predict with a trained model.",
+    "sql": "Train, evaluate and use models by SQL statements.",
     "render": "Print the Kubernetes manifests of a job.",
     "validate": "Check a job file and show what it would run.",
     "schema": "Print the JSON Schema of job files.",

@@ -136,8 +136,8 @@ def inspection_lines(inspection: CheckpointInspection, run: str, width: int) -> 
 
 def _fact_rows(inspection: CheckpointInspection, now: float) -> Iterator[tuple[str, str]]:
     manifest = inspection.manifest
-    taken = parse_created(manifest.created)
-    ago = "" if taken is None else f" ({format_age(now - taken)} ago)"
+    created_at = parse_created(manifest.created)
+    ago = "" if created_at is None else f" ({format_age(now - created_at)} ago)"
     created = manifest.created.replace("T", " ").replace("+00:00", " UTC")
     yield "taken", f"{created or 'at an unknown time'}{ago}"
     size = format_bytes(sum(shard.size for shard in manifest.shards))
@@ -157,8 +157,8 @@ def _position_parts(manifest: CheckpointManifest) -> Iterator[str]:
         yield f"{records:,} records done"
     left = sum(end - start for _, _, start, end in ledger.get("returned", ()))
     if "epoch" in ledger:
-        within = left or ledger.get("index")
-        yield f"in epoch {ledger['epoch'] + 1}" if within else f"{pluralize(ledger['epoch'], 'epoch')} done"
+        position = left or ledger.get("index")
+        yield f"in epoch {ledger['epoch'] + 1}" if position else f"{pluralize(ledger['epoch'], 'epoch')} done"
     if left:
         yield f"{left:,} records returned, to be trained again"
     if ledger.get("quarantined"):

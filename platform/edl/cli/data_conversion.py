@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
-from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edl.api.errors import BadInputError
+from edl.cli.data_statistics import warn_of_doubtful_header
 from edl.reporting.rich_console import make_console
+from edl.reporting.unit_formats import format_bytes
 
 if TYPE_CHECKING:
     from edl.data.conversion import ConversionPlan, ConvertedFile
@@ -68,6 +69,8 @@ def convert(
     plan = conversion.plan_conversion(paths, out, target, given, records_per_file=per_file, max_corrupt=max_corrupt)
     console = make_console(sys.stderr)
     console.print(_describe_plan(plan), highlight=False, soft_wrap=True, markup=False)
+    if plan.origin == "csv" and plan.schema is not None and header:
+        warn_of_doubtful_header(plan.schema.names)
     if plan_only:
         if as_json:
             print(json.dumps({"records": plan.records, "files": [file.name for file in plan.files]}))
@@ -98,5 +101,6 @@ def _print_result(plan: ConversionPlan, done: list[ConvertedFile], *, as_json: b
         result = {"records_in": read, "records_out": written, "corrupt_records": corrupt, "bytes": size}
         print(json.dumps({**result, "directory": str(plan.directory), "files": [file.name for file in done]}))
         return
-    said = f", {corrupt:,} corrupt left out" if corrupt else ""
-    print(f"{read:,} records read, {written:,} written and read again{said}: {plan.directory}, {decimal(size)}")
+    corrupt_text = f", {corrupt:,} corrupt left out" if corrupt else ""
+    place = f"{plan.directory}, {format_bytes(size)}"
+    print(f"{read:,} records read, {written:,} written and read again{corrupt_text}: {place}")

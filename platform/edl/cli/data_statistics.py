@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,6 +51,19 @@ def stats(
     separator: SeparatorOption = None,
     header: HeaderOption = True,
     threads: ThreadsOption = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            metavar="N",
+            help="Run a job on this machine whose workers share the records (Parquet, Arrow and npz).",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="PATH is the run directory of such a job: merge what its workers wrote.")
+    ] = False,
     top: Annotated[int, typer.Option("--top", help="Most frequent values of a column, with --json.", min=0)] = 1000,
     html: Annotated[
         Path | None,
@@ -55,12 +71,13 @@ def stats(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, which edl.layers reads.")] = False,
 ) -> None:
-    """Print statistics of each column of a table: CSV, Parquet, npz or JSON lines.
+    """Print statistics of each column of a table: CSV, Parquet, Arrow, npz or JSON lines.
 
     One pass, with memory that does not depend on the number of records. Count, missing, min, max, mean and standard
     deviation are exact; quantiles, distinct and top values are exact for small columns, and else have a stated error.
     """
-    statistics = _scan(paths, file_format, columns, separator, header, threads)
+    options = _reader_options(file_format, columns, separator, header)
+    statistics = _merge(paths) if merge else _scan(paths, options, threads, workers)
     result = statistics.to_json(top)
     if html is not None:
         from edl.cli.statistics_page import render_page
@@ -77,23 +94,51 @@ def stats(
         print(f"Page with histograms: {html}")
 
 
-def _scan(
-    paths: list[str],
-    file_format: str | None,
-    columns: str | None,
-    separator: str | None,
-    header: bool,
-    threads: int | None,
-) -> TableStatistics:
+def _reader_options(
+    file_format: str | None, columns: str | None, separator: str | None, header: bool
+) -> dict[str, object]:
     options: dict[str, object] = {"format": file_format, "sep": separator}
     options |= {"columns": columns.split(",") if columns else None, "header": None if header else False}
-    try:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _scan(
+    paths: list[str], options: dict[str, object], threads: int | None, workers: int | None = None
+) -> TableStatistics:
+    with _needing_packages():
         from edl.data.table_scan import scan_table
+        from edl.ops.statistics_job import scan_with_workers
+    if workers is None:
+        statistics = scan_table(paths, options, threads or min(_MOST_THREADS, os.cpu_count() or 1))
+        if options.get("header", True):
+            warn_of_doubtful_header([*statistics.columns])
+        return statistics
+    if threads is not None:
+        raise BadInputError("a worker has one thread", where="--threads", hint="leave out --threads or --workers")
+    return scan_with_workers(paths, options, workers)
+
+
+def warn_of_doubtful_header(column_names: Sequence[str]) -> None:
+    """Say on standard error that the names of the columns may be a record."""
+    from edl.data.reader import describe_doubtful_header
+
+    if (doubt := describe_doubtful_header(column_names)) is not None:
+        print(f"warning: {doubt}; if it is a record, use --no-header", file=sys.stderr)
+
+
+def _merge(paths: list[str]) -> TableStatistics:
+    with _needing_packages():
+        from edl.data.statistics_files import merge_workers, read_worker_files
+    return merge_workers([worker for path in paths for worker in read_worker_files(Path(path))])
+
+
+@contextmanager
+def _needing_packages() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         hint = "pip install 'edl-platform[train]'"
         raise BadInputError(f"statistics need the package {error.name}", hint=hint) from error
-    given = {name: value for name, value in options.items() if value is not None}
-    return scan_table(paths, given, threads or min(_MOST_THREADS, os.cpu_count() or 1))
 
 
 def _print_table(result: dict[str, Any]) -> None:
@@ -157,11 +202,11 @@ def describe_errors(result: dict[str, Any]) -> str:
     distinct = max((column["distinct_error"] for column in columns), default=0.0)
     share = max((column["top_error"] / max(1, column["count"]) for column in columns), default=0.0)
     corrupt = result["corrupt_records"]
-    said = f"{result['records']:,} records" + (f", {corrupt:,} corrupt left out" if corrupt else "") + ". "
-    said += "".join(f"Damaged: {place}. " for place in result.get("damaged", ()))
+    summary = f"{result['records']:,} records" + (f", {corrupt:,} corrupt left out" if corrupt else "") + ". "
+    summary += "".join(f"Damaged: {place}. " for place in result.get("damaged", ()))
     if not (rank or distinct or share):
-        return said + "All figures are exact."
-    return said + (
+        return summary + "All figures are exact."
+    return summary + (
         f"Ranks of quantiles are wrong by at most {rank:.2%} of the values, counts of frequent values by at most "
         f"{share:.2%}; numbers of distinct values with ~ by {distinct:.1%} or less in 95 of 100 cases."
     )
@@ -204,13 +249,8 @@ def schema(
     """
     from edl.data.data_files import detect_format, find_data
 
-    if (file_format or detect_format(find_data(paths))) == "jsonl":
-        raise BadInputError(
-            "a job reads JSON lines as bytes, without columns",
-            where=paths[0],
-            hint="feed parses them, or write the table as Parquet; `edl data stats` describes the columns",
-        )
-    result = _scan(paths, file_format, columns, separator, header, threads).to_json(_MOST_CLASSES)
+    is_json = (file_format or detect_format(find_data(paths))) == "jsonl"
+    result = _scan(paths, _reader_options(file_format, columns, separator, header), threads).to_json(_MOST_CLASSES)
     found = {column["name"]: column for column in result["columns"]}
     if label is None:
         named = [name for name in found if name.lower() in _LABEL_NAMES]
@@ -219,8 +259,8 @@ def schema(
         raise BadInputError(f"no column {label}", where="--label", hint=f"the table has {', '.join(found)}")
     options = {"format": file_format, "sep": separator, "header": None if header else False}
     lines = ["data:", f"  training: {json.dumps(paths if len(paths) > 1 else paths[0])}"]
-    given = [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
-    lines += ["  reader:", *given] if given else []
+    option_lines = [f"    {name}: {json.dumps(value)}" for name, value in options.items() if value is not None]
+    lines += ["  reader:", *option_lines] if option_lines else []
     if not header:
         names = [*found]
         lines.append(f"    columns: {json.dumps(names)}")
@@ -233,6 +273,8 @@ def schema(
         if name == label:
             continue
         missing = f"; {column['missing']:,} MISSING: replace them, and remove the first #" if column["missing"] else ""
+        if is_json and column["type"].startswith("list"):
+            missing = "; a LIST, which is read from Parquet: edl data convert --to parquet"
         lines.append(
             f"      {'# ' if missing else ''}{_quote(name)}: {_feature_type(column)}"
             f"  # {column['type']}: {_describe_feature(column)}{missing}"

@@ -82,15 +82,15 @@ def submit_stored_model(
     from edl.cli.submission_workflow import SubmitOptions
     from edl.cli.submit import submit_job_file
 
-    given = [f"task={task}"]
+    overrides = [f"task={task}"]
     # In quotes: YAML would read a name such as 7 as a number.
-    given += [f"model.weights={json.dumps(source)}"] if source is not None else []
+    overrides += [f"model.weights={json.dumps(source)}"] if source is not None else []
     # Any number of workers can do the work, so ``workers.min`` of a training does not matter.
-    given += ["workers.min=1", f"workers.max={workers}"] if workers is not None else []
+    overrides += ["workers.min=1", f"workers.max={workers}"] if workers is not None else []
     submit_job_file(
         SubmitOptions(
             job,
-            (*settings, *given),
+            (*settings, *overrides),
             context=target.context,
             namespace=target.namespace,
             skips_confirmation=target.skips_confirmation,

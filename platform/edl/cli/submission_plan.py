@@ -240,10 +240,10 @@ def _unschedulable_warnings(forecast: JobForecast) -> Iterator[str]:
         if placement.never_fits_reason:
             by_reason.setdefault(placement.never_fits_reason, []).append(placement)
     for reason, fits in by_reason.items():
-        who = join_words(
+        pods_text = join_words(
             [_pods_text(placement.group.role, placement.group.count, placement.group.count) for placement in fits]
         )
-        yield f"{who} can never start on today's nodes: {reason}"
+        yield f"{pods_text} can never start on today's nodes: {reason}"
 
 
 def forecast_json(placement: GroupPlacement) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,8 +105,18 @@ def new_job_token() -> str:
     return secrets.token_hex(_TOKEN_BYTES)
 
 
-def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionReporter, *, dry_run: bool) -> int:
+def plan_and_submit(
+    spec: JobSpec,
+    options: SubmitOptions,
+    reporter: SubmissionReporter,
+    *,
+    dry_run: bool,
+    before_creation: Callable[[KubeClient], object] = lambda api: None,
+) -> int:
     """Submit the job; returns the exit code of the command.
+
+    Args:
+        before_creation: what is done after the user has confirmed, and before anything of the job is created.
 
     Raises:
         PreflightError: the cluster would not accept the job; nothing was created.
@@ -126,6 +136,7 @@ def plan_and_submit(spec: JobSpec, options: SubmitOptions, reporter: SubmissionR
     if not confirm_action(f"Submit {spec.name}?", yes=options.skips_confirmation, command="edl submit"):
         reporter.report_note("Nothing was created.")
         return DECLINED
+    before_creation(api)
     return _create_job(api, options, request, plan, reporter)
 
 

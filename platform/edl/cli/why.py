@@ -106,8 +106,8 @@ def finding_lines(job_view: JobView, findings: Sequence[JobFinding]) -> Iterator
 
 
 def _ended_at_text(job: JobView) -> str:
-    at = job.ended_at
-    return "" if at is None else f" since {format_utc(at)}"
+    ended_at = job.ended_at
+    return "" if ended_at is None else f" since {format_utc(ended_at)}"
 
 
 def _list_nodes(api: KubeClient) -> list[Manifest] | None:

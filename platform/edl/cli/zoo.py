@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from edl.api.errors import BadInputError, StorageError
 from edl.jobfile.zoo_lookup import defined_names
+from edl.reporting.unit_formats import format_bytes
 
 if TYPE_CHECKING:
     from edl.ops.image_push import PushProgress
@@ -33,7 +33,7 @@ def show_push(states: Iterable[PushProgress], console: Console) -> PushProgress:
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
+        DownloadColumn(binary_units=True),
         TransferSpeedColumn(),
         console=console,
         transient=True,
@@ -116,12 +116,12 @@ def build_zoo_image(path: Path, image: str, base: str | None = None, file: Path 
     with tempfile.TemporaryFile() as context:
         size = pack_context(path, dockerfile, context)
         with connect_engine() as engine:
-            typer.echo(f"Sending {decimal(size)} of {path} to {engine.address}")
+            typer.echo(f"Sending {format_bytes(size)} of {path} to {engine.address}")
             for line in built(engine, context, name, arguments):
                 typer.echo(line)
             about = inspect_image(engine, name)
     require_runnable_image(name, about["Config"])
-    typer.echo(f"Built {name} ({decimal(about['Size'])}).")
+    typer.echo(f"Built {name} ({format_bytes(about['Size'])}).")
     return name
 
 

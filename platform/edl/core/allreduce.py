@@ -163,6 +163,7 @@ def view_world(state: JobState, worker: str) -> WorldView:
         source=_find_source(rounds, state.pods.by_uid.get(worker)),
         copy_at=min(state.evaluation_copies.at_step, _LAST_STEP) if worker in state.evaluation_copies.evaluators else 0,
         evaluated_step=world_evaluations.evaluated_step(state),
+        epoch=training.open_epoch()[0] if training is not None else 0,
     )
 
 

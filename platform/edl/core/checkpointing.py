@@ -316,7 +316,10 @@ def handle_stop_requested(state: JobState, event: StopRequested, now: float) -> 
     if not event.checkpoint_seconds or not _has_unsaved_steps(state):
         state.end_job("Interrupted", event.reason)
     elif state.pending_stop is None:
-        state.pending_stop = PendingStop(event.reason, event.checkpoint_seconds, now + event.checkpoint_seconds)
+        seconds, failure = event.checkpoint_seconds, state.checkpoint_failure
+        # The next attempt may be due after the deadline only: the last one says why.
+        known = failure.reason if failure is not None else ""
+        state.pending_stop = PendingStop(event.reason, seconds, now + seconds, obstacle=known)
         cut = state.cut
         if cut is not None and cut.checkpoint and cut.stage in (CutStage.PREPARING, CutStage.HOLDING):
             # The checkpoint in progress will contain all steps so far.

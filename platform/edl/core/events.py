@@ -76,6 +76,7 @@ class DatasetDescribed:
 
     Attributes:
         blocks: the blocks of the training sources; None: their reader has no random access.
+        digests: of the files of each part; see ``edl.data.file_digests``. Parts without digests are absent.
     """
 
     training: tuple[tuple[str, int], ...] = ()
@@ -84,6 +85,7 @@ class DatasetDescribed:
     # With random access the master can shuffle: it leases positions of an order that it computes
     # from the sizes of the blocks. Without, it leases ranges of the sources as they are listed.
     blocks: BlockLayout | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,6 +494,7 @@ class LeaseReply:
         one_by_one: whether each minibatch must be read and fed only after the previous one is applied
             (``crash_suspects.CrashSuspects``).
         of_copy: whether the worker evaluates its copy of the variables of ``step``, and not the present ones.
+        digests: of the files whose records were counted; the worker refuses other files. Empty: unknown.
     """
 
     lease: int
@@ -510,6 +513,7 @@ class LeaseReply:
     order: str = ""
     one_by_one: bool = False
     of_copy: bool = False
+    digests: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,6 +594,7 @@ class WorldView:
         checkpoint: the checkpoint that the worker has to write; None: none.
         learning_rate: the rate that a callback of the job has set; None: that of the worker's state.
         epoch_left: with ``strategy.global_batch``, the records of the epoch that are not done at ``committed_step``.
+        epoch: whose records are processed; in a round without holders all ranks have the same.
         may_be_short: whether a step may have fewer records: a worker holds records that crashed another one.
         source: for a worker outside, the member that lets it follow the running round; empty: there is none.
         copy_at: the step after which the worker copies its variables for an evaluation; 0: it does not.
@@ -618,6 +623,7 @@ class WorldView:
     source: str = ""
     copy_at: int = 0
     evaluated_step: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,9 +234,9 @@ def _next_minibatch_range(state: JobState, ledger: Ledger, worker: str) -> Recor
     lease_steps = -(-ledger.lease_records // ledger.minibatch)
     if ledger.planned_shards >= (MAX_TRAINING_LEASES + 1) * lease_steps * len(members):
         return work
-    held = sum(lease.step_count - lease.done_steps for lease in ledger.worker_leases(worker))
+    open_steps = sum(lease.step_count - lease.done_steps for lease in ledger.worker_leases(worker))
     # Steps of all epochs: the next epoch's are leased before this one's are done.
-    most = member_part(ledger.unfinished_steps, members.index(worker), len(members)) - held
+    most = member_part(ledger.unfinished_steps, members.index(worker), len(members)) - open_steps
     return work.split(min(work.end, work.start + most * ledger.minibatch))[0] if most > 0 else None
 
 
@@ -299,6 +299,10 @@ def _enter_lease(state: JobState, worker: str, kind: str, record_range: RecordRa
     return _lease_reply(state, kind, ledger.leases[number])
 
 
+_DATA_SETS = {TRAINING: "training", EVALUATION: "validation", PREDICTION: "prediction"}
+"""Whose records the leases of each kind have."""
+
+
 def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
     """What the worker needs to know about its lease."""
     pin, step, payload, of_copy = 0, state.step, None, False
@@ -327,6 +331,7 @@ def _lease_reply(state: JobState, kind: str, lease: Lease) -> LeaseReply:
         window=shuffled.window if shuffled is not None else 0,
         order=shuffled.fingerprint if shuffled is not None else "",
         of_copy=of_copy,
+        digests=state.file_digests.get(_DATA_SETS.get(kind, ""), ""),
     )
 
 
@@ -517,7 +522,9 @@ def handle_task_reported(state: JobState, event: TaskReported, now: float) -> No
     state.add_commands(Acknowledged())
 
 
-def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None) -> None:
+def record_dataset(
+    state: JobState, parts: Mapping[str, Any], blocks: BlockLayout | None, digests: Mapping[str, str] | None = None
+) -> None:
     """Record the data set, and whether and how its training records are shuffled.
 
     Ends a job whose epochs would not fill a single minibatch: it would take one small step per epoch and
@@ -526,6 +533,7 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
     Args:
         parts: ``[name, records]`` of each source, by part of the data set.
         blocks: the blocks of the training sources; None: their reader has no random access.
+        digests: of the files of each part.
     """
     s, rows = state.settings, parts.get(TRAINING) or ()
     training, order = parts.get("training"), None
@@ -550,7 +558,11 @@ def record_dataset(state: JobState, parts: Mapping[str, Any], blocks: BlockLayou
             ).to_json()
             training = [row for row in rows if row[1]]
     validation, prediction = parts.get("validation"), parts.get("prediction")
-    state.record_entry(DatasetEntered(training=training, validation=validation, prediction=prediction, order=order))
+    state.record_entry(
+        DatasetEntered(
+            training=training, validation=validation, prediction=prediction, order=order, digests=digests or None
+        )
+    )
 
 
 def check_corrupt_limit(state: JobState) -> None:
@@ -571,8 +583,8 @@ def _record_result(state: JobState, kind: str, event: TaskReported) -> None:
     state.pods.credit_steps(Role.WORKER, STEPS_PER_CRASH)
     if kind == DESCRIBE:
         parts = dict(event.result)
-        blocks = parts.pop("blocks", None)
-        record_dataset(state, parts, None if blocks is None else BlockLayout.from_json(blocks))
+        blocks, digests = parts.pop("blocks", None), parts.pop("digests", None)
+        record_dataset(state, parts, None if blocks is None else BlockLayout.from_json(blocks), digests)
     elif kind == METRICS and state.evaluation is not None:
         evaluation = state.evaluation
         callbacks = evaluation_callbacks.decide_after_evaluation(state, evaluation, event.result)

@@ -31,7 +31,7 @@ class _Phase:
     pattern: tuple[int, ...]
     before: tuple[tuple[int, ...], ...]
 
-    def taken_at(self, position: int) -> tuple[int, ...]:
+    def count_before(self, position: int) -> tuple[int, ...]:
         rounds, place = divmod(position - self.start, len(self.pattern)) if self.pattern else (0, 0)
         return tuple(
             taken + rounds * whole + part
@@ -56,15 +56,15 @@ class Interleaving:
         if len(self.counts) != len(self.weights) or any(weight < 1 for weight in self.weights):
             raise ValueError(f"each of {len(self.counts)} groups needs a weight of at least 1: {self.weights}")
         phases: list[_Phase] = []
-        taken = (0,) * len(self.counts)
+        counts_before = (0,) * len(self.counts)
         while True:
-            left = [count - done for count, done in zip(self.counts, taken, strict=True)]
+            left = [count - done for count, done in zip(self.counts, counts_before, strict=True)]
             pattern = _make_pattern([weight if rest else 0 for weight, rest in zip(self.weights, left, strict=True)])
-            phase = _Phase(sum(taken), taken, pattern, _count_before(pattern, len(left)))
+            phase = _Phase(sum(counts_before), counts_before, pattern, _count_before(pattern, len(left)))
             phases.append(phase)
             if not pattern:
                 break
-            taken = phase.taken_at(phase.start + _phase_length(pattern, left))
+            counts_before = phase.count_before(phase.start + _phase_length(pattern, left))
         object.__setattr__(self, "_phases", tuple(phases))
 
     @property
@@ -72,9 +72,9 @@ class Interleaving:
         """Records of all groups."""
         return sum(self.counts)
 
-    def taken(self, position: int) -> tuple[int, ...]:
+    def count_before(self, position: int) -> tuple[int, ...]:
         """Records of each group before a position: the group's next record is the one with this number."""
-        return self._phase_at(position).taken_at(position)
+        return self._phase_at(position).count_before(position)
 
     def groups(self, start: int, end: int) -> list[int]:
         """The group of each position in ``[start, end)``."""

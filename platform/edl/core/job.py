@@ -9,7 +9,8 @@ Its parts are functions over ``state.JobState``; nothing here waits, logs or rea
 * ``parameter_servers``: registration, planned handovers, lost nodes;
 * ``checkpointing``: cuts and checkpoints;
 * ``allreduce``, ``world_checkpoints``: the rounds of strategy AllReduce, and its checkpoints;
-* ``stall``: why training stands still.
+* ``stall``: why training stands still;
+* ``program_ends``: how the programs of a job with a command ended after the last record.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from edl.core import (
     grants,
     parameter_servers,
     pod_events,
+    program_ends,
     revocation,
     scaling,
+    silent_workers,
     stall,
     world_checkpoints,
     world_model_files,
@@ -284,6 +287,27 @@ class JobStateMachine(JobState):
         commands, self.pending_commands = self.pending_commands, []
         return commands
 
+    def judge_program_ends(self, seconds: float | None) -> list[CoreCommand]:
+        """The programs of a done job have ended, or were given up: the job fails if one did not end in order.
+
+        Args:
+            seconds: how long they had after the last record; None: the job was stopped meanwhile.
+        """
+        self.pending_commands = []
+        program_ends.fail_for_program_ends(self, seconds)
+        commands, self.pending_commands = self.pending_commands, []
+        return commands
+
+    def fail_done_job(self, reason: str) -> list[CoreCommand]:
+        """All records are done, but what had to follow them failed."""
+        self.pending_commands = []
+        if self.phase == "Done":
+            # The next master must find it, if this one ends before it has reported the end.
+            self.record_entry(JobPhaseChanged(name="Failed", reason=reason))
+            self.add_commands(events.EndJob("Failed", reason))
+        commands, self.pending_commands = self.pending_commands, []
+        return commands
+
     def fail_job(self, reason: str, kind: str) -> list[CoreCommand]:
         """Fail the job for a reason found outside the core."""
         self.pending_commands = []
@@ -296,7 +320,8 @@ def _handle_dataset_described(state: JobState, event: events.DatasetDescribed, n
     parts = {"training": event.training, "validation": event.validation, "prediction": event.prediction}
     # A restarted master describes the data set again; the journal's description is the valid one.
     if not state.is_dataset_known:
-        grants.record_dataset(state, {name: [list(row) for row in rows] for name, rows in parts.items()}, event.blocks)
+        rows_by_part = {name: [list(row) for row in rows] for name, rows in parts.items()}
+        grants.record_dataset(state, rows_by_part, event.blocks, event.digests)
 
 
 def _handle_checkpoint_refused(state: JobState, event: events.CheckpointRefused, now: float) -> None:
@@ -312,6 +337,7 @@ def _handle_save_finished(state: JobState, event: events.CheckpointSaveFinished,
 def _handle_tick(state: JobState, event: events.Tick, now: float) -> None:
     revocation.handle_tick(state, event, now)
     allreduce.lose_silent_workers(state, now)
+    silent_workers.replace_silent_workers(state, now)
 
 
 _EVENT_HANDLERS: Mapping[type, Callable[[JobState, Any, float], None]] = {
@@ -351,9 +377,9 @@ _ANSWERS_AFTER_END: Mapping[type, Callable[[JobState, Any], CoreCommand]] = {
     events.ProgressReported: lambda state, event: events.Acknowledged(tuple(steps.lease for steps in event.steps)),
     events.TaskReported: lambda state, event: events.Acknowledged((event.lease,)),
     events.WorkerLeft: lambda state, event: events.Acknowledged(),
-    events.WorkerFailed: lambda state, event: events.Acknowledged(fatal=True),
+    events.WorkerFailed: pod_events.note_failure_after_end,
     events.WorldReported: lambda state, event: allreduce.view_world(state, event.worker),
     events.WorldViewed: lambda state, event: allreduce.view_world(state, event.worker),
     events.PsLeaving: lambda state, event: events.MayEnd(True, f"the job is {state.phase.lower()}"),
 }
-"""Answers to workers and PS after the job has ended; the state no longer changes."""
+"""Answers to workers and PS after the job has ended; its work no longer changes."""

@@ -97,8 +97,8 @@ class LeaseRevocation:
     def mark_leases(self, leases: Mapping[int, Lease]) -> bool:
         """Mark the held leases as being revoked; returns whether there are any."""
         # Journals of earlier versions may also name leases that were being revoked already, or done.
-        held = (number for number in self.leases if number in leases and leases[number].revoke_reason is None)
-        self.leases = tuple(held)
+        numbers = (number for number in self.leases if number in leases and leases[number].revoke_reason is None)
+        self.leases = tuple(numbers)
         for number in self.leases:
             leases[number].revoke_reason = self.reason
         return bool(self.leases)

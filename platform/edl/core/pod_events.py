@@ -44,7 +44,8 @@ def _handle_start(state: JobState, pod: JobPod) -> None:
     pod.had_lease = known
     if not known:
         state.emit(RoleStarted(role=pod.role.value, index=pod.index, pid=pod.pid))
-        if pod.role is Role.WORKER:
+        # A worker that came after the last record has nothing to do, and nothing waits for it.
+        if pod.role is Role.WORKER and not state.has_ended:
             state.pods.mark_building(pod)
             state.record_entry(WorkerChanged(index=pod.index, uid=pod.uid))
             # The pod was scheduled before its deletion reached the cluster.
@@ -253,6 +254,12 @@ def handle_worker_failed(state: JobState, event: WorkerFailed, now: float) -> No
         return
     state.add_commands(Acknowledged(fatal=True))
     state.end_job("Failed", event.message, event.detail, event.kind)
+
+
+def note_failure_after_end(state: JobState, event: WorkerFailed) -> Acknowledged:
+    """A worker reports that it failed after the job has ended: see ``program_ends``."""
+    state.last_failure = (event.message, event.detail)
+    return Acknowledged(fatal=True)
 
 
 def handle_start_refused(state: JobState, event: StartRefused, now: float) -> None:

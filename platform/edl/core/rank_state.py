@@ -6,6 +6,7 @@ here computes: reductions, copies of variables and messages are effects of the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -113,19 +114,56 @@ class CallbackEpoch(NamedTuple):
         begun: how many epochs they have begun; 0: training has not begun.
         loss_sum: the sum of the losses of the present epoch's steps.
         steps: their number.
+        began_in: the round in which training began, or began again from a checkpoint: its incarnation and number.
+        learning_rate: the rate that they have set for the next step; None: they have set none.
+        first_epoch: in which training began in that round.
     """
 
     begun: int = 0
     loss_sum: float = 0.0
     steps: int = 0
+    began_in: tuple[int, int] = (0, 0)
+    learning_rate: float | None = None
+    first_epoch: int = 0
 
     @property
     def is_possible(self) -> bool:
         """Whether there can be such an epoch: what another process says may be anything."""
-        return 0 <= self.begun <= MAX_NUMBER and 0 <= self.steps <= MAX_NUMBER
+        counts = (self.begun, self.steps, *self.began_in, self.first_epoch)
+        is_rate = self.learning_rate is None or math.isfinite(self.learning_rate)
+        return is_rate and all(0 <= count <= MAX_NUMBER for count in counts)
+
+    @property
+    def place(self) -> tuple[int, float, int]:
+        """What grows while training goes on."""
+        return self.begun, self.loss_sum, self.steps
 
 
 NOT_BEGUN = CallbackEpoch()
+
+
+class EndedStep(NamedTuple):
+    """The newest step that is over for the callbacks of a rank.
+
+    Attributes:
+        step: the number of steps before it; -1: there is none.
+        epoch: of the step.
+        loss: of the step.
+        is_applied: otherwise a gradient was not finite, and they were not called after it.
+    """
+
+    step: int = -1
+    epoch: int = 0
+    loss: float = 0.0
+    is_applied: bool = True
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there can be such a step: what another process says may be anything."""
+        return -1 <= self.step <= MAX_NUMBER and 0 <= self.epoch <= MAX_NUMBER
+
+
+NO_ENDED_STEP = EndedStep()
 
 
 class RankPhase(Enum):

@@ -38,8 +38,8 @@ def revoke_expired_leases(state: JobState, now: float) -> None:
         # The answer that granted these was lost, so none of their minibatches is in progress.
         unknown = holder.find_unknown_leases(state.lease_timeouts)
         if unknown:
-            why = "its worker does not report it"
-            revoke_leases(state, worker, why, now, in_flight=False, only_leases=unknown)
+            reason = "its worker does not report it"
+            revoke_leases(state, worker, reason, now, in_flight=False, only_leases=unknown)
         reasons = holder.find_expired_leases(now, state.lease_timeouts)
         if reasons:
             revoke_leases(state, worker, next(iter(reasons.values())), now, only_leases=list(reasons))

@@ -440,7 +440,9 @@ class ShuffleOrder:
             return self.epoch_order(epoch).record_ranges(start, end)
         merged = self.interleaving
         found: dict[str, list[list[int]]] = {}
-        for order, first, after in zip(self.group_orders(), merged.taken(start), merged.taken(end), strict=True):
+        for order, first, after in zip(
+            self.group_orders(), merged.count_before(start), merged.count_before(end), strict=True
+        ):
             found |= order.record_ranges(epoch, first, after)
         return found
 

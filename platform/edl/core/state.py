@@ -269,6 +269,7 @@ class JobState:
         model_files: the files that callbacks write without an evaluation.
         shuffle_order: the order of the training records if they are shuffled. The training ledger then
             contains positions of this order.
+        file_digests: of the files of each data set whose records were counted; empty: unknown.
         revoked_leases: returned training leases that are not below the lowest open lease.
         revocations: pending lease revocations.
         final_pin: the cut at the end of training, once taken.
@@ -306,6 +307,7 @@ class JobState:
         world_version: rises whenever a worker of the world may have to act.
         world_pods_version: ``pods.version`` when the rounds were last told which workers are gone or leave.
         world_checkpoint: the checkpoint of the world in progress, if any.
+        workers_heard_since: since when some worker of AllReduce has been heard all the time; None: none is.
         evaluation_copies: who copies the variables of the world for an evaluation, and who has a copy.
         next_holder_check: when ``next_deadline`` has to look at all holders again.
     """
@@ -315,6 +317,7 @@ class JobState:
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     validation: tuple[RecordSource, ...] = ()
     shuffle_order: ShuffleOrder | None = None
+    file_digests: Mapping[str, str] = field(default_factory=dict)
     is_dataset_known: bool = False
     pods: JobPods = field(init=False)
     counters: JobCounters = field(default_factory=JobCounters)
@@ -362,6 +365,7 @@ class JobState:
     workers_replaced: bool = False
     holders: dict[str, LeaseHolder] = field(default_factory=dict)
     lease_timeouts: LeaseTimeouts = field(default_factory=LeaseTimeouts)
+    workers_heard_since: float | None = None
     has_more_missing: bool = False
     next_holder_check: float = float("-inf")
     crash_suspects: CrashSuspects = field(default_factory=CrashSuspects)
@@ -512,6 +516,8 @@ class JobState:
         # Several parts may find a reason while they handle one event. The first one counts.
         if not self.has_ended:
             self.record_entry(JobPhaseChanged(name=phase, reason=reason))
+            # What is reported from now on is about the time after the end.
+            self.last_failure = None
             self.add_commands(EndJob(phase, reason, detail, kind))
 
     # ------------------------------------------------------------------ journal
@@ -562,6 +568,7 @@ def _apply_dataset(state: JobState, entry: DatasetEntered) -> None:
             state.shuffle_order, s.epochs, s.step_records, s.task_records, splits_leases=s.all_reduce
         )
     state.validation = _nonempty_sources(entry.validation)
+    state.file_digests = entry.digests or {}
 
 
 def _range_ledger(settings: JobSettings, kind: str, plan: ShardPlan, epochs: int) -> Ledger:
@@ -1087,4 +1094,6 @@ def dataset_entry(state: JobState) -> dict[str, Any]:
     }
     if state.shuffle_order is not None:
         fields |= {TRAINING: rows(state.shuffle_order.sources), "order": state.shuffle_order.to_json()}
+    if state.file_digests:
+        fields["digests"] = dict(state.file_digests)
     return {**fields, "validation": rows(state.validation)}

@@ -45,12 +45,19 @@ def _accept_any(result: Any, evaluation_round: EvaluationRound | None) -> str:
     return ""
 
 
+_MAX_DIGITS = 1024
+"""Of the digests of a data set's files. They are sent with each lease."""
+
+
 def _check_dataset(result: Any, evaluation_round: EvaluationRound | None) -> str:
-    if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks"}:
+    if not isinstance(result, dict) or not set(result) <= {*DATASET_PARTS, "blocks", "digests"}:
         return (
             f"the description of the data set is not an object of {', '.join(DATASET_PARTS)}: {_describe_value(result)}"
         )
-    parts = [part for name, part in result.items() if name != "blocks"]
+    digests = result.get("digests", {})
+    if not isinstance(digests, dict) or not all(isinstance(x, str) and len(x) <= _MAX_DIGITS for x in digests.values()):
+        return f"the digests of the files are not an object of texts: {_describe_value(digests)}"
+    parts = [result[name] for name in DATASET_PARTS if name in result]
     rows = [row for part in parts for row in (part if isinstance(part, list) else [part])]
     wrong = [row for row in rows if not _is_source(row)]
     if wrong:

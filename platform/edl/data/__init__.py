@@ -1,6 +1,7 @@
 """Readers and writers of records. User code imports this package.
 
-:class:`Writer` and :func:`serialize_example` write RecordIO files, and :func:`open_reader` reads them.
+:class:`Writer` and :func:`serialize_example` write RecordIO files, and :func:`open_reader` and :func:`parse_example`
+read them.
 :class:`Reader`, :class:`Source` and :class:`Metadata` are the types that a model module's ``custom_data_reader``
 returns. ``docs/bring-your-own-data.md`` shows how to use them. Everything else here is internal to EDL.
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     )
     from edl.data.reader_factory import open_reader
     from edl.data.recordio.writer import Writer
-    from edl.data.tf_example import serialize_example
+    from edl.data.tf_example import parse_example, serialize_example
 
 __all__ = [
     "BlockReader",
@@ -41,11 +42,17 @@ __all__ = [
     "Source",
     "Writer",
     "open_reader",
+    "parse_example",
     "serialize_example",
 ]
 
 # modules are imported on use: tf_example needs protobuf, for example, and readers do not
-_HOMES = {"Writer": "recordio.writer", "serialize_example": "tf_example", "open_reader": "reader_factory"}
+_HOMES = {
+    "Writer": "recordio.writer",
+    "parse_example": "tf_example",
+    "serialize_example": "tf_example",
+    "open_reader": "reader_factory",
+}
 
 
 def __getattr__(name: str) -> Any:

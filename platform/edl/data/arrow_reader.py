@@ -38,6 +38,10 @@ class ArrowReader(ParquetReader):
         table = super().metadata
         return Metadata(table.format, table.column_names, table.column_dtypes, self._class_names())
 
+    def open_stream(self, path: Path) -> Any:
+        """The bytes of a file, which are read by Python."""
+        return path.open("rb")
+
     def read_footer(self, path: Path) -> ParquetFooter:
         """The record batches of a file; see the function ``read_batches``."""
         return read_batches(path)

@@ -1,16 +1,18 @@
 """Files whose records lie one after another: text and TFRecord. A record is ``bytes``.
 
 One pass over a file notes where a block of records begins, about every 256 KiB. A read loads whole blocks and finds the
-records in them, so any range can be read in any order. The index stays in memory, or is also saved beside the file.
+records in them, so any range can be read in any order; blocks of a range that lie side by side are loaded together
+where the format allows it. The index stays in memory, or is also saved beside the file.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -26,6 +28,7 @@ from edl.data.data_files import (
     save_index,
     stream_version,
 )
+from edl.data.file_digests import SourceDigests, digest_file
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.remote_files import is_remote
@@ -34,6 +37,7 @@ _INDEX_VERSION = 1
 _BLOCK_BYTES = 1 << 18
 _MOST_BLOCK_RECORDS = 1 << 16
 _READ_BYTES = 1 << 22
+_GZIP_MAGIC, _ZLIB_MAGICS = b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _OBJECT_BYTES = 40
 """Memory of a record in addition to its bytes."""
 
@@ -57,6 +61,8 @@ class RecordFormat(Protocol):
     """How records lie in a file."""
 
     name: str
+    blocks_at_once: int
+    """How many blocks that lie side by side may be loaded as one."""
 
     def find_records(self, content: bytes, *, check: bool) -> FoundRecords:
         """The complete records at the beginning of ``content``.
@@ -75,6 +81,19 @@ class RecordFormat(Protocol):
         Raises:
             FramingError: a file must not end like this.
         """
+
+
+@dataclass(frozen=True)
+class LoadedBlocks:
+    """Blocks that lie side by side.
+
+    Args:
+        numbers: of the blocks.
+        found: their records.
+    """
+
+    numbers: range
+    found: FoundRecords
 
 
 class FramingError(Exception):
@@ -124,8 +143,10 @@ class BlockFile:
         self.path = path
         self._format = record_format
         self._save_index = save_index
-        # Number and records of the last block. One tuple, replaced as a whole, because threads share it.
-        self._last_block: tuple[int, FoundRecords | None] = (-1, None)
+        # Replaced as a whole, because threads share it.
+        self._last_blocks: LoadedBlocks | None = None
+        self._last_bounds: tuple[int, array[int]] = (-1, array("Q"))
+        """Of the last block of which an offset was asked: its number, and where its records begin."""
 
     @cached_property
     def index(self) -> BlockIndex:
@@ -152,25 +173,24 @@ class BlockFile:
         sizes = [end - start for start, end in pairwise(index.first_records)]
         return BlockSizes(sizes, index.version[0] + index.records * _OBJECT_BYTES)
 
-    def drop_cached_block(self) -> None:
-        """Free the memory of the cached block."""
-        self._last_block = (-1, None)
+    def drop_cached_blocks(self) -> None:
+        """Free the memory of the cached blocks."""
+        self._last_blocks = None
 
     def read(self, start: int, end: int, on_corrupt: OnCorrupt | None) -> list[bytes]:
         """Records ``[start, end)``; see ``Reader.read``."""
         records: list[bytes] = []
-        for number in self.index.blocks_of_range(start, end):
-            first = self.index.first_records[number]
-            found = self._read_block(number)
-            begin, finish = max(start - first, 0), min(end, self.index.first_records[number + 1]) - first
-            if not found.damaged:
-                records += found.packed[begin:finish]
-                continue
-            for at in range(begin, finish):
-                if at in found.damaged:
-                    self._report(number, first + at, found.damaged[at], on_corrupt)
-                else:
-                    records.append(found.packed[at])
+        numbers = self.index.blocks_of_range(start, end)
+        while numbers:
+            loaded = self._read_blocks(numbers)
+            found, first = loaded.found, self.index.first_records[loaded.numbers.start]
+            begin, finish = max(start - first, 0), min(end - first, len(found.packed))
+            for at in sorted(number for number in found.damaged if begin <= number < finish):
+                records += found.packed[begin:at]
+                self._report(first + at, found.damaged[at], on_corrupt)
+                begin = at + 1
+            records += found.packed[begin:finish]
+            numbers = range(loaded.numbers.stop, numbers.stop)
         return records
 
     def read_packed(self, start: int, end: int) -> PackedRecords | None:
@@ -181,37 +201,53 @@ class BlockFile:
         number = numbers[0]
         if (start, end) != (self.index.first_records[number], self.index.first_records[number + 1]):
             return None
-        found = self._read_block(number)
-        return None if found.damaged else found.packed
+        loaded = self._last_blocks
+        if loaded is None or loaded.numbers != numbers:
+            loaded = self._last_blocks = self._load_blocks(numbers)
+        return None if loaded.found.damaged else loaded.found.packed
 
-    def _report(self, block: int, record: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
-        corrupt = CorruptRange(str(self.path), record, record + 1, None, self.index.offsets[block], reason)
+    def record_offset(self, record: int) -> int:
+        """Byte offset of a record, which must lie within the file; reads its block unless it was the last one asked."""
+        (number,) = self.index.blocks_of_range(record, record + 1)
+        known, bounds = self._last_bounds
+        if known != number:
+            # Not those of records that were read: TextFormat changes the ends of lines.
+            bounds = self._find_in_blocks(range(number, number + 1), check=False).packed.bounds
+            self._last_bounds = number, bounds
+        return self.index.offsets[number] + bounds[record - self.index.first_records[number]]
+
+    def _report(self, record: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
+        corrupt = CorruptRange(str(self.path), record, record + 1, None, self.record_offset(record), reason)
         if on_corrupt is None:
             raise CorruptRecordError(corrupt)
         on_corrupt(corrupt)
 
-    def _read_block(self, number: int) -> FoundRecords:
-        last, found = self._last_block
-        if last != number or found is None:
-            found = self._load_block(number)
-            self._last_block = (number, found)
-        return found
+    def _read_blocks(self, numbers: range) -> LoadedBlocks:
+        """Blocks among which is the first of ``numbers``; the next to read are those after them."""
+        loaded = self._last_blocks
+        if loaded is None or numbers.start not in loaded.numbers:
+            loaded = self._load_blocks(numbers[: self._format.blocks_at_once])
+            self._last_blocks = loaded
+        return loaded
 
-    def _load_block(self, number: int) -> FoundRecords:
+    def _load_blocks(self, numbers: range) -> LoadedBlocks:
+        return LoadedBlocks(numbers, self._find_in_blocks(numbers, check=True))
+
+    def _find_in_blocks(self, numbers: range, *, check: bool) -> FoundRecords:
         index = self.index
-        start, end = index.offsets[number], index.offsets[number + 1]
+        start, end = index.offsets[numbers.start], index.offsets[numbers.stop]
         try:
             with self.path.open("rb", buffering=0) as stream:
                 if stream_version(stream) != index.version:
                     raise changed_error(self.path)
                 stream.seek(start)
                 content = _read_exactly(stream, end - start)
-            found = self._find_all(content, is_last=end == index.version[0], check=True)
+            found = self._find_all(content, is_last=end == index.version[0], check=check)
         except OSError as error:
             raise read_error(self.path, error) from error
         except FramingError as error:
             raise self._framing_error(start + error.offset, str(error)) from error
-        if len(found.packed) != index.first_records[number + 1] - index.first_records[number]:
+        if len(found.packed) != index.first_records[numbers.stop] - index.first_records[numbers.start]:
             raise changed_error(self.path)
         return found
 
@@ -230,15 +266,19 @@ class BlockFile:
 
     def _scan(self, stream: BinaryIO, version: FileVersion) -> BlockIndex:
         offsets, firsts = array("Q"), array("Q")
-        records, block_start = 0, 0
+        records = 0
         for piece_start, found in self._scan_pieces(stream, version[0]):
-            for bound in found.packed.bounds[:-1]:
-                begin = piece_start + bound
-                if not offsets or begin - block_start >= _BLOCK_BYTES or records - firsts[-1] >= _MOST_BLOCK_RECORDS:
-                    offsets.append(begin)
-                    firsts.append(records)
-                    block_start = begin
-                records += 1
+            bounds, count = found.packed.bounds, len(found.packed)
+            at = 0  # the record of the piece that begins the next block
+            while True:
+                if offsets:
+                    far = bisect_left(bounds, offsets[-1] + _BLOCK_BYTES - piece_start)
+                    at = min(far, firsts[-1] + _MOST_BLOCK_RECORDS - records)
+                if at >= count:
+                    break
+                offsets.append(piece_start + bounds[at])
+                firsts.append(records + at)
+            records += count
         offsets.append(version[0])
         firsts.append(records)
         return BlockIndex(offsets, firsts, version)
@@ -260,11 +300,25 @@ class BlockFile:
             offset, content = offset + found.end, content[found.end :]
 
     def _framing_error(self, offset: int, reason: str) -> BadInputError:
+        hint = f"the file is not {self._format.name}, or was truncated or overwritten there; write it again"
         return BadInputError(
             f"no record at byte {offset}: {reason}",
             where=str(self.path),
-            hint=f"the file is not {self._format.name}, or was truncated or overwritten there; write it again",
+            hint=(self._compression_hint() if offset == 0 else None) or hint,
         )
+
+    def _compression_hint(self) -> str | None:
+        """What to do with a compressed file whose name does not tell; None: it does not begin like one."""
+        with suppress(OSError), self.path.open("rb", buffering=0) as stream:
+            begin = stream.read(2)
+            if begin == _GZIP_MAGIC:
+                return (
+                    f"the file is compressed with gzip: let its name end with {self._format.name}.gz, and name a "
+                    "folder with data.reader.cache, into which EDL unpacks it"
+                )
+            if begin in _ZLIB_MAGICS:
+                return "the file may be compressed with ZLIB, which is not read: write it with GZIP, or as it is"
+        return None
 
 
 def _read_exactly(stream: BinaryIO, count: int) -> bytes:
@@ -297,7 +351,7 @@ def _index_kind(format_name: str) -> Mapping[str, object]:
 
 
 class BlockFileReader:
-    """A data set of files of one format. One block in total is cached, not one per file.
+    """A data set of files of one format. What was loaded last is cached, of one file and not of each.
 
     Args:
         files: the files.
@@ -323,6 +377,10 @@ class BlockFileReader:
         """Name (the path) and record count of each file."""
         return tuple(Source(name, file.index.records) for name, file in self._files.items())
 
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether each file was written again; see ``file_digests``."""
+        return {name: partial(digest_file, file.path) for name, file in self._files.items()}
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)`` of one file; see ``Reader.read``."""
         return self._select_file(source, start, end).read(start, end, on_corrupt)
@@ -335,11 +393,15 @@ class BlockFileReader:
         """Blocks of about 256 KiB of one file."""
         return find_source(self._files, source).blocks()
 
+    def record_offset(self, source: str, record: int) -> int:
+        """Byte offset of a record."""
+        return find_source(self._files, source).record_offset(record)
+
     def _select_file(self, source: str, start: int, end: int) -> BlockFile:
         file = find_source(self._files, source)
         newest, self._last_read_file = self._last_read_file, file
         if newest is not None and newest is not file:
-            newest.drop_cached_block()
+            newest.drop_cached_blocks()
         if not 0 <= start <= end <= file.index.records:
             raise BadInputError(
                 f"records {start} to {end} were requested, the file has {file.index.records}", where=source

@@ -86,8 +86,8 @@ class BucketedReader:
             self.order.sources, self.order.runs, self.order.window, self.order.seed, self.order.weights
         )
         for place in portion.order[first:after].tolist():
-            at = portion.start + place
-            for source, ranges in exact.record_ranges(epoch, at, at + 1).items():
+            position = portion.start + place
+            for source, ranges in exact.record_ranges(epoch, position, position + 1).items():
                 found.setdefault(source, []).extend(ranges)
         return describe_ranges({source: sorted(ranges) for source, ranges in found.items()})
 

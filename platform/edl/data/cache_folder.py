@@ -64,8 +64,8 @@ class CacheFolder:
                 return
             yield True
 
-    def make_room(self, wanted: int) -> int:
-        """Remove the blocks that were used longest ago until ``wanted`` bytes fit, or no block is left.
+    def evict_blocks(self, wanted: int) -> int:
+        """Evict the blocks that were used longest ago until ``wanted`` bytes fit, or no block is left.
 
         The caller has the lock.
 

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ from edl.data.data_files import (
     read_error,
     temporary_path,
 )
-from edl.data.image_folder import IMAGE_BLOCK_RECORDS, NO_IMAGE, begins_like_image
+from edl.data.file_digests import SourceDigests, digest_file, digest_folder
+from edl.data.image_content import find_image_fault
+from edl.data.image_folder import IMAGE_BLOCK_RECORDS
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords, RaggedColumn
@@ -156,6 +158,14 @@ class CocoReader:
         _ = self.class_names  # refuses categories that differ
         return tuple(Source(name, len(each.paths)) for name, each in self._annotations.items())
 
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether images or annotations were replaced; see ``file_digests``."""
+        return {name: partial(self._digest_source, name) for name in self._folders}
+
+    def _digest_source(self, source: str) -> bytes:
+        annotations = digest_file(self.annotations_file(source))
+        return digest_folder(self._folders[source], self._annotations[source].paths, annotations)
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Images ``[start, end)`` of one folder, in the order of their ids; see ``Reader.read``."""
         folder, found = find_source(self._folders, source), self._annotations[source]
@@ -201,17 +211,17 @@ class CocoReader:
         self, found: CocoAnnotations, images: npt.NDArray[np.int64], contents: Sequence[bytes]
     ) -> ColumnRecords:
         labels = {name: label for label, name in enumerate(self.class_names)}
-        taken = RaggedColumn(np.arange(len(found.boxes)), found.bounds).take(images)
+        boxes = RaggedColumn(np.arange(len(found.boxes)), found.bounds).take(images)
         label_of_id = {number: labels[name] for number, name in found.categories.items()}
-        category_ids = found.category_ids[taken.values].tolist()
+        category_ids = found.category_ids[boxes.values].tolist()
         return ColumnRecords(
             {
                 "image": np.array(contents, object),
                 "image_id": found.image_ids[images],
                 "path": np.array([found.paths[number].encode() for number in images.tolist()], object),
-                "boxes": RaggedColumn(found.boxes[taken.values], taken.bounds),
-                "labels": RaggedColumn(np.array([label_of_id[each] for each in category_ids], np.int64), taken.bounds),
-                "crowd": RaggedColumn(found.crowd[taken.values], taken.bounds),
+                "boxes": RaggedColumn(found.boxes[boxes.values], boxes.bounds),
+                "labels": RaggedColumn(np.array([label_of_id[each] for each in category_ids], np.int64), boxes.bounds),
+                "crowd": RaggedColumn(found.crowd[boxes.values], boxes.bounds),
             }
         )
 
@@ -385,7 +395,8 @@ def _read_image(path: Path) -> tuple[bytes, str]:
         return b"", str(error.strerror)
     except OSError as error:
         raise read_error(path, error) from error
-    return (content, "") if begins_like_image(content) else (b"", NO_IMAGE)
+    fault = find_image_fault(content)
+    return (content, "") if fault is None else (b"", fault)
 
 
 def _file_bytes(path: Path) -> int:

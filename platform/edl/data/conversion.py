@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from edl.api.errors import BadInputError, StorageError
 from edl.data.data_files import temporary_path
 from edl.data.dataset_writer import check_output_empty
-from edl.data.reader import CorruptRange, Metadata, Reader
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata, Reader
 from edl.data.reader_factory import open_reader
 from edl.data.record_columns import Column, ColumnRecords, RaggedColumn
 from edl.data.recordio.writer import Writer
@@ -31,8 +31,6 @@ from edl.data.table_scan import scan_table
 from edl.data.tf_example import parse_example, serialize_example
 from edl.data.tfrecord_format import frame_record
 
-TARGET_FORMATS = ("parquet", "csv", "jsonl", "npz", "recordio", "tfrecord")
-"""Formats that can be written."""
 BYTES_FORMATS = ("recordio", "tfrecord", "text", "jsonl")
 _FRAMED_FORMATS = ("recordio", "tfrecord")
 """Formats that hold any bytes, also those of the other one."""
@@ -195,11 +193,18 @@ def convert_file(plan: ConversionPlan, file: FilePlan, directory: Path, reader: 
         for start in range(file.start, file.end, _BATCH_RECORDS):
             end = min(file.end, start + _BATCH_RECORDS)
             # Without an allowance, the error of the reader names the record.
-            records = (
-                reader.read(file.source, start, end, corrupt.append)
-                if plan.max_corrupt
-                else reader.read(file.source, start, end)
-            )
+            try:
+                records = (
+                    reader.read(file.source, start, end, corrupt.append)
+                    if plan.max_corrupt
+                    else reader.read(file.source, start, end)
+                )
+            except CorruptRecordError as error:
+                raise BadInputError(
+                    error.message,
+                    where=error.where,
+                    hint="restore the file, or leave such records out: --max-corrupt N",
+                ) from error
             if len(records):
                 where = f"{file.source}, records {start} to {end - 1}"
                 yield records if plan.schema is None else to_table(records, reader.metadata, plan.schema, where)
@@ -255,8 +260,8 @@ def _choose_schema(reader: Reader, paths: Sequence[str], options: Mapping[str, o
 
 
 def _scan_csv_types(metadata: Metadata, paths: Sequence[str], options: Mapping[str, object]) -> Any:
-    given = {name: value for name, value in options.items() if name != "label"}
-    found = {column["name"]: column for column in scan_table(list(paths), given, 1).to_json(0)["columns"]}
+    chosen = {name: value for name, value in options.items() if name != "label"}
+    found = {column["name"]: column for column in scan_table(list(paths), chosen, 1).to_json(0)["columns"]}
     kinds = {"text": pa.string()}
     types = [
         kinds.get(found[name]["kind"], pa.int64() if found[name]["type"].startswith(("int", "uint")) else pa.float64())
@@ -383,14 +388,14 @@ def _rows_to_table(rows: Sequence[Sequence[str]], schema: Any) -> Any:
 
 def _write_parquet(path: Path, tables: Iterator[Any], schema: Any) -> None:
     with pq.ParquetWriter(path, schema) as writer:
-        held: list[Any] = []
+        rows: list[Any] = []
         for table in tables:
-            held.append(table)
-            if sum(each.num_rows for each in held) >= _ROW_GROUP_RECORDS:
-                writer.write_table(pa.concat_tables(held), row_group_size=_ROW_GROUP_RECORDS)
-                held = []
-        if held:
-            writer.write_table(pa.concat_tables(held), row_group_size=_ROW_GROUP_RECORDS)
+            rows.append(table)
+            if sum(each.num_rows for each in rows) >= _ROW_GROUP_RECORDS:
+                writer.write_table(pa.concat_tables(rows), row_group_size=_ROW_GROUP_RECORDS)
+                rows = []
+        if rows:
+            writer.write_table(pa.concat_tables(rows), row_group_size=_ROW_GROUP_RECORDS)
 
 
 def _write_csv(path: Path, tables: Iterator[Any], schema: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import json
 import logging
@@ -22,6 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp"})
+COMPRESSION_BY_SUFFIX = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+"""How a file of text is compressed, by the end of its name. Statistics unpack it on the way, jobs into a cache."""
+PACKED_SUFFIXES = tuple(COMPRESSION_BY_SUFFIX)
 _DOCS_HINT = "docs/bring-your-own-data.md has more, and how a model module reads other formats itself."
 
 _TFRECORD_PROGRAM = """\
@@ -39,16 +43,16 @@ def hint_for_file(file: Path) -> str | None:
         return f"images are read from a folder, with a folder for each class: name {file.parent} or the folder above it"
     if suffix == ".gz" and ".tfrecord" in file.name.lower():
         program = _TFRECORD_PROGRAM.format(source=str(file), target=target)
-        return _format_program_hint(
+        return "name a folder with data.reader.cache, into which EDL unpacks it; or " + _format_program_hint(
             "compressed TFRecord has no random access; RecordIO contains the same records, and feed stays unchanged",
             program,
         )
-    if suffix == ".gz":
+    if suffix in PACKED_SUFFIXES:
         return (
             "unpack it, because a compressed file has no random access, or name a folder with data.reader.cache, into "
             f"which EDL unpacks text, JSON lines, CSV and TFRecord. Parquet is compressed in parts. {_DOCS_HINT}"
         )
-    if suffix in (".bz2", ".tgz", ".xz", ".zst"):
+    if suffix in (".tgz", ".zip"):
         return f"unpack it: a compressed file has no random access. Parquet is compressed in parts. {_DOCS_HINT}"
     return None
 
@@ -57,7 +61,11 @@ def hint_for_encoding(file: str) -> str:
     """How to convert a text file that is not UTF-8."""
     path = Path(file)
     target = path.with_name(f"{path.stem}.utf8{path.suffix}")
-    return f"if the whole file is in another encoding, convert it: iconv -f latin1 -t utf-8 '{path}' > '{target}'"
+    start = b""
+    with suppress(OSError), path.open("rb") as stream:
+        start = stream.read(2)
+    encoding = "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
+    return f"if the whole file is in another encoding, convert it: iconv -f {encoding} -t utf-8 '{path}' > '{target}'"
 
 
 def is_image(name: str) -> bool:
@@ -416,7 +424,7 @@ def detect_format(files: Sequence[Path]) -> str:
 def format_of_name(file: Path) -> str | None:
     """The format that a file's name stands for; None if it stands for none."""
     # Shards of TFRecord have names such as data.tfrecord-00000-of-00008.
-    if ".tfrecord-" in file.name.lower() and file.suffix.lower() != ".gz":
+    if ".tfrecord-" in file.name.lower() and file.suffix.lower() not in PACKED_SUFFIXES:
         return "tfrecord"
     return _FORMAT_BY_SUFFIX.get(file.suffix.lower())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import IMAGE_SUFFIXES, find_source, is_image, read_error
+from edl.data.file_digests import SourceDigests, digest_folder
+from edl.data.image_content import find_image_fault
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
@@ -23,9 +25,6 @@ from edl.data.remote_files import RemotePath, fetch_files
 
 IMAGE_BLOCK_RECORDS = 16
 _MEASURED_FILES = 64
-_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"RIFF")
-NO_IMAGE = "the file does not begin like a JPEG, PNG, GIF, BMP or WebP image"
-"""Why an image cannot be read."""
 COLUMNS = ("image", "label", "path")
 _DTYPES = {"image": "string", "label": "int64", "path": "string"}
 
@@ -74,6 +73,13 @@ class ImageFolderReader:
         _ = self.class_names  # refuses a folder that is no class
         return tuple(Source(name, len(files)) for name, files in self._files.items())
 
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether images were added, replaced or renamed; see ``file_digests``."""
+        return {name: partial(self._digest_source, name) for name in self._folders}
+
+    def _digest_source(self, source: str) -> bytes:
+        return digest_folder(self._folders[source], self._files[source])
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Images ``[start, end)`` of one folder, in the order of their paths; see ``Reader.read``."""
         files, folder = find_source(self._files, source), self._folders[source]
@@ -83,11 +89,12 @@ class ImageFolderReader:
         fetch_files(folder / files[number] for number in range(start, end))
         for number in range(start, end):
             content = _read_file(folder / files[number])
-            if begins_like_image(content):
+            fault = find_image_fault(content)
+            if fault is None:
                 images.append(content)
                 kept.append(files[number])
                 continue
-            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{files[number]}: {NO_IMAGE}")
+            corrupt = CorruptRange(source, number, number + 1, None, 0, f"{files[number]}: {fault}")
             if on_corrupt is None:
                 raise CorruptRecordError(corrupt)
             on_corrupt(corrupt)
@@ -116,11 +123,6 @@ class ImageFolderReader:
         return {name: list_images(folder) for name, folder in self._folders.items()}
 
 
-def begins_like_image(content: bytes) -> bool:
-    """Whether a file with these bytes may be an image."""
-    return content.startswith(_SIGNATURES)
-
-
 def list_images(folder: Path) -> tuple[str, ...]:
     """Paths of all images below a folder, relative to it and sorted, so that all processes have the same order."""
     found = []
@@ -129,8 +131,8 @@ def list_images(folder: Path) -> tuple[str, ...]:
             return _list_remote_images(folder)
         for place, names, files in os.walk(folder, onerror=_raise_error, followlinks=True):
             names[:] = sorted(name for name in names if not name.startswith("."))
-            within = Path(place).relative_to(folder)
-            found += [(within / name).as_posix() for name in files if not name.startswith(".") and is_image(name)]
+            relative = Path(place).relative_to(folder)
+            found += [(relative / name).as_posix() for name in files if not name.startswith(".") and is_image(name)]
     except OSError as error:
         raise read_error(folder, error) from error
     return _sort_images(folder, found)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from edl.api.errors import BadInputError
+from edl.data.file_digests import SourceDigests, source_digests
 from edl.data.reader import BlockSizes, Metadata, OnCorrupt, PackedRecords, Reader, Record, Source
 
 
@@ -65,6 +66,17 @@ class MixedReader:
         _ = self.metadata  # refuses parts that differ before any record is counted
         return tuple(source for source, _, _ in self._places.values())
 
+    def source_digests(self) -> SourceDigests:
+        """Those of all parts; none if a part has none."""
+        found: dict[str, Callable[[], bytes]] = {}
+        for part in self._parts:
+            digests = source_digests(part.reader)
+            if not digests:
+                return {}
+            for turn in range(1, part.repeat + 1):
+                found |= {_name_in_turn(name, turn): digest for name, digest in digests.items()}
+        return found
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """Records ``[start, end)`` of one source; see ``Reader.read``."""
         _, reader, name = self._places[source]
@@ -74,6 +86,24 @@ class MixedReader:
         """The blocks of one source."""
         _, reader, name = self._places[source]
         return reader.blocks(name)  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def fetch_ahead(self) -> Callable[[Sequence[tuple[str, int]]], None] | None:
+        """``fetch_ahead`` of the parts; None if none has such a method."""
+        return self._fetch_ahead if any(getattr(part.reader, "fetch_ahead", None) for part in self._parts) else None
+
+    def _fetch_ahead(self, blocks: Sequence[tuple[str, int]]) -> None:
+        blocks_by_reader: dict[int, list[tuple[str, int]]] = {id(part.reader): [] for part in self._parts}
+        for source, row in blocks:
+            _, reader, name = self._places[source]
+            blocks_by_reader[id(reader)].append((name, row))
+        # With weights each part has an order of its own, whose blocks come in calls of their own. In one order, what
+        # is not named is not expected any more.
+        weighted = bool(self.source_weights)
+        for part in self._parts:
+            fetch_ahead, named = getattr(part.reader, "fetch_ahead", None), blocks_by_reader[id(part.reader)]
+            if fetch_ahead is not None and (named or not weighted):
+                fetch_ahead(named)
 
     @property
     def packed_records(self) -> Callable[[str, int, int], PackedRecords | None] | None:
@@ -100,7 +130,7 @@ class MixedReader:
         for part in self._parts:
             for turn in range(1, part.repeat + 1):
                 for source in part.reader.sources():
-                    name = source.name if turn == 1 else f"{source.name} (repeat {turn})"
+                    name = _name_in_turn(source.name, turn)
                     if name in found:
                         raise BadInputError(
                             "is in two paths of data.training", where=name, hint="name it once, with data.repeat"
@@ -112,3 +142,7 @@ class MixedReader:
 def _describe(value: Any) -> str:
     text = ", ".join(f"{name}: {kind}" for name, kind in value.items()) if isinstance(value, dict) else value
     return ", ".join(text) if isinstance(text, tuple) else str(text) or "nothing"
+
+
+def _name_in_turn(name: str, turn: int) -> str:
+    return name if turn == 1 else f"{name} (repeat {turn})"

@@ -7,10 +7,12 @@ own records. Nothing is unpickled: arrays of Python objects are refused.
 from __future__ import annotations
 
 import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import FileVersion, changed_error, file_version, find_source, read_error, stream_version
+from edl.data.file_digests import SourceDigests, digest_file
 from edl.data.reader import BlockSizes, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
@@ -28,6 +31,13 @@ _BLOCK_BYTES = 1 << 18
 _FEWEST_BLOCK_RECORDS = 10
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 """Of a member of a zip file: its last two numbers are the lengths of the name and of further fields."""
+
+
+_ZIP_MAGIC = b"PK\x03\x04"
+# A damaged header of an array is parsed as Python, and NumPy does not translate all errors of that.
+_DAMAGES = (ValueError, SyntaxError, TypeError, KeyError, tokenize.TokenError, struct.error, EOFError, zlib.error,
+            zipfile.BadZipFile, NotImplementedError)  # fmt: skip
+"""Errors of a file with other bytes than NumPy wrote."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +84,17 @@ class NumpyReader:
         arrays = self._common_arrays
         if "" in arrays:
             return Metadata("npy")
-        types = {name: "string" if array.dtype.kind in "SU" else array.dtype.name for name, array in arrays.items()}
+        types = {name: _dtype_name(array.dtype) for name, array in arrays.items()}
         return Metadata("npz", tuple(arrays), types)
 
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) and record count of each file."""
         _ = self._common_arrays  # refuses files with different arrays before any record is counted
         return tuple(Source(name, self._open(name).records) for name in self._paths)
+
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether each file was written again; see ``file_digests``."""
+        return {name: partial(digest_file, path) for name, path in self._paths.items()}
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Records ``[start, end)`` of one file: an array, or ``ColumnRecords``; see ``Reader.read``."""
@@ -158,10 +172,12 @@ def open_array_file(path: Path) -> ArrayFile:
                 arrays = _open_members(path)
             else:
                 stream.seek(0)
+                if stream.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC:
+                    raise ValueError("it is truncated: its end, which says where the arrays are, is missing")
                 arrays = {"": _map_array(path, stream, 0)}
     except OSError as error:
         raise read_error(path, error) from error
-    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+    except _DAMAGES as error:
         raise BadInputError(
             f"the file cannot be read: {error}",
             where=str(path),
@@ -188,7 +204,7 @@ def _open_members(path: Path) -> dict[str, npt.NDArray[Any]]:
 def _content_offset(stream: BinaryIO, member: zipfile.ZipInfo) -> int:
     stream.seek(member.header_offset)
     header = stream.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size or header[:4] != b"PK\x03\x04":
+    if len(header) < _LOCAL_HEADER.size or header[:4] != _ZIP_MAGIC:
         raise ValueError(f"no member {member.filename} at byte {member.header_offset}")
     *_, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(header)
     return member.header_offset + _LOCAL_HEADER.size + int(name_bytes) + int(extra_bytes)
@@ -252,8 +268,14 @@ def _check_records(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         )
 
 
+def _dtype_name(dtype: np.dtype[Any]) -> str:
+    return "string" if dtype.kind in "SU" else "int64" if dtype.kind in "mM" else dtype.name
+
+
 def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A copy in memory, with a type that TensorFlow has: native byte order, and text as UTF-8."""
+    """A copy in memory, with a type that TensorFlow has: native byte order, text as UTF-8, and times as ``int64``."""
+    if array.dtype.kind in "mM":
+        return np.array(array, dtype=array.dtype.newbyteorder("=")).view(np.int64)
     if array.dtype.kind == "U":
         return np.char.encode(array, "utf-8").astype(object)
     if array.dtype.kind == "S":

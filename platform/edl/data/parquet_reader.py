@@ -1,18 +1,18 @@
 """Reads Parquet files. A record is a row: a mapping from columns to values.
 
 A row group is a block: to read one row of it, all of its chosen columns are decoded. The last row group stays in
-memory, and shuffled training keeps those of its window.
+memory, and shuffled training keeps those of its window. Row groups that are needed soon are decoded ahead by threads.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ import pyarrow.parquet as pq
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import FileVersion, changed_error, find_source, read_error, stream_version
+from edl.data.decoding_ahead import DecodingAhead
+from edl.data.file_digests import SourceDigests, digest_file
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import Column, ColumnRecords, RaggedColumn, join_records
@@ -29,6 +31,9 @@ from edl.data.remote_files import FileStat, RemoteStream, fetch_ahead, fetch_end
 
 _MEMORY_FACTOR = 1.2
 """Memory of a decoded row group, of its uncompressed size in the file."""
+_MOST_METADATA_BYTES = 4 << 20
+"""Size in files of the footers that stay in memory as pyarrow has them, about ten times as large; the others are parsed
+again for each row group."""
 NULL_VALUE = "no value in column"
 """Why a row cannot be used, followed by the column's name."""
 
@@ -44,6 +49,7 @@ class ParquetFooter:
         decoded_bytes: uncompressed size of all row groups.
         version: of the file.
         ranges: start and end of each column's bytes of each row group, by its name; only of a remote file.
+        metadata: the footer as pyarrow has it, if it is kept and need not be parsed again for each row group.
     """
 
     schema: pa.Schema
@@ -52,6 +58,7 @@ class ParquetFooter:
     decoded_bytes: int
     version: FileVersion
     ranges: tuple[Mapping[str, tuple[int, int]], ...] = ()
+    metadata: pq.FileMetaData | None = None
 
     @cached_property
     def first_records(self) -> tuple[int, ...]:
@@ -86,9 +93,13 @@ class ParquetReader:
         self._paths = {str(file): file for file in files}
         self._columns = tuple(columns)
         self._footers: dict[str, ParquetFooter] = {}
+        self._metadata_bytes = 0
         # Source and number of the last row group, and its rows or why it cannot be read. One tuple, replaced as a
         # whole, because threads share it.
         self._last_group: tuple[str, int, RowGroup | str] = ("", -1, "")
+        self._ahead: DecodingAhead[tuple[str, int], RowGroup | str] = DecodingAhead(
+            lambda group: self._decode_group(*group), self._group_bytes
+        )
 
     @classmethod
     def from_options(cls, files: Sequence[Path], options: Mapping[str, object]) -> ParquetReader:
@@ -109,6 +120,10 @@ class ParquetReader:
         _ = self._schema  # refuses files with different columns before any record is counted
         return tuple(Source(name, self._footer(name).first_records[-1]) for name in self._paths)
 
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether each file was written again; see ``file_digests``."""
+        return {name: partial(digest_file, path) for name, path in self._paths.items()}
+
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Rows ``[start, end)`` of one file; see ``Reader.read``. A row without a value in a column is corrupt."""
         footer = self._footer(source)
@@ -128,12 +143,24 @@ class ParquetReader:
         return BlockSizes(list(footer.group_records), int(_MEMORY_FACTOR * footer.decoded_bytes))
 
     def fetch_ahead(self, blocks: Sequence[tuple[str, int]]) -> None:
-        """Begin to fetch row groups of remote files: the source of each, and the number of its first row."""
-        fetch_ahead(self._ranges_of(source, first) for source, first in blocks)
+        """Begin to read row groups that are needed next: the source of each, and the number of one of its rows.
 
-    def _ranges_of(self, source: str, first: int) -> tuple[Path, FileStat, list[tuple[int, int]]]:
+        Those of remote files are fetched, and the first of the others are decoded.
+        """
+        groups = [(source, bisect_right(self._footer(source).first_records, row) - 1) for source, row in blocks]
+        fetch_ahead(self._ranges_of(source, number) for source, number in groups)
+        self._ahead.expect(
+            group for group in dict.fromkeys(groups) if group != self._last_group[:2] and not is_remote(group[0])
+        )
+
+    def _group_bytes(self, group: tuple[str, int]) -> int:
+        """Approximate memory of a decoded row group."""
+        footer = self._footer(group[0])
+        share = footer.group_records[group[1]] / max(1, footer.first_records[-1])
+        return int(_MEMORY_FACTOR * footer.decoded_bytes * share)
+
+    def _ranges_of(self, source: str, number: int) -> tuple[Path, FileStat, list[tuple[int, int]]]:
         footer = self._footer(source)
-        number = bisect_right(footer.first_records, first) - 1
         ranges = footer.ranges[number] if number < len(footer.ranges) else {}
         chosen = [place for name, place in ranges.items() if name.partition(".")[0] in self._schema.names]
         return self._paths[source], FileStat(*footer.version), chosen
@@ -163,7 +190,7 @@ class ParquetReader:
         last_source, last_number, group = self._last_group
         if (last_source, last_number) != (source, number):
             self._last_group = ("", -1, "")  # frees its memory before the next one is decoded
-            group = self._decode_group(source, number)
+            group = self._ahead.take((source, number))
             self._last_group = (source, number, group)
         return group
 
@@ -171,7 +198,7 @@ class ParquetReader:
         """A row group, or why it cannot be read."""
         path, footer = self._paths[source], self._footer(source)
         try:
-            with path.open("rb") as stream:
+            with self.open_stream(path) as stream:
                 if stream_version(stream) != footer.version:
                     raise changed_error(path)
                 table = self.read_table(stream, footer, number, list(self._schema.names))
@@ -183,26 +210,35 @@ class ParquetReader:
             raise read_error(path, error) from error
         return to_row_group(table.select(self._schema.names))
 
+    def open_stream(self, path: Path) -> Any:
+        """The bytes of a file. Arrow's threads read those of this machine without Python."""
+        return path.open("rb") if is_remote(path) else pa.OSFile(str(path))
+
     def read_footer(self, path: Path) -> ParquetFooter:
         """What a file says of its groups; see the function of this name."""
         return read_footer(path)
 
-    def read_table(self, stream: BinaryIO, footer: ParquetFooter, number: int, names: list[str]) -> pa.Table:
+    def read_table(self, stream: Any, footer: ParquetFooter, number: int, names: list[str]) -> pa.Table:
         """The columns ``names`` of a group.
 
         Raises:
             pa.ArrowException: the group is damaged.
         """
-        file = pq.ParquetFile(stream, page_checksum_verification=True)
+        file = pq.ParquetFile(stream, metadata=footer.metadata, page_checksum_verification=True)
         if isinstance(remote := getattr(stream, "raw", None), RemoteStream):
             wanted = set(names)
             remote.prefetch([at for name, at in footer.ranges[number].items() if name.partition(".")[0] in wanted])
-        return file.read_row_group(number, columns=names, use_threads=False)
+        return file.read_row_group(number, columns=names, use_threads=True)
 
     def _footer(self, source: str) -> ParquetFooter:
         path = find_source(self._paths, source)
         if source not in self._footers:
-            self._footers[source] = self.read_footer(path)
+            footer = self.read_footer(path)
+            if footer.metadata is not None:
+                self._metadata_bytes += footer.metadata.serialized_size
+                if self._metadata_bytes > _MOST_METADATA_BYTES:
+                    footer = replace(footer, metadata=None)
+            self._footers[source] = footer
         return self._footers[source]
 
     @cached_property
@@ -217,6 +253,14 @@ class ParquetReader:
         chosen = self._choose(first)
         for other in others:
             found = self._choose(other)
+            extra = [name for name in self._footer(other).schema.names if name not in chosen.names]
+            if extra and not self._columns:
+                raise BadInputError(
+                    f"column {', '.join(extra)} is not in {first}",
+                    where=other,
+                    hint="all files of a data set must have the same columns with the same types, or name those that "
+                    "all have in data.reader.columns or data.schema.features",
+                )
             different = [field for field in chosen if found.field(field.name).type != field.type]
             if different:
                 name = different[0].name
@@ -279,6 +323,7 @@ def read_footer(path: Path) -> ParquetFooter:
         sum(group.total_byte_size for group in groups),
         version,
         tuple(_column_ranges(group) for group in groups) if is_remote(path) else (),
+        metadata,
     )
 
 
@@ -300,7 +345,7 @@ def _column_ranges(group: Any) -> dict[str, tuple[int, int]]:
 def _unusable_type(kind: pa.DataType) -> str | None:
     """Why a column of this type cannot be a feature; None: it can."""
     if _is_list(kind):
-        return None if _is_scalar(kind.value_type) else "lists may contain numbers or text only"
+        return None if _unusable_type(kind.value_type) is None else "lists contain numbers, text, or lists of these"
     return None if _is_scalar(kind) else "features are numbers, booleans, text, bytes, times, or lists of them"
 
 
@@ -318,18 +363,19 @@ def _is_scalar(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_fixed_size_binary(kind)
-    )
+    return kind.id in _TEXT_IDS
+
+
+# Of each column of each row group is asked what it is, which one look-up answers faster than five calls.
+_TEXT_IDS = frozenset(
+    kind.id for kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(1))
+)
+_LIST_IDS = frozenset(kind.id for kind in (pa.list_(pa.int8()), pa.large_list(pa.int8()), pa.list_(pa.int8(), 1)))
 
 
 def _dtype_name(field: pa.Field) -> str:
     kind = field.type
-    if _is_list(kind):
+    while _is_list(kind):
         kind = kind.value_type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -355,7 +401,7 @@ def to_row_group(table: pa.Table) -> RowGroup:
 
 
 def _combine(chunked: pa.ChunkedArray) -> pa.Array:
-    combined = chunked.combine_chunks()
+    combined = chunked.chunk(0) if chunked.num_chunks == 1 else chunked.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):  # of no or of very long chunks
         combined = pa.concat_arrays(combined.chunks) if combined.num_chunks else pa.array([], combined.type)
     return combined.dictionary_decode() if pa.types.is_dictionary(combined.type) else combined
@@ -364,24 +410,27 @@ def _combine(chunked: pa.ChunkedArray) -> pa.Array:
 def _missing_rows(array: pa.Array) -> list[int]:
     """Rows without a value, or with a list that lacks one."""
     missing = np.asarray(pc.is_null(array)).nonzero()[0].tolist() if array.null_count else []
-    if _is_list(array.type):
-        items = array.flatten()
-        if items.null_count:
-            parents = np.asarray(pc.list_parent_indices(array))
-            missing += sorted(set(parents[np.asarray(pc.is_null(items))].tolist()))
+    if _is_list(array.type) and (bad := _missing_rows(array.flatten())):
+        parents = np.asarray(pc.list_parent_indices(array))
+        missing += sorted(set(parents[bad].tolist()))
     return [int(row) for row in missing]
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return kind.id in _LIST_IDS
 
 
 def _to_column(array: pa.Array) -> Column:
-    if pa.types.is_fixed_size_list(array.type) and not array.null_count:
-        return _to_values(array.flatten()).reshape(len(array), array.type.list_size)
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        # With the items of missing lists: a row group with one has the form of the others.
+        items = _to_column(array.values.slice(array.offset * size, len(array) * size))
+        if isinstance(items, RaggedColumn):
+            return RaggedColumn(items, np.arange(len(array) + 1) * size)
+        return items.reshape(len(array), size, *items.shape[1:])
     if _is_list(array.type):
         lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
-        return RaggedColumn(_to_values(array.flatten()), np.concatenate(([0], np.cumsum(lengths))))
+        return RaggedColumn(_to_column(array.flatten()), np.concatenate(([0], np.cumsum(lengths))))
     return _to_values(array)
 
 
@@ -400,4 +449,13 @@ def _to_values(array: pa.Array) -> npt.NDArray[Any]:
         return np.array((pc.fill_null(array, b"") if array.null_count else array).to_pylist(), dtype=object)
     if array.null_count:
         array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
-    return np.array(array.to_numpy(zero_copy_only=False))
+    values = array.to_numpy(zero_copy_only=False)
+    return values if values.flags.writeable else _writable_values(array, values)
+
+
+def _writable_values(array: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers that an Arrow array holds: its memory itself where it was decoded for it, otherwise a copy."""
+    memory = array.buffers()[-1]
+    if memory is None or not memory.is_mutable or not memory.size:
+        return values.copy()
+    return np.frombuffer(memory, values.dtype, len(array), array.offset * values.itemsize)

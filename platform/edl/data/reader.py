@@ -9,10 +9,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, TypeAlias, overload
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import hint_for_encoding
+
+_MANY_RECORDS = 64
+"""Number of records from which on native code copies them faster, although it wants arrays of their places."""
 
 NOT_UTF8 = "not UTF-8"
 """Reason of a row that cannot be read because the file has another encoding."""
@@ -40,6 +45,32 @@ class BlockSizes:
 
     records: Sequence[int]
     bytes: int
+
+    def starts_in(self, start: int, end: int) -> list[int]:
+        """The first record of each block with one of the records ``[start, end)``, but not before ``start``."""
+        ends = accumulate(self.records)
+        return [
+            max(start, after - size)
+            for after, size in zip(ends, self.records, strict=True)
+            if size and after > start and after - size < end
+        ]
+
+
+@cache
+def _native_cut() -> Callable[[bytes, array[int], int, int], list[bytes]] | None:
+    """Copies all records between some bounds; None where native code is not built. The light client has no NumPy."""
+    try:
+        import numpy as np
+
+        from edl.data._records import gather
+    except ImportError:
+        return None
+
+    def cut(payload: bytes, bounds: array[int], gap: int, tail: int) -> list[bytes]:
+        places = np.frombuffer(bounds, np.uint64).astype(np.int64)
+        return gather([payload], np.zeros(len(places) - 1, np.int64), places[:-1] + gap, places[1:] - tail)
+
+    return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +101,13 @@ class PackedRecords(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
+            start, end, step = index.indices(len(self))
+            if step != 1:
+                return [self[at] for at in range(start, end, step)]
+            payload, gap, tail = self.payload, self.gap, self.tail
+            if end - start >= _MANY_RECORDS and (cut := _native_cut()) is not None:
+                return cut(payload, self.bounds[start : end + 1], gap, tail)
+            return [payload[begin + gap : after - tail] for begin, after in pairwise(self.bounds[start : end + 1])]
         at = range(len(self))[index]
         return self.payload[self.bounds[at] + self.gap : self.bounds[at + 1] - self.tail]
 
@@ -90,6 +127,25 @@ class Metadata:
     column_names: tuple[str, ...] = ()
     column_dtypes: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+
+
+def describe_doubtful_header(column_names: Sequence[str]) -> str | None:
+    """Tell users that the header of CSV files may be a record, because all its cells are numbers; None otherwise.
+
+    The places of the columns (0, 1, 2 …) are a header, as pandas writes it.
+    """
+    if not column_names or not all(map(_is_number, column_names)) or all(name.isdecimal() for name in column_names):
+        return None
+    shown = ", ".join([*column_names[:4], "…"] if len(column_names) > 4 else column_names)
+    return f"the first row of the CSV files has only numbers ({shown}), and names the columns"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,23 @@ from edl.data.cache_folder import CACHE_OPTIONS, CacheFolder
 from edl.data.data_files import PathOrPaths, detect_format, find_data, format_of_name, list_paths
 from edl.data.reader import Reader
 from edl.data.remote_files import BlockStore, is_remote
-from edl.data.unpacked_cache import CACHED_FORMATS, PACKED_SUFFIX, UnpackedCache
+from edl.data.unpacked_cache import CACHED_FORMATS, UnpackedCache, name_inside
+from edl.jobfile.database_address import is_database
 
 if TYPE_CHECKING:
     from edl.data.block_file import RecordFormat
 
 
-COLUMN_FORMATS = ("parquet", "npz", "arrow")
+COLUMN_FORMATS = ("parquet", "npz", "arrow", "sql")
 """Formats of which single columns are read."""
 
 
-def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None, columns: Sequence[str] = ()) -> Reader:
+def open_reader(
+    paths: PathOrPaths,
+    options: Mapping[str, object] | None = None,
+    columns: Sequence[str] = (),
+    text_types: Mapping[str, str] | None = None,
+) -> Reader:
     """Open a data set with one of the built-in readers.
 
     Args:
@@ -36,12 +42,17 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None,
         options: the job's ``data.reader``. Without ``format`` (see ``FORMATS``) the format is detected from the files;
             the other options are those of the format.
         columns: the columns that are needed, unless ``options`` names them; other formats return all.
+        text_types: columns of CSV or JSON lines, each with its type; None: records are text.
 
     Raises:
         BadInputError: there is no data, a file cannot be read, or the format or an option is unknown.
     """
     format_options = dict(options or {})
     chosen = _format_of_options(format_options)
+    if chosen == "sql" or any(is_database(path) for path in list_paths(paths)):
+        if columns:
+            format_options.setdefault("columns", list(columns))
+        return _open_database([str(path) for path in list_paths(paths)], chosen, format_options)
     cache = CacheFolder.from_options(format_options)
     files = find_data(paths, None if chosen is None else str(chosen), BlockStore(cache))
     if cache is not None and chosen in (None, *CACHED_FORMATS):
@@ -50,7 +61,50 @@ def open_reader(paths: PathOrPaths, options: Mapping[str, object] | None = None,
     if columns and name in COLUMN_FORMATS:
         format_options.setdefault("columns", list(columns))
     remote = any(is_remote(path) for path in list_paths(paths))
-    return _create_format_reader(name, files, _without_cache(name, format_options, remote=remote))
+    try:
+        reader = _create_format_reader(name, files, _without_cache(name, format_options, remote=remote))
+        return _with_types(name, reader, text_types) if text_types else reader
+    except ModuleNotFoundError as error:
+        package = FORMAT_PACKAGES.get(error.name or "")
+        if package is None:
+            raise
+        raise BadInputError(
+            f"data of the format {name} needs the package {package}, which is not installed",
+            where="data.training" if len(files) != 1 else str(files[0]),
+            hint=f"pip install {package}; the extra [train] of edl-platform has it, and [program] has not",
+        ) from error
+
+
+def _open_database(addresses: Sequence[str], chosen: object, options: Mapping[str, object]) -> Reader:
+    """The reader of tables and queries. It connects on use."""
+    if chosen not in (None, "sql"):
+        raise BadInputError(f"an address of a database has not the format {chosen}", where="data.reader.format")
+    from edl.data.database import check_address
+
+    for address in addresses:
+        check_address(address)
+        if list(addresses).count(address) > 1:
+            raise BadInputError("the source is listed twice", where=address, hint="name each source once")
+    from edl.data.sql_reader import SqlReader
+
+    return SqlReader.from_options(addresses, options)
+
+
+def _with_types(name: str, reader: Reader, types: Mapping[str, str]) -> Reader:
+    """A reader of text with columns of these types; those of other formats have theirs."""
+    if name == "csv":
+        from edl.data.csv_reader import CsvReader
+        from edl.data.typed_csv_reader import TypedCsvReader
+
+        assert isinstance(reader, CsvReader)
+        return TypedCsvReader(reader, types)
+    if name == "jsonl":
+        from edl.data.block_file import BlockFileReader
+        from edl.data.typed_json_reader import TypedJsonReader
+
+        assert isinstance(reader, BlockFileReader)
+        return TypedJsonReader(reader, types)
+    return reader
 
 
 def _without_cache(name: str, options: Mapping[str, object], *, remote: bool) -> Mapping[str, object]:
@@ -69,7 +123,10 @@ def check_reader_options(paths: Sequence[str], options: Mapping[str, object]) ->
             checked.
     """
     format_options = dict(options)
-    name = _format_of_options(format_options) or format_of_name(Path(paths[0].removesuffix(PACKED_SUFFIX)))
+    if options.get("format") == "sql" or any(is_database(path) for path in paths):
+        _open_database(paths, _format_of_options(format_options), format_options)
+        return
+    name = _format_of_options(format_options) or format_of_name(Path(name_inside(paths[0])))
     if name is None:
         with suppress(EdlError):  # the files are missing or of no known format: whoever opens them reports that
             name = detect_format(find_data(tuple(paths)))
@@ -98,8 +155,13 @@ FORMATS = (
     "coco",
     "webdataset",
     "arrow",
+    "sql",
 )
 """Values of ``data.reader.format``."""
+
+
+FORMAT_PACKAGES: Mapping[str, str] = {"pyarrow": "pyarrow", "google_crc32c": "google-crc32c"}
+"""Packages that only some formats need, by module: what ``pip`` calls them."""
 
 
 def _create_format_reader(name: str, files: Sequence[Path], options: Mapping[str, object]) -> Reader:

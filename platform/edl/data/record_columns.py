@@ -19,24 +19,31 @@ class RaggedColumn:
     """A column whose cells are lists of different lengths.
 
     Args:
-        values: the items of all cells, one cell after another.
+        values: the items of all cells, one cell after another: an array, or another such column for lists of lists.
         bounds: ``[records + 1]``, int64: cell ``i`` is ``values[bounds[i]:bounds[i + 1]]``.
     """
 
-    values: npt.NDArray[Any]
+    values: Any
     bounds: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
-    def cell(self, record: int) -> npt.NDArray[Any]:
-        """The items of one record's cell."""
-        return self.values[self.bounds[record] : self.bounds[record + 1]]
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all items, and of the bounds of lists of lists."""
+        inner = self.values.bounds.nbytes if isinstance(self.values, RaggedColumn) else 0
+        return int(self.values.nbytes) + inner
+
+    def cell(self, record: int) -> Any:
+        """The items of one record's cell: an array; a list of arrays for lists of lists."""
+        items = _slice(self.values, self.bounds[record], self.bounds[record + 1])
+        return [items.cell(item) for item in range(len(items))] if isinstance(items, RaggedColumn) else items
 
     def slice(self, start: int, end: int) -> RaggedColumn:
         """The cells of records ``[start, end)``."""
         bounds = self.bounds[start : end + 1]
-        return RaggedColumn(self.values[bounds[0] : bounds[-1]], bounds - bounds[0])
+        return RaggedColumn(_slice(self.values, bounds[0], bounds[-1]), bounds - bounds[0])
 
     def take(self, records: npt.NDArray[np.int64]) -> RaggedColumn:
         """The cells of these records, in this order."""
@@ -45,7 +52,8 @@ class RaggedColumn:
         bounds = np.concatenate(([0], np.cumsum(lengths)))
         # Number of each item: its place within its cell, from where the cell begins.
         items = np.arange(bounds[-1]) + np.repeat(begins - bounds[:-1], lengths)
-        return RaggedColumn(self.values[items], bounds)
+        values = self.values.take(items) if isinstance(self.values, RaggedColumn) else self.values[items]
+        return RaggedColumn(values, bounds)
 
 
 Column: TypeAlias = npt.NDArray[Any] | RaggedColumn
@@ -98,7 +106,7 @@ class ColumnRecords(Sequence[Mapping[str, Any]]):
         )
 
 
-def _slice(column: Column, start: int, end: int) -> Column:
+def _slice(column: Any, start: int, end: int) -> Any:
     return column.slice(start, end) if isinstance(column, RaggedColumn) else column[start:end]
 
 
@@ -132,4 +140,4 @@ def _join(columns: Sequence[Column]) -> Column:
         return np.concatenate([column for column in columns if not isinstance(column, RaggedColumn)])
     starts = np.cumsum([0, *(len(column.values) for column in ragged)])
     bounds = [column.bounds[1:] + start for column, start in zip(ragged, starts.tolist(), strict=False)]
-    return RaggedColumn(np.concatenate([column.values for column in ragged]), np.concatenate([[0], *bounds]))
+    return RaggedColumn(_join([column.values for column in ragged]), np.concatenate([[0], *bounds]))

@@ -16,10 +16,11 @@ import logging
 import os
 import queue
 import random
+import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache, partial, total_ordering
@@ -31,6 +32,7 @@ from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
+from edl.core.backoff import ExponentialBackoff
 from edl.data.cache_folder import BLOCK_SUFFIX, CacheFolder, touch
 
 _log = logging.getLogger(__name__)
@@ -46,6 +48,13 @@ _MEMORY_BYTES = 256 << 20
 FRESH_SECONDS = 2.0
 """How long the version of a file is believed without asking again."""
 _TRIES = 4
+_TRIES_BY_SCHEME = {"gs": 1}
+"""Where it is not ``_TRIES``: gcsfs tries six times by itself, in half a minute."""
+_BACKOFF = ExponentialBackoff(first_seconds=0.4, max_seconds=5.0)
+_pause = time.sleep
+_draw_jitter = random.Random().random  # noqa: S311 - jitter
+"""A generator of its own: models seed the interpreter's, so all workers would try again at the same time, and a retry
+would change the numbers that the model draws."""
 _CONNECT_SECONDS, _READ_SECONDS, _REQUEST_SECONDS = 10, 30, 120
 _MOST_FILE_BYTES = 1 << 50
 
@@ -91,6 +100,8 @@ def _file_system(scheme: str) -> Any:
         # Not fsspec.filesystem("gs"), which asks for the kind of each bucket through another service.
         from gcsfs.core import GCSFileSystem
 
+        # It logs the traceback of each error that it raises, and EDL says what the error means.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         return GCSFileSystem(use_listings_cache=False, requests_timeout=_READ_SECONDS)
     except ImportError as error:
         raise BadInputError(
@@ -142,19 +153,21 @@ def _call(url: str, action: Callable[[], Any]) -> Any:
         BadInputError: trying again is of no use.
         RetryableError: every try failed.
     """
-    for attempt in range(1, _TRIES + 1):
+    tries = _TRIES_BY_SCHEME.get(urlsplit(url).scheme.lower(), _TRIES)
+    for attempt in range(1, tries + 1):
         try:
             return action()
         except Exception as error:
             translated = _translate_error(url, error)
-            if not isinstance(translated, RetryableError) or attempt == _TRIES:
+            if not isinstance(translated, RetryableError) or attempt == tries:
                 raise translated from error
             _log.info("%s; trying again", translated)
-            time.sleep(0.2 * 2**attempt * random.uniform(0.5, 1))  # noqa: S311  spreads requests
+            _pause(_BACKOFF.jittered_delay(attempt, _draw_jitter()))
     raise AssertionError("unreachable")
 
 
-def _ask_version(url: str) -> FileStat:
+def _ask_version(url: str) -> tuple[FileStat, str]:
+    """Size and version of a file, and the checksum that the store has of its content; empty: it has none."""
     system = _file_system(urlsplit(url).scheme.lower())
     info = _call(url, lambda: system.info(url))
     if info.get("type") == "directory":
@@ -167,7 +180,17 @@ def _ask_version(url: str) -> FileStat:
     if info.get("partial") is False and size > BLOCK_BYTES:
         raise _no_ranges_error(url)
     marks = [str(info.get(name)) for name in ("ETag", "etag", "generation", "LastModified", "Last-Modified", "mtime")]
-    return FileStat(int(size), int.from_bytes(sha256("\n".join(marks).encode()).digest()[:7]))
+    version = FileStat(int(size), int.from_bytes(sha256("\n".join(marks).encode()).digest()[:7]))
+    return version, _content_checksum(info)
+
+
+def _content_checksum(info: Mapping[str, Any]) -> str:
+    """A checksum that copies of an object share. Other ETags, such as those of HTTP servers, differ among copies."""
+    if info.get("md5Hash") or info.get("crc32c"):
+        return str(info.get("md5Hash") or info["crc32c"])
+    # S3: the MD5 of an object that was written at once. One of several parts has a name that ends with their number.
+    etag = str(info.get("ETag") or "").strip('"')
+    return etag if re.fullmatch("[0-9a-f]{32}", etag) else ""
 
 
 def _no_ranges_error(url: str) -> BadInputError:
@@ -213,7 +236,7 @@ class BlockStore:
         self._memory = memory
         self._lock = threading.Lock()
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._held = 0
+        self._held_bytes = 0
         self._unused_room = 0
         self._folder_fails = False
         self._files: dict[str, RemoteFile] = {}
@@ -289,10 +312,11 @@ class BlockStore:
         with self._lock:
             if (name, number) not in self._blocks:
                 self._blocks[name, number] = block
-                self._held += len(block)
-            while self._held > self._memory and len(self._blocks) > 1:
+                self._held_bytes += len(block)
+            # Evict from memory what was used longest ago.
+            while self._held_bytes > self._memory and len(self._blocks) > 1:
                 _, oldest = self._blocks.popitem(last=False)
-                self._held -= len(oldest)
+                self._held_bytes -= len(oldest)
 
     def _take_room(self, cache: CacheFolder, wanted: int) -> bool:
         """Room in the folder, of which a process takes a piece at once, because counting lists all files."""
@@ -302,7 +326,7 @@ class BlockStore:
                 with cache.lock(wait=False) as is_mine:
                     if not is_mine:
                         return False  # a process that unpacks a large file: nobody waits for it
-                    self._unused_room = min(piece, cache.make_room(piece))
+                    self._unused_room = min(piece, cache.evict_blocks(piece))
             self._unused_room -= wanted
             return self._unused_room >= 0
 
@@ -349,6 +373,7 @@ class RemoteFile:
         self.store = store
         self._lock = threading.Lock()
         self._version: tuple[float, FileStat] | None = None
+        self._checksum = ""
         self._fetching: dict[tuple[str, int], Future[Any]] = {}
 
     def version(self, *, newest: bool = False) -> FileStat:
@@ -358,10 +383,16 @@ class RemoteFile:
         if known is not None and not newest and time.monotonic() - known[0] < FRESH_SECONDS:
             return known[1]
         asked = time.monotonic()
-        version = _ask_version(self.url)
+        version, checksum = _ask_version(self.url)
         with self._lock:
-            self._version = (asked, version)
+            self._version, self._checksum = (asked, version), checksum
         return version
+
+    def checksum(self) -> str:
+        """The store's own checksum of the content; empty: it has none, as a server of HTTP."""
+        self.version()
+        with self._lock:
+            return self._checksum
 
     def read_block(self, version: FileStat, number: int) -> bytes:
         """A block of a version of the file.
@@ -684,11 +715,6 @@ class RemotePath:
     def _listed(self, info: Any) -> RemotePath:
         name = str(info["name"])
         return RemotePath(name if "://" in name else f"{self._scheme}://{name}", self._store, info.get("type"))
-
-
-def remote_path(url: str, store: BlockStore) -> Path:
-    """The address as what readers take for a path: it has the methods of ``Path`` that they use."""
-    return cast(Path, RemotePath(url, store))
 
 
 def fetch_files(paths: Iterable[Path]) -> None:

@@ -7,7 +7,7 @@ records and the rest of the two blocks at its ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -147,6 +147,8 @@ class ShuffledReader:
         self._blocks: tuple[RecordBlock, ...] = ()
         self._cached_blocks: dict[int, Sequence[Any]] = {}
         self._damaged_blocks: set[int] = set()
+        self._joined: tuple[Sequence[Any], int] | None = None
+        """All records of the window as arrays, and the number of the first one."""
 
     def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """The records at positions ``[start, end)`` of an epoch, in order; ``on_corrupt`` as in ``Reader.read``.
@@ -176,6 +178,9 @@ class ShuffledReader:
         # the usual case: all blocks of the window are in memory, in packed form
         if len(cached_blocks) == window.blocks == len(window.held):
             return window.take(unmixed)
+        if self._joined is not None:
+            records, first = self._joined
+            return take_records(records, unmixed - first)
         numbers = np.searchsorted(self._end_records, unmixed, side="right")
         blocks = numbers.tolist()
         for number in set(blocks).difference(cached_blocks):
@@ -184,12 +189,24 @@ class ShuffledReader:
         # applies
         if len(window.held) == len(cached_blocks):
             return window.take(unmixed)
-        records = unmixed - self._first_records[numbers]
+        at = unmixed - self._first_records[numbers]
         if not self._damaged_blocks.isdisjoint(blocks):
-            return self._take_undamaged(blocks, records, on_corrupt)
+            return self._take_undamaged(blocks, at, on_corrupt)
         if isinstance(cached_blocks[blocks[0]], ColumnRecords | np.ndarray):
-            return self._take_arrays(numbers, records)
-        return [cached_blocks[block][record] for block, record in zip(blocks, records.tolist(), strict=True)]
+            if len(cached_blocks) == window.blocks and not self._damaged_blocks:
+                self._join_window()
+            return self._take_arrays(numbers, at)
+        return [cached_blocks[block][record] for block, record in zip(blocks, at.tolist(), strict=True)]
+
+    def _join_window(self) -> None:
+        """Copy the arrays of all blocks into one, unless they are large: then one take serves a minibatch.
+
+        A minibatch has few records of each block, so that a take for each block costs more than the copies do. Large
+        records cost so much to copy that it does not matter, and a window of them would need its memory twice.
+        """
+        blocks = [self._cached_blocks[number] for number in sorted(self._cached_blocks)]
+        if sum(map(_array_bytes, blocks)) <= _JOINED_BYTES:
+            self._joined = join_records(blocks), int(self._first_records[min(self._cached_blocks)])
 
     def _take_arrays(self, numbers: npt.NDArray[np.int64], records: npt.NDArray[np.int64]) -> Sequence[Record]:
         """Records of blocks that are arrays: those of each block at once, and then in the wanted order."""
@@ -262,6 +279,7 @@ class ShuffledReader:
         numbers = order.block_range(start, start + size)
         self._window = (epoch, start)
         self._cached_blocks, self._damaged_blocks = {}, set()
+        self._joined = None
         self._packed_window = _PackedWindow(int(self._first_records[numbers[0]]), order.ends[numbers[-1]], numbers)
         for number in numbers:
             block = order.blocks[number]
@@ -297,6 +315,15 @@ class ShuffledReader:
         return self._epoch[1]
 
 
+_JOINED_BYTES = 64 << 20
+"""The most bytes of a window whose arrays are copied into one."""
+
+
+def _array_bytes(records: Sequence[Any]) -> int:
+    arrays: Iterable[Any] = records.columns.values() if isinstance(records, ColumnRecords) else (records,)
+    return sum(each.nbytes for each in arrays)
+
+
 def _single_corrupt_record(corrupt: CorruptRange, record: int) -> CorruptRange:
     damaged = corrupt.damaged
     whole = (damaged.start, damaged.stop)
@@ -327,7 +354,7 @@ class WeightedReader:
 
     def read(self, epoch: int, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """The records at positions ``[start, end)`` of an epoch; see ``ShuffledReader.read``."""
-        firsts, afters = self._interleaving.taken(start), self._interleaving.taken(end)
+        firsts, afters = self._interleaving.count_before(start), self._interleaving.count_before(end)
         parts = [
             group.read(epoch, first, after, on_corrupt) if first < after else ()
             for group, first, after in zip(self._groups, firsts, afters, strict=True)

@@ -85,8 +85,8 @@ class QuantileSketch:
     def quantiles(self, shares: Floats) -> Floats:
         """The value at each share of the values: the smallest one with this estimated rank."""
         values, ranks = self._ranks()
-        at = np.searchsorted(ranks, np.ceil(shares * self.count), side="left")
-        return values[np.minimum(at, len(values) - 1)]
+        places = np.searchsorted(ranks, np.ceil(shares * self.count), side="left")
+        return values[np.minimum(places, len(values) - 1)]
 
     def counts_below(self, bounds: Floats) -> npt.NDArray[np.int64]:
         """Estimated number of values that are smaller than each bound."""
@@ -128,7 +128,10 @@ class DistinctSketch:
         if len(self.hashes) == HASHES:
             hashes = hashes[hashes < self.hashes[-1]]
         if len(hashes):
-            self.hashes = np.unique(np.concatenate((self.hashes, hashes)))[:HASHES]
+            # Sorting takes a third of the time of np.unique, which hashes them again.
+            ordered = np.sort(np.concatenate((self.hashes, hashes)))
+            is_first = np.concatenate((np.ones(1, np.bool_), ordered[1:] != ordered[:-1]))
+            self.hashes = ordered[is_first][:HASHES]
 
     def merge(self, other: DistinctSketch) -> None:
         """Add what another summary has seen."""
@@ -172,6 +175,10 @@ class FrequentValues:
         """Add the values of an Arrow array without missing values."""
         if self.is_dropped or not len(array):
             return
+        # A part of the values often shows that there are more than counters.
+        if self.needs_all and len(array) > 2 * COUNTERS and pc.count_distinct(array[: 2 * COUNTERS]).as_py() > COUNTERS:
+            self.values, self.counts, self.is_dropped = None, self.counts[:0], True
+            return
         counted = pc.value_counts(array)
         part = FrequentValues(self.needs_all, counted.field(0), np.array(counted.field(1), np.int64))
         part._limit()
@@ -189,7 +196,7 @@ class FrequentValues:
             values = pa.concat_arrays([self.values, other.values])
             table = pa.table({"value": values, "count": np.concatenate((self.counts, other.counts))})
             grouped = table.group_by("value", use_threads=False).aggregate([("count", "sum")])
-            self.values = pa.concat_arrays(grouped["value"].chunks)
+            self.values = grouped["value"].combine_chunks()
             self.counts = np.array(grouped["count_sum"], np.int64)
             self._limit()
 

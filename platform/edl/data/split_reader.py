@@ -1,24 +1,33 @@
 """One of two sets, into which the hash of a key divides the records of a data set.
 
-One pass over all records finds out which ones belong to the set; it takes 8 bytes for each of them.
+One pass over all records finds out which ones belong to the set; it takes 8 bytes for each of them. The first process
+of a run that makes the pass keeps a bit for each record in a file of the run, and the others read that.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Iterable, Sequence
+import logging
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edl.api.errors import BadInputError
+from edl.data.data_files import temporary_path
+from edl.data.file_digests import SourceDigests, digest_sources, source_digests
 from edl.data.reader import BlockSizes, CorruptRange, Metadata, OnCorrupt, Reader, Record, Source
 from edl.data.record_columns import ColumnRecords, RaggedColumn, join_records, take_records
 
+_LOG = logging.getLogger(__name__)
 _WHERE = "data.split.key"
 _PART_RECORDS = 4096
 """Records that the pass reads at once, of a reader without blocks."""
@@ -40,14 +49,28 @@ class SplitReader:
         reader: of all records.
         key: column whose values decide.
         share: of the values whose records are for validation.
-        validation: whether this is the set for validation. Records that cannot be read are in the other.
+        validation: whether this is the set for validation. Records whose key cannot be read are in the other.
+        key_reader: reads the same records for their keys; by default ``reader``.
+        saved: a file for what the pass finds out, for other processes; None: none. It is used only for the same data,
+            by the digests of their files, so readers without digests make the pass in each process.
     """
 
-    def __init__(self, reader: Reader, key: str, share: float, *, validation: bool) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        key: str,
+        share: float,
+        *,
+        validation: bool,
+        key_reader: Reader | None = None,
+        saved: Path | None = None,
+    ) -> None:
         self._reader = reader
+        self._key_reader = key_reader or reader
         self._key = key
         self._share = share
         self._validation = validation
+        self._saved = saved
 
     @property
     def metadata(self) -> Metadata:
@@ -61,6 +84,10 @@ class SplitReader:
             BadInputError: the records have no such column.
         """
         return tuple(Source(name, len(numbers)) for name, numbers in self._numbers.items())
+
+    def source_digests(self) -> SourceDigests:
+        """Those of all records of each source."""
+        return source_digests(self._reader)
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Record]:
         """Records ``[start, end)`` of this set in one source; see ``Reader.read``."""
@@ -84,6 +111,14 @@ class SplitReader:
         share = len(self._numbers[source]) / max(1, int(ends[-1]) if len(ends) else 0)
         return BlockSizes(counts, int(total * share))
 
+    @property
+    def fetch_ahead(self) -> Callable[[Sequence[tuple[str, int]]], None] | None:
+        """``fetch_ahead`` of the reader of all records; None if it has no such method."""
+        fetch_ahead = getattr(self._reader, "fetch_ahead", None)
+        if fetch_ahead is None:
+            return None
+        return lambda blocks: fetch_ahead([(source, int(self._numbers[source][at])) for source, at in blocks])
+
     def _read_run(
         self, source: str, run: npt.NDArray[np.int64], position: int, on_corrupt: OnCorrupt | None
     ) -> Sequence[Record]:
@@ -96,14 +131,14 @@ class SplitReader:
             else self._reader.read(source, first, after, corrupt.append)
         )
         bad = {number: each for each in corrupt for number in range(each.start, each.end)}
-        there = np.array([number for number in range(first, after) if number not in bad], np.int64)
+        readable = np.array([number for number in range(first, after) if number not in bad], np.int64)
         chosen = run[~np.isin(run, list(bad))] if bad else run
         for at, number in enumerate(run.tolist(), position):
             if number in bad and on_corrupt is not None:
                 each = bad[number]
                 reason = f"{each.reason} (record {number} of the file)"
                 on_corrupt(CorruptRange(source, at, at + 1, each.chunk, each.offset, reason))
-        return take_records(records, np.searchsorted(there, chosen))
+        return take_records(records, np.searchsorted(readable, chosen))
 
     @cached_property
     def _ends(self) -> dict[str, npt.NDArray[np.int64]]:
@@ -121,28 +156,85 @@ class SplitReader:
     def _numbers(self) -> dict[str, npt.NDArray[np.int64]]:
         """Numbers of the records of this set, by source."""
         self._check_key()
-        found = {}
-        for source in self._reader.sources():
-            parts, start = [np.empty(0, np.int64)], 0
-            for end in self._ends[source.name].tolist():
-                parts.append(self._choose(source.name, start, end))
-                start = end
-            found[source.name] = np.concatenate(parts)
-        return found
+        digests = digest_sources(self._reader) if self._saved is not None else ""
+        chosen = self._load(digests) if digests else None
+        if chosen is None:
+            chosen = {source.name: self._choose_all(source) for source in self._reader.sources()}
+            if digests:
+                self._save(digests, chosen)
+        return {
+            name: np.flatnonzero(is_chosen if self._validation else ~is_chosen) for name, is_chosen in chosen.items()
+        }
 
-    def _choose(self, source: str, start: int, end: int) -> npt.NDArray[np.int64]:
+    def _choose_all(self, source: Source) -> npt.NDArray[np.bool_]:
+        parts, start = [np.empty(0, bool)], 0
+        for end in self._ends[source.name].tolist():
+            parts.append(self._choose(source.name, start, end))
+            start = end
+        return np.concatenate(parts)
+
+    def _choose(self, source: str, start: int, end: int) -> npt.NDArray[np.bool_]:
+        """Which of records ``[start, end)`` are for validation."""
         corrupt: list[CorruptRange] = []
-        records = self._reader.read(source, start, end, corrupt.append)
+        records = self._key_reader.read(source, start, end, corrupt.append)
         is_bad = np.zeros(end - start, bool)
         for each in corrupt:
             is_bad[each.start - start : each.end - start] = True
-        chosen = np.array([is_validation(value, self._share) for value in self._key_values(records)], bool)
-        in_set = np.zeros(end - start, bool)
-        in_set[~is_bad] = chosen
-        return np.flatnonzero(in_set if self._validation else ~in_set) + start
+        chosen: list[bool] = []
+        try:
+            for value in self._key_values(records):
+                chosen.append(value is not None and is_validation(value, self._share))  # noqa: PERF401  counted below
+        except _NoValueError as error:
+            number = start + int(np.flatnonzero(~is_bad)[len(chosen)])
+            raise BadInputError(
+                f"record {number} has no value '{self._key}': {error}",
+                where=source,
+                hint=f"mend the line, or name in {_WHERE} what all lines have",
+            ) from error
+        is_chosen = np.zeros(end - start, bool)
+        is_chosen[~is_bad] = chosen
+        return is_chosen
+
+    def _load(self, digests: str) -> dict[str, npt.NDArray[np.bool_]] | None:
+        """What another process has found out; None: there is nothing of these data."""
+        assert self._saved is not None
+        sources = self._reader.sources()
+        try:
+            with self._saved.open("rb") as stream, np.load(io.BytesIO(stream.read()), allow_pickle=False) as found:
+                if str(found["digests"]) != digests:
+                    return None
+                bits = [found[f"source_{number}"] for number in range(len(sources))]
+        except FileNotFoundError:
+            return None
+        except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            _LOG.info("%s cannot be used, and the pass is made again: %s", self._saved, error)
+            return None
+        if any(
+            each.dtype != np.uint8 or len(each) != -(-source.records // 8)
+            for each, source in zip(bits, sources, strict=True)
+        ):
+            return None
+        return {
+            source.name: np.unpackbits(each, count=source.records).astype(bool)
+            for each, source in zip(bits, sources, strict=True)
+        }
+
+    def _save(self, digests: str, chosen: Mapping[str, npt.NDArray[np.bool_]]) -> None:
+        """Keep it for others. If that fails, they make the pass too; that is no error."""
+        assert self._saved is not None
+        bits: dict[str, Any] = {f"source_{number}": np.packbits(each) for number, each in enumerate(chosen.values())}
+        temporary = temporary_path(self._saved)
+        try:
+            with temporary.open("wb") as stream:
+                np.savez(stream, digests=np.array(digests), **bits)
+            temporary.replace(self._saved)
+        except OSError as error:
+            _LOG.info("the split is kept in memory only: %s", error)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _check_key(self) -> None:
-        metadata = self._reader.metadata
+        metadata = self._key_reader.metadata
         if metadata.format == "jsonl":
             return
         if not metadata.column_names:
@@ -157,8 +249,9 @@ class SplitReader:
                 "data.reader.columns, if these are named",
             )
 
-    def _key_values(self, records: Sequence[Any]) -> Iterable[bytes]:
-        metadata = self._reader.metadata
+    def _key_values(self, records: Sequence[Any]) -> Iterable[bytes | None]:
+        """The value of each record; None: it cannot be read."""
+        metadata = self._key_reader.metadata
         if isinstance(records, ColumnRecords):
             column = records.columns[self._key]
             if isinstance(column, RaggedColumn) or column.ndim != 1:
@@ -167,15 +260,22 @@ class SplitReader:
                 )
             return map(_to_bytes, column.tolist())
         if metadata.format == "jsonl":
-            return (_to_bytes(self._json_value(line)) for line in records)
+            return map(self._json_value, records)
         place = metadata.column_names.index(self._key)
         return (_to_bytes(row[place]) for row in records)
 
-    def _json_value(self, line: bytes) -> Any:
-        found = json.loads(line)
+    def _json_value(self, line: bytes) -> bytes | None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return None  # whoever reads the record reports it
         if not isinstance(found, dict) or found.get(self._key) is None:
-            raise BadInputError(f"a line has no value '{self._key}': {line[:80]!r}", where=_WHERE, hint="mend the file")
-        return found[self._key]
+            raise _NoValueError(line[:80].decode(errors="replace"))
+        return _to_bytes(found[self._key])
+
+
+class _NoValueError(Exception):
+    """A line of JSON lacks the key; the message has its beginning."""
 
 
 def _to_bytes(value: Any) -> bytes:

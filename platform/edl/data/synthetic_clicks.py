@@ -201,6 +201,6 @@ def roc_auc(scores: npt.NDArray[np.floating[Any]], clicked: npt.NDArray[Any]) ->
     # Equal scores form one group: a click in it is counted above half of the group's non-clicks.
     _, group = np.unique(scores, return_inverse=True)
     clicks, others = (np.bincount(group, weights=weights) for weights in (clicked, 1.0 - clicked))
-    below = np.cumsum(others) - others / 2
+    lower_ranks = np.cumsum(others) - others / 2
     pairs = clicks.sum() * others.sum()
-    return float((clicks * below).sum() / pairs) if pairs else float("nan")
+    return float((clicks * lower_ranks).sum() / pairs) if pairs else float("nan")

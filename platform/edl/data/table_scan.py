@@ -1,10 +1,11 @@
-"""One pass over a table for its statistics, in threads.
+"""One pass over a table for its statistics, in threads, or over ranges of it, in workers of a job.
 
 Unlike the readers of training, this pass meets missing values and goes on. It has memory for one batch of each thread.
 """
 
 from __future__ import annotations
 
+import lzma
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +21,20 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
-from edl.api.errors import BadInputError
-from edl.data.data_files import PathOrPaths, detect_format, find_data, read_error
+from edl.api.errors import BadInputError, EdlError
+from edl.data.arrow_reader import ArrowReader
+from edl.data.cache_folder import CACHE_OPTIONS, CacheFolder
+from edl.data.data_files import COMPRESSION_BY_SUFFIX, PathOrPaths, detect_format, find_data, format_of_name, read_error
 from edl.data.numpy_reader import NumpyReader
+from edl.data.parquet_reader import ParquetFooter, read_footer
 from edl.data.reader_factory import ReaderOptions
+from edl.data.remote_files import BlockStore, RemotePath
 from edl.data.table_statistics import TableStatistics, plain_type
+from edl.data.unpacked_cache import is_packed, name_inside, open_packed
 
 _BATCH_RECORDS = 1 << 17
 _BLOCK_BYTES = 1 << 23
-TABLE_FORMATS = ("csv", "parquet", "npz", "jsonl")
+TABLE_FORMATS = ("csv", "parquet", "arrow", "npz", "jsonl")
 """Formats that have columns."""
 
 _CSV_TYPES = (pa.int64(), pa.float64(), pa.string())
@@ -49,30 +55,114 @@ def scan_table(paths: PathOrPaths, options: Mapping[str, object], threads: int) 
     """Statistics of all records.
 
     Args:
-        paths: a file, a directory or a list of both.
+        paths: a file, a directory, an address of an object store or of an HTTP server, or a list of these.
         options: as ``data.reader`` of a job.
         threads: that share the files, and row groups of Parquet.
 
     Raises:
         BadInputError: the data have no columns, or cannot be read.
     """
+    name, files, format_options = _find_table(paths, options)
+    if name == "csv":
+        return _scan_csv(files, format_options, threads)
+    columns = _chosen_columns(name, format_options)
+    if name in ("parquet", "arrow"):
+        return _scan_parts([group.batches for group in _list_row_groups(name, files, columns)], threads)
+    if name == "npz":
+        return _scan_parts([_npz_part(NumpyReader(files, columns))], 1)
+    return _scan_parts([_json_part(file, columns) for file in files], threads)
+
+
+def _find_table(
+    paths: PathOrPaths, options: Mapping[str, object], formats: Sequence[str] = TABLE_FORMATS
+) -> tuple[str, Sequence[Path], Mapping[str, object]]:
+    """The format, the files, and the options of the format."""
     format_options = dict(options)
     chosen = format_options.pop("format", None)
-    files = find_data(paths, None if chosen is None else str(chosen))
-    name = detect_format(files) if chosen is None else str(chosen)
+    cache = CacheFolder.from_options(format_options)
+    format_options = {name: value for name, value in format_options.items() if name not in CACHE_OPTIONS}
+    files = find_data(paths, None if chosen is None else str(chosen), BlockStore(cache))
+    name = _detect_table(files) if chosen is None else str(chosen)
     if name not in TABLE_FORMATS:
         raise BadInputError(
             f"{name} has no columns that EDL knows", where=str(files[0]), hint=f"tables are {', '.join(TABLE_FORMATS)}"
         )
-    if name == "csv":
-        return _scan_csv(files, format_options, threads)
+    if name not in formats:
+        raise BadInputError(
+            f"{name} is not summarized by workers of a job",
+            where=str(files[0]),
+            hint="leave out --workers, or convert the files: edl data convert --to parquet",
+        )
+    return name, files, format_options
+
+
+def _detect_table(files: Sequence[Path]) -> str:
+    """The format of the files; of compressed ones, by the name of what is in them."""
+    inside = {format_of_name(Path(name_inside(file.name))) for file in files}
+    name = inside.pop() if len(inside) == 1 and any(map(is_packed, files)) else None
+    return name or detect_format(files)
+
+
+def _chosen_columns(name: str, format_options: Mapping[str, object]) -> tuple[str, ...]:
     allowed = ("columns", "label") if name != "jsonl" else ("columns", "index")
-    columns = ReaderOptions(format_options, allowed_names=allowed).get_names("columns")
-    if name == "parquet":
-        return _scan_parts(_parquet_parts(files, columns), threads)
-    if name == "npz":
-        return _scan_parts([_npz_part(files, columns)], 1)
-    return _scan_parts([_json_part(file, columns) for file in files], threads)
+    return ReaderOptions(format_options, allowed_names=allowed).get_names("columns")
+
+
+RANGE_FORMATS = ("parquet", "arrow", "npz")
+"""Formats that workers share by ranges of records."""
+
+
+class TableRanges:
+    """A table of which ranges of records are summarized, as a job leases them.
+
+    Args:
+        paths: as for ``scan_table``.
+        options: as ``data.reader`` of a job.
+
+    Raises:
+        BadInputError: the data cannot be read, or have a format without exact ranges.
+    """
+
+    def __init__(self, paths: PathOrPaths, options: Mapping[str, object]) -> None:
+        name, files, format_options = _find_table(paths, options, RANGE_FORMATS)
+        columns = _chosen_columns(name, format_options)
+        self.sources: dict[str, int] = {}
+        """Records of each file."""
+        self._parts: dict[str, list[_RowGroup | _RecordBatch]] = {}
+        self._arrays = NumpyReader(files, columns) if name == "npz" else None
+        if self._arrays is not None:
+            self.sources = {source.name: source.records for source in self._arrays.sources()}
+            return
+        self.sources = {str(file): 0 for file in files}
+        for group in _list_row_groups(name, files, columns):
+            self._parts.setdefault(str(group.file), []).append(group)
+            self.sources[str(group.file)] += group.records
+
+    @property
+    def group_records(self) -> int:
+        """Number of records of the first row group, as most have in files of one writer; 1 in formats without any."""
+        return max(1, next((group.records for groups in self._parts.values() for group in groups), 1))
+
+    def scan(self, source: str, start: int, end: int) -> TableStatistics:
+        """Statistics of records ``[start, end)`` of a file."""
+        if not 0 <= start <= end <= self.sources.get(source, 0):
+            raise BadInputError(f"there are no records {start} to {end}", where=source)
+        statistics = TableStatistics()
+        if self._arrays is not None:
+            _add_batches(statistics, _npz_batches(self._arrays, source, start, end))
+            return statistics
+        first = 0
+        for group in self._parts[source]:
+            begin, finish = max(start, first) - first, min(end, first + group.records) - first
+            if begin < finish:
+                _add_batches(statistics, group.batches(statistics, begin, finish))
+            first += group.records
+        return statistics
+
+
+def _add_batches(statistics: TableStatistics, batches: Iterator[Any]) -> None:
+    for batch in batches:
+        statistics.add(batch)
 
 
 def _scan_parts(parts: Sequence[Part], threads: int) -> TableStatistics:
@@ -82,8 +172,7 @@ def _scan_parts(parts: Sequence[Part], threads: int) -> TableStatistics:
     def scan_share(thread: int) -> TableStatistics:
         statistics = TableStatistics()
         for part in parts[thread::threads]:
-            for batch in part(statistics):
-                statistics.add(batch)
+            _add_batches(statistics, part(statistics))
         return statistics
 
     with ThreadPoolExecutor(threads) as pool:
@@ -115,14 +204,89 @@ def _check_columns(schema: Any, columns: Sequence[str], where: Path) -> list[str
 # Formats.
 
 
-def _parquet_parts(files: Sequence[Path], columns: Sequence[str]) -> list[Part]:
-    parts: list[Part] = []
+@dataclass(frozen=True)
+class _RowGroup:
+    """A row group of a Parquet file; ``number`` is None, without records, in a file that has none.
+
+    Args:
+        types: the chosen columns, each with its type.
+        ranges: start and end of the bytes of each of its columns; only of a remote file.
+    """
+
+    file: Path
+    number: int | None
+    records: int
+    types: Mapping[str, Any]
+    ranges: Sequence[tuple[int, int]] = ()
+
+    def batches(self, statistics: TableStatistics, start: int = 0, end: int | None = None) -> Iterator[Any]:
+        """Rows ``[start, end)`` of the group. What is damaged is counted."""
+        if self.number is None:
+            yield pa.schema(list(self.types.items())).empty_table()
+            return
+        end, done = self.records if end is None else end, 0
+        with _reading(self.file), _open_stream(self.file) as stream:
+            try:
+                opened = pq.ParquetFile(stream, page_checksum_verification=True)
+                if self.ranges:
+                    stream.prefetch(self.ranges)
+                for batch in opened.iter_batches(
+                    _BATCH_RECORDS, row_groups=[self.number], columns=list(self.types), use_threads=False
+                ):
+                    first, done = done, done + batch.num_rows
+                    begin, finish = max(start, first), min(end, done)
+                    if begin < finish:
+                        yield batch.slice(begin - first, finish - begin)
+                    if done >= end:
+                        return
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, EdlError) or (isinstance(error, OSError) and error.errno is not None):
+                    raise  # not of the content
+                place = f"{self.file}, row group {self.number}: {str(error).splitlines()[0]}"
+                statistics.add_damage(place, end - max(start, done))
+
+
+@dataclass(frozen=True)
+class _RecordBatch:
+    """A record batch of an Arrow file; otherwise as ``_RowGroup``.
+
+    Args:
+        reader: reads it.
+        footer: of the file.
+    """
+
+    file: Path
+    number: int | None
+    records: int
+    types: Mapping[str, Any]
+    reader: ArrowReader
+    footer: ParquetFooter
+
+    def batches(self, statistics: TableStatistics, start: int = 0, end: int | None = None) -> Iterator[Any]:
+        """Rows ``[start, end)`` of the batch. One that is damaged is counted."""
+        if self.number is None:
+            yield pa.schema(list(self.types.items())).empty_table()
+            return
+        end = self.records if end is None else end
+        with _reading(self.file), self.file.open("rb") as stream:
+            try:
+                table = self.reader.read_table(stream, self.footer, self.number, list(self.types))
+            except pa.ArrowException as error:
+                place = f"{self.file}, record batch {self.number}: {str(error).splitlines()[0]}"
+                statistics.add_damage(place, end - start)
+                return
+            yield table.slice(start, end - start)
+
+
+def _list_row_groups(name: str, files: Sequence[Path], columns: Sequence[str]) -> list[_RowGroup | _RecordBatch]:
+    """All row groups of files, or record batches, which must have the same columns; at least one for each file."""
+    groups: list[_RowGroup | _RecordBatch] = []
+    reader = ArrowReader(files) if name == "arrow" else None
     expected: Any = None
     for file in files:
-        with _reading(file), pq.ParquetFile(file) as opened:
-            names = _check_columns(opened.schema_arrow, columns, file)
-            types = {name: opened.schema_arrow.field(name).type for name in names}
-            groups = opened.num_row_groups
+        footer = read_footer(file) if reader is None else reader.read_footer(file)
+        names = _check_columns(footer.schema, columns, file)
+        types = {name: footer.schema.field(name).type for name in names}
         if expected is not None and types != expected:
             raise BadInputError(
                 f"the columns differ from those of {files[0]}",
@@ -130,42 +294,31 @@ def _parquet_parts(files: Sequence[Path], columns: Sequence[str]) -> list[Part]:
                 hint="all files of a data set must have the same columns with the same types",
             )
         expected = types
-        parts += [_parquet_part(file, group, names) for group in range(groups)] or [_empty_part(types)]
-    return parts
+        for number, records in enumerate(footer.group_records):
+            places = footer.ranges[number] if footer.ranges else {}
+            ranges = [place for name, place in places.items() if name.partition(".")[0] in types]
+            if reader is None:
+                groups.append(_RowGroup(file, number, records, types, ranges))
+            else:
+                groups.append(_RecordBatch(file, number, records, types, reader, footer))
+        if not footer.group_records:
+            groups.append(_RowGroup(file, None, 0, types))
+    return groups
 
 
-def _parquet_part(file: Path, group: int, names: list[str]) -> Part:
+def _npz_part(reader: NumpyReader) -> Part:
     def batches(statistics: TableStatistics) -> Iterator[Any]:
-        with _reading(file), pq.ParquetFile(file, page_checksum_verification=True) as opened:
-            records, done = opened.metadata.row_group(group).num_rows, 0
-            try:
-                for batch in opened.iter_batches(_BATCH_RECORDS, row_groups=[group], columns=names, use_threads=False):
-                    done += batch.num_rows
-                    yield batch
-            except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:  # not of the content
-                    raise
-                statistics.add_damage(f"{file}, row group {group}: {str(error).splitlines()[0]}", records - done)
-
-    return batches
-
-
-def _empty_part(types: Mapping[str, Any]) -> Part:
-    schema = pa.schema(list(types.items()))
-    return lambda statistics: iter([schema.empty_table()])
-
-
-def _npz_part(files: Sequence[Path], columns: Sequence[str]) -> Part:
-    def batches(statistics: TableStatistics) -> Iterator[Any]:
-        reader = NumpyReader(files, columns)
         for source in reader.sources():
-            # At least one, so that an empty file has its columns.
-            for start in range(0, max(1, source.records), _BATCH_RECORDS):
-                records: Any = reader.read(source.name, start, min(source.records, start + _BATCH_RECORDS))
-                arrays = {name: _to_arrow(array) for name, array in records.columns.items()}
-                yield pa.table(arrays)
+            yield from _npz_batches(reader, source.name, 0, source.records)
 
     return batches
+
+
+def _npz_batches(reader: NumpyReader, source: str, start: int, end: int) -> Iterator[Any]:
+    # At least one, so that an empty file has its columns.
+    for begin in range(start, max(start + 1, end), _BATCH_RECORDS):
+        records: Any = reader.read(source, begin, min(end, begin + _BATCH_RECORDS))
+        yield pa.table({name: _to_arrow(array) for name, array in records.columns.items()})
 
 
 def _to_arrow(array: Any) -> Any:
@@ -179,7 +332,8 @@ def _to_arrow(array: Any) -> Any:
 
 def _json_part(file: Path, columns: Sequence[str]) -> Part:
     def batches(statistics: TableStatistics) -> Iterator[Any]:
-        with _reading(file), pajson.open_json(file, pajson.ReadOptions(False, _BLOCK_BYTES)) as stream:
+        options = pajson.ReadOptions(False, _BLOCK_BYTES)
+        with _reading(file), _open_text(file) as text, pajson.open_json(text, options) as stream:
             names = _check_columns(stream.schema, columns, file)
             for batch in stream:
                 yield batch.select(names)
@@ -210,18 +364,16 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
         skipped[0] += 1
         return "skip"
 
-    names = None if has_header or not columns else list(columns)
-    read = pacsv.ReadOptions(
-        use_threads=False,
-        block_size=_BLOCK_BYTES,
-        column_names=names,
-        autogenerate_column_names=not has_header and not names,
-    )
+    read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES)
+    if not has_header:
+        read.column_names = list(columns) or _column_places(file, separator)
     parse = pacsv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=skip_row)
 
-    def open_stream(column_types: Mapping[str, Any]) -> Any:
+    @contextmanager
+    def open_stream(column_types: Mapping[str, Any]) -> Iterator[Any]:
         convert = pacsv.ConvertOptions(column_types=column_types, null_values=[""], strings_can_be_null=True)
-        return pacsv.open_csv(file, read, parse, convert)
+        with _open_text(file) as text, pacsv.open_csv(text, read, parse, convert) as stream:
+            yield stream
 
     with _reading(file), open_stream({}) as stream:
         found = {entry.name: entry.type for entry in stream.schema}
@@ -252,16 +404,53 @@ def _csv_part(file: Path, separator: str, columns: Sequence[str], types: dict[st
     return batches
 
 
+def _column_places(file: Path, separator: str) -> list[str]:
+    """The names that the reader gives to the columns of a file without a header: their places from 0."""
+    with _reading(file), _open_text(file) as text:
+        read = pacsv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES, autogenerate_column_names=True)
+        parse = pacsv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=lambda _: "skip")
+        with pacsv.open_csv(text, read, parse) as stream:
+            return [str(place) for place in range(len(stream.schema))]
+
+
+@contextmanager
+def _open_stream(file: Path) -> Iterator[Any]:
+    """The bytes of a file. Of a remote one, a stream that fetches blocks."""
+    if isinstance(file, RemotePath):
+        with file.open("rb", buffering=0) as stream:
+            yield stream
+    else:
+        with pa.OSFile(str(file)) as opened:
+            yield opened
+
+
+@contextmanager
+def _open_text(file: Path) -> Iterator[Any]:
+    """The content of a file of text, unpacked if its name says that it is compressed."""
+    with _open_stream(file) as stream:
+        compression = COMPRESSION_BY_SUFFIX.get(file.suffix.lower())
+        if compression is None:
+            yield stream
+        elif compression == "xz":  # which Arrow has not
+            with open_packed(file, stream) as unpacked:
+                yield pa.PythonFile(unpacked, "r")
+        else:
+            with pa.CompressedInputStream(stream, compression) as unpacked:
+                yield unpacked
+
+
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
     """Errors of Arrow as those of EDL."""
     try:
         yield
+    except EdlError:
+        raise
     except OSError as error:
         if error.errno is not None:
             raise read_error(file, error) from error
         raise _content_error(file, error) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, EOFError, lzma.LZMAError) as error:
         raise _content_error(file, error) from error
 
 

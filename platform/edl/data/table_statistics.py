@@ -147,9 +147,9 @@ class ColumnStatistics:
         if not np.isfinite(greatest - least) or least == greatest:
             return {"edges": [least, greatest], "counts": [self.count]}
         edges = np.linspace(least, greatest, HISTOGRAM_BINS + 1)
-        below = self.quantiles.counts_below(edges)
-        below[0], below[-1] = 0, self.count
-        return {"edges": edges.tolist(), "counts": np.diff(below).tolist()}
+        cumulated = self.quantiles.counts_below(edges)
+        cumulated[0], cumulated[-1] = 0, self.count
+        return {"edges": edges.tolist(), "counts": np.diff(cumulated).tolist()}
 
 
 _MOST_PLACES = 10

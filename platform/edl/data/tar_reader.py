@@ -12,7 +12,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,7 @@ from edl.data.data_files import (
     save_index,
     stream_version,
 )
+from edl.data.file_digests import SourceDigests, digest_file
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.record_columns import ColumnRecords
@@ -150,6 +151,10 @@ class TarReader:
         """Name (the path) and number of samples of each file."""
         _ = self._names  # refuses columns that no sample has
         return tuple(Source(name, len(index.keys)) for name, index in self._indexes.items())
+
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether each file was written again; see ``file_digests``."""
+        return {name: partial(digest_file, path) for name, path in self._files.items()}
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> Sequence[Any]:
         """Samples ``[start, end)`` of one file; see ``Reader.read``. A sample that lacks a column is corrupt."""

@@ -22,6 +22,7 @@ class TextFormat:
     """See ``block_file.RecordFormat``."""
 
     name = "text"
+    blocks_at_once = 1  # a byte order mark is dropped where a block begins, whatever range is read
 
     def find_records(self, content: bytes, *, check: bool) -> FoundRecords:
         """The complete lines; a line that is not UTF-8 is damaged."""
@@ -39,10 +40,10 @@ class TextFormat:
         return rest + b"\n"
 
     def _find_ends(self, lines: bytes) -> array[int]:
-        bounds, at = array("Q", [0]), lines.find(b"\n")
-        while at >= 0:
-            bounds.append(at + 1)
-            at = lines.find(b"\n", at + 1)
+        bounds, line_end = array("Q", [0]), lines.find(b"\n")
+        while line_end >= 0:
+            bounds.append(line_end + 1)
+            line_end = lines.find(b"\n", line_end + 1)
         return bounds
 
     def _find_damage(self, lines: PackedRecords) -> Mapping[int, str]:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
+import lzma
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from edl.api.errors import BadInputError
 from edl.data.cache_folder import CacheFolder
-from edl.data.data_files import FileVersion, file_version, read_error, temporary_path
+from edl.data.data_files import PACKED_SUFFIXES, FileVersion, file_version, read_error, temporary_path
 from edl.data.remote_files import RemotePath, is_remote
 
-PACKED_SUFFIX = ".gz"
 CACHED_FORMATS = ("text", "jsonl", "csv", "tfrecord")
 """Formats whose files may be compressed."""
 _COPY_BYTES = 1 << 20
@@ -50,7 +52,7 @@ class UnpackedCache:
         packed = file_version(file.stat())
         # The same name in every process and after a restart: the ledger knows sources by their names.
         place = str(file) if is_remote(file) else os.path.abspath(file)
-        target = self.cache.folder / sha256(place.encode()).hexdigest()[:16] / file.name[: -len(PACKED_SUFFIX)]
+        target = self.cache.folder / sha256(place.encode()).hexdigest()[:16] / file.stem
         stamp = target.parent / ".packed"
         if target.exists() and stamp.exists() and stamp.read_text() == _stamp(packed, target):
             return target
@@ -70,16 +72,16 @@ class UnpackedCache:
     def _copy(self, file: Path, target: Path) -> None:
         cache = self.cache
         cache.remove_temporary_files()
-        room, written = cache.make_room(0), 0
+        room, written = cache.evict_blocks(0), 0
         try:
             # Blocks would need the lock, and nobody reads them again.
             readable = file.without_cache() if isinstance(file, RemotePath) else file
-            with readable.open("rb") as packed, gzip.open(packed) as source, target.open("wb") as copy:
+            with readable.open("rb") as packed, open_packed(file, packed) as source, target.open("wb") as copy:
                 while content := source.read(_COPY_BYTES):
                     written += len(content)
                     if written > room:
                         copy.flush()  # counted by its size; blocks of remote files give way to it
-                        room = cache.make_room(len(content)) + written - len(content)
+                        room = cache.evict_blocks(len(content)) + written - len(content)
                     if written > room:
                         raise BadInputError(
                             f"{cache.folder} would become larger than data.reader.cache_gib ({cache.limit >> 30} GiB)",
@@ -87,13 +89,11 @@ class UnpackedCache:
                             hint="allow more, or remove files of other jobs from the folder when none of them runs",
                         )
                     copy.write(content)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise BadInputError(
-                f"the file cannot be unpacked after {written} bytes of its content: {error}",
-                where=str(file),
-                hint="it is truncated or was overwritten; write it again",
-            ) from error
+        except (EOFError, zlib.error, lzma.LZMAError) as error:
+            raise _damage(file, written, error) from error
         except OSError as error:
+            if error.errno is None:  # of the content; gzip.BadGzipFile is one
+                raise _damage(file, written, error) from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise BadInputError(
@@ -105,7 +105,37 @@ class UnpackedCache:
 
 def is_packed(file: Path) -> bool:
     """Whether a file is compressed, by its name."""
-    return file.suffix.lower() == PACKED_SUFFIX
+    return file.suffix.lower() in PACKED_SUFFIXES
+
+
+def name_inside(name: str) -> str:
+    """The name of what a file has in it: without the end that says how it is compressed."""
+    return name.rpartition(".")[0] if is_packed(Path(name)) else name
+
+
+def open_packed(file: Path, packed: BinaryIO) -> Any:
+    """What a compressed file has in it, as a stream of bytes; ``packed`` is the content of the file."""
+    suffix = file.suffix.lower()
+    if suffix == ".zst":
+        try:
+            import pyarrow
+        except ModuleNotFoundError as error:
+            raise BadInputError(
+                "Zstandard needs the package pyarrow, which is not installed",
+                where=str(file),
+                hint="pip install pyarrow",
+            ) from error
+        return pyarrow.CompressedInputStream(packed, "zstd")
+    openers: Mapping[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return openers[suffix](packed)
+
+
+def _damage(file: Path, written: int, error: Exception) -> BadInputError:
+    return BadInputError(
+        f"the file cannot be unpacked after {written} bytes of its content: {error}",
+        where=str(file),
+        hint="it is truncated or was overwritten; write it again",
+    )
 
 
 def _stamp(packed: FileVersion, target: Path) -> str:

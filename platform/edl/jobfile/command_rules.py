@@ -30,7 +30,6 @@ _PROGRAM_DOES = {
 _PROGRAM_STEPS = {
     "learning_rate_scaling": "the program applies its own learning rate; step.world.size is the number of workers",
     "reference_world": "the program applies its own learning rate; step.world.size is the number of workers",
-    "global_batch": "each worker has a minibatch of train.minibatch_size",
     "max_dense_gradient": "the program decides what is summed",
 }
 """Fields of the strategy without an effect on steps of programs, and why."""

@@ -12,6 +12,7 @@ from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, DataSpec, JobSpec, ModelSpec
 from edl.jobfile.batch_rules import check_batches
 from edl.jobfile.command_rules import check_program
+from edl.jobfile.database_address import CREDENTIAL_VARIABLES, check_databases
 from edl.jobfile.document_tree import (
     DocumentNode,
     ReadContext,
@@ -48,6 +49,7 @@ def find_rule_violations(spec: JobSpec, required_datasets: Iterable[str] = ()) -
         *check_program(spec),
         *check_schema(spec),
         *check_sources(spec),
+        *check_databases(spec),
         *check_batches(spec),
         *_check_datasets(spec, required_datasets),
         *_check_evaluation(spec),
@@ -84,7 +86,7 @@ def _check_worker_limits(spec: JobSpec) -> Iterator[RuleViolation]:
 def _check_variables(spec: JobSpec) -> Iterator[RuleViolation]:
     """Variables of EDL's own processes. ``edl run`` sets none of ``pod.env``, but the file may be submitted later."""
     for name in spec.pod.env:
-        if name.startswith("EDL_"):
+        if name.startswith("EDL_") and name not in CREDENTIAL_VARIABLES:
             yield RuleViolation(
                 f"pod.env.{name}", f"found '{name}', which EDL sets itself", "leave it out, or choose another name"
             )

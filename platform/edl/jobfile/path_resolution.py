@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from edl.api.errors import BadInputError
 from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import VolumeSpec
+from edl.jobfile.database_address import database_file, path_of_data, with_database_file
 
 DEFAULT_STORAGE_DIR = ".edl"
 UNSHARED_STORAGE_DIR = "/edl"
@@ -21,8 +22,8 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
     """The spec with absolute paths of this machine.
 
     A path at or below a volume's mount is mapped to the volume's ``local`` folder; without such a folder it is kept.
-    Other relative paths start at the job file's directory. Data that is named by a URL (``scheme://…``, for a user's
-    own reader) is kept. The default of ``storage.path`` is ``.edl`` in ``cwd``.
+    Other relative paths start at the job file's directory. Data that is named by a URL (``scheme://…``) is kept, but
+    that of a file of a database is resolved, too. The default of ``storage.path`` is ``.edl`` in ``cwd``.
 
     Args:
         spec: as loaded.
@@ -42,7 +43,12 @@ def resolve_local_paths(spec: JobSpec, base_dir: Path, cwd: Path | None = None) 
         return to_local_path(weights) if weights and names_path(weights) else weights
 
     def to_local_paths(paths: Iterable[str]) -> tuple[str, ...]:
-        return tuple(path if "://" in path else to_local_path(path) for path in paths)
+        return tuple(to_local_data(path) for path in paths)
+
+    def to_local_data(path: str) -> str:
+        if file := database_file(path):
+            return with_database_file(path, to_local_path(file))
+        return path if "://" in path else to_local_path(path)
 
     data = spec.data
     storage = (
@@ -145,6 +151,7 @@ def find_relative_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """Relative paths of data and of the export, by field. A job with one cannot run in a pod."""
     for name in ("training", "validation", "prediction"):
         paths: tuple[str, ...] = getattr(spec.data, name)
-        yield from ((f"data.{name}", path) for path in paths if "://" not in path and not path.startswith("/"))
+        files = [(path, path_of_data(path)) for path in paths]
+        yield from ((f"data.{name}", path) for path, file in files if file and not file.startswith("/"))
     if spec.export is not None and spec.export.path is not None and not spec.export.path.startswith("/"):
         yield "export.path", spec.export.path

@@ -23,6 +23,19 @@ def selected_columns(data: DataSpec, data_set: str) -> tuple[str, ...]:
     return (*schema.features, *label)
 
 
+def column_types(data: DataSpec, data_set: str) -> dict[str, str]:
+    """The types of the columns of a table of text; empty: the schema names no features, and cells stay text."""
+    schema = data.schema
+    if schema is None:
+        return {}
+    return {name: schema.features.get(name, label_type(schema)) for name in selected_columns(data, data_set)}
+
+
+def label_type(schema: SchemaSpec) -> str:
+    """The type of the label's column, as the name of a TensorFlow dtype."""
+    return "string" if schema.classes else "int64" if schema.label_mode == "int" else "float32"
+
+
 def check_schema(spec: JobSpec) -> Iterator[RuleViolation]:
     """A schema is that of a table or that of images, and says everything once."""
     schema = spec.data.schema

@@ -196,8 +196,8 @@ class SectionType:
         return [name for name in section_fields(self.section) if name in required and name not in present]
 
     def _default_schema(self, name: str, option: SectionField) -> dict[str, JsonValue]:
-        given = field_defaults(self.section)
-        return {"default": option.field_type.write(given[name])} if name in given else {}
+        defaults = field_defaults(self.section)
+        return {"default": option.field_type.write(defaults[name])} if name in defaults else {}
 
 
 def _format_json_value(value: Any) -> str:

@@ -40,6 +40,7 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
             yield from _refuse_step_size(spec)
             yield from _refuse_evaluators(spec)
         case "Local":  # one process pushes: every push is a round, and none is stale
+            yield from _refuse_master_commands(spec)
             yield from _check_row_limits(spec)
             yield from _refuse_step_size(spec)
             yield from _refuse_evaluators(spec)
@@ -49,6 +50,14 @@ def check_strategy(spec: JobSpec) -> Iterator[RuleViolation]:
             yield from _check_scaling(spec)
             yield from _check_global_batch(spec)
             yield from _check_evaluators(spec)
+
+
+def _refuse_master_commands(spec: JobSpec) -> Iterator[RuleViolation]:
+    for name in ("prepare", "finish"):
+        if getattr(spec.master, name):
+            yield RuleViolation(
+                f"master.{name}", "has no effect under strategy Local, which has no master", "use AllReduce"
+            )
 
 
 def describe_unused_fields(spec: JobSpec) -> list[str]:

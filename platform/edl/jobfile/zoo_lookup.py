@@ -8,6 +8,7 @@ they never run user code. The worker uses it before it imports, because its erro
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -276,6 +277,23 @@ def check_misnamed(module: ZooModule) -> None:
         )
 
 
+def find_undefined_model(zoo: Path, definition: str) -> BadInputError | None:
+    """An error if the module of a definition exists and does not define the model; None if there is no such module."""
+    *parts, function = definition.split(".")
+    if not zoo.is_dir() or not parts:
+        return None
+    try:
+        path = _find_module_file(zoo.resolve(), parts)
+        names = defined_names(path, zoo.resolve())
+    except BadInputError:  # no such module, or one that is no Python, which a run says
+        return None
+    try:
+        _check_defined(path, names, function)
+    except BadInputError as error:
+        return error
+    return None
+
+
 def find_unknown_params(zoo: Path, definition: str, params: Collection[str]) -> Iterator[BadInputError]:
     """Errors for params that the model's function does not accept, as far as the module's text shows it.
 
@@ -312,11 +330,13 @@ def _find_module_file(zoo: Path, parts: Sequence[str]) -> Path:
 
 def _list_modules(zoo: Path) -> list[str]:
     modules = []
-    for path in sorted(zoo.rglob("*.py")):
-        parts = path.relative_to(zoo).with_suffix("").parts
-        if all(part.isidentifier() for part in parts) and parts[-1] != "__init__":
-            modules.append(".".join(parts))
-    return modules
+    for folder, subfolders, files in os.walk(zoo):
+        # A folder that is no package has no modules. It may be an environment with tens of thousands of files.
+        subfolders[:] = [name for name in subfolders if name.isidentifier()]
+        package = Path(folder).relative_to(zoo).parts
+        names = [name.removesuffix(".py") for name in files if name.endswith(".py")]
+        modules += [".".join((*package, name)) for name in names if name.isidentifier() and name != "__init__"]
+    return sorted(modules)
 
 
 def _check_defined(path: Path, defined: Sequence[str], function: str) -> None:

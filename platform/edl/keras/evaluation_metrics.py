@@ -228,9 +228,9 @@ class EvaluationMetrics:
 
         def make_entries() -> tuple[_MetricEntry, ...]:
             entries = _collect_entries(module.eval_metrics_fn, outputs)
-            taken = {entry.name for entry in entries}
+            names = {entry.name for entry in entries}
             for entry in _collect_entries(module.weighted_metrics_fn, outputs) if module.weighted_metrics_fn else ():
-                name = f"weighted_{entry.name}" if entry.name in taken else entry.name
+                name = f"weighted_{entry.name}" if entry.name in names else entry.name
                 entries.append(replace(entry, name=name, weighted=True))
             return tuple(entries)
 

@@ -22,10 +22,10 @@ class ModelInput:
 
 
 def encode_label(number: Any, mode: str | None, class_count: int) -> Any:
-    """A label as the loss takes it: see ``data.schema.label_mode``.
+    """A label, or the labels of a minibatch, as the loss takes them: see ``data.schema.label_mode``.
 
     Args:
-        number: a scalar: the number of the class, or any number without a mode.
+        number: the number of the class, or any number without a mode; a scalar or ``[records]``.
         mode: ``int``, ``categorical`` or ``binary``; None: the number as float32.
         class_count: number of classes; 0: unknown.
     """
@@ -39,4 +39,4 @@ def encode_label(number: Any, mode: str | None, class_count: int) -> Any:
             where="data.schema.label_mode",
             hint="use int or categorical",
         )
-    return tf.reshape(tf.cast(number, tf.float32), (1,))
+    return tf.expand_dims(tf.cast(number, tf.float32), -1)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from edl.api.errors import BadInputError
 from edl.api.job_spec import SchemaSpec
 from edl.keras.feed_schema import DATA_SET_BY_FEED_MODE, ModelInput, encode_label
+from edl.transport.process_identity import count_available_cores
 
 _CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 _DEFAULT_SIZE = (256, 256)
@@ -53,6 +54,23 @@ def make_image_parser(
     return parse
 
 
+def explain_bad_image(record: Mapping[str, Any], mode: str) -> tuple[str, str]:
+    """What is wrong with an image of which the parser raises, and what to do."""
+    path = record["path"].decode(errors="replace")
+    if mode != "prediction" and record["label"] < 0:
+        return f"the image {path} lies in no folder of a class", "move it into one, or out of the folder"
+    return f"the image {path} cannot be decoded", "replace the file, or remove it"
+
+
+def decoding_threads() -> int | None:
+    """Number of images of a minibatch that are decoded at the same time: this worker's share of cores; None for one.
+
+    An image takes milliseconds, so that it costs nothing to hand it to another thread.
+    """
+    threads = tf.config.threading.get_intra_op_parallelism_threads() or count_available_cores()
+    return threads if threads > 1 else None
+
+
 def _choose_shape(schema: SchemaSpec, inputs: Mapping[str, ModelInput]) -> tuple[int, int, int]:
     """Height, width and channels: of the schema, else of the model's input, else Keras' defaults."""
     if len(inputs) > 1:
@@ -61,20 +79,20 @@ def _choose_shape(schema: SchemaSpec, inputs: Mapping[str, ModelInput]) -> tuple
             where="data.schema",
             hint="define feed(dataset, mode, metadata) in the model module",
         )
-    given = next((each.shape for each in inputs.values()), (None, None, None))
-    if len(given) != 3:
+    input_shape = next((each.shape for each in inputs.values()), (None, None, None))
+    if len(input_shape) != 3:
         raise BadInputError(
-            f"the model's input has the shape {given}, and an image [height, width, channels]",
+            f"the model's input has the shape {input_shape}, and an image [height, width, channels]",
             where="data.schema",
             hint="give the model such an input, or define feed(dataset, mode, metadata) in its module",
         )
-    size = schema.image_size or tuple(axis or other for axis, other in zip(given, _DEFAULT_SIZE, strict=False))
-    channels = _CHANNELS[schema.color_mode] if schema.color_mode else given[2] or 3
+    size = schema.image_size or tuple(axis or other for axis, other in zip(input_shape, _DEFAULT_SIZE, strict=False))
+    channels = _CHANNELS[schema.color_mode] if schema.color_mode else input_shape[2] or 3
     chosen = (*size, channels)
     for axis, name in enumerate(("image_size", "image_size", "color_mode")):
-        if given[axis] not in (None, chosen[axis]):
+        if input_shape[axis] not in (None, chosen[axis]):
             raise BadInputError(
-                f"images become {chosen}, and the model's input is {given}",
+                f"images become {chosen}, and the model's input is {input_shape}",
                 where=f"data.schema.{name}",
                 hint="leave the field out: images then become what the model's input is",
             )

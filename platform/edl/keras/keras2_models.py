@@ -834,14 +834,25 @@ _MOST_REMADE_BYTES = 1 << 28
 
 def format_keras2_loading(model: Keras2Model, path: Path, zoo: Path) -> str:
     """Python code that loads the ``.keras`` file, or a comment with the reason why none does."""
-    why = find_unloadable_keras2(model)
-    is_unsafe = bool(why) and not find_unloadable_keras2(model, safe_mode=False)
-    if why and not is_unsafe:
-        return f"# {why}"
+    fault = find_unloadable_keras2(model)
+    is_unsafe = bool(fault) and not find_unloadable_keras2(model, safe_mode=False)
+    if fault and not is_unsafe:
+        return f"# {fault}"
     folders = json.dumps([str(zoo), str(zoo.parent)])
     argument = ", safe_mode=False" if is_unsafe else ""
     call = f"tf_keras.models.load_model({json.dumps(str(path))}{argument})"
-    return f"import sys; sys.path[:0] = {folders}; import tf_keras; {call}"
+    modules = list(_registering_modules(model))
+    imports = "; ".join(f"import {module}" for module in ("tf_keras", *modules))
+    # Modules may take their base classes from tf.keras, which is Keras 3 without the variable.
+    begin = f'import os, sys; os.environ["{LEGACY_VARIABLE}"] = "1"' if modules else "import sys"
+    return f"{begin}; sys.path[:0] = {folders}; {imports}; {call}"
+
+
+def _registering_modules(model: Keras2Model) -> Iterator[str]:
+    """Modules with layers that are registered when the module is imported; loading does not import them."""
+    for module in sorted({type(layer).__module__ for layer in model.legacy._flatten_layers()}):
+        if module.partition(".")[0] not in (_OWN_PACKAGE, "keras", "tensorflow"):
+            yield module
 
 
 def find_unloadable_keras2(model: Keras2Model, *, safe_mode: bool = True) -> str:

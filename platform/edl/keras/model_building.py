@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edl.api.errors import BadInputError
 from edl.api.variables import VariableSpec
 from edl.core.partition import splitmix64
-from edl.keras.keras2_models import reset_names_and_seed
+from edl.keras.keras2_models import Keras2Model, reset_names_and_seed
 from edl.keras.model_contract import ModelModule, refuse_metrics_in_layers
 from edl.keras.ps_embedding import converting_large_embeddings
 from edl.keras.traced_function import spec_for_any_count
@@ -197,6 +197,42 @@ def refuse_lossy_export(model: Any) -> None:
                 where="export",
                 hint="set export: null (checkpoints keep the type), or train float32 variables; for mixed precision "
                 "use the policy mixed_bfloat16",
+            )
+
+
+_EXPORTED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
+"""Names of inputs that a SavedModel can have. Dots and hyphens become underscores there."""
+
+
+def refuse_unexportable_inputs(model: Any) -> None:
+    """Refuse names of inputs with which Keras cannot write a SavedModel, before anything is trained.
+
+    They do no harm to training. Of a model that does not declare its inputs, and of sparse or ragged inputs, Keras does
+    not use the names.
+
+    Raises:
+        BadInputError: names the input.
+    """
+    inputs = getattr(model, "inputs", None) or ()
+    if isinstance(model, Keras2Model) or any(each.sparse or each.ragged for each in inputs):
+        return
+    names_by_argument: dict[str, str] = {}
+    for name in (each.name for each in inputs):
+        if not _EXPORTED_NAME.fullmatch(name):
+            raise BadInputError(
+                f"the model cannot be exported: a SavedModel has no input '{name}'",
+                where="export",
+                hint="use ASCII letters, digits, '_', '-' and '.', and begin with a letter or a digit, in "
+                "keras.Input(name=...) and in the features that feed returns, or set export: null",
+            )
+        argument = name.lower().replace(".", "_").replace("-", "_")
+        other = names_by_argument.setdefault(argument, name)
+        if other != name:
+            raise BadInputError(
+                f"the model cannot be exported: the inputs '{other}' and '{name}' have the same name in a SavedModel",
+                where="export",
+                hint="give keras.Input(name=...) names that differ in more than upper case, '.' and '-', or set "
+                "export: null",
             )
 
 

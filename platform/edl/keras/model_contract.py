@@ -334,6 +334,11 @@ def load_model_module(
     make_model = _model_factory(
         zoo, module, zoo_module, choice.params, may_have_train_step=may_have_train_step, is_keras2=is_keras2
     )
+    if schema is not None and schema.features and hasattr(module, "feed"):
+        # The columns would reach feed in other types. Found here where the name comes from ``import *``.
+        raise BadInputError(
+            "has no effect: the model module defines feed", where="data.schema", hint="remove one of the two"
+        )
     if schema is not None and not hasattr(module, "feed"):
         from edl.keras.default_feed import make_default_feed
 

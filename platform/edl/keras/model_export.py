@@ -557,7 +557,8 @@ def _can_serialize(model: Any) -> bool:
         _LOG.warning(
             "no .keras file is exported, only the SavedModel: Keras cannot describe %s: %s",
             _name_undescribed(model),
-            error,
+            # Keras adds an example of a class; of several lines a user sees one.
+            " ".join(str(error).partition("Example:")[0].split()),
         )
         return False
     return True

@@ -215,16 +215,16 @@ class ModelLoss:
         mask = None if predictions is None else self._loss_mask(predictions)
         if reduction is LossReduction.MEAN or weights is None:
             return tf.cast(records, tf.float64) if mask is None else tf.reduce_sum(mask)
-        each = tf.nest.flatten(weights)
-        if len(each) > 1:
+        leaves = tf.nest.flatten(weights)
+        if len(leaves) > 1:
             raise self._input_error(
                 "feed gives sample weights for each output, but each loss divides by their sum "
                 "(mean_with_sample_weight): EDL cannot combine the losses of several workers",
                 "use the reduction sum_over_batch_size",
             )
         if mask is not None:
-            return tf.reduce_sum(mask * expand_weights(each[0], mask, "the mask", self._feed_file))
-        return tf.reduce_sum(tf.cast(each[0], tf.float64))
+            return tf.reduce_sum(mask * expand_weights(leaves[0], mask, "the mask", self._feed_file))
+        return tf.reduce_sum(tf.cast(leaves[0], tf.float64))
 
     def _loss_mask(self, predictions: Any) -> Any:
         """The mask by whose sum Keras divides the losses, as float64; None if there is none.
@@ -656,13 +656,13 @@ def _output_loss_weights(module: ModelModule, outputs: Mapping[str, Any]) -> Map
                 f"loss_weights has '{unknown[0]}', but the outputs with a loss are {_quote_names(outputs)}", where=where
             )
         return {name: float(loss_weights.get(name, 1.0)) for name in outputs}
-    each = [loss_weights] if isinstance(loss_weights, int | float) else list(loss_weights)
-    if len(each) != len(outputs):
+    weights = [loss_weights] if isinstance(loss_weights, int | float) else list(loss_weights)
+    if len(weights) != len(outputs):
         raise BadInputError(
-            f"loss_weights has {len(each)} entries, but there are {len(outputs)} losses: {_quote_names(outputs)}",
+            f"loss_weights has {len(weights)} entries, but there are {len(outputs)} losses: {_quote_names(outputs)}",
             where=where,
         )
-    return dict(zip(outputs, map(float, each), strict=True))
+    return dict(zip(outputs, map(float, weights), strict=True))
 
 
 def _class_weight_table(module: ModelModule) -> Any:

@@ -257,9 +257,9 @@ def refuse_unsupported_callbacks(callbacks: Iterable[Any], *, trains_locally: bo
             # Older versions of Keras lack some of these classes.
             if not isinstance(callback, getattr(keras.callbacks, base, ())):
                 continue
-            given = getattr(callback, argument) if argument else True
-            if given:
-                callback_text = f"{argument}={given!r} of the callback" if argument else "the callback"
+            value = getattr(callback, argument) if argument else True
+            if value:
+                callback_text = f"{argument}={value!r} of the callback" if argument else "the callback"
                 raise BadInputError(
                     f"{callback_text} {_callback_name(callback, base)} cannot be used: {reason}", hint=instead
                 )

@@ -19,14 +19,11 @@ from edl.keras.model_contract import ModelModule, refuse_stateful_layers
 from edl.keras.model_loss import updating_optimizers
 from edl.keras.out_of_range_ids import MODEL_LOCATION
 from edl.keras.summed_update import byte_size
-from edl.keras.traced_function import as_tensor, host_array
-from edl.keras.trainable_model import TrainableModel
-from edl.numerics.aligned_memory import allocate_aligned
-from edl.numerics.checksum import crc32
+from edl.keras.traced_function import as_tensor, host_array, read_value
+from edl.keras.trainable_model import TrainableModel, is_rate
+from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
 
 Array = NDArray[Any]
-
-_PACKED_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +131,11 @@ class ReplicaState(TrainableModel):
         finally:
             self.unpack_state(state)
 
+    @property
+    def rate_names(self) -> frozenset[str]:
+        """The learning rates among the arrays that :meth:`state_arrays` returns."""
+        return frozenset(name for name, variable in self._state_variables() if is_rate(name, variable))
+
     def state_sizes(self) -> dict[str, int]:
         """The bytes of each array that :meth:`state_arrays` returns."""
         return {name: byte_size(variable) for name, variable in self._state_variables()}
@@ -174,14 +176,7 @@ class ReplicaState(TrainableModel):
 
     def pack_state(self) -> NDArray[np.uint8]:
         """A copy of the state as one array; its size is a multiple of eight bytes."""
-        packed = allocate_aligned(self._packed_size(), dtype=np.uint8)
-        packed.fill(0)
-        start = 0
-        for _, variable in self._state_variables():
-            size = byte_size(variable)
-            packed[start : start + size] = host_array(variable).reshape(-1).view(np.uint8)
-            start += _padded(size)
-        return packed
+        return pack_arrays((host_array(variable) for _, variable in self._state_variables()), self._packed_size())
 
     def unpack_state(self, packed: Array) -> None:
         """Assign a state that :meth:`pack_state` copied.
@@ -189,20 +184,17 @@ class ReplicaState(TrainableModel):
         Raises:
             BadInputError: another model or optimizer has written it; nothing was assigned.
         """
-        data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
-        if data.size != self._packed_size():
+        if packed.nbytes != self._packed_size():
             raise BadInputError(
-                f"the state of the other rank has {data.size:,} bytes, this rank's has {self._packed_size():,}: their "
-                "models or optimizers differ",
+                f"the state of the other rank has {packed.nbytes:,} bytes, this rank's has {self._packed_size():,}: "
+                "their models or optimizers differ",
                 where=MODEL_LOCATION,
             )
-        start = 0
-        for _, variable in self._state_variables():
-            size = byte_size(variable)
-            values = data[start : start + size].view(_numpy_type(variable)).reshape(tuple(variable.shape))
+        variables = [variable for _, variable in self._state_variables()]
+        for variable, part in zip(variables, split_packed(packed, map(byte_size, variables)), strict=True):
+            values = part.view(_numpy_type(variable)).reshape(tuple(variable.shape))
             # A copy: TensorFlow may use an aligned array without one.
             variable.assign(values.copy())
-            start += _padded(size)
 
     def digest(self) -> int:
         """A digest of 64 bits of the state: names, shapes, types and values.
@@ -212,12 +204,12 @@ class ReplicaState(TrainableModel):
         """
         found = hashlib.blake2b(digest_size=8)
         for name, variable in self._state_variables():
-            found.update(json.dumps([name, *_describe(variable), _checksum(variable)]).encode())
+            found.update(json.dumps([name, *_describe(variable), array_checksum(host_array(variable))]).encode())
         return int.from_bytes(found.digest(), "big")
 
     def variable_digests(self) -> dict[str, int]:
         """A digest of 32 bits of each variable's values, by its name in checkpoints."""
-        return {name: _checksum(variable) for name, variable in self._state_variables()}
+        return {name: array_checksum(host_array(variable)) for name, variable in self._state_variables()}
 
     def describe_variables(self) -> dict[str, str]:
         """Type and shape of each variable of the state for users, by its name in checkpoints."""
@@ -232,11 +224,15 @@ class ReplicaState(TrainableModel):
         state = [[name, *_describe(variable)] for name, variable in self._state_variables()]
         return hashlib.sha256(json.dumps([state, self._describe_sums()]).encode()).hexdigest()
 
+    def read_values(self) -> list[tuple[Any, Any]]:
+        """Each variable of the state with its value; see ``edl.keras.rank_callbacks``."""
+        return [(variable, read_value(variable)) for _, variable in self._state_variables()]
+
     def _state_variables(self) -> list[tuple[str, Any]]:
         return [(name, variable) for name, variable in self.named_variables() if not is_seed_state(variable)]
 
     def _packed_size(self) -> int:
-        return sum(_padded(byte_size(variable)) for _, variable in self._state_variables())
+        return packed_size(byte_size(variable) for _, variable in self._state_variables())
 
 
 def _refuse_synchronized_layers(model: Any) -> None:
@@ -252,14 +248,6 @@ def _refuse_synchronized_layers(model: Any) -> None:
 
 def _numpy_type(variable: Any) -> Any:
     return np.dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
-
-
-def _checksum(variable: Any) -> int:
-    return crc32(np.ascontiguousarray(host_array(variable)).reshape(-1).view(np.uint8).data)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _PACKED_ALIGNMENT) * _PACKED_ALIGNMENT
 
 
 def _describe(variable: Any) -> list[Any]:

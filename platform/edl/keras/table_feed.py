@@ -8,22 +8,33 @@ gets all of them as one vector; without declared inputs and with text among them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import SchemaSpec
+from edl.jobfile.schema_rules import label_type
 from edl.keras.feed_schema import DATA_SET_BY_FEED_MODE, ModelInput, encode_label
 
-TakeCell = Callable[[Any, str, Any], Any]
-"""``take_cell(row, column, dtype)``: the cell of a row as a value of a type."""
+TakeColumn = Callable[[Any, str, Any], Any]
+"""``take_column(rows, column, dtype)``: a column of rows as values of a type; rows first."""
 
 
 def make_table_parser(
-    schema: SchemaSpec, inputs: Mapping[str, ModelInput], metadata: Any, element_spec: Any, mode: str
+    schema: SchemaSpec, inputs: Mapping[str, ModelInput], metadata: Any, records: Any, mode: str
 ) -> Callable[[Any], Any]:
-    """(features, label) of a row.
+    """``parse(rows)``: (features, labels) of the rows of a minibatch, all at once.
+
+    Rows are text ``[rows, columns]``, serialized Examples ``[rows]``, or a mapping from columns to values.
+
+    Args:
+        schema: of the job.
+        inputs: of the model.
+        metadata: of the reader.
+        records: the rows to come, or their specification: only their structure and types are used.
+        mode: ``training``, ``evaluation`` or ``prediction``.
 
     Raises:
         BadInputError: the schema, the table and the model do not fit.
@@ -32,34 +43,35 @@ def make_table_parser(
     _check_columns(schema, columns, metadata.format, mode)
     features = tuple(schema.features) or tuple(name for name in columns if name != schema.label)
     named = _match_inputs(inputs, features, is_chosen=bool(schema.features))
-    if isinstance(element_spec, dict):
-        take = _take_typed_cell(schema)
+    if isinstance(records, dict):
+        take = _take_typed_column(schema)
     elif metadata.column_names:
-        take = _take_text_cell(columns, schema)
+        take = _take_text_column(columns, schema)
     else:
-        take = _take_example_cell(schema, has_label=mode != "prediction")
+        take = _take_example_column(schema, has_label=mode != "prediction")
     only_type = next((each.dtype for each in inputs.values()), None)
-    has_text = tf.string in (_feature_type(schema, name, element_spec) for name in features)
+    has_text = tf.string in (_feature_type(schema, name, records) for name in features)
 
     # No annotation inside: TensorFlow cannot transform it.
-    def parse(row: Any) -> Any:
+    def parse(rows: Any) -> Any:
         if named:
-            found = {name: _fit_input(name, take(row, name, inputs[name].dtype), inputs[name]) for name in named}
+            found = {name: _fit_input(name, take(rows, name, inputs[name].dtype), inputs[name].shape) for name in named}
             found = found if len(inputs) > 1 else found[named[0]]
         elif only_type is None and has_text and schema.features:
             found = {
-                name: tf.reshape(take(row, name, tf.as_dtype(kind)), (1,)) for name, kind in schema.features.items()
+                name: _fit_input(name, take(rows, name, tf.as_dtype(kind)), (1,))
+                for name, kind in schema.features.items()
             }
         else:
             # One after another: a column may have several numbers a record.
-            cells = {name: take(row, name, only_type or tf.float32) for name in features}
+            cells = {name: take(rows, name, only_type or tf.float32) for name in features}
             for name, cell in cells.items():
-                if None in cell.shape:
+                if None in cell.shape[1:]:
                     raise _list_error(name, "give the model an input of the column's name")
-            found = tf.concat([tf.reshape(cell, [-1]) for cell in cells.values()], 0)
+            found = tf.concat([tf.reshape(cell, (-1, prod(cell.shape[1:]))) for cell in cells.values()], 1)
         if mode == "prediction":
             return found, None
-        return found, _parse_label(schema, row, take)
+        return found, _parse_labels(schema, rows, take)
 
     return parse
 
@@ -72,8 +84,9 @@ def _check_columns(schema: SchemaSpec, columns: Sequence[str], format_name: str,
         raise BadInputError(
             f"found '{schema.label}', which is no column",
             where=field,
-            hint=f"{data_set} is {format_name}: the data are no table. Name the features of tf.train.Example records "
-            "in data.schema.features, or define feed(dataset, mode, metadata) in the model module",
+            hint=f"{data_set} is {format_name}: the data are no table. Name the features of JSON lines or of "
+            "tf.train.Example records in data.schema.features, or define feed(dataset, mode, metadata) in the model "
+            "module",
         )
     for name in ("image_size", "color_mode"):
         if getattr(schema, name):
@@ -116,13 +129,21 @@ def _match_inputs(inputs: Mapping[str, ModelInput], features: Sequence[str], *, 
     return named
 
 
-def _fit_input(column: str, cell: Any, given: ModelInput) -> Any:
-    """The cell in the shape of an input; a list of any length for an input that takes one."""
-    if None not in cell.shape:
-        return tf.reshape(cell, [size or 1 for size in given.shape])
-    if len(given.shape) == len(cell.shape) and None in given.shape:
-        return cell
-    raise _list_error(column, f"the model's input takes {given.shape}: give it the shape (None,)")
+def _fit_input(column: str, cells: Any, shape: Sequence[int | None]) -> Any:
+    """The cells in the shape of an input; a list of any length for an input that takes one."""
+    found = cells.shape[1:]
+    if None not in found:
+        sizes = [size or 1 for size in shape]
+        if prod(sizes) != prod(found):
+            raise BadInputError(
+                f"column '{column}' has {prod(found)} values a record, and the model's input takes {prod(sizes)}",
+                where="data.schema.features",
+                hint=f"give the input the shape {tuple(found)}, or define feed(dataset, mode, metadata)",
+            )
+        return tf.reshape(cells, (-1, *sizes))
+    if len(shape) == len(found) and None in shape:
+        return cells
+    raise _list_error(column, f"the model's input takes {tuple(shape)}: give it the shape (None,)")
 
 
 def _list_error(column: str, remedy: str) -> BadInputError:
@@ -133,59 +154,81 @@ def _list_error(column: str, remedy: str) -> BadInputError:
     )
 
 
-def _parse_label(schema: SchemaSpec, row: Any, take: TakeCell) -> Any:
+def _parse_labels(schema: SchemaSpec, rows: Any, take: TakeColumn) -> Any:
     assert schema.label is not None  # _check_columns
+    wanted = tf.as_dtype(label_type(schema))
+    if isinstance(rows, dict):
+        _check_label(schema, rows[schema.label], wanted)
+    cells = tf.reshape(take(rows, schema.label, wanted), (-1,))
     if not schema.classes:
-        wanted = tf.int64 if schema.label_mode == "int" else tf.float32
-        return encode_label(tf.reshape(take(row, schema.label, wanted), ()), schema.label_mode, 0)
-    cell = tf.reshape(take(row, schema.label, tf.string), ())
-    matches = tf.equal(tf.constant(schema.classes), cell)
+        return encode_label(cells, schema.label_mode, 0)
+    matches = tf.equal(cells[:, tf.newaxis], tf.constant(schema.classes))
+    is_known = tf.reduce_any(matches, 1)
     # not tf.debugging.Assert: its control flow would not run on the thread of feed
     known = tf.raw_ops.Assert(
-        condition=tf.reduce_any(matches), data=["the label is none of data.schema.classes:", cell], summarize=1
+        condition=tf.reduce_all(is_known),
+        data=["the label is none of data.schema.classes:", tf.boolean_mask(cells, tf.logical_not(is_known))],
+        summarize=1,
     )
     with tf.control_dependencies([known] if known is not None else []):
-        number = tf.argmax(matches, output_type=tf.int32)
-    return encode_label(number, schema.label_mode or "int", len(schema.classes))
+        numbers = tf.argmax(matches, axis=1, output_type=tf.int32)
+    return encode_label(numbers, schema.label_mode or "int", len(schema.classes))
+
+
+def _check_label(schema: SchemaSpec, cells: Any, wanted: Any) -> None:
+    """Refuse a typed column that has not one label in each record, of the wanted type."""
+    remedy = "or define feed(dataset, mode, metadata) in the model module"
+    count = None if None in cells.shape[1:] else prod(cells.shape[1:])
+    if count != 1:
+        amount = "lists of different lengths" if count is None else f"{count} values a record"
+        fault, hint = f"has {amount}, and a label has one", f"name another column, {remedy}"
+    elif cells.dtype == tf.string and not schema.classes:
+        fault, hint = "is text", f"list its values in data.schema.classes, name another column, {remedy}"
+    elif cells.dtype.is_floating and not wanted.is_floating:
+        takes = "data.schema.classes are text, whole numbers or booleans" if schema.classes else "label_mode is int"
+        fault, hint = f"is {cells.dtype.name}, and {takes}", f"leave that out, name another column, {remedy}"
+    else:
+        return
+    raise BadInputError(f"column '{schema.label}' {fault}", where="data.schema.label", hint=hint)
 
 
 # --------------------------------------------------------------------------------------------------
 # Cells.
 
 
-def _feature_type(schema: SchemaSpec, column: str, element_spec: Any) -> Any:
+def _feature_type(schema: SchemaSpec, column: str, records: Any) -> Any:
     if column in schema.features:
         return tf.as_dtype(schema.features[column])
-    return element_spec[column].dtype if isinstance(element_spec, dict) else None
+    return records[column].dtype if isinstance(records, dict) else None
 
 
-def _take_typed_cell(schema: SchemaSpec) -> TakeCell:
-    """The cell of a row that is a mapping, as Parquet has it."""
+def _take_typed_column(schema: SchemaSpec) -> TakeColumn:
+    """A column of rows that are mappings, as Parquet has them."""
 
-    def take(row: Any, column: str, dtype: Any) -> Any:
-        cell = row[column]
-        if schema.classes and column == schema.label and (cell.dtype.is_integer or cell.dtype.is_bool):
-            return tf.strings.as_string(cell)
+    def take(rows: Any, column: str, dtype: Any) -> Any:
+        cells = rows[column]
+        if schema.classes and column == schema.label and (cells.dtype.is_integer or cells.dtype.is_bool):
+            return tf.strings.as_string(cells)
         declared = schema.features.get(column)
         if declared is not None:
-            _check_cast(column, cell.dtype, tf.as_dtype(declared), "the schema")
-            cell = tf.cast(cell, declared)
-        _check_cast(column, cell.dtype, dtype, "the model")
-        return tf.cast(cell, dtype)
+            _check_cast(column, cells.dtype, tf.as_dtype(declared), "the schema")
+            cells = tf.cast(cells, declared)
+        _check_cast(column, cells.dtype, dtype, "the model")
+        return tf.cast(cells, dtype)
 
     return take
 
 
-def _take_text_cell(columns: Sequence[str], schema: SchemaSpec) -> TakeCell:
-    """The cell of a row of text, as CSV has it."""
+def _take_text_column(columns: Sequence[str], schema: SchemaSpec) -> TakeColumn:
+    """A column of rows of text, as CSV has them."""
     places = {name: index for index, name in enumerate(columns)}
 
-    def take(row: Any, column: str, dtype: Any) -> Any:
-        cell, declared = row[places[column]], schema.features.get(column)
+    def take(rows: Any, column: str, dtype: Any) -> Any:
+        cells, declared = rows[:, places[column]], schema.features.get(column)
         if declared is None:
-            return _to_type(cell, dtype)
+            return _to_type(cells, dtype)
         _check_cast(column, tf.as_dtype(declared), dtype, "the model")
-        return tf.cast(_to_type(cell, tf.as_dtype(declared)), dtype)
+        return tf.cast(_to_type(cells, tf.as_dtype(declared)), dtype)
 
     return take
 
@@ -195,31 +238,27 @@ def _example_types(schema: SchemaSpec) -> Mapping[str, Any]:
     if not schema.features:
         return {}
     stored = {name: _stored_type(tf.as_dtype(kind)) for name, kind in schema.features.items()}
-    label = {} if schema.label is None else {schema.label: _label_type(schema)}
+    label = {} if schema.label is None else {schema.label: tf.as_dtype(label_type(schema))}
     return {**stored, **label}
-
-
-def _label_type(schema: SchemaSpec) -> Any:
-    return tf.string if schema.classes else tf.int64 if schema.label_mode == "int" else tf.float32
 
 
 def _stored_type(dtype: Any) -> Any:
     return tf.string if dtype == tf.string else tf.int64 if dtype.is_integer or dtype.is_bool else tf.float32
 
 
-def _take_example_cell(schema: SchemaSpec, *, has_label: bool) -> TakeCell:
-    """The value of a record of ``tf.train.Example``, which has one value of each name."""
+def _take_example_column(schema: SchemaSpec, *, has_label: bool) -> TakeColumn:
+    """The values of a name in records of ``tf.train.Example``, which have one value of each name."""
     stored = {name: kind for name, kind in _example_types(schema).items() if has_label or name != schema.label}
     known = {name: tf.io.FixedLenFeature((), kind) for name, kind in stored.items()}
     parsed: dict[int, Any] = {}
 
-    def take(row: Any, column: str, dtype: Any) -> Any:
-        if id(row) not in parsed:
+    def take(rows: Any, column: str, dtype: Any) -> Any:
+        if id(rows) not in parsed:
             parsed.clear()
-            parsed[id(row)] = tf.io.parse_single_example(row, known)
+            parsed[id(rows)] = tf.io.parse_example(rows, known)
         declared = tf.as_dtype(schema.features.get(column, dtype))
         _check_cast(column, declared, dtype, "the model")
-        return tf.cast(tf.cast(parsed[id(row)][column], declared), dtype)
+        return tf.cast(tf.cast(parsed[id(rows)][column], declared), dtype)
 
     return take
 
@@ -247,15 +286,17 @@ def _to_type(cells: Any, dtype: Any) -> Any:
 
 
 def explain_bad_record(schema: SchemaSpec, inputs: Mapping[str, ModelInput], record: Any, metadata: Any) -> str | None:
-    """What is wrong with a row of text, in a sentence; None: nothing is known to be."""
+    """What is wrong with a row of a table, in a sentence; None: nothing is known to be."""
+    if isinstance(record, Mapping):
+        return _explain_typed_label(schema, record.get(schema.label))
     if not metadata.column_names or not isinstance(record, list | tuple):
         return None
     only_type = next((each.dtype for each in inputs.values()), tf.float32)
     for column, cell in zip(metadata.column_names, record, strict=False):
         if column == schema.label:
             if schema.classes and cell not in schema.classes:
-                return f"the label is '{cell}', which is none of data.schema.classes: {', '.join(schema.classes)}"
-            dtype = _label_type(schema)
+                return _unknown_class(schema, cell)
+            dtype = tf.as_dtype(label_type(schema))
         elif column in schema.features:
             dtype = tf.as_dtype(schema.features[column])
         elif schema.features:
@@ -263,8 +304,18 @@ def explain_bad_record(schema: SchemaSpec, inputs: Mapping[str, ModelInput], rec
         else:
             dtype = inputs[column].dtype if column in inputs else only_type
         if (fault := _find_fault(cell, dtype)) is not None:
-            return f"column '{column}' {fault}"
+            is_class = column == schema.label and bool(cell.strip())
+            return f"column '{column}' {fault}{'; data.schema.classes may list its values' if is_class else ''}"
     return None
+
+
+def _explain_typed_label(schema: SchemaSpec, value: Any) -> str | None:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return _unknown_class(schema, text) if schema.classes and text not in schema.classes else None
+
+
+def _unknown_class(schema: SchemaSpec, label: str) -> str:
+    return f"the label is '{label}', which is none of data.schema.classes: {', '.join(schema.classes)}"
 
 
 def _find_fault(cell: str, dtype: Any) -> str | None:

@@ -74,6 +74,11 @@ def host_array(value: Any) -> NDArray[Any]:
     return array
 
 
+def read_value(variable: Any) -> Any:
+    """The value of a Keras variable as a tensor, in a third of the time that ``read_value()`` takes."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.value.handle, dtype=variable.value.dtype)
+
+
 def spec_for_any_count(value: Any) -> Any:
     """The spec of a dense, ragged or sparse tensor, with an unknown number of records."""
     shape = [None, *value.shape[1:]] if len(value.shape) else []

@@ -110,7 +110,7 @@ class TrainableModel:
 
         A learning rate that no callback changes is a hyperparameter like any other: users correct it and resume.
         """
-        return self.module.callbacks is None and name.startswith("slot/") and variable.name == "learning_rate"
+        return self.module.callbacks is None and is_rate(name, variable)
 
     def _named_model_variables(self) -> Iterator[tuple[str, Any]]:
         for spec, weight in zip(self.variables.specs, self.variables.weights, strict=True):
@@ -127,3 +127,8 @@ class TrainableModel:
             offsets=self.variables.offsets,
             tables=(),
         )
+
+
+def is_rate(name: str, variable: Any) -> bool:
+    """Whether a variable, with its name in checkpoints, is the learning rate of an optimizer."""
+    return name.startswith("slot/") and variable.name == "learning_rate"

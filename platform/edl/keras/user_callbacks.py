@@ -99,7 +99,7 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
         *((each, _UNCALLED_METHODS) for each in callbacks),
         *((each, (*_UNCALLED_METHODS, *_UNCALLED_MONITOR_METHODS)) for each in monitors),
     ):
-        user_methods = [f"{method}()" for method in uncalled if _is_user_defined(callback, method)]
+        user_methods = [f"{method}()" for method in uncalled if is_user_defined(callback, method)]
         if not user_methods:
             continue
         kind = type(callback)
@@ -117,7 +117,7 @@ def warn_of_uncalled_methods(callbacks: Iterable[Any], monitors: Iterable[Any]) 
         )
 
 
-def _is_user_defined(callback: Any, method: str) -> bool:
+def is_user_defined(callback: Any, method: str) -> bool:
     """Whether the user's class defines the method, rather than Keras."""
     if method in vars(callback):
         return True
@@ -278,6 +278,20 @@ class KerasCallbacks:
         """Replace them by those of another rank, which has seen the whole epoch."""
         self._epoch_loss_sum, self._epoch_steps = loss_sum, steps
 
+    def drop_epoch(self) -> None:
+        """Leave the present epoch without its end: this worker lacks some of its steps, and so its loss."""
+        self._epoch = None
+        self._epoch_loss_sum, self._epoch_steps = 0.0, 0
+
+    def begin_again(self) -> None:
+        """Training goes on from a checkpoint: the next step calls what is called at the beginning."""
+        self.drop_epoch()
+        for callback in self._callback_list.callbacks:
+            if isinstance(callback, keras.callbacks.CSVLogger):
+                # It would truncate its file, which may be the only log of the epochs before the checkpoint.
+                callback.append = True
+        self._training_begun = False
+
     def begin_step(self, step: int) -> None:
         """Call the callbacks before a minibatch; ``step`` is the global step."""
         # Callbacks read this step's rate from a schedule, and TensorBoard its step, from
@@ -317,9 +331,8 @@ class KerasCallbacks:
         """Begin an epoch and end the previous one, if this task is the first one of its epoch."""
         if epoch == self._epoch:
             return
+        self.end_other_epoch(epoch)
         self.begin_training()
-        if self._epoch is not None:
-            self._end_epoch(self._epoch)
         self._epoch = epoch
         with self._calling_user_code("on_epoch_begin"):
             if self._scheduled_rates is not None:
@@ -332,6 +345,12 @@ class KerasCallbacks:
                 self._model.optimizer.learning_rate = rate
             if self._scheduled_rates is not None:
                 self._scheduled_rates.record_next_rate(epoch)
+
+    def end_other_epoch(self, epoch: int) -> None:
+        """End the present epoch, if it is another one than this."""
+        if self._epoch is not None and self._epoch != epoch:
+            self._end_epoch(self._epoch)
+            self._epoch = None
 
     def _end_epoch(self, epoch: int) -> None:
         logs = {"loss": self._epoch_loss_sum / self._epoch_steps} if self._epoch_steps else {}

@@ -71,7 +71,9 @@ class _WritingFunctions:
             found: set[int] = set()
             for node in definition.node_def:
                 # An input that another operation made is named "operation:output:position", an order "^operation".
-                given = {at: arguments[value] for at, value in enumerate(node.input) if value in arguments}
-                found.update(given[at] for at in self.select_written(node.op, node.attr, list(given)))
+                arguments_by_place = {at: arguments[value] for at, value in enumerate(node.input) if value in arguments}
+                found.update(
+                    arguments_by_place[at] for at in self.select_written(node.op, node.attr, list(arguments_by_place))
+                )
             self._written[name] = frozenset(found)
         return self._written[name]

@@ -211,7 +211,8 @@ def _written_shards(command: SaveCheckpoint, directory: Path) -> list[ShardInfo]
     """
     for shard in command.shards:
         if shard.error:
-            raise StorageError(shard.error, where=str(directory))
+            # It names the file. What users read of it is one line.
+            raise StorageError("; ".join(line.strip() for line in shard.error.splitlines()))
     shards = [ShardInfo(shard.file, shard.size, shard.crc32) for shard in command.shards]
     _check_written(directory, shards)
     return shards

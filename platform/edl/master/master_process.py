@@ -21,6 +21,7 @@ supervisor tries again for a while.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import signal
@@ -51,6 +52,7 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.state import LEASE_RETURN_SECONDS, JobSettings
+from edl.data.file_digests import digest_sources
 from edl.data.job_data import data_set_paths, open_job_data
 from edl.data.reader import Reader
 from edl.data.reader_factory import read_reader_blocks
@@ -58,17 +60,33 @@ from edl.jobfile.document_tree import SpecError
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.log_level import set_printed_level
 from edl.jobfile.quantities import format_size
+from edl.jobfile.section_type import to_json
 from edl.jobfile.strategy_choice import count_parameter_servers, has_own_state, uses_all_reduce
 from edl.jobfile.zoo_lookup import find_model_function
 from edl.master import guarded_threads
 from edl.master.backend import DONE_EXIT, FAILED_EXIT, MasterBackend, choose_backend
 from edl.master.checkpoint_coordinator import CheckpointCoordinator
+from edl.master.master_commands import prepare_run, run_command
 from edl.master.master_service import MasterService
-from edl.master.pod_controller import LEAVE_SECONDS, PROGRAM_END_SECONDS, PodController, live_pods, terminate_pods
+from edl.master.pod_controller import (
+    LEAVE_SECONDS,
+    PROGRAM_END_SECONDS,
+    PodController,
+    live_pods,
+    terminate_pods,
+    wait_for_programs,
+)
 from edl.master.ps_client import PsControlClient
 from edl.master.ps_metrics import PsMetrics
 from edl.master.shell import MasterEndsError, MasterShell
-from edl.master.status_publication import PeriodicReports, RunPublisher, write_end, write_metrics, write_summary
+from edl.master.status_publication import (
+    PeriodicReports,
+    RunPublisher,
+    is_end_written,
+    write_end,
+    write_metrics,
+    write_summary,
+)
 from edl.master.status_reporter import StatusReporter
 from edl.storage.journal import Journal
 from edl.storage.journal_truncation import check_not_truncated, explain_journal_damage
@@ -150,26 +168,21 @@ def may_define_reader(spec: JobSpec) -> bool:
 SourceRows = tuple[tuple[str, int], ...]
 
 
-def describe_dataset(spec: JobSpec) -> DatasetDescribed:
+def describe_dataset(spec: JobSpec, run_folder: Path | None = None) -> DatasetDescribed:
     """The sources and record counts that the job needs.
 
     Raises:
         BadInputError: a data set does not exist or cannot be read.
     """
-    if spec.task == "predict":
-        return DatasetDescribed(prediction=_count_sources(spec, "prediction"))
-    if spec.task == "evaluate":
-        return DatasetDescribed(validation=_count_sources(spec, "validation"))
-    reader = open_job_data(spec.data, "training") if spec.data.training else None
+    used = {"predict": ("prediction",), "evaluate": ("validation",)}.get(spec.task, ("training", "validation"))
+    readers = {name: open_job_data(spec.data, name, run_folder) for name in used if data_set_paths(spec.data, name)}
+    rows = {name: _source_rows(reader) for name, reader in readers.items()}
+    training = readers.get("training")
     return DatasetDescribed(
-        training=() if reader is None else _source_rows(reader),
-        validation=_count_sources(spec, "validation"),
-        blocks=None if reader is None or spec.train.shuffle.window == 0 else read_reader_blocks(reader),
+        **rows,
+        blocks=None if training is None or spec.train.shuffle.window == 0 else read_reader_blocks(training),
+        digests={name: digests for name, reader in readers.items() if (digests := digest_sources(reader))},
     )
-
-
-def _count_sources(spec: JobSpec, data_set: str) -> SourceRows:
-    return _source_rows(open_job_data(spec.data, data_set)) if data_set_paths(spec.data, data_set) else ()
 
 
 def _source_rows(reader: Reader) -> SourceRows:
@@ -286,7 +299,11 @@ def serve_job(
         if not backend.acquire(stopping):
             log.info("received SIGTERM while waiting to become the master")
             return SIGTERM_EXIT
-        with MasterProcess(identity, spec, backend) as master:
+        spec, prepared = prepare_run(RunDirectory(identity.run_dir), spec, stopping)
+        if prepared.was_stopped:
+            log.info("received SIGTERM: the next master prepares the job")
+            return SIGTERM_EXIT
+        with MasterProcess(identity, spec, backend, prepared.problem) as master:
             code = master.run(stopping, stop_wanted)
         # Everything that the previous master wrote is on disk now.
         master.publish_end()
@@ -300,19 +317,24 @@ class MasterProcess:
         identity: identity of this process.
         spec: the job's spec.
         backend: the cluster or the machine that it runs on, with the fence.
+        problem: why the job cannot run, if that is known.
 
     Raises:
         RefusedError: another master has the journal open.
         StorageError: the journal cannot be read or opened.
     """
 
-    def __init__(self, identity: ProcessIdentity, spec: JobSpec, backend: MasterBackend) -> None:
+    def __init__(
+        self, identity: ProcessIdentity, spec: JobSpec, backend: MasterBackend, problem: EdlError | None = None
+    ) -> None:
         self._run = RunDirectory(identity.run_dir)
         self._backend = backend
         self._spec, self._identity = spec, identity
         self._bad_module: EdlError | None = None
         self._weights = self._find_weights()
         state, self._journal = self._replay_journal(f"master process {os.getpid()}")
+        # What follows from a failed preparation, such as a missing module, is not the reason.
+        self._bad_module = problem or self._bad_module
         self._publisher = (
             RunPublisher(backend.status_publisher, self._run) if backend.status_publisher is not None else None
         )
@@ -405,7 +427,7 @@ class MasterProcess:
                 self._reporter.emit_event(WarningRaised(BEGINS_ANEW_MESSAGE, time=time.time()))
             if self._weights is not None and self._weights.may_be_removed:
                 self._reporter.emit_event(WarningRaised(self._weights.removal_warning, time=time.time()))
-            if not self.shell.state.has_ended:
+            if not self.shell.state.has_ended or self._awaits_programs:
                 self._reporter.emit_event(RoleStarted(time=time.time(), role="master", index=0, pid=os.getpid()))
             self._periodic_reports.start()
             parts.callback(self._periodic_reports.close)
@@ -430,14 +452,19 @@ class MasterProcess:
     def run(self, stopping: threading.Event, stop_wanted: threading.Event | None = None) -> int:
         """Run until the job is over, this master fails, or it is asked to stop; returns the exit code."""
         shell = self.shell
-        if not self._adopt_recorded_end():
-            leaves = partial(self._is_leaving, stopping)
+        has_ended = self._adopt_recorded_end()
+        leaves = partial(self._is_leaving, stopping)
+        if not has_ended or self._awaits_programs:
             self._pods.start(partial(self._handle_cluster_event, leaves), shell.fail, leaves)
+        if not has_ended:
             guarded_threads.start_guarded_thread("data", self._describe_dataset, shell.fail)
             guarded_threads.start_guarded_thread("wishes", self._follow_desired_state, shell.fail)
             if stop_wanted is not None:
                 guarded_threads.start_guarded_thread("stop", partial(self._wait_for_stop, stop_wanted), shell.fail)
             shell.run(stopping.is_set)
+        if shell.job_end is not None and not self._judge_programs(stopping, stop_wanted):
+            log.info("received SIGTERM: the next master waits for the programs, which keep running")
+            return SIGTERM_EXIT
         if shell.job_end is not None:
             return self._end_job(shell.job_end, stopping)
         if isinstance(shell.failure, StorageError) and shell.core_clock.may_decide():
@@ -473,7 +500,7 @@ class MasterProcess:
             if self._bad_module is not None:
                 raise self._bad_module
             if not state.is_dataset_known and not state.settings.describe:
-                self.shell.handle(describe_dataset(self._spec))
+                self.shell.handle(describe_dataset(self._spec, self._run.path))
         except EdlError as error:
             self.shell.fail_job(str(error), "storage" if isinstance(error, StorageError) else "input")
 
@@ -526,16 +553,44 @@ class MasterProcess:
 
     # ------------------------------------------------------------------ end of the job
 
+    @property
+    def _awaits_programs(self) -> bool:
+        """Whether the job is done but for what its programs do after the last record."""
+        return bool(self._spec.command) and self.shell.state.phase == "Done" and not is_end_written(self._run)
+
+    def _judge_programs(self, stopping: threading.Event, stop_wanted: threading.Event | None) -> bool:
+        """Let the programs of a done job end; the job fails if one does not end in order.
+
+        Returns:
+            Whether that is decided; otherwise it is left to the next master.
+        """
+        shell = self.shell
+        if not self._awaits_programs or shell.failure is not None:
+            return True
+        shell.stop_waiting()
+        is_stopped = stop_wanted.is_set if stop_wanted is not None else lambda: False
+        have_ended = wait_for_programs(shell, PROGRAM_END_SECONDS, lambda: stopping.is_set() or is_stopped())
+        if not have_ended and stopping.is_set() and not is_stopped():
+            return False
+        # ``failure`` has the reason, and the next master decides.
+        with suppress(MasterEndsError):
+            shell.judge_program_ends(None if is_stopped() else PROGRAM_END_SECONDS)
+            shell.flush_commands(_FLUSH_SECONDS)
+        return True
+
     def _end_job(self, ended: EndJob, stopping: threading.Event) -> int:
         log.info("job %s: %s", ended.phase, ended.reason)
         # Workers that wait for a lease get the answer that the job is over, and exit.
         self.shell.stop_waiting()
         if self.shell.failure is None:
-            has_program_end = bool(self._spec.command) and ended.phase == "Done"
-            leave_seconds = PROGRAM_END_SECONDS if has_program_end else LEAVE_SECONDS
-            terminate_pods(self.shell, self._pods, self._backend.gone_seconds, leave_seconds, stopping.is_set)
+            terminate_pods(self.shell, self._pods, self._backend.gone_seconds, LEAVE_SECONDS, stopping.is_set)
             # The ends of the last pods are reported before the end of the job.
             self.shell.flush_commands(_FLUSH_SECONDS)
+        if ended.phase == "Done" and self._spec.master.finish and not is_end_written(self._run):
+            if not self._finish(stopping):
+                log.info("received SIGTERM: the next master finishes the job")
+                return SIGTERM_EXIT
+            ended = self.shell.job_end or ended
         with self.shell.lock:
             status, summary = self._reporter.build_status(), self._reporter.build_summary()
         if self._spec.task == "evaluate" and self._weights is not None and ended.phase == "Done":
@@ -545,6 +600,17 @@ class MasterProcess:
         if self._spec.task != "train" or ended.phase == "Done":
             release_run_weights(self._run)
         return DONE_EXIT
+
+    def _finish(self, stopping: threading.Event) -> bool:
+        """Run ``master.finish``; the job fails if it does. False: it is left to the next master."""
+        with self.shell.lock:
+            summary = self._reporter.build_summary()
+        end = run_command("master.finish", self._spec.master.finish, self._run, stopping, json.dumps(to_json(summary)))
+        if end.problem is not None:
+            with suppress(MasterEndsError):
+                self.shell.fail_done_job(str(end.problem))
+                self.shell.flush_commands(_FLUSH_SECONDS)
+        return not end.was_stopped
 
     def _end_without_journal(self, error: StorageError, stopping: threading.Event) -> int:
         """The journal cannot be written: no master can continue until somebody has checked the disk."""

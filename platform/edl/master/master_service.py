@@ -243,6 +243,7 @@ def view_to_reply(
         learning_rate=view.learning_rate,
         restore_cut=view.restore_cut,
         epoch_left=view.epoch_left,
+        epoch=view.epoch,
         may_be_short=view.may_be_short,
         copy_at=view.copy_at,
         evaluated_step=view.evaluated_step,
@@ -303,6 +304,7 @@ def lease_to_task(granted: LeaseReply) -> pb.Task:
         order=granted.order,
         one_by_one=granted.one_by_one,
         of_copy=granted.of_copy,
+        digests=granted.digests,
         payload=b"" if granted.payload is None else json.dumps(granted.payload).encode(),
     )
 

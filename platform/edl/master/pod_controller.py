@@ -12,6 +12,7 @@ from edl.api.cluster_port import JobCluster, Role, WatchSynced
 from edl.api.errors import BadInputError, RetryableError
 from edl.core.events import CoreCommand, CoreEvent, DeletePod, PodChanged, PodsSynced, StartPod, StartRefused
 from edl.core.job_pods import JobPod
+from edl.core.program_ends import running_programs
 from edl.master import guarded_threads
 from edl.master.shell import CommandExecutor, MasterShell
 
@@ -95,6 +96,24 @@ PROGRAM_END_SECONDS = 600.0
 GRACE_SECONDS = 0.75
 """Grace period in seconds of the pods that are then deleted."""
 _POLL_SECONDS = 0.05
+
+
+def wait_for_programs(shell: MasterShell, seconds: float, is_stopping: Callable[[], bool]) -> bool:
+    """Wait until the programs of a done job have ended by themselves; returns whether they have.
+
+    Args:
+        shell: the shell, whose state shows which still run.
+        seconds: the most that they get.
+        is_stopping: whether to wait no more.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not is_stopping():
+        with shell.lock:
+            # A master that was just started does not know the pods yet.
+            if shell.state.pods_synced and not running_programs(shell.state):
+                return True
+        shell.wait_for_change(_POLL_SECONDS)
+    return False
 
 
 def terminate_pods(

@@ -356,6 +356,14 @@ class MasterShell:
         """Fail the job for a reason outside the core, such as unreadable data."""
         self._decide_and_wait(lambda: self.state.fail_job(reason, kind))
 
+    def judge_program_ends(self, seconds: float | None) -> None:
+        """The programs of a done job have ended, or were given up; see ``JobStateMachine.judge_program_ends``."""
+        self._decide_and_wait(lambda: self.state.judge_program_ends(seconds))
+
+    def fail_done_job(self, reason: str) -> None:
+        """What follows the last record failed; see ``JobStateMachine.fail_done_job``."""
+        self._decide_and_wait(lambda: self.state.fail_done_job(reason))
+
     def _decide_and_wait(
         self, decide: Callable[[], list[CoreCommand]], event: CoreEvent | None = None
     ) -> RequestAnswer | None:

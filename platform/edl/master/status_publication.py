@@ -53,11 +53,11 @@ def write_end(run: RunDirectory, reporter: StatusReporter, ended: EndJob, status
     if ended.phase == "Failed":
         _log_storage_errors(partial(_write_failure, run, ended))
     write_summary(run, summary)
-    if not _is_end_written(run):
+    if not is_end_written(run):
         reporter.emit_event(JobEnded(time=time.time(), phase=ended.phase, reason=ended.reason, summary=summary))
 
 
-def _is_end_written(run: RunDirectory) -> bool:
+def is_end_written(run: RunDirectory) -> bool:
     """Whether the final event of this start of the run has been written."""
     try:
         marks = [

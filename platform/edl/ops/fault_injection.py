@@ -229,8 +229,8 @@ def job_dir_of(command: Sequence[str], cwd: Path) -> Path:
 
 
 def _set_arguments(command: Sequence[str]) -> list[str]:
-    given = [value for flag, value in pairwise(command) if flag == "--set"]
-    return given + [arg.removeprefix("--set=") for arg in command if arg.startswith("--set=")]
+    overrides = [value for flag, value in pairwise(command) if flag == "--set"]
+    return overrides + [arg.removeprefix("--set=") for arg in command if arg.startswith("--set=")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,8 +258,8 @@ def plan_upload(source: Path, target: str, target_kind: str) -> CopyPlan:
     """
     if source.is_file():
         inside = target_kind == "directory" or target.endswith("/")
-        there = posixpath.join(target, source.name) if inside else target
-        return CopyPlan((CopyItem(source, there, source.stat().st_size),))
+        target_path = posixpath.join(target, source.name) if inside else target
+        return CopyPlan((CopyItem(source, target_path, source.stat().st_size),))
     if not source.is_dir():
         raise BadInputError("no such file or directory", where=str(source))
     if target_kind in ("file", "other"):

@@ -18,6 +18,7 @@ from edl.api.errors import BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.core.shuffle import training_size_error
 from edl.jobfile.command_rules import find_program, program_path
+from edl.jobfile.database_address import path_of_data
 from edl.jobfile.document_tree import closest_match
 from edl.jobfile.elasticdl_imports import find_missing_imports
 from edl.jobfile.keras_version import check_backend
@@ -41,7 +42,7 @@ _READER_FUNCTION = "custom_data_reader"
 _TRAINING_PACKAGES = ("tensorflow", "keras", "numpy", "grpc", "safetensors")
 """Packages of the extra ``train`` that every job with a model needs."""
 _LEASE_PACKAGES = ("numpy", "grpc", "safetensors")
-"""Those that a job with a command needs: it may use any framework."""
+"""Packages of the extra ``program``, for a job with a command: it may use any framework."""
 
 
 def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
@@ -55,8 +56,11 @@ def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
         BadInputError: a module, function, file, record or native code is missing, an epoch has
             fewer records than a minibatch, or this is the light client.
     """
+    if spec.master.prepare and not resumed:
+        require_packages()
+        return _UNKNOWN_COUNTS  # the command may write all that is checked here; the master checks it then
     if spec.command:
-        require_packages(_LEASE_PACKAGES)
+        require_packages(_LEASE_PACKAGES, "program")
         find_program(spec, program_path(os.environ))
         return _count_all_records(spec, resumed=resumed)
     require_packages()
@@ -74,19 +78,19 @@ def check_job(spec: JobSpec, *, resumed: bool = False) -> RecordCounts:
         raise
 
 
-def require_packages(names: Sequence[str] = _TRAINING_PACKAGES) -> None:
+def require_packages(names: Sequence[str] = _TRAINING_PACKAGES, extra: str = "train") -> None:
     """Refuse to start processes from the light client, where each of them would die of an
     ImportError.
 
     Raises:
-        BadInputError: a package of the extra ``train`` is not installed.
+        BadInputError: a package of the extra is not installed.
     """
     # Finding a package does not import it: TensorFlow alone would take seconds.
     absent = [name for name in names if find_spec(name) is None]
     if absent:
         raise BadInputError(
-            f"running a job here needs the packages of edl-platform[train]; not installed: {', '.join(absent)}",
-            hint="install the wheel with its extra [train]; `edl submit` does not need these packages",
+            f"running a job here needs the packages of edl-platform[{extra}]; not installed: {', '.join(absent)}",
+            hint=f"install the wheel with its extra [{extra}]; `edl submit` does not need these packages",
         )
 
 
@@ -142,7 +146,8 @@ def missing_inputs(spec: JobSpec) -> list[tuple[str, BadInputError]]:
     data = spec.data
     for name, paths in (("training", data.training), ("validation", data.validation), ("prediction", data.prediction)):
         for path in paths:
-            problems += _missing_data(f"data.{name}", path) if _is_local_path(path, spec) else ()
+            file = path_of_data(path)
+            problems += _missing_data(f"data.{name}", file) if file and _is_local_path(file, spec) else ()
     return problems
 
 
@@ -238,7 +243,8 @@ def _defined_names(spec: JobSpec, *, evaluates: bool) -> Sequence[str]:
             + f"it defines {', '.join(public) or 'nothing'}. loss, optimizer and eval_metrics_fn are optional if the "
             "module's own file calls compile()"
             + (
-                "; tables and folders of images need no feed with data.schema (see `edl data schema`)"
+                "; tables and folders of images need no feed with data.schema (see `edl data schema`), nor do tables "
+                "with data.reader: {label: COLUMN}"
                 if "feed" in missing
                 else ""
             ),

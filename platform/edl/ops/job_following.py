@@ -182,8 +182,8 @@ def follow_job(
 def new_events(shown: Sequence[JobEvent], events: Sequence[JobEvent]) -> Sequence[JobEvent]:
     """The events after the last one shown; all if the published list no longer contains it."""
     if shown and shown[-1] in events:
-        at = len(events) - 1 - list(reversed(events)).index(shown[-1])
-        return events[at + 1 :]
+        last_shown = len(events) - 1 - list(reversed(events)).index(shown[-1])
+        return events[last_shown + 1 :]
     return events
 
 

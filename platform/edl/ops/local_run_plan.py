@@ -125,8 +125,8 @@ class LocalRunPlan:
         if not self.trains:
             return []
         if outcome.phase == "Interrupted":
-            why = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
-            return [*why, *self._resume_steps("Continue with")]
+            stop_lines = [f"It was {outcome.reason}."] if outcome.reason.startswith(STOPPED) else []
+            return [*stop_lines, *self._resume_steps("Continue with")]
         if outcome.phase != "Done":
             return self._steps_after_failure(outcome)
         if self.spec.data.prediction:
@@ -205,6 +205,8 @@ class LocalRunPlan:
     def has_processor(self) -> bool:
         """Whether the model module has a function for predictions, so that none are written."""
         model = self.spec.model
+        if self.spec.master.prepare and not Path(model.zoo, model.definition.partition(".")[0] + ".py").exists():
+            return False  # the command writes the module
         return find_model_function(Path(model.zoo), model.definition, model.functions).may_define(_PROCESSOR)
 
     def output_line(self) -> str:

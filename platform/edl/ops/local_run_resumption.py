@@ -18,8 +18,8 @@ from edl.storage.journal_truncation import (
 )
 from edl.storage.run_directory import RunDirectory, find_run
 from edl.storage.run_resumption import (
+    check_work_is_left,
     has_journal,
-    read_phase,
 )
 from edl.storage.weights_lookup import read_task, training_runs
 
@@ -35,12 +35,7 @@ def find_resumable_run(job_dir: Path, run_id: str | None) -> RunDirectory:
     if run not in training:
         what, verb = ("a prediction", "predict") if read_task(run) == "predict" else ("an evaluation", "evaluate")
         raise BadInputError(f"run {run.run_id} is {what}, which cannot be resumed", hint=f"Run edl {verb} again.")
-    if read_phase(run) == "Done":
-        raise BadInputError(
-            f"run {run.run_id} is done",
-            where=str(run.path),
-            hint="A run that is done cannot train more epochs. edl run without --resume starts a new run.",
-        )
+    check_work_is_left(run, "A run that is done cannot train more epochs. edl run without --resume starts a new run.")
     return run
 
 

@@ -61,8 +61,8 @@ class PreflightFinding:
     affected_roles: tuple[str, ...] = field(default=())
 
     def __str__(self) -> str:
-        who = f"{join_words(self.affected_roles)} pods: " if self.affected_roles else ""
-        return f"  {who}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
+        pods_text = f"{join_words(self.affected_roles)} pods: " if self.affected_roles else ""
+        return f"  {pods_text}{self.message}" + (f"\n    {self.hint}" if self.hint else "")
 
 
 def merge_findings(findings: Iterable[PreflightFinding]) -> list[PreflightFinding]:
@@ -86,19 +86,19 @@ def check_job_name(
             return []
         message = f"an earlier job {job} has left objects behind: {format_object_list(job_objects.objects)}"
         return [PreflightFinding(message, f"Remove it first: edl delete {job}")]
-    taken = f"the name {job} is taken by a job of {format_submit_time(old)}"
+    name_text = f"the name {job} is taken by a job of {format_submit_time(old)}"
     if old.phase == "Deleting":
-        return [PreflightFinding(f"{taken}, which is being deleted", f"Wait until it is deleted: edl delete {job}")]
+        return [PreflightFinding(f"{name_text}, which is being deleted", f"Wait until it is deleted: edl delete {job}")]
     if not old.has_ended:
         hint = (
             f"See edl status {job}; end it with edl stop {job} --wait or remove it with edl delete {job}, "
             "or choose another name: --set name=…"
         )
-        return [PreflightFinding(f"{taken}, which is active ({old.phase})", hint)]
+        return [PreflightFinding(f"{name_text}, which is active ({old.phase})", hint)]
     if replaces_ended:
         return []
     hint = f"Remove its objects with edl delete {job} (files on volumes are kept), or continue it with --resume"
-    return [PreflightFinding(f"{taken}, which has ended ({old.phase})", hint)]
+    return [PreflightFinding(f"{name_text}, which has ended ({old.phase})", hint)]
 
 
 def check_quotas(placements: Sequence[GroupPlacement], quotas: NamespaceQuotas) -> list[PreflightFinding]:
@@ -129,8 +129,10 @@ def _quota_finding(
     resource, pods = refusal.resource, [group.pod for group, count in minimum_pods for _ in range(count)]
     room = format_amount(resource, quotas.initial_room(refusal.quota, resource))
     need = format_amount(resource, quotas.requested_amount(refusal.quota, resource, pods))
-    who = ", ".join(group.role.value if group.role is Role.MASTER else f"{n} {group.role}" for group, n in minimum_pods)
-    message = f"quota {refusal.quota} has {room} of {resource} left; the job needs at least {need} ({who})"
+    groups_text = ", ".join(
+        group.role.value if group.role is Role.MASTER else f"{n} {group.role}" for group, n in minimum_pods
+    )
+    message = f"quota {refusal.quota} has {room} of {resource} left; the job needs at least {need} ({groups_text})"
     return PreflightFinding(message, QUOTA_HINT)
 
 

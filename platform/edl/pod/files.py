@@ -79,8 +79,8 @@ class FileServer:
             "input": isinstance(error, BadInputError),
         }
         if isinstance(error.__cause__, PermissionError):
-            who = f"user {os.getuid()}, group {os.getgid()}"
-            payload |= {"hint": f"This was tried as {who}; --uid and --gid select others.", "input": True}
+            user_text = f"user {os.getuid()}, group {os.getgid()}"
+            payload |= {"hint": f"This was tried as {user_text}; --uid and --gid select others.", "input": True}
         return payload
 
     def _handle_request(self, value: dict[str, Any]) -> None:

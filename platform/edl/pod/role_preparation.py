@@ -28,7 +28,7 @@ from edl.storage.run_directory import (
     make_run_directory,
     write_run_spec,
 )
-from edl.storage.run_resumption import check_resume_changes, format_change, has_journal, read_phase, reopen_run
+from edl.storage.run_resumption import check_resume_changes, check_work_is_left, format_change, has_journal, reopen_run
 from edl.storage.strategy_change import plan_resumption
 
 # --------------------------------------------------------------------------------------------------
@@ -132,10 +132,7 @@ def _find_run(requested: RequestedRun) -> RunDirectory:
         hint = f"Its runs, in the order of their last start: {names}."
         raise BadInputError(f"this job has no {meant}", where=str(requested.job_dir), hint=hint)
     run = matching_runs[-1]
-    if read_phase(run) == "Done":
-        raise BadInputError(
-            f"run {run.run_id} is done", where=str(run.path), hint="edl submit without --resume starts a new run."
-        )
+    check_work_is_left(run, "edl submit without --resume starts a new run.")
     return run
 
 

@@ -102,7 +102,7 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         _check_lowest_open_lease(request.floor, request.incarnation)
         checkpoint = self._checkpoint_directory(request.checkpoint)
         limits = {step.lease: step.through for step in request.within}
-        taken = self._server.take_snapshot(
+        snapshot = self._server.take_snapshot(
             request.incarnation,
             request.cut,
             checkpoint,
@@ -113,9 +113,11 @@ class PsControlService(edl_pb2_grpc.PsControlServicer):
         )
         # No refusal, which would abort the cut. The master asks again behind its other requests,
         # one of which may revoke the lease whose step is missing.
-        if taken is None:
+        if snapshot is None:
             return pb.SnapshotReply(waits=True)
-        return pb.SnapshotReply(version=taken.version, pause_seconds=taken.pause_seconds, entered=taken.admitted_steps)
+        return pb.SnapshotReply(
+            version=snapshot.version, pause_seconds=snapshot.pause_seconds, entered=snapshot.admitted_steps
+        )
 
     def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """Abort a cut, or resume updates after it."""

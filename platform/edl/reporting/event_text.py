@@ -155,15 +155,15 @@ def _describe_event(event: JobEvent) -> str:
         case RoleStarted():
             return f"{format_role(event.role, event.index)} started{_pid_suffix(event.pid)}"
         case RoleLeaving():
-            why = ", ".join(part for part in (event.cause, event.message) if part)
-            return f"{format_role(event.role, event.index)} is terminating{_reason_suffix(why)}"
+            cause_text = ", ".join(part for part in (event.cause, event.message) if part)
+            return f"{format_role(event.role, event.index)} is terminating{_reason_suffix(cause_text)}"
         case RoleEnded():
             return f"{format_role(event.role, event.index)} ended{_pid_suffix(event.pid)}: {_describe_exit(event)}"
         case WorkerCountChanged():
             return f"{format_worker_count(event.max)} wanted, at least {event.min}"
         case WorldChanged():
-            who = format_worker_count(event.workers)
-            return f"round {event.round}: {who} from step {event.step:,}{_reason_suffix(event.reason)}"
+            worker_text = format_worker_count(event.workers)
+            return f"round {event.round}: {worker_text} from step {event.step:,}{_reason_suffix(event.reason)}"
         case StallBegan():
             return f"stalled{_reason_suffix(event.reason)}"
         case StallEnded():
@@ -264,8 +264,8 @@ def describe_world(world: WorldStatus) -> str:
     more = f" and {world.size - len(ranks)} more" if world.size > len(ranks) else ""
     members = f"round {world.round}: {', '.join(ranks)}{more}" if world.round else "no round yet"
     if world.running:
-        taken = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
-        return "; ".join(filter(None, (members, world.evaluation, world.reason, taken)))
+        repairs = f"took one worker's variables {world.states_taken:,} times" if world.difference else ""
+        return "; ".join(filter(None, (members, world.evaluation, world.reason, repairs)))
     return f"{members}; no worker trains: {world.reason}"
 
 

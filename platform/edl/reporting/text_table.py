@@ -71,8 +71,13 @@ class StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove the line, so that other text begins where it stood."""
         if self._is_terminal and self._last_text:
             self._write("\r\x1b[K")  # return to the start of the line and clear it
+        self._last_text = ""
 
     def show_text(self, text: str, *, permanent: bool = True) -> None:
         """Show a text, unless it is shown already. A text that is not permanent is shown on terminals only."""

@@ -7,32 +7,33 @@ for the next one. What a worker had not finished when it was lost, another one g
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from edl.api.cluster_port import POD_GRACE_SECONDS
-from edl.api.errors import BadInputError, EdlError
+from edl.api.errors import SIGTERM_EXIT, BadInputError, EdlError
 from edl.api.job_spec import JobSpec
 from edl.data.reader import Metadata, Reader
 from edl.jobfile.loader import load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.sharding.batches_ahead import BatchesAhead
 from edl.sharding.program_replica import Reduction
 from edl.sharding.record_batch import RecordBatch
 from edl.sharding.record_prefetch import PrefetchedBatch, prefetch_records
 from edl.sharding.shared_steps import Arrays, ProgramWorld, SharedStep, SharedSteps
 from edl.transport import edl_pb2 as pb
-from edl.transport.control_client import ControlChannel, open_control_channel
-from edl.transport.control_methods import MasterMethods
+from edl.transport.control_client import open_control_channel
 from edl.transport.open_files import raise_open_files_limit
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import open_data_set
 from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
-from edl.worker.master_session import MasterCall, MasterSession
+from edl.worker.master_session import MasterCall, MasterSession, make_master_call
 from edl.worker.record_stream import CorruptRecordSkipper, LoadedStep, RecordStream
 from edl.worker.runtime import ALL_REDUCE_LEASES_AHEAD
 
@@ -157,6 +158,7 @@ class Client:
         self._steps: SharedSteps | None = None
         self._loss: float | None = None
         self._shard: RecordShard | None = None
+        self._ahead: BatchesAhead | None = None
         self._leaving = threading.Event()
         self._returned = threading.Event()
         self._at_boundary = threading.Condition()
@@ -185,14 +187,23 @@ class Client:
                 hint="start the program with `edl run JOB.yaml`, with `command` in the job file",
             ) from error
         spec = load_job_file(identity.run_dir / "spec.json")
-        client = cls(identity, spec, _master_call(open_control_channel(identity.master_address, identity.token)))
+        client = cls(identity, spec, make_master_call(open_control_channel(identity.master_address, identity.token)))
         if handle_sigterm is None:
             handle_sigterm = (
                 threading.current_thread() is threading.main_thread()
                 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
             )
         if handle_sigterm:
-            signal.signal(signal.SIGTERM, lambda number, frame: client.leave())
+            owner = os.getpid()
+
+            def handle_sigterm_of(process: int) -> None:
+                # A process that the program forked, such as a loader's, inherits the handler: it must not return the
+                # leases of its parent.
+                if process != owner:
+                    os._exit(SIGTERM_EXIT)
+                client.leave()
+
+            signal.signal(signal.SIGTERM, lambda number, frame: handle_sigterm_of(os.getpid()))
             # A terminal's Ctrl-C reaches every process of the job; the supervisor decides what it means.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         client.start()
@@ -220,6 +231,8 @@ class Client:
         """
         if uses_all_reduce(self.job):
             raise ValueError("under strategy AllReduce all workers take steps together: use client.steps()")
+        if self._ahead is not None:
+            raise ValueError("a loader takes the minibatches of this client: see client.batches_ahead()")
         if self._shard is not None and self._shard.is_held:
             raise ValueError(f"{self._shard!r} is not done: report it, or take all of its batches")
         if self._shard is not None:
@@ -263,6 +276,25 @@ class Client:
         elif steps := count // shard.task.minibatch_size:
             self._record_step(shard, steps, skipped=0)
 
+    def report_done_and_wait(self, shard: RecordShard) -> bool:
+        """Report a whole shard as done, and wait for the master's answer.
+
+        A program that keeps results by itself learns so which of them count.
+
+        Args:
+            shard: the newest one of ``fetch_shard``.
+
+        Returns:
+            True if the master has entered the records as done, so no other worker gets them. False if it may have given
+            them to another worker.
+
+        Raises:
+            ValueError: it is not the newest shard.
+            EdlError: the master is lost.
+        """
+        self.report_done(shard)
+        return self._progress.is_accepted(shard.task.lease_id, self.job.master.lost_timeout + _FINAL_REPORT_SECONDS)
+
     def batches(self) -> Iterator[RecordBatch]:
         """All minibatches that this worker gets, of all epochs. Each is done when the next one is taken.
 
@@ -287,6 +319,28 @@ class Client:
         for batch in self.batches():
             yield from batch
 
+    def batches_ahead(self) -> BatchesAhead:
+        """The minibatches for a loader that works ahead of the training step, in place of :meth:`batches`.
+
+        Raises:
+            ValueError: the job has strategy AllReduce, or this client has given records before.
+        """
+        if uses_all_reduce(self.job):
+            raise ValueError("under strategy AllReduce all workers take steps together: use client.steps()")
+        if self._shard is not None or self._ahead is not None:
+            raise ValueError("this client gives its records to another loop already")
+        self._ahead = BatchesAhead(
+            self._leases,
+            self._stream,
+            self._progress,
+            _as_batch,
+            self._raise_if_leaving,
+            self._in_minibatch,
+            self._take_loss,
+            lambda: self._progress.flush(_FINAL_REPORT_SECONDS),
+        )
+        return self._ahead
+
     def steps(
         self,
         arrays_like: Arrays,
@@ -307,7 +361,8 @@ class Client:
                 structure must stay the same. Workers that join get it, and checkpoints have it.
             load_state_dict: replaces the state by one of the same structure, whose arrays are NumPy arrays.
             reduction: what :meth:`SharedStep.allreduce` returns: ``mean``, by the weights of the workers, or ``sum``.
-            on_world: called when this worker is in a new world.
+            on_world: called when this worker is in a new world, once ``os.environ`` has ``RANK``, ``WORLD_SIZE`` and
+                the other variables of ``torchrun``.
 
         Raises:
             ValueError: the job has another strategy, or this was called before.
@@ -376,20 +431,26 @@ class Client:
                 self._finish(shard)
                 return
             self._raise_if_leaving()
-            with self._at_boundary:
-                self._in_batch = True
-            try:
+            with self._in_minibatch():
                 if (batch := _as_batch(shard.task, loaded)) is not None:
                     yield batch
                 self._record_step(shard, loaded.step + 1, skipped=loaded.skipped_records)
                 shard.step_done()
-            finally:
-                with self._at_boundary:
-                    self._in_batch = False
-                    self._at_boundary.notify_all()
         if shard is self._shard:
             _LOG.info("%r was given to another worker", shard)
             self._drop(shard)
+
+    @contextmanager
+    def _in_minibatch(self) -> Iterator[None]:
+        """A minibatch is in progress: a worker that leaves waits for its end."""
+        with self._at_boundary:
+            self._in_batch = True
+        try:
+            yield
+        finally:
+            with self._at_boundary:
+                self._in_batch = False
+                self._at_boundary.notify_all()
 
     # ------------------------------------------------------------ the end
 
@@ -432,6 +493,8 @@ class Client:
 
         failure = describe_failure(error)
         lease = 0 if self._shard is None else self._shard.task.lease_id
+        if self._ahead is not None:
+            lease = self._ahead.oldest_lease
         with suppress(EdlError):
             self._session.report_failure(failure.kind, failure.message, failure.detail, lease)
 
@@ -466,18 +529,24 @@ class Client:
 
     def _on_granted(self, task: LeasedTask) -> None:
         self._progress.track_lease(task)
-        if task.kind == TRAINING_KIND:
+        # With a global batch, the ranges to read are known with each step.
+        if task.kind == TRAINING_KIND and self.job.strategy.global_batch is None:
             self._stream.add_task(task)
 
     def _open_reader(self) -> Reader:
         with self._reader_lock:
             if self._reader is None:
-                self._reader = open_data_set(self.job.data, "training", None, Path(self.job.model.zoo))
+                self._reader = open_data_set(
+                    self.job.data, "training", None, Path(self.job.model.zoo), run_folder=self._identity.run_dir
+                )
             return self._reader
 
     def _record_step(self, shard: RecordShard, steps: int, *, skipped: int) -> None:
+        self._progress.record_step(shard.task.lease_id, steps, loss=self._take_loss(), skipped_records=skipped)
+
+    def _take_loss(self) -> float | None:
         loss, self._loss = self._loss, None
-        self._progress.record_step(shard.task.lease_id, steps, loss=loss, skipped_records=skipped)
+        return loss
 
     def _finish(self, shard: RecordShard) -> None:
         self._progress.finish_task(shard.task.lease_id)
@@ -504,10 +573,3 @@ def _as_batch(task: LeasedTask, loaded: LoadedStep) -> RecordBatch | None:
     assert isinstance(loaded.minibatch, PrefetchedBatch)
     start, _ = task.step_range(loaded.step)
     return RecordBatch(loaded.minibatch.records, task.epoch, task.source, start, loaded.skipped_records)
-
-
-def _master_call(channel: ControlChannel) -> MasterCall:
-    def call(method: str, request: Any, *, deadline: float) -> Any:
-        return channel.call(getattr(MasterMethods, method), request, timeout=deadline)
-
-    return call

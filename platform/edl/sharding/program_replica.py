@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,17 +19,15 @@ from numpy.typing import NDArray
 
 from edl.api.errors import BadInputError
 from edl.collective.element_types import find_element_type
-from edl.core.rank_state import NOT_BEGUN, CallbackEpoch
+from edl.core.rank_state import NO_ENDED_STEP, NOT_BEGUN, CallbackEpoch, EndedStep
 from edl.numerics.aligned_memory import allocate_aligned
-from edl.numerics.checksum import crc32
+from edl.numerics.packed_state import array_checksum, pack_arrays, packed_size, split_packed
 from edl.sharding.program_handoff import Contribution, ProgramHandoff
 from edl.sharding.program_state import ProgramState, as_array
 from edl.sharding.record_prefetch import WindowRecords
 
 Array = NDArray[Any]
 Reduction = Literal["mean", "sum"]
-
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +88,36 @@ class StepNumbers:
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None:
         pass
 
+    def skip_step(self, step: int, epoch: int) -> None:
+        self.begin_step(step, epoch)
+
     def end_training(self) -> None:
         pass
 
     def forget_stop(self) -> None:
         self.has_stopped = False
 
-    def adopt_state(self, epoch: CallbackEpoch) -> None:
+    @property
+    def ended_step(self) -> EndedStep:
+        """The program has no callbacks."""
+        return NO_ENDED_STEP
+
+    def make_up_step(self, ended: EndedStep) -> None:
+        pass
+
+    def adopt_state(self, epoch: CallbackEpoch, step: int) -> None:
         """The program sets its learning rate itself."""
+
+    def begin_again(self, step: int, began_in: tuple[int, int], epoch: int) -> None:
+        pass
+
+    lacks_old_values = False
+
+    def forget_old_values(self) -> None:
+        pass
+
+    def showing_checkpoint(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class ProgramReplica:
@@ -211,6 +232,11 @@ class ProgramReplica:
         state = self._state.restore(arrays)
         self._handoff.call(lambda: self._load_state_dict(state))
 
+    @property
+    def rate_names(self) -> frozenset[str]:
+        """The program sets its learning rate itself."""
+        return frozenset()
+
     def state_sizes(self) -> dict[str, int]:
         """The bytes of each array of the state."""
         return {name: array.nbytes for name, array in self._read_state().items()}
@@ -230,14 +256,8 @@ class ProgramReplica:
 
     def pack_state(self) -> NDArray[np.uint8]:
         """A copy of the state as one array; its size is a multiple of eight bytes."""
-        arrays = self._read_state()
-        packed = allocate_aligned(sum(_padded(array.nbytes) for array in arrays.values()), dtype=np.uint8)
-        packed.fill(0)
-        start = 0
-        for array in arrays.values():
-            packed[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            start += _padded(array.nbytes)
-        return packed
+        arrays = self._read_state().values()
+        return pack_arrays(arrays, packed_size(array.nbytes for array in arrays))
 
     def unpack_state(self, packed: Array) -> None:
         """Give the program a state that :meth:`pack_state` copied.
@@ -245,26 +265,26 @@ class ProgramReplica:
         Raises:
             BadInputError: it has another size.
         """
-        data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8)
-        arrays, start = {}, 0
-        for name, array in self._read_state().items():
-            part = data[start : start + array.nbytes]
-            if part.size != array.nbytes:
-                raise BadInputError(f"the state of the other worker ends in '{name}': their programs differ")
-            arrays[name] = part.view(array.dtype).reshape(array.shape)
-            start += _padded(array.nbytes)
-        self._write_state(arrays)
+        state = self._read_state()
+        sizes = [array.nbytes for array in state.values()]
+        if packed.nbytes != packed_size(sizes):
+            raise BadInputError(
+                f"the state of the other worker has {packed.nbytes:,} bytes, this one's has {packed_size(sizes):,}: "
+                "their programs differ"
+            )
+        parts = zip(state.items(), split_packed(packed, sizes), strict=True)
+        self._write_state({name: part.view(array.dtype).reshape(array.shape) for (name, array), part in parts})
 
     def digest(self) -> int:
         """A digest of 64 bits of the state."""
         found = hashlib.blake2b(digest_size=8)
         for name, array in self._read_state().items():
-            found.update(json.dumps([name, str(array.dtype), list(array.shape), _checksum(array)]).encode())
+            found.update(json.dumps([name, str(array.dtype), list(array.shape), array_checksum(array)]).encode())
         return int.from_bytes(found.digest(), "big")
 
     def variable_digests(self) -> dict[str, int]:
         """A digest of 32 bits of each array."""
-        return {name: _checksum(array) for name, array in self._read_state().items()}
+        return {name: array_checksum(array) for name, array in self._read_state().items()}
 
     def describe_variables(self) -> dict[str, str]:
         """Type and shape of each array of the state, and of each one that is summed, for users."""
@@ -274,8 +294,8 @@ class ProgramReplica:
     def fingerprint(self) -> str:
         """Only programs with equal ones may train together."""
         summed = [[name, str(dtype), list(shape)] for name, (dtype, shape) in self._shapes.items()]
-        said = json.dumps([self._state.fingerprint, summed, self._reduction])
-        return hashlib.sha256(said.encode()).hexdigest()
+        description = json.dumps([self._state.fingerprint, summed, self._reduction])
+        return hashlib.sha256(description.encode()).hexdigest()
 
 
 def _make_buffers(likes: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[Array, ...]]:
@@ -292,14 +312,6 @@ def _make_buffers(likes: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[A
             views[name] = buffer[start : start + like.size].reshape(like.shape)
             start += like.size
     return {name: views[name] for name in likes}, tuple(buffers)
-
-
-def _checksum(array: Array) -> int:
-    return crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-
-
-def _padded(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def read_arrays(given: Any, views: Mapping[str, Array]) -> tuple[Array, ...]:

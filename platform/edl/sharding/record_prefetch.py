@@ -34,6 +34,7 @@ class PrefetchedBatch:
     features: WindowRecords
     labels: None = None
     weights: None = None
+    skipped_images: int = 0
 
     @property
     def records(self) -> Sequence[Any]:

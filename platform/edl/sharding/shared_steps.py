@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from edl.collective.collective_listener import CollectiveListener
 from edl.core.state_agreement import RankFacts
 from edl.sharding.program_handoff import Contribution, ProgramHandoff, StepsClosedError, WorldChangedError
 from edl.sharding.program_replica import OfferedStep, ProgramReplica, Reduction, StepNumbers, read_arrays
+from edl.sharding.program_shares import ProgramShareSource
 from edl.sharding.record_batch import RecordBatch
 from edl.storage.run_directory import RunDirectory
 from edl.transport.listener import TcpAddress, parse_address
@@ -85,8 +87,15 @@ class ProgramWorld:
             "LOCAL_WORLD_SIZE": str(hosts.count(own)),
             "MASTER_ADDR": hosts[0],
             "MASTER_PORT": str(_FIRST_PORT + self.round % _PORTS),
+            "GROUP_RANK": str(list(dict.fromkeys(hosts)).index(own)),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.size),
             "TORCHELASTIC_RESTART_COUNT": str(self.round),
         }
+
+    def set_environment(self) -> None:
+        """Set the variables in this process, and so for the processes that it starts from now on."""
+        os.environ.update(self.environment)
 
 
 def _host(address: str) -> str:
@@ -105,7 +114,8 @@ class SharedStep:
     Attributes:
         number: steps that were made before it; equal on all workers.
         epoch: from 0.
-        batch: the records of this worker; None: it has none now, or it follows the others before it joins them.
+        batch: the records of this worker, with ``strategy.global_batch`` its share of that; None: it has none now, or
+            it follows the others before it joins them.
         world: the workers that take this step; None: this worker follows them and does not add anything yet.
     """
 
@@ -227,13 +237,18 @@ class SharedSteps:
             on_closed=connection.abort,
             copied_state=lambda: self._checkpoints.progress,
         )
+        shares = (
+            ShareSource(leases, progress, stream)
+            if spec.strategy.global_batch is None
+            else ProgramShareSource(leases, progress, stream, spec.train.minibatch_size)
+        )
         tasks = TaskLoop(session, leases, progress, self._gate, {})
         self._loop = StepLoop(
             self._replica,
             self._client,
             connection,
             feed,
-            ShareSource(leases, progress, stream),
+            shares,
             self._checkpoints,
             self._gate,
             tasks.run_task,
@@ -245,6 +260,7 @@ class SharedSteps:
             on_left=self._left.set,
             evaluation=CopyEvaluation(1, lambda: None, tasks.run_task),
             gradient_compression=spec.strategy.gradient_compression,
+            global_batch=spec.strategy.global_batch,
         )
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -331,6 +347,7 @@ class SharedSteps:
 
         def enter() -> None:
             self._world = world
+            world.set_environment()
             self._on_world(world)
 
         self._handoff.call(enter)

@@ -123,8 +123,8 @@ class LedgerRecount:
         )
         if entry.get("quarantine"):
             epoch, source, start, end = lease.record_range
-            at = min(start + lease.done_steps * lease.minibatch, end)
-            self.quarantined_ranges.append((epoch, source, at, min(end, at + entry["quarantine"])))
+            position = min(start + lease.done_steps * lease.minibatch, end)
+            self.quarantined_ranges.append((epoch, source, position, min(end, position + entry["quarantine"])))
 
     def _apply_cut(self, entry: Mapping[str, Any]) -> None:
         """Record the steps in a cut.

@@ -148,7 +148,7 @@ def list_shard_variables(directory: Path, ps_index: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Declared:
+class _ShardDeclaration:
     """The needed fields of a shard's declaration; empty for a shard without one."""
 
     dense: tuple[VariableSpec, ...]
@@ -157,7 +157,7 @@ class _Declared:
     fingerprint: str
 
     @classmethod
-    def of(cls, header: SafetensorsHeader) -> _Declared:
+    def from_header(cls, header: SafetensorsHeader) -> _ShardDeclaration:
         try:
             value = decode_json_file(header.metadata.get("declaration", "{}"))
             return cls(
@@ -169,7 +169,7 @@ class _Declared:
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise StorageError(f"is not the shard of a checkpoint: {error}", where=str(header.path)) from error
 
-    def is_same_model(self, other: _Declared) -> bool:
+    def is_same_model(self, other: _ShardDeclaration) -> bool:
         """Whether another shard belongs to the same model. Each shard has other dense variables; the rest is equal."""
         ours = (self.fingerprint, self.optimizer, self.tables)
         return ours == (other.fingerprint, other.optimizer, other.tables)
@@ -180,7 +180,7 @@ class _ShardArrays:
     """The arrays of a header, grouped by the kind in their names, which :mod:`edl.ps.shard_restore` documents."""
 
     path: Path
-    declaration: _Declared
+    declaration: _ShardDeclaration
     dense: dict[str, StoredArray] = field(default_factory=dict)
     slots: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
     rows: dict[str, dict[str, StoredArray]] = field(default_factory=dict)
@@ -188,7 +188,7 @@ class _ShardArrays:
 
     @classmethod
     def from_header(cls, header: SafetensorsHeader) -> _ShardArrays:
-        shard = cls(header.path, _Declared.of(header))
+        shard = cls(header.path, _ShardDeclaration.from_header(header))
         for array in header.arrays.values():
             shard._add_array(array)
         return shard

@@ -255,8 +255,8 @@ def _ordered_rows_column(name: str, parts: Sequence[StoredArray], order: NDArray
             piece = np.empty((len(wanted), *shape[1:]), np.dtype(parts[0].dtype).newbyteorder("<"))
             owners = np.searchsorted(begins, wanted, side="right") - 1
             for index, source in enumerate(sources):
-                mine = owners == index
-                piece[mine] = source[wanted[mine] - begins[index]]
+                is_owned = owners == index
+                piece[is_owned] = source[wanted[is_owned] - begins[index]]
             yield piece
 
     return ExportColumn(name, parts[0].dtype, shape, pieces)

@@ -12,7 +12,7 @@ from functools import partial
 from edl.api.errors import BadInputError
 from edl.api.fields import JsonValue
 from edl.api.job_spec import JobSpec
-from edl.api.status import Status
+from edl.api.status import JobFailure, Status
 from edl.jobfile.loader import diff_job_specs, load_job_file
 from edl.jobfile.scalar_types import format_value
 from edl.jobfile.section_type import from_json
@@ -63,6 +63,11 @@ def check_spec_changes(run_id: str, old: JobSpec, new: JobSpec) -> Sequence[Fiel
     Raises:
         BadInputError: they include a field that the run's ledger or checkpoints depend on.
     """
+    if old.master.prepare or new.master.prepare:
+        raise BadInputError(
+            f"run {run_id} cannot be resumed: master.prepare wrote its data and a part of its job file",
+            hint="Start a new run without --resume.",
+        )
     field_changes = diff_job_specs(old, new)
     forbidden_changes = [change for change in field_changes if is_fixed_field(change[0]) and not _is_allowed(change)]
     if forbidden_changes:
@@ -138,6 +143,36 @@ def read_phase(run: RunDirectory) -> str | None:
     """The phase in the run's status; None if it never wrote one."""
     status = read_status(run)
     return status.phase if status else None
+
+
+def check_work_is_left(run: RunDirectory, hint: str) -> None:
+    """Check that an ended run has something left to do.
+
+    Args:
+        run: the run.
+        hint: how to start a new run.
+
+    Raises:
+        BadInputError: it is done, or only its program failed after the last record: no record would bring a worker,
+            and a program cannot tell where it was.
+    """
+    status = read_status(run)
+    if status is None:
+        return
+    if status.phase == "Done":
+        raise BadInputError(f"run {run.run_id} is done", where=str(run.path), hint=hint)
+    has_all = 0 < status.records_total == status.records_done
+    if status.phase == "Failed" and has_all and load_job_file(run.spec).command and _has_crashed(run):
+        raise BadInputError(
+            f"run {run.run_id} has done all of its records, and its program failed then: nothing is left to resume",
+            where=str(run.path),
+            hint=hint,
+        )
+
+
+def _has_crashed(run: RunDirectory) -> bool:
+    failure = run.path / "failure.json"
+    return failure.exists() and from_json(JobFailure, read_json(failure), str(failure)).kind == "crash"
 
 
 def reopen_run(run: RunDirectory, holder: str, *, exclusive: bool = True) -> None:

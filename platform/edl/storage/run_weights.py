@@ -84,8 +84,10 @@ class RunWeights:
         value = read_json(path)
         try:
             output = Path(value["output"]) if task == "predict" else None
-            held = value.get("held")
-            return cls(Path(value["from"]), int(value.get("step", 0)), output, None if held is None else Path(held))
+            kept_files = value.get("held")
+            return cls(
+                Path(value["from"]), int(value.get("step", 0)), output, None if kept_files is None else Path(kept_files)
+            )
         except (KeyError, TypeError) as error:
             fields = '"from" and "output"' if task == "predict" else '"from"'
             raise BadInputError(

@@ -113,6 +113,12 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
         raise BadInputError(
             f"there is no run {source!r}", where=str(folder.parent / job), hint=f"The runs of the job {job}: {runs}."
         )
+    if not list_numbered_runs(folder):
+        raise BadInputError(
+            f"there is no file, no directory and no run {source!r}",
+            where=str(folder),
+            hint="This job has no run in this folder. Give the path of a run, a checkpoint or a .keras file.",
+        )
     return _require_weights(find_run(folder, run_id), source)
 
 

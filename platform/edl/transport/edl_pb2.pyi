@@ -164,7 +164,7 @@ class Stop(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order", "of_copy", "one_by_one")
+    __slots__ = ("lease", "kind", "epoch", "source", "start", "end", "minibatch", "pin", "step", "expires_seconds", "payload", "window", "order", "of_copy", "digests", "one_by_one")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class Task(_message.Message):
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     ORDER_FIELD_NUMBER: _ClassVar[int]
     OF_COPY_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     lease: int
     kind: str
@@ -194,8 +195,9 @@ class Task(_message.Message):
     window: int
     order: str
     of_copy: bool
+    digests: str
     one_by_one: bool
-    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., of_copy: _Optional[bool] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
+    def __init__(self, lease: _Optional[int] = ..., kind: _Optional[str] = ..., epoch: _Optional[int] = ..., source: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., minibatch: _Optional[int] = ..., pin: _Optional[int] = ..., step: _Optional[int] = ..., expires_seconds: _Optional[float] = ..., payload: _Optional[bytes] = ..., window: _Optional[int] = ..., order: _Optional[str] = ..., of_copy: _Optional[bool] = ..., digests: _Optional[str] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class ProgressRequest(_message.Message):
     __slots__ = ("member", "leases", "warnings", "stopped_training")
@@ -414,7 +416,7 @@ class LeaseRecords(_message.Message):
     def __init__(self, lease: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
 
 class WorldReply(_message.Message):
-    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "may_be_short", "source", "copy_at", "evaluated_step")
+    __slots__ = ("incarnation", "version", "round", "phase", "member", "members", "step", "holders", "committed", "change", "reason", "leases", "last_lease", "learning_rate", "pause", "evaluate_at", "restore_cut", "checkpoint", "epoch_left", "epoch", "may_be_short", "source", "copy_at", "evaluated_step")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +436,7 @@ class WorldReply(_message.Message):
     RESTORE_CUT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LEFT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAY_BE_SHORT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     COPY_AT_FIELD_NUMBER: _ClassVar[int]
@@ -457,11 +460,12 @@ class WorldReply(_message.Message):
     restore_cut: int
     checkpoint: CheckpointOrder
     epoch_left: int
+    epoch: int
     may_be_short: bool
     source: WorldMember
     copy_at: int
     evaluated_step: int
-    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ..., copy_at: _Optional[int] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., phase: _Optional[str] = ..., member: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[WorldMember, _Mapping]]] = ..., step: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ..., committed: _Optional[int] = ..., change: _Optional[bool] = ..., reason: _Optional[str] = ..., leases: _Optional[_Iterable[_Union[LeaseRecords, _Mapping]]] = ..., last_lease: _Optional[int] = ..., learning_rate: _Optional[float] = ..., pause: _Optional[bool] = ..., evaluate_at: _Optional[int] = ..., restore_cut: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointOrder, _Mapping]] = ..., epoch_left: _Optional[int] = ..., epoch: _Optional[int] = ..., may_be_short: _Optional[bool] = ..., source: _Optional[_Union[WorldMember, _Mapping]] = ..., copy_at: _Optional[int] = ..., evaluated_step: _Optional[int] = ...) -> None: ...
 
 class CheckpointOrder(_message.Message):
     __slots__ = ("cut", "at_step", "when_paused")
@@ -800,20 +804,26 @@ class FollowRound(_message.Message):
     def __init__(self, round: _Optional[_Union[Round, _Mapping]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class RoundState(_message.Message):
-    __slots__ = ("step", "shares", "continues", "begun_epochs", "epoch_loss_sum", "epoch_steps")
+    __slots__ = ("step", "shares", "continues", "begun_epochs", "epoch_loss_sum", "epoch_steps", "began_in", "learning_rate", "first_epoch")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     CONTINUES_FIELD_NUMBER: _ClassVar[int]
     BEGUN_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_STEPS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_IN_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_EPOCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     shares: bytes
     continues: bool
     begun_epochs: int
     epoch_loss_sum: float
     epoch_steps: int
-    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ..., epoch_loss_sum: _Optional[float] = ..., epoch_steps: _Optional[int] = ...) -> None: ...
+    began_in: Round
+    learning_rate: float
+    first_epoch: int
+    def __init__(self, step: _Optional[int] = ..., shares: _Optional[bytes] = ..., continues: _Optional[bool] = ..., begun_epochs: _Optional[int] = ..., epoch_loss_sum: _Optional[float] = ..., epoch_steps: _Optional[int] = ..., began_in: _Optional[_Union[Round, _Mapping]] = ..., learning_rate: _Optional[float] = ..., first_epoch: _Optional[int] = ...) -> None: ...
 
 class RoundStep(_message.Message):
     __slots__ = ("messages", "behind", "continues")

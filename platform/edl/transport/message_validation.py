@@ -47,8 +47,12 @@ _FREE_TEXT_FIELDS = frozenset(
         "edl.v1.SavedReply.error",
         "edl.v1.Stop.reason",
         "edl.v1.Table.initializer",
+        "edl.v1.UnreadableCheckpoint.error",
         "edl.v1.Wait.reason",
+        "edl.v1.WorkerWarning.text",
+        "edl.v1.WorkerWarning.topic",
         "edl.v1.WorldReply.reason",
+        "edl.v1.WrittenShard.error",
     }
 )
 """Texts for people, perhaps of several lines, and JSON."""

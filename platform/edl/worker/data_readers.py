@@ -12,6 +12,7 @@ from typing import Any
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec, ModelSpec, TrainSpec
+from edl.data.file_digests import digest_sources
 from edl.data.job_data import data_set_paths, open_job_data
 from edl.data.reader import BlockSizes, CorruptRange, OnCorrupt, Reader, Source
 from edl.data.reader_factory import read_reader_blocks
@@ -25,7 +26,12 @@ DATA_SET_BY_MODE = {"training": "training", "evaluation": "validation", "predict
 
 
 def open_data_set(
-    data: DataSpec, data_set: str, custom_reader: Callable[..., Any] | None, zoo: Path, train: TrainSpec | None = None
+    data: DataSpec,
+    data_set: str,
+    custom_reader: Callable[..., Any] | None,
+    zoo: Path,
+    train: TrainSpec | None = None,
+    run_folder: Path | None = None,
 ) -> Reader:
     """The reader of one data set.
 
@@ -36,12 +42,13 @@ def open_data_set(
             a list of several paths.
         zoo: the model zoo; frames of files below it are the user's in tracebacks.
         train: the job's ``train`` section; ElasticDL's readers may have an argument ``records_per_task``.
+        run_folder: of the run; see ``open_job_data``.
 
     Raises:
         BadInputError: the data does not exist, or the user's reader raises.
     """
     if custom_reader is None:
-        return open_job_data(data, data_set)
+        return open_job_data(data, data_set, run_folder)
     for field in ("weights", "repeat", "split"):
         if getattr(data, field):
             raise BadInputError(
@@ -207,7 +214,7 @@ def describe_data_sets(
     """The description of the data sets that this run uses, as JSON for the master.
 
     It is ``{"training": [[name, records], …], …}``, with ``blocks`` of the training records if they
-    may be shuffled (``shuffle_window`` not 0) and the reader has random access.
+    may be shuffled (``shuffle_window`` not 0) and the reader has random access, and ``digests`` of their files.
     """
     used = ("training", "validation") if task == "train" else (DATA_SET_BY_TASK[task],)
     sets: dict[str, Any] = {
@@ -215,6 +222,9 @@ def describe_data_sets(
         for name in used
         if data_set_paths(data, name)
     }
+    digests = {name: found for name in sets if (found := digest_sources(open_by_name(name)))}
+    if digests:
+        sets["digests"] = digests
     if "training" in sets and shuffle_window != 0:
         blocks = read_reader_blocks(open_by_name("training"))
         if blocks is not None:

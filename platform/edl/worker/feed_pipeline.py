@@ -9,23 +9,27 @@ the next lease.
 from __future__ import annotations
 
 import inspect
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
-from edl.data.reader import Reader, Record
-from edl.data.record_columns import ColumnRecords, RaggedColumn
+from edl.data.reader import Metadata, Reader, Record, describe_doubtful_header
+from edl.data.record_columns import ColumnRecords, RaggedColumn, take_records
 from edl.keras.model_contract import FEED_MODES, UserFeedFunction
 from edl.keras.user_code import UserCodeError, user_code
+from edl.transport.process_identity import count_available_cores
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow, count_records
 
+_LOG = logging.getLogger(__name__)
 # Messages of TensorFlow's get_single_element: for no element, and for more elements than fit into the
 # batch in ``_build_graph``.
 _EMPTY_DATASET_MESSAGE = "Dataset was empty"
@@ -39,6 +43,10 @@ _BATCHING_OPS = frozenset({"BatchDataset", "BatchDatasetV2", "ParallelBatchDatas
 _CONTROL_FLOW_OPS = frozenset({"If", "StatelessIf", "Case", "StatelessCase", "While", "StatelessWhile", "For", "Switch",
                                "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit",
                                "NextIteration", "RefNextIteration", "LoopCond"})  # fmt: skip
+_PARALLEL_MAP_OPS = frozenset({"ParallelMapDataset", "ParallelMapDatasetV2", "ParallelInterleaveDatasetV4"})
+_IMAGE_OPS = frozenset({"DecodeImage", "DecodeJpeg", "DecodePng", "DecodeBmp", "DecodeGif", "DecodeWebP",
+                        "DecodeAndCropJpeg"})  # fmt: skip
+_MOST_DECODING_THREADS = 16
 _UNBATCHING_OPS = frozenset({"UnbatchDataset", "FlatMapDataset", "InterleaveDataset", "ParallelInterleaveDatasetV4"})
 
 
@@ -51,12 +59,14 @@ class Minibatch:
         features: nested tensors, records first; None if ``feed`` kept no record.
         labels: nested tensors, records first; None for prediction.
         weights: sample weights of the records, if ``feed`` yields (features, labels, sample weights).
+        skipped_images: records that were skipped because they are images that cannot be decoded.
     """
 
     tag: int
     features: Any
     labels: Any
     weights: Any = None
+    skipped_images: int = 0
 
 
 class FeedError(UserCodeError):
@@ -166,6 +176,9 @@ class FeedFunction:
             outputs = self._call_feed(window.records)
         except FeedError as error:
             error.tag = tag
+            bad_images = [] if self._traced_feed is None else self._find_bad_images(window)
+            if bad_images and self._skip_images(window, bad_images):
+                return self._make_without(tag, window, bad_images)
             if _SEVERAL_BATCHES_MESSAGE in error.detail:
                 self._raise_too_many(tag, window, f"more than {_MAX_FEED_GROWTH * len(window.records)}")
             # If tracing succeeded, the error is about these records.
@@ -173,6 +186,8 @@ class FeedFunction:
                 bad = self._find_bad_record(window)
                 self._explain_bad_record(error, window, bad)
                 error.message = f"{error.message.removesuffix('.')}, at {window.describe_location(bad)}"
+                if bad_images:
+                    error.hint = f"{error.hint}; {_BAD_IMAGE_HINT}" if error.hint else _BAD_IMAGE_HINT
             raise
         if outputs is None:
             return None
@@ -180,6 +195,29 @@ class FeedFunction:
         if (elements := count_records(minibatch.features)) > len(window.records):
             self._raise_too_many(tag, window, f"{elements}")
         return minibatch
+
+    def _find_bad_images(self, window: RecordWindow) -> list[int]:
+        """The records with an image that TensorFlow cannot decode, and for which ``feed`` raises."""
+        return [
+            index
+            for index, record in enumerate(window.records)
+            if any(map(_is_bad_image, _texts_of(record))) and self._is_refused(window, index)
+        ]
+
+    def _skip_images(self, window: RecordWindow, bad: Sequence[int]) -> bool:
+        """Count images as corrupt records; False: no more are allowed."""
+        return window.skip_image is not None and all(
+            window.skip_image(
+                next(filter(_is_bad_image, _texts_of(window.records[index]))), window.describe_location(index)
+            )
+            for index in bad
+        )
+
+    def _make_without(self, tag: int, window: RecordWindow, bad: Sequence[int]) -> Minibatch:
+        left = take_records(window.records, np.setdiff1d(np.arange(len(window.records)), bad))
+        rest = window._replace(records=left, skipped_records=window.skipped_records + len(bad))
+        made = self.make_minibatch(tag, rest) or Minibatch(tag, None, None)
+        return replace(made, skipped_images=made.skipped_images + len(bad))
 
     def _raise_too_many(self, tag: int, window: RecordWindow, elements: str) -> NoReturn:
         error = FeedError(
@@ -193,19 +231,22 @@ class FeedFunction:
     def _explain_bad_record(self, error: FeedError, window: RecordWindow, bad: int | None) -> None:
         """Say what is wrong with a record, where ``feed`` is EDL's own and can tell."""
         explain = getattr(self._feed, "explain_bad_record", None)
-        fault = None if explain is None or bad is None else explain(window.records[bad], self._metadata)
-        if fault is not None:
-            error.message, error.where, error.detail = fault, "data.schema", ""
-            error.hint = "mend the data, or leave the column out of data.schema.features"
+        known = None if explain is None or bad is None else explain(window.records[bad], self.mode, self._metadata)
+        if known is not None:
+            error.message, error.hint = known
+            error.where, error.detail = "data.schema", ""
 
     def _find_bad_record(self, window: RecordWindow) -> int | None:
         """The first record for which ``feed`` raises when it is alone; None if only a combination fails."""
-        for index in range(len(window.records)):
-            try:
-                self._call_feed(window.records[index : index + 1])
-            except FeedError:
-                return index
-        return None
+        return next((index for index in range(len(window.records)) if self._is_refused(window, index)), None)
+
+    def _is_refused(self, window: RecordWindow, index: int) -> bool:
+        """Whether ``feed`` raises for a record alone."""
+        try:
+            self._call_feed(window.records[index : index + 1])
+        except FeedError:
+            return True
+        return False
 
     def _call_feed(self, window: Sequence[Record]) -> Any:
         try:
@@ -220,19 +261,29 @@ class FeedFunction:
             raise _to_feed_error(error, self._feed) from error
 
     def _trace_feed(self, records: Any) -> Callable[[Any], Any]:
+        # One warning a job is enough.
+        doubt = None if self.mode == "evaluation" else doubtful_header(self._metadata)
+        if doubt is not None:
+            _LOG.warning("%s; if it is a record, set data.reader.header to false", doubt)
         traced = tf.function(self._build_graph, input_signature=[_any_count(records)], autograph=False)
         function: Callable[[Any], Any] = traced.get_concrete_function()
         return function
 
     def _build_graph(self, records: Any) -> Any:
         """Trace ``feed`` for one window as a graph."""
+        # EDL's own feed of a table parses all rows at once.
+        feed_minibatch = getattr(self._feed, "feed_minibatch", None)
+        if feed_minibatch is not None:
+            minibatch = feed_minibatch(records, self.mode, self._metadata)
+            if minibatch is not None:
+                return minibatch
         dataset = self._feed(tf.data.Dataset.from_tensor_slices(records), self.mode, self._metadata)
         self._check_dataset(dataset)
         # One batch of all elements. It is larger than the window, so that too many elements can be
         # counted.
         longest = _count_in_graph(records) * _MAX_FEED_GROWTH
         batches = dataset.padded_batch(longest) if self._pad else dataset.batch(longest)
-        minibatch = batches.get_single_element()
+        minibatch = _decode_images_in_threads(batches).get_single_element()
         _run_maps_on_one_thread()
         return minibatch
 
@@ -260,17 +311,54 @@ class FeedFunction:
             )
 
 
+_DECODED_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM")
+"""How files begin that TensorFlow decodes. Of others, such as WebP, it does not know whether they are damaged."""
+_BAD_IMAGE_HINT = "data.max_corrupt_records allows to skip and count images that cannot be decoded"
+
+
+def _texts_of(record: Any) -> Iterator[bytes]:
+    """The values of a record that may be encoded images."""
+    values = record.values() if isinstance(record, Mapping) else (record,)
+    return (value for value in values if isinstance(value, bytes))
+
+
+def _is_bad_image(value: bytes) -> bool:
+    if not value.startswith(_DECODED_SIGNATURES):
+        return False
+    try:
+        tf.io.decode_image(value, expand_animations=False)
+    except tf.errors.OpError:
+        return True
+    return False
+
+
+def doubtful_header(metadata: Any) -> str | None:
+    """What is said of the header of CSV files that may be a record; None of other data."""
+    is_csv = isinstance(metadata, Metadata) and metadata.format == "csv"
+    return describe_doubtful_header(metadata.column_names) if is_csv else None
+
+
 def _to_tensors(window: Sequence[Record]) -> Any:
     """Records as one tensor, or as a mapping from columns to tensors, which are ragged for lists."""
     if not isinstance(window, ColumnRecords):
         # A third of the time that convert_to_tensor takes for a list.
-        return tf.constant(window)
-    return {
-        name: tf.RaggedTensor.from_row_splits(tf.constant(column.values), tf.constant(column.bounds), validate=False)
-        if isinstance(column, RaggedColumn)
-        else tf.constant(column)
-        for name, column in window.columns.items()
-    }
+        return _to_tensor(window, "a record")
+    return {name: _to_tensor(column, f"column '{name}'") for name, column in window.columns.items()}
+
+
+def _to_tensor(column: Any, what: str) -> Any:
+    if not isinstance(column, RaggedColumn):
+        try:
+            return tf.constant(column)
+        except ValueError as error:
+            if not isinstance(column, np.ndarray) or column.dtype == object:
+                raise
+            raise FeedError(
+                f"{what} has the type {column.dtype}, which TensorFlow has not",
+                where="data",
+                hint="write it as numbers or text, or leave the column out with data.reader.columns",
+            ) from error
+    return tf.RaggedTensor.from_row_splits(_to_tensor(column.values, what), tf.constant(column.bounds), validate=False)
 
 
 def _any_count(records: Any) -> Any:
@@ -278,7 +366,9 @@ def _any_count(records: Any) -> Any:
     if isinstance(records, dict):
         return {name: _any_count(column) for name, column in records.items()}
     if isinstance(records, tf.RaggedTensor):
-        return tf.RaggedTensorSpec([None, None, *records.shape[2:]], records.dtype, ragged_rank=records.ragged_rank)
+        ragged = [None] * (1 + records.ragged_rank)
+        shape = [*ragged, *records.shape[len(ragged) :]]
+        return tf.RaggedTensorSpec(shape, records.dtype, ragged_rank=records.ragged_rank)
     return tf.TensorSpec([None, *records.shape[1:]], records.dtype)
 
 
@@ -303,6 +393,30 @@ def _run_maps_on_one_thread() -> None:
         if not _has_control_flow(operation.get_attr("f").name, functions, set()):
             # ``Dataset.map`` has no argument for it.
             operation._set_attr("use_inter_op_parallelism", tf.compat.v1.AttrValue(b=False))
+
+
+def _decode_images_in_threads(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Give a data set that is being traced threads of its own, if it decodes several images at the same time.
+
+    A worker's TensorFlow has two threads for that, because more of them cost time where operations are small. Threads
+    of a data set are made for each minibatch (.2 ms each), which only images are worth: they take milliseconds each.
+    ``Options.threading`` has no effect on a data set without an iterator.
+    """
+    most = min(
+        tf.config.threading.get_intra_op_parallelism_threads() or count_available_cores(), _MOST_DECODING_THREADS
+    )
+    if not 0 < tf.config.threading.get_inter_op_parallelism_threads() < most:
+        return dataset
+    graph = tf.compat.v1.get_default_graph()
+    if not any(operation.type in _PARALLEL_MAP_OPS for operation in graph.get_operations()):
+        return dataset
+    functions = graph.as_graph_def().library.function
+    if not any(node.op in _IMAGE_OPS for function in functions for node in function.node_def):
+        return dataset
+    with_threads = tf.raw_ops.PrivateThreadPoolDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset), num_threads=most, **dataset._flat_structure
+    )
+    return tf.data.experimental.from_variant(with_threads, dataset.element_spec)
 
 
 def _has_control_flow(name: str, functions: Mapping[str, Any], visited: set[str]) -> bool:
@@ -373,7 +487,7 @@ def find_first_minibatch(
         for start in range(0, min(source.records, _TRIES_PER_SOURCE * size), size):
             end = min(source.records, start + size)
             minibatch = feeder.make_minibatch(0, corrupt.read(reader, source.name, start, end))
-            if minibatch is not None:
+            if minibatch is not None and minibatch.features is not None:
                 return LeasedTask(0, feeder.mode, source.name, start, end, size), minibatch
     return None
 

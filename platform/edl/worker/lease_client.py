@@ -41,6 +41,7 @@ class LeasedTask:
     ``order_fingerprint``; ``position_describer`` names the records at given positions. With
     ``one_by_one``, a minibatch is read and fed only after the previous one is applied, so that a crash
     identifies its minibatch. With ``of_copy``, this worker's copy of the variables of ``step`` is evaluated.
+    ``file_digests`` are those of the files whose records were counted (``edl.data.file_digests``).
     """
 
     lease_id: int
@@ -58,6 +59,7 @@ class LeasedTask:
     order_fingerprint: str = ""
     one_by_one: bool = False
     of_copy: bool = False
+    file_digests: str = ""
     position_describer: PositionDescriber | None = field(default=None, compare=False)
 
     @classmethod
@@ -80,6 +82,7 @@ class LeasedTask:
             order_fingerprint=task.order,
             one_by_one=task.one_by_one,
             of_copy=task.of_copy,
+            file_digests=task.digests,
             position_describer=position_describer if task.window else None,
         )
 
@@ -347,6 +350,8 @@ class ProgressReporter:
         self._send_lock = threading.Lock()
         self._buffers: dict[int, ProgressBuffer] = {}
         self._report_queue: deque[TaskReport] = deque()
+        # The newest ones are enough: who asks has just reported.
+        self._rejected: deque[int] = deque(maxlen=64)
         self._warnings: list[pb.WorkerWarning] = []
         self._has_stopped_training = False
         self._last_sent_at = clock()
@@ -376,8 +381,12 @@ class ProgressReporter:
             loss: loss of the newest step; None if it applied nothing.
             skipped_records: corrupt records of the newest step that were skipped.
             is_skipped: whether the newest step changed nothing, because its loss or gradient is not finite.
+
+        Raises:
+            EdlError: the sending thread failed, so the master would never hear of the step.
         """
         with self._changed:
+            self._raise_failure()
             buffer = self._buffers.get(lease_id)
             if buffer is None:
                 return
@@ -405,8 +414,13 @@ class ProgressReporter:
             self._changed.notify_all()
 
     def finish_task(self, lease_id: int, result: bytes = b"") -> None:
-        """Report a finished task, after everything recorded before."""
+        """Report a finished task, after everything recorded before.
+
+        Raises:
+            EdlError: the sending thread failed, so the master would never hear of it.
+        """
         with self._changed:
+            self._raise_failure()
             buffer = self._buffers.pop(lease_id, None)
             if buffer is not None:
                 self._report_queue.append(TaskReport(buffer.to_message(lease_id), result))
@@ -482,6 +496,7 @@ class ProgressReporter:
         # The master has taken the lease back and leases its records again, so nothing is left to do
         # here.
         if not reply.accepted:
+            self._rejected.append(report.last_progress.lease)
             _LOG.info("lease %d: the report was rejected: %s", report.last_progress.lease, reply.reason)
 
     def _note_sent(self) -> None:
@@ -536,8 +551,23 @@ class ProgressReporter:
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._report_queue or self._failure is not None, timeout)
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def is_accepted(self, lease_id: int, timeout: float) -> bool:
+        """Wait until the master has answered every report; whether it entered that of this lease, one of the newest.
+
+        Raises:
+            EdlError: the sending thread failed.
+        """
+        self.flush(timeout)
+        with self._changed:
+            return lease_id not in self._rejected and all(
+                report.last_progress.lease != lease_id for report in self._report_queue
+            )
 
     def stop(self) -> None:
         """End ``run``; nothing more is sent."""

@@ -22,6 +22,8 @@ from edl.core.backoff import ExponentialBackoff
 from edl.core.partition import owner_of_name, slot_of_row
 from edl.core.strict_json import escape_surrogates
 from edl.transport import edl_pb2 as pb
+from edl.transport.control_client import ControlChannel
+from edl.transport.control_methods import MasterMethods
 from edl.transport.retry import draw_jitter
 
 
@@ -94,6 +96,15 @@ class MasterCall(Protocol):
 
     def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
         """Call ``method`` of the Master service; ``deadline`` in seconds."""
+
+
+def make_master_call(channel: ControlChannel) -> MasterCall:
+    """Calls to the master through a channel."""
+
+    def call(method: str, request: Any, *, deadline: float) -> Any:
+        return channel.call(getattr(MasterMethods, method), request, timeout=deadline)
+
+    return call
 
 
 class MasterLostError(JobFailedError):

@@ -165,16 +165,18 @@ class _JobCheck:
             yield from self._check_prediction(network, *prediction_minibatch)
         if data.training and self._spec.export:
             self._check_same_model(network, sample)
-            self._check_keras_file(network.model)
+            self._check_export(network.model)
 
-    def _check_keras_file(self, model: Any) -> None:
-        """Warn now of what the export would warn of when training is over."""
+    def _check_export(self, model: Any) -> None:
+        """Refuse and warn now of what the export would refuse and warn of when training is over."""
         if self._spec.export:
+            from edl.keras.model_building import refuse_unexportable_inputs
             from edl.keras.model_export import warn_about_keras_file
             from edl.keras.user_code import user_code
 
             with user_code(self.module.zoo, "export of the model"):
                 warn_about_keras_file(model)
+            refuse_unexportable_inputs(model)
 
     def _check_validation_data(self, first: TaskMinibatch | None) -> None:
         from edl.worker.validation_check import check_validation_data
@@ -351,7 +353,7 @@ class _JobCheck:
             model.reset_metrics()
             model.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(model.metric_values())}"
-        self._check_keras_file(model.model)
+        self._check_export(model.model)
 
     def _check_all_reduce(self, first: TaskMinibatch | None, sample: Any) -> Iterator[str]:
         from edl.keras.all_reduce_callbacks import declare_training_callbacks
@@ -392,7 +394,7 @@ class _JobCheck:
             replica.evaluate(minibatch.features, minibatch.labels, minibatch.weights)
             values = replica.metric_values(merge_metric_states({}, json.loads(json.dumps(replica.metric_states()))))
             yield f"evaluation of {_describe_records(task)}, after one step: {_format_metrics(values)}"
-        self._check_keras_file(replica.model)
+        self._check_export(replica.model)
 
 
 def _describe_network(network: KerasNetwork) -> str:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from edl.api.errors import BadInputError, EdlError, RetryableError
 from edl.api.job_spec import BatchSpec
 from edl.core.backoff import ExponentialBackoff
 from edl.core.shuffle import SHUFFLED_SOURCE_NAME
+from edl.data.file_digests import FileCheck
 from edl.data.reader import CorruptRange, CorruptRecordError, Reader, Record
 from edl.data.reader_factory import shuffled_order
 from edl.transport.retry import draw_jitter
@@ -45,6 +47,8 @@ class RecordWindow(NamedTuple):
     source: str = ""
     start: int = 0
     describe_positions: Callable[[int, int], str] | None = None
+    # Counts an image that only ``feed`` finds to be none as a corrupt record, and says whether one more is allowed.
+    skip_image: Callable[[bytes, str], bool] | None = None
 
     def describe_location(self, index: int | None = None) -> str:
         """Where the records are from, for users.
@@ -76,9 +80,10 @@ class CorruptRecordSkipper:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._corrupt_positions: set[tuple[str, int]] = set()
         self._logged_chunks: set[tuple[str, range]] = set()
+        self._lock = threading.Lock()
 
     def read(self, reader: Reader, source: str, start: int, end: int) -> RecordWindow:
         """Records ``[start, end)`` without the corrupt ones.
@@ -88,11 +93,13 @@ class CorruptRecordSkipper:
         """
         # Without ``on_corrupt``: a user's reader that cannot skip records need not have the
         # argument.
-        if not self._limit:
+        if not self.limit:
             return RecordWindow(reader.read(source, start, end), 0, source, start)
         skipped: list[CorruptRange] = []
         records = reader.read(source, start, end, partial(self._record_skipped, skipped))
-        return RecordWindow(records, sum(corrupt.records for corrupt in skipped), source, start)
+        return RecordWindow(
+            records, sum(corrupt.records for corrupt in skipped), source, start, skip_image=self.skip_image
+        )
 
     def read_shuffled(self, reader: PositionReader, epoch: int, start: int, end: int) -> RecordWindow:
         """The records at positions ``[start, end)`` of an epoch's shuffled order, without the corrupt ones.
@@ -101,8 +108,28 @@ class CorruptRecordSkipper:
             CorruptRecordError: there are more corrupt records than allowed.
         """
         skipped: list[CorruptRange] = []
-        records = reader.read(epoch, start, end, partial(self._record_skipped, skipped) if self._limit else None)
-        return RecordWindow(records, len(skipped), "", start, partial(reader.describe_positions, epoch))
+        records = reader.read(epoch, start, end, partial(self._record_skipped, skipped) if self.limit else None)
+        describe = partial(reader.describe_positions, epoch)
+        return RecordWindow(records, len(skipped), "", start, describe, self.skip_image if self.limit else None)
+
+    @property
+    def count(self) -> int:
+        """Corrupt records that this process has found."""
+        return len(self._corrupt_positions)
+
+    def skip_image(self, content: bytes, where: str) -> bool:
+        """Count an image that cannot be decoded as a corrupt record; False: there are more than allowed.
+
+        It is known by its content, because the records before it in a window may have been skipped.
+        """
+        with self._lock:
+            self._corrupt_positions.add((_IMAGE, int.from_bytes(blake2b(content, digest_size=8).digest())))
+            count = len(self._corrupt_positions)
+        if count <= self.limit:
+            _LOG.warning(
+                "%s is an image that cannot be decoded: skipped, %d of %d allowed so far", where, count, self.limit
+            )
+        return count <= self.limit
 
     def _record_skipped(self, skipped: list[CorruptRange], corrupt: CorruptRange) -> None:
         skipped.append(corrupt)
@@ -126,14 +153,16 @@ class CorruptRecordSkipper:
                 corrupt.damaged[-1] if single_record else corrupt.end - 1,
                 corrupt.reason,
                 len(self._corrupt_positions),
-                self._limit,
+                self.limit,
             )
             self._logged_chunks.add(damaged_chunk)
-        if len(self._corrupt_positions) > self._limit:
+        if len(self._corrupt_positions) > self.limit:
             chunk = {(corrupt.source, index) for index in corrupt.damaged}
             raise CorruptRecordError(corrupt, others=len(self._corrupt_positions - chunk))
 
 
+_IMAGE = "\0image"
+"""Stands for the source of an image that is known by its content."""
 _LOG = logging.getLogger(__name__)
 
 _READ_TRIES = 10
@@ -161,6 +190,10 @@ class MinibatchLike(Protocol):
     @property
     def weights(self) -> Any:
         """Sample weights: nested arrays; None if ``feed`` yields none."""
+
+    @property
+    def skipped_images(self) -> int:
+        """Records of the window that were skipped because ``feed`` could not decode them."""
 
 
 TaggedWindows: TypeAlias = Iterator[tuple[int, RecordWindow]]
@@ -224,6 +257,8 @@ class RecordStream:
         self._next_tag = 0
         self._first_tags: dict[tuple[int, int], int] = {}
         """By lease and first record."""
+        self._waiting_tasks: dict[int, LeasedTask] = {}
+        """Added ranges that are not read yet, by the tag of their first window."""
         self._dropped_tags: set[int] = set()
         self._early_windows: dict[int, RecordWindow] = {}
         self._window_sizes: dict[int, tuple[int, int]] = {}
@@ -231,6 +266,7 @@ class RecordStream:
         self._minibatches: Iterator[MinibatchLike] | None = None
         self._next_minibatch: MinibatchLike | None = None
         self._reader: Reader | None = None
+        self._file_check = FileCheck(self._get_reader)
 
     def add_task(self, task: LeasedTask) -> None:
         """Append a leased range, or a part of one."""
@@ -238,6 +274,7 @@ class RecordStream:
             tag = self._next_tag
             self._next_tag += task.step_count
             self._first_tags[task.lease_id, task.start] = tag
+            self._waiting_tasks[tag] = task
         self._task_queue.put((tag, task))
 
     def drop_task(self, task: LeasedTask) -> None:
@@ -284,6 +321,9 @@ class RecordStream:
         if self._next_minibatch.tag > tag:
             return None
         minibatch, self._next_minibatch = self._next_minibatch, None
+        if minibatch.skipped_images and tag in self._window_sizes:
+            records, skipped = self._window_sizes[tag]
+            self._window_sizes[tag] = records - minibatch.skipped_images, skipped + minibatch.skipped_images
         return minibatch if count_records(minibatch.features) else None
 
     def _advance_pipeline(self) -> MinibatchLike:
@@ -304,6 +344,9 @@ class RecordStream:
         """Read ahead of training, on a thread of the pipeline."""
         while (item := self._task_queue.get()) is not None:
             first, task = item
+            self._waiting_tasks.pop(first, None)
+            if not task.one_by_one and not task.shuffle_window:  # a shuffled order knows its blocks itself
+                self._fetch_ahead(task, self._waiting_tasks.get(first + task.step_count))
             for step in range(task.step_count):
                 if first in self._dropped_tags:
                     break
@@ -317,6 +360,22 @@ class RecordStream:
                 if not self._is_held(task.lease_id):
                     break
             self._dropped_tags.discard(first)
+
+    def _fetch_ahead(self, *tasks: LeasedTask | None) -> None:
+        """Let a reader that can begin with the blocks of these ranges before they are read."""
+        reader: Any = self._reader
+        fetch_ahead = getattr(reader, "fetch_ahead", None)
+        if fetch_ahead is None:  # also if the reader is not open yet
+            return
+        with suppress(EdlError):  # raised again where the window is read
+            fetch_ahead(
+                [
+                    (task.source, row)
+                    for task in tasks
+                    if task is not None and not task.shuffle_window
+                    for row in reader.blocks(task.source).starts_in(task.start, task.end)
+                ]
+            )
 
     def _wait_until_requested(self, tag: int, task: LeasedTask) -> None:
         """Wait for the request of a minibatch instead of reading ahead."""
@@ -341,6 +400,7 @@ class RecordStream:
             return RecordWindow(())
         for attempt in range(1, _READ_TRIES + 1):
             try:
+                self._file_check.check(task.file_digests, "" if task.shuffle_window else task.source)
                 if task.shuffle_window:
                     return self._corrupt_records.read_shuffled(self._open_shuffled(task), task.epoch, start, end)
                 return self._corrupt_records.read(self._get_reader(), task.source, start, end)

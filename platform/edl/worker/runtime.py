@@ -21,12 +21,11 @@ from edl.jobfile.loader import load_job_file
 from edl.jobfile.strategy_choice import uses_all_reduce
 from edl.transport import edl_pb2 as pb
 from edl.transport.control_client import ControlChannel, open_control_channel
-from edl.transport.control_methods import MasterMethods
 from edl.transport.process_identity import ProcessIdentity
 from edl.worker.data_readers import DATA_SET_BY_MODE, may_have_custom_reader, open_data_set
 from edl.worker.graceful_shutdown import ShutdownGate
 from edl.worker.lease_client import LEASES_AHEAD, TRAINING_KIND, LeaseClient, LeasedTask, ProgressReporter
-from edl.worker.master_session import MasterSession, PsPlacement
+from edl.worker.master_session import MasterSession, PsPlacement, make_master_call
 from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, TaggedWindows
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class WorkerRuntime:
         all_reduce = uses_all_reduce(spec)
         self.session = MasterSession(
             member,
-            _make_master_call(channel),
+            make_master_call(channel),
             lost_timeout=spec.master.lost_timeout,
             # ``leases`` is made below, because it needs ``session``. AllReduce has no parameter servers.
             on_new_placement=(lambda: None) if all_reduce else (lambda: self.leases.schedule_placement_check()),
@@ -128,7 +127,7 @@ class WorkerRuntime:
             if data_set not in self._readers_by_set:
                 custom = None if self._may_read_early else self.model_module.result().custom_data_reader
                 self._readers_by_set[data_set] = open_data_set(
-                    self.spec.data, data_set, custom, Path(self.spec.model.zoo), self.spec.train
+                    self.spec.data, data_set, custom, Path(self.spec.model.zoo), self.spec.train, self.identity.run_dir
                 )
             return self._readers_by_set[data_set]
 
@@ -214,10 +213,3 @@ class WorkerRuntime:
             batches=batches,
             portion_records=lease_records(train) if batches.bucket_by is not None else 0,
         )
-
-
-def _make_master_call(channel: ControlChannel) -> Callable[..., Any]:
-    def call(method: str, request: Any, *, deadline: float) -> Any:
-        return channel.call(getattr(MasterMethods, method), request, timeout=deadline)
-
-    return call

@@ -16,6 +16,7 @@ from edl.core.evaluation import callbacks_to_json
 from edl.core.ledger import BEST_MODEL
 from edl.keras import model_export, user_callbacks
 from edl.keras.keras2_models import refuse_overlap
+from edl.keras.model_building import refuse_unexportable_inputs
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_export import RowChunks
 from edl.keras.monitor_callbacks import check_monitors
@@ -147,6 +148,8 @@ def _declare_model(runtime: WorkerRuntime, module: ModelModule) -> tuple[KerasNe
         sample=runtime.first_features(),
         worker_index=runtime.identity.index,
     )
+    if spec.export is not None:
+        refuse_unexportable_inputs(network.model)
     if initial is not None:
         # Before the parameter servers get to know the model: they read the rows of its tables themselves.
         initial.check_model(network.variables, network.tables)

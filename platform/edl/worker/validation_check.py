@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from edl.api.errors import BadInputError
 from edl.data.reader import Reader
-from edl.worker.feed_pipeline import FeedError, FeedFunction, Minibatch, find_first_minibatch
+from edl.worker.feed_pipeline import FeedError, FeedFunction, Minibatch, doubtful_header, find_first_minibatch
 from edl.worker.lease_client import LeasedTask
 from edl.worker.record_stream import CorruptRecordSkipper, RecordWindow
 
@@ -45,7 +45,12 @@ def check_validation_data(
         BadInputError: names the data set, the file and what differs.
     """
     formats = _format_difference(training, validation)
-    columns = _column_differences(training.metadata.column_names, validation.metadata.column_names)
+    # Records that were taken for headers differ; the feed of training warns of them.
+    columns = (
+        ""
+        if doubtful_header(training.metadata) and doubtful_header(validation.metadata)
+        else _column_differences(training.metadata.column_names, validation.metadata.column_names)
+    )
     try:
         first_minibatch = find_first_minibatch(validation, feeder, CorruptRecordSkipper(max_corrupt_records), size=size)
     except FeedError as error:

@@ -13,6 +13,8 @@ import pytest
 from cli.cli_harness import run_edl
 from ruamel.yaml import YAML
 
+from edl.data.table_scan import TABLE_FORMATS
+
 CSV = "age,city,rooms\n31,Ulm,2\n47,<b>Bonn</b>,3\n,Ulm,3\n"
 
 
@@ -49,6 +51,22 @@ def test_options_reach_the_reader(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [column["name"] for column in json.loads(capsys.readouterr().out)["columns"]] == ["n", "t"]
 
 
+@pytest.mark.parametrize(
+    "command", [["stats"], ["stats", "--json"], ["schema"], ["convert", "--to", "jsonl", "--plan", "--out", "OUT"]]
+)
+def test_a_table_that_begins_with_numbers_is_a_warning(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("0.5,-1,0\n0.25,3,1\n0.75,2,0\n")
+    line = ["data", command[0], str(path), *(word.replace("OUT", str(tmp_path / "out")) for word in command[1:])]
+    assert run_edl(*line) == 0
+    assert "(0.5, -1, 0)" in (err := capsys.readouterr().err)
+    assert "--no-header" in err
+    assert run_edl(*line, "--no-header") == 0
+    assert "--no-header" not in capsys.readouterr().err
+
+
 def test_the_page_stands_alone_and_escapes_what_cells_contain(table: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert run_edl("data", "stats", str(table), "--html", str(page)) == 0
@@ -69,7 +87,22 @@ def test_a_page_that_cannot_be_written_is_named(table: Path, capsys: pytest.Capt
 def test_what_has_no_columns_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.txt").write_text("text\n")
     assert run_edl("data", "stats", str(tmp_path)) == 2
-    assert "csv, parquet, npz, jsonl" in " ".join(capsys.readouterr().err.split())
+    assert ", ".join(TABLE_FORMATS) in " ".join(capsys.readouterr().err.split())
+
+
+def test_workers_have_one_thread(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(table), "--workers", "2", "--threads", "2") == 2
+    assert "--threads" in capsys.readouterr().err
+
+
+def test_workers_do_not_take_formats_without_exact_ranges(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(table), "--workers", "2") == 2
+    assert "edl data convert" in capsys.readouterr().err
+
+
+def test_a_folder_without_files_of_workers_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_edl("data", "stats", str(tmp_path), "--merge") == 2
+    assert "no worker has written" in " ".join(capsys.readouterr().err.split())
 
 
 def test_help_imports_no_arrays() -> None:
@@ -116,7 +149,9 @@ def test_a_label_that_is_no_column_is_named(table: Path, capsys: pytest.CaptureF
     assert "no column price" in capsys.readouterr().err
 
 
-def test_json_lines_have_no_columns_in_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.jsonl").write_text('{"v": 1}\n')
-    assert run_edl("data", "schema", str(tmp_path)) == 2
-    assert "without columns" in " ".join(capsys.readouterr().err.split())
+def test_a_schema_of_json_lines_leaves_lists_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"v": 1, "tags": ["a"], "label": 0.5}\n')
+    assert run_edl("data", "schema", str(tmp_path)) == 0
+    printed = capsys.readouterr().out
+    assert YAML(typ="safe").load(printed)["data"]["schema"] == {"label": "label", "features": {"v": "int64"}}
+    assert "a LIST, which is read from Parquet" in printed

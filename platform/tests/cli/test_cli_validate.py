@@ -274,6 +274,7 @@ def small_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.repetition
 def test_validate_model_says_what_ended_the_process_that_tried_it(
     small_job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,5 +44,7 @@ def test_it_imports_what_it_declares_and_the_parts_of_edl_that_its_charter_names
     others = {name for name in imported if name.partition(".")[0] not in OWN}
     assert {name for name in others if name.partition(".")[0] == "edl"} == USED_OF_EDL
     foreign = {name.partition(".")[0] for name in others} - {"edl", "tensorflow"}
-    standard = "__future__ abc collections dataclasses importlib itertools logging math os sys threading types typing"
+    standard = (
+        "__future__ abc collections dataclasses importlib inspect itertools logging math os sys threading types typing"
+    )
     assert foreign <= set(standard.split())

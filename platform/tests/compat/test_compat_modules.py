@@ -25,11 +25,20 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(480)]
 
 ROOT = Path(__file__).resolve().parents[3]
 REPEATED = (
+    "census_dnn_model/census_functional_api.py",
     "census_dnn_model/census_sequential.py",
     "census_dnn_model/census_subclass.py",
+    "census_model_sqlflow/dnn/census_functional.py",
+    "census_model_sqlflow/wide_and_deep/wide_deep_functional_fc.py",
+    "census_model_sqlflow/wide_and_deep/wide_deep_functional_keras.py",
     "census_model_sqlflow/wide_and_deep/wide_deep_functional_tensor_interface_fc.py",
     "census_model_sqlflow/wide_and_deep/wide_deep_functional_tensor_interface_keras.py",
+    "census_wide_deep_model/wide_deep_functional_api.py",
+    "cifar10/cifar10_functional_api.py",
+    "cifar10/cifar10_subclass.py",
+    "deepfm_functional_api/deepfm_functional_api.py",
     "mnist/mnist_subclass.py",
+    "resnet50_subclass/resnet50_subclass.py",
 )
 """What these have, another module has as well."""
 

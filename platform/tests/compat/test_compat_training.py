@@ -50,8 +50,9 @@ def test_training_stops_after_the_steps() -> None:
 
 
 def test_the_exporter_is_refused_with_what_to_write() -> None:
-    with pytest.raises(BadInputError, match=r"export\.path"):
+    with pytest.raises(BadInputError, match=r"export\.path") as refused:
         SavedModelExporter(None, None, None)
+    assert (refused.value.where or "").startswith(f"{__file__}:")
 
 
 def test_the_embedding_is_that_of_edl() -> None:

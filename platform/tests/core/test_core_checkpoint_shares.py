@@ -20,6 +20,16 @@ def test_each_array_has_one_writer_and_the_shares_are_about_equal(sizes: dict[st
     assert max(loads) - min(loads) <= max(sizes.values(), default=0)
 
 
+@given(SIZES, st.integers(1, MOST_WRITERS))
+def test_the_first_writer_has_the_arrays_of_which_others_may_have_another_value(
+    sizes: dict[str, int], writers: int
+) -> None:
+    of_first = sorted(sizes)[:2]
+    shares = divide_arrays(sizes, writers, of_first)
+    assert set(of_first) <= set(shares[0])
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+
+
 @given(SIZES, st.integers(1, MOST_WRITERS), st.randoms())
 def test_all_ranks_divide_alike(sizes: dict[str, int], writers: int, random: object) -> None:
     names = list(sizes)

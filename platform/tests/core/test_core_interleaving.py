@@ -30,7 +30,7 @@ def test_any_range_of_positions_is_that_of_the_whole_epoch(
     start, end = sorted(min(each, merged.records) for each in (one, other))
     whole = merged.groups(0, merged.records)
     assert merged.groups(start, end) == whole[start:end]
-    assert merged.taken(start) == tuple(whole[:start].count(group) for group in range(len(given_groups)))
+    assert merged.count_before(start) == tuple(whole[:start].count(group) for group in range(len(given_groups)))
 
 
 def test_groups_come_by_their_weights_until_one_is_exhausted() -> None:

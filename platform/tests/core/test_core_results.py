@@ -11,7 +11,16 @@ from support.core_harness import CoreHarness
 from support.text_keys import missing_keys
 
 from edl.core.evaluation import EvaluationRound, merge_metric_states
-from edl.core.events import Acknowledged, DatasetDescribed, EndJob, LeaseProgress, PodsSynced, WorkerFailed
+from edl.core.events import (
+    Acknowledged,
+    DatasetDescribed,
+    EndJob,
+    LeaseProgress,
+    LeaseReply,
+    LeaseRequested,
+    PodsSynced,
+    WorkerFailed,
+)
 from edl.core.ledger import Lease, single_task_ledger
 from edl.core.shuffle import RecordRange, training_size_error
 from edl.core.strict_json import decode_json
@@ -170,6 +179,33 @@ def test_it_may_be_full_with_records_of_several_sources_and_as_many_as_an_epoch_
     for sources in ((("a", 8),), (("a", 4), ("b", 4))):
         harness = CoreHarness()
         assert not [x for x in harness.see(DatasetDescribed(training=sources)) if isinstance(x, EndJob)]
+
+
+def test_a_lease_names_the_files_that_were_counted_also_after_a_restart_and_not_in_an_older_run() -> None:
+    digests = {"training": "0123abcd", "validation": "89ab4567"}
+    harness = CoreHarness()
+    harness.see(DatasetDescribed(training=(("a", 640),), digests=digests))
+    harness.restart()
+    assert harness.state.file_digests == digests
+    restored = CoreHarness().state
+    restored.replay_journal(json.loads(json.dumps(harness.state.to_snapshot())), [])
+    assert restored.file_digests == digests
+    (entry,) = harness.entries("dataset")
+    del entry["digests"]
+    harness.restart()
+    assert harness.state.file_digests == {}
+
+    working = CoreHarness()
+    working.train()
+    working.state.file_digests = digests
+    (granted,) = [x for x in working.see(LeaseRequested("worker-1")) if isinstance(x, LeaseReply)]
+    assert granted.digests == digests["training"]
+
+
+@pytest.mark.parametrize("digests", [[], {"training": 1}, {"training": "0" * 2000}])
+def test_digests_that_are_no_texts_or_long_ones_are_refused(digests: Any) -> None:
+    result = {"training": [["a", 640]], "digests": digests}
+    assert "digests of the files" in find_result_error("describe", LEASE, None, result, None)
 
 
 def test_a_run_that_an_older_master_began_so_goes_on() -> None:

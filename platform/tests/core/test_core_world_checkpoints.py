@@ -230,6 +230,18 @@ def test_a_stop_waits_for_the_pause_of_all_ranks_and_its_checkpoint_has_every_st
     assert not missing_keys(end.reason, "stopped by its user", "checkpoint 3", "3 steps")
 
 
+def test_a_stop_while_no_checkpoint_can_be_written_says_why() -> None:
+    master = SavingMaster(checkpoint_steps=2)
+    master.save(0, 0)
+    master.run(2)
+    cut, _ = master.order()
+    master.run(2, master.copy(cut, 2, WrittenShard("", 0, 0, "No space left on device")))
+    master.handle(CheckpointSaveFinished(cut, "No space left on device"))
+    ended = [x for x in master.handle(StopRequested("stopped by its user", 10.0)) if isinstance(x, EndJob)]
+    (end,) = ended
+    assert not missing_keys(end.reason, "no checkpoint could be written: No space left on device")
+
+
 def test_a_stop_without_new_steps_ends_at_once() -> None:
     master = SavingMaster(checkpoint_steps=100)
     master.save(0, 0)

@@ -15,7 +15,7 @@ from cli.cli_harness import run_edl
 from edl.api.errors import BadInputError, StorageError
 from edl.cli.data_conversion import TargetFormat
 from edl.data import conversion, open_reader, serialize_example
-from edl.data.conversion import TARGET_FORMATS, ConvertedFile, convert, plan_conversion
+from edl.data.conversion import ConvertedFile, convert, plan_conversion
 from edl.data.recordio.writer import Writer
 from edl.data.tf_example import parse_example
 from edl.data.tfrecord_format import frame_record
@@ -71,11 +71,11 @@ def rows_of(folder: Path, target: str) -> list[dict[str, Any]]:
 
 
 def test_the_command_offers_the_formats_that_can_be_written() -> None:
-    assert get_args(TargetFormat) == TARGET_FORMATS
+    assert get_args(TargetFormat) == tuple(conversion._WRITERS)
 
 
-@pytest.mark.parametrize("origin", TARGET_FORMATS)
-@pytest.mark.parametrize("target", TARGET_FORMATS)
+@pytest.mark.parametrize("origin", get_args(TargetFormat))
+@pytest.mark.parametrize("target", get_args(TargetFormat))
 def test_every_format_becomes_every_other_one(tmp_path: Path, origin: str, target: str) -> None:
     done = run([write(tmp_path / "in", origin)], tmp_path / "out", target)
     assert [(file.records_in, file.records_out) for file in done] == [(10, 10), (10, 10), (5, 5)]
@@ -132,8 +132,9 @@ def test_corrupt_records_end_it_or_are_counted(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "in", "csv"))
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:4], "9", *lines[4:]]) + "\n")
-    with pytest.raises(BadInputError):
+    with pytest.raises(BadInputError) as refused:
         run([str(path)], tmp_path / "out", "parquet")
+    assert "--max-corrupt" in (refused.value.hint or "")
     done = run([str(path)], tmp_path / "out", "parquet", max_corrupt=1)
     assert [sum(getattr(file, name) for file in done) for name in ("records_in", "records_out", "corrupt")] == [
         26, 25, 1,
@@ -173,3 +174,11 @@ def test_the_command_prints_its_plan_and_the_counts(tmp_path: Path, capsys: pyte
     result = json.loads(capsys.readouterr().out)
     assert (result["records_in"], result["records_out"], result["corrupt_records"]) == (25, 25, 0)
     assert run_edl(*command) == 2
+
+
+def test_columns_of_a_file_without_a_header_have_their_places_as_names(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('0.5,x,1\n0.25,"a,\nb",2\n')
+    paths, out = [str(tmp_path / "rows.csv")], tmp_path / "out"
+    convert(plan_conversion(paths, out, "jsonl", {"header": False}, records_per_file=9), 1, lambda file: None)
+    rows = [json.loads(line) for line in (tmp_path / "out/data-00000.jsonl").read_text().splitlines()]
+    assert rows == [{"0": 0.5, "1": "x", "2": 1}, {"0": 0.25, "1": "a,\nb", "2": 2}]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
+from edl.data import csv_reader
 from edl.data.reader import CorruptRange, CorruptRecordError, Metadata
 from edl.data.reader_factory import open_reader
 
@@ -38,6 +39,23 @@ def test_any_cells_come_back_in_any_range(written: list[list[str]], data: st.Dat
             start = data.draw(st.integers(0, len(written)))
             end = data.draw(st.integers(start, len(written)))
             assert reader.read(str(path), start, end) == written[start:end]
+
+
+PIECES = st.sampled_from(["a", "1", ",", '"', "\n", "\n\n", "\r\n", "\r", "\ufeff", "é"])
+
+
+@given(st.lists(PIECES).map("".join), st.sampled_from([3, 16, 1 << 20]), st.booleans())
+def test_the_index_has_the_rows_that_are_parsed(text: str, scanned: int, has_header: bool) -> None:
+    text = f"a,b\n{text}" if has_header else text
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = table(Path(folder, "a.csv"), text)
+        patch.setattr(csv_reader, "_SCANNED_BYTES", scanned)
+        patch.setattr(csv_reader, "ROWS_PER_BLOCK", 2)
+        index = csv_reader.CsvFile(path, csv_reader.CsvDialect(has_header=has_header)).index
+        with path.open("rb") as stream:
+            parsed = csv_reader.CsvRowStream(stream, 0, ",")
+            offsets = [row.offset for row in parsed][1 if has_header else 0 :]
+    assert (index.row_count, list(index.offsets)) == (len(offsets), offsets[::2])
 
 
 def test_random_and_sequential_reads_of_many_rows(tmp_path: Path) -> None:

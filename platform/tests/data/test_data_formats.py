@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import errno
 import gzip
 import io
 import json
+import lzma
+import struct
 import tarfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 from support.reader_contract import FEW_RECORDS, RECORDS, ReaderCase, ReaderContract
@@ -24,15 +29,33 @@ from support.tfrecords import write_tfrecord
 
 from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec
+from edl.data.block_file import FramingError
+from edl.data.image_content import find_image_fault
 from edl.data.reader import CorruptRange
 from edl.data.reader_factory import check_reader_options, open_reader, shuffled_order
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import ShuffledReader
+from edl.data.tfrecord_format import TFRecordFormat, frame_record, masked_crc32c
 from edl.worker.data_readers import open_data_set
 
 FIRST, SECOND = range(RECORDS), range(RECORDS, RECORDS + FEW_RECORDS)
 OTHER = range(RECORDS + 1)
-PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def tiny_png(text: bytes = b"") -> bytes:
+    """A file that has the parts of an image, and a text in place of pixels."""
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"tEXt", text) + png_chunk(b"IEND", b"")
+
+
+def text_of_png(image: bytes) -> bytes:
+    return image[16 : 16 + int.from_bytes(image[8:12], "big")]
+
+
+PNG = tiny_png()
 
 
 class TestRecordIO(ReaderContract):
@@ -74,6 +97,63 @@ class TestTFRecord(ReaderContract):
         paths = [write("a.tfrecord", FIRST), write("b.tfrecord", SECOND)]
         rewrite = lambda: write("a.tfrecord", OTHER) and None  # noqa: E731
         return ReaderCase(paths, {"index": request.param}, lambda record: int(record.split(b"|")[0]), rewrite)
+
+
+def test_damaged_tfrecords_of_several_blocks_are_reported_each_in_its_place(tmp_path: Path) -> None:
+    file = write_tfrecord(tmp_path / "a.tfrecord", (b"%d|" % number + bytes(1000) for number in range(1000)))
+    content = bytearray(file.read_bytes())
+    places = [50, 420, 770]
+    at, begins = 0, []
+    while at < len(content):
+        begins.append(at)
+        at += 16 + int.from_bytes(content[at : at + 8], "little")
+    for number in places:
+        content[begins[number] + 500] ^= 1
+    file.write_bytes(content)
+    reader, corrupt = open_reader(file), list[CorruptRange]()
+    kept = reader.read(str(file), 0, 1000, corrupt.append)
+    assert [int(record.split(b"|")[0]) for record in kept] == [n for n in range(1000) if n not in places]
+    assert [(each.start, each.end, each.reason) for each in corrupt] == [(n, n + 1, "wrong checksum") for n in places]
+    # The block in which a record is: the one that a range of this record alone reports.
+    alone = list[CorruptRange]()
+    for number in places:
+        assert reader.read(str(file), number, number + 1, alone.append) == []
+    assert alone == corrupt
+    assert len({each.offset for each in corrupt}) == 3
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.data())
+def test_a_changed_byte_of_tfrecord_is_noticed_wherever_it_is(records: list[bytes], data: st.DataObject) -> None:
+    content = b"".join(map(frame_record, records))
+    found = TFRecordFormat().find_records(content, check=True)
+    assert (found.packed[:], found.end, found.damaged) == (records, len(content), {})
+    if not content:
+        return
+    at = data.draw(st.integers(0, len(content) - 1))
+    begins = list(found.packed.bounds)
+    number = max(n for n, begin in enumerate(begins) if begin <= at)
+    changed = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
+    if at - begins[number] < 12:
+        with pytest.raises(FramingError) as caught:
+            TFRecordFormat().find_records(changed, check=True)
+        assert caught.value.offset == begins[number]
+    else:
+        assert list(TFRecordFormat().find_records(changed, check=True).damaged) == [number]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=12), st.integers(0, 60))
+def test_complete_tfrecords_are_found_where_the_bytes_end_within_one(records: list[bytes], less: int) -> None:
+    content = b"".join(map(frame_record, records))
+    content = content[: max(0, len(content) - less)]
+    found = TFRecordFormat().find_records(content, check=True)
+    assert found.packed[:] == records[: len(found.packed)]
+    assert len(content) - found.end < (16 + len(records[len(found.packed)]) if len(found.packed) < len(records) else 1)
+
+
+def test_a_tfrecord_that_is_longer_than_allowed_is_no_record() -> None:
+    length = (1 << 40).to_bytes(8, "little")
+    with pytest.raises(FramingError, match="at most"):
+        TFRecordFormat().find_records(length + masked_crc32c(length).to_bytes(4, "little"), check=False)
 
 
 class TestText(ReaderContract):
@@ -172,13 +252,13 @@ class TestImages(ReaderContract):
             for number in numbers:
                 folder = tmp_path / name / ("cat" if number < 400 else "dog")
                 folder.mkdir(parents=True, exist_ok=True)
-                (folder / f"{number:04}.png").write_bytes(PNG + b"%d" % number)
+                (folder / f"{number:04}.png").write_bytes(tiny_png(b"%d" % number))
             return tmp_path / name
 
         paths = [write("a", FIRST), write("b", SECOND)]
 
         def key(record: Any) -> int:
-            number = int(record["image"].removeprefix(PNG))
+            number = int(text_of_png(record["image"]))
             assert (record["label"], Path(record["path"].decode()).stem) == (number >= 400, f"{number:04}")
             return number
 
@@ -189,7 +269,7 @@ def write_coco(folder: Path, numbers: range, file: Path, **changed: Any) -> Path
     """Images with as many boxes as their number modulo 3, listed backwards."""
     (folder / "deep").mkdir(parents=True, exist_ok=True)
     for number in numbers:
-        (folder / "deep" / f"{number}.png").write_bytes(PNG + b"%d" % number)
+        (folder / "deep" / f"{number}.png").write_bytes(tiny_png(b"%d" % number))
     document = {
         "images": [{"id": number + 5, "file_name": f"deep/{number}.png"} for number in reversed(numbers)],
         "categories": [{"id": 90, "name": "dog"}, {"id": 7, "name": "cat"}],
@@ -221,7 +301,7 @@ class TestCoco(ReaderContract):
         paths = [write("a", FIRST), write("b", SECOND)]
 
         def key(record: Any) -> int:
-            number = int(record["image"].removeprefix(PNG))
+            number = int(text_of_png(record["image"]))
             assert (record["image_id"], record["path"]) == (number + 5, b"deep/%d.png" % number)
             assert record["boxes"].tolist() == [[number, box, 1.5, 2] for box in range(number % 3)]
             assert record["labels"].tolist() == record["crowd"].tolist() == list(range(number % 3))
@@ -389,6 +469,11 @@ def read_damaged(path: Path, **options: Any) -> tuple[list[Any], list[CorruptRan
     return list(reader.read(source.name, 0, source.records, corrupt.append)), corrupt
 
 
+def write_bytes(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
 def refuse(path: Path, **options: Any) -> BadInputError:
     """The error of a file that cannot be read."""
     reader = open_reader(path, options)
@@ -492,6 +577,47 @@ def test_rows_of_parquet_without_a_value_are_reported_alone(tmp_path: Path) -> N
     assert [record["tags"].tolist() for record in found] == [[b"a"], [b"b"]]
 
 
+NESTED = [[[1, 2], [3]], [], [[]], None, [[4, None]], [[5], [6, 7, 8]], [[9]], [[10, 11]]]
+
+
+def nested_values(records: Any) -> list[Any]:
+    return [[inner.tolist() for inner in record["deep"]] for record in records]
+
+
+def test_lists_of_lists_are_read_in_any_order(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"deep": NESTED}), tmp_path / "a.parquet", row_group_size=3)
+    usable = [value for value in NESTED if value is not None and value != [[4, None]]]
+    found, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert (nested_values(found), [each.start for each in corrupt]) == (usable, [3, 4])
+    reader = open_reader(tmp_path / "a.parquet")
+    assert reader.metadata.column_dtypes == {"deep": "int64"}
+    shuffled, corrupt = ShuffledReader(reader, shuffled_order(reader, 8, seed=1)), []
+    rows = [row for start in (0, 4) for row in shuffled.read(0, start, start + 4, corrupt.append)]
+    assert (sorted(nested_values(rows)), len(corrupt)) == (sorted(usable), 2)
+
+
+def test_lists_of_vectors_and_of_matrices_keep_their_shape(tmp_path: Path) -> None:
+    vector = pa.list_(pa.float32(), 2)
+    table = pa.table(
+        {
+            "boxes": pa.array([[[1, 2], [3, 4]], [], [[5, 6]]], pa.list_(vector)),
+            "matrix": pa.array([[[1, 2]] * 3, [[3, 4]] * 3, [[5, 6]] * 3], pa.list_(vector, 3)),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    found, _ = read_damaged(tmp_path / "a.parquet")
+    assert [record["boxes"].shape for record in found] == [(2, 2), (0, 2), (1, 2)]
+    assert [record["matrix"].tolist() for record in found] == table["matrix"].to_pylist()
+
+
+def test_a_missing_vector_leaves_the_others_of_all_row_groups_as_they_are(tmp_path: Path) -> None:
+    table = pa.table({"v": pa.array([[1, 2], [3, 4], None, [5, 6]], pa.list_(pa.int64(), 2))})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    found, corrupt = read_damaged(tmp_path / "a.parquet")
+    assert [record["v"].tolist() for record in found] == [[1, 2], [3, 4], [5, 6]]
+    assert [each.start for each in corrupt] == [2]
+
+
 def test_shuffled_rows_beside_damaged_ones_come_once(tmp_path: Path) -> None:
     values = [None if number % 7 == 3 else number for number in range(60)]
     pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=8)
@@ -523,7 +649,7 @@ def test_a_damaged_row_group_is_reported_as_a_whole(tmp_path: Path) -> None:
     ("column", "said"),
     [
         (pa.array([{"a": 1}]), "features are numbers"),
-        (pa.array([[[1]]]), "lists may contain numbers or text only"),
+        (pa.array([[{"a": 1}]]), "lists contain numbers, text, or lists of these"),
     ],
 )
 def test_columns_that_are_no_features_are_refused_by_name(tmp_path: Path, column: Any, said: str) -> None:
@@ -560,6 +686,61 @@ def test_arrays_of_objects_and_files_cut_short_are_refused(tmp_path: Path) -> No
     assert len(read_damaged(tmp_path / "f.npz", columns=["x"])[0]) == 3
 
 
+def test_a_column_that_only_some_files_of_parquet_have_is_refused_unless_columns_are_chosen(tmp_path: Path) -> None:
+    for name, table in (("a", {"x": [1]}), ("b", {"y": [2], "x": [3]})):
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    refused = refuse(tmp_path)
+    assert ("column y" in str(refused), refused.where) == (True, str(tmp_path / "b.parquet"))
+    assert [source.records for source in open_reader(tmp_path, {"columns": ["x"]}).sources()] == [1, 1]
+
+
+def test_csv_that_is_empty_or_in_utf16_is_told_apart(tmp_path: Path) -> None:
+    for content, said in ((b"", "remove the file"), ("x,y\n1,2\n".encode("utf-16"), "iconv -f utf-16")):
+        assert said in (refuse(write_bytes(tmp_path / "a.csv", content)).hint or "")
+
+
+def test_times_of_numpy_are_whole_numbers_in_the_unit_of_the_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", day=np.array(["1970-01-03"], "M8[D]"))
+    assert open_reader(tmp_path / "a.npz").metadata.column_dtypes == {"day": "int64"}
+    (record,) = read_damaged(tmp_path / "a.npz")[0]
+    assert (record["day"], record["day"].dtype) == (2, np.int64)
+
+
+def test_damaged_npz_files_are_errors_of_the_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(3))
+    whole = (tmp_path / "a.npz").read_bytes()
+    place = whole.index(b"'descr'")
+    for changed in (
+        whole[: place - 1] + b"((((((((" + whole[place + 7 :],
+        whole[:place] + bytes(9) + whole[place + 9 :],
+    ):
+        assert "cannot be read" in str(refuse(write_bytes(tmp_path / "b.npz", changed)))
+    assert "truncated" in str(refuse(write_bytes(tmp_path / "c.npz", whole[:-60])))
+    np.savez_compressed(tmp_path / "a.npz", x=np.arange(999))
+    packed = bytearray((tmp_path / "a.npz").read_bytes())
+    packed[200:230] = bytes(30)
+    assert "cannot be read" in str(refuse(write_bytes(tmp_path / "d.npz", bytes(packed))))
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".tfrecord"])
+def test_a_corrupt_record_is_named_with_its_place_in_the_file(tmp_path: Path, suffix: str) -> None:
+    lines = [b'{"n": %d}' % number for number in range(90)]
+    path, bad = tmp_path / f"a{suffix}", b"\xff\xff"
+    if suffix == ".tfrecord":
+        write_tfrecord(path, [*lines[:70], bad, *lines[70:]])
+        path.write_bytes(path.read_bytes().replace(bad, b"xx"))
+        place = path.read_bytes().index(b"xx") - 12
+    else:
+        path.write_bytes(b"\xef\xbb\xbf" + b"\r\n".join([*lines[:70], bad, *lines[70:]]))
+        place = path.read_bytes().index(bad)
+    found, corrupt = read_damaged(path)
+    assert (len(found), [(each.start, each.offset) for each in corrupt]) == (90, [(70, place)])
+    if suffix == ".jsonl":
+        typed = open_reader(path, text_types={"n": "int64"})
+        typed.read(str(path), 60, 80, corrupt.append)
+        assert corrupt[1].offset == place
+
+
 def test_a_file_that_is_no_image_is_reported_alone(tmp_path: Path) -> None:
     for name in ("cat/a.png", "cat/b.png", "dog/c.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -567,6 +748,46 @@ def test_a_file_that_is_no_image_is_reported_alone(tmp_path: Path) -> None:
     found, corrupt = read_damaged(tmp_path)
     assert [(record["path"], record["label"]) for record in found] == [(b"cat/a.png", 0), (b"dog/c.jpg", 1)]
     assert [(each.start, each.reason.split(":")[0]) for each in corrupt] == [(1, "cat/b.png")]
+
+
+def encode_image(suffix: str) -> bytes:
+    pixels = np.random.default_rng(1).integers(0, 255, (30, 40, 3), np.uint8)
+    return bytes(
+        {
+            ".jpg": lambda: tf.io.encode_jpeg(pixels).numpy(),
+            ".png": lambda: tf.io.encode_png(pixels).numpy(),
+            ".bmp": lambda: b"BM" + struct.pack("<I", 58) + bytes(52),
+            ".gif": lambda: b"GIF89a" + bytes(20) + b";",
+            ".webp": lambda: b"RIFF" + struct.pack("<I", 20) + bytes(20),
+        }[suffix]()
+    )
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".webp"])
+def test_a_truncated_image_is_corrupt_and_named(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "cat").mkdir()
+    whole = encode_image(suffix)
+    for name, content in (("a", whole), ("b", whole[:-8]), ("c", whole[: len(whole) // 2])):
+        (tmp_path / "cat" / f"{name}{suffix}").write_bytes(content)
+    found, corrupt = read_damaged(tmp_path)
+    assert [record["path"] for record in found] == [f"cat/a{suffix}".encode()]
+    assert [each.reason for each in corrupt] == [f"cat/{name}{suffix}: the image is truncated" for name in "bc"]
+
+
+def test_a_jpeg_that_is_cut_off_after_its_thumbnail_is_truncated() -> None:
+    jpeg = encode_image(".jpg")
+    thumbnail = b"\xff\xe1" + struct.pack(">H", len(jpeg) + 2) + jpeg
+    whole = jpeg[:2] + thumbnail + jpeg[2:] + b"bytes behind the end"
+    assert find_image_fault(whole) is None
+    assert [find_image_fault(whole[:size]) for size in (3, 50, len(thumbnail) + 10, len(whole) - 30)] == [
+        "the image is truncated"
+    ] * 4
+
+
+def test_an_image_with_a_wrong_checksum_is_corrupt() -> None:
+    png = bytearray(encode_image(".png"))
+    png[len(png) // 2] ^= 1
+    assert find_image_fault(bytes(png)) == "the image has a wrong checksum"
 
 
 def test_a_set_without_a_class_keeps_the_labels_of_training(tmp_path: Path) -> None:
@@ -793,13 +1014,36 @@ def test_a_cache_that_would_become_too_large_is_refused_and_left_as_it_was(tmp_p
     assert sorted(path for path in cache.glob("*/*")) == before
 
 
-def test_a_damaged_compressed_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt.gz"
-    for content in (gzip.compress(b"a" * 9000)[:-9], b"plain", gzip.compress(b"a")[:-8] + bytes(8)):
+COMPRESSIONS = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
+def test_all_compressions_are_unpacked_and_damage_is_named(tmp_path: Path, suffix: str) -> None:
+    path, options = tmp_path / f"a.txt{suffix}", {"cache": str(tmp_path / "cache")}
+    with pytest.raises(BadInputError) as refused:
+        open_reader(write_bytes(path, COMPRESSIONS[suffix](b"a\nb")))
+    assert "data.reader.cache" in (refused.value.hint or "")
+    assert read_damaged(path, **options) == ([b"a", b"b"], [])
+    whole = COMPRESSIONS[suffix](bytes(range(256)) * 40)
+    for content in (whole[:-9], b"plain", whole[: len(whole) // 2] + bytes(9)):
         path.write_bytes(content)
         with pytest.raises(BadInputError, match="cannot be unpacked after") as refused:
-            open_reader(path, {"cache": str(tmp_path / "cache")})
+            open_reader(path, options)
         assert refused.value.where == str(path)
+
+
+@pytest.mark.parametrize(("compress", "said"), [(gzip.compress, "data.reader.cache"), (zlib.compress, "ZLIB")])
+def test_a_compressed_tfrecord_whose_name_does_not_tell_is_recognized(
+    tmp_path: Path, compress: Callable[[bytes], bytes], said: str
+) -> None:
+    write_tfrecord(tmp_path / "plain", [b"a"])
+    path = write_bytes(tmp_path / "a.tfrecord", compress((tmp_path / "plain").read_bytes()))
+    assert said in (refuse(path).hint or "")
 
 
 def test_a_full_disk_is_no_reason_to_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

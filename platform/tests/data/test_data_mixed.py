@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from edl.api.errors import BadInputError
 from edl.api.job_spec import DataSpec, SchemaSpec, SplitSpec
 from edl.data import serialize_example
 from edl.data.job_data import open_job_data
-from edl.data.reader import CorruptRange, Reader
+from edl.data.parquet_reader import ParquetReader
+from edl.data.reader import CorruptRange, Reader, Source
 from edl.data.reader_factory import read_reader_blocks, shuffled_order
 from edl.data.recordio.writer import Writer
 from edl.data.shuffled_reader import WeightedReader, read_by_position
-from edl.data.split_reader import is_validation
+from edl.data.split_reader import SplitReader, is_validation
 
 
 def write_csv(path: Path, rows: range, header: str = "number,user") -> str:
@@ -82,6 +84,40 @@ def test_records_of_bytes_are_mixed_in_packed_form(tmp_path: Path) -> None:
     assert sorted(int(record) for record in records.read(0, 0, 200)) == list(range(200))
 
 
+@pytest.mark.parametrize("change", [{"weights": (1, 2)}, {"repeat": (1, 2)}, {"split": SplitSpec("user", 0.3)}])
+def test_row_groups_of_several_sources_are_decoded_ahead_and_none_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    paths = []
+    for name, first in (("a", 0), ("b", 600)):
+        table = pa.table({"number": range(first, first + 600), "user": [f"u{row % 50}" for row in range(600)]})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=50)
+        paths.append(str(tmp_path / f"{name}.parquet"))
+    reader = open_job_data(DataSpec(training=tuple(paths), **change), "training")
+    order = shuffled_order(reader, 100, seed=3)  # also makes the pass of a split
+    decoded: list[tuple[str, int]] = []
+    expected: set[tuple[str, int]] = set()
+    decode_group, fetch_ahead = ParquetReader._decode_group, ParquetReader.fetch_ahead
+
+    def count_group(self: Any, source: str, number: int) -> Any:
+        decoded.append((source, number))
+        return decode_group(self, source, number)
+
+    def note_blocks(self: Any, blocks: Sequence[tuple[str, int]]) -> None:
+        expected.update((source, row // 50) for source, row in blocks)
+        fetch_ahead(self, blocks)
+
+    monkeypatch.setattr(ParquetReader, "_decode_group", count_group)
+    monkeypatch.setattr(ParquetReader, "fetch_ahead", note_blocks)
+    records = read_by_position(reader, order)
+    for start in range(0, order.records, 30):
+        records.read(0, start, min(order.records, start + 30))
+    repeats = {paths[1]: 2} if "repeat" in change else {}
+    groups = {(path, group): repeats.get(path, 1) for path in paths for group in range(12)}
+    assert Counter(decoded) == Counter(groups)
+    assert expected == set(groups)
+
+
 def test_sources_with_other_columns_are_named(tmp_path: Path, two: tuple[str, str]) -> None:
     other = write_csv(tmp_path / "c.csv", range(3), "number,size")
     with pytest.raises(BadInputError, match=r"column_names is number, size, and number, user in .*a\.csv") as error:
@@ -118,6 +154,46 @@ def test_a_split_puts_all_records_of_a_key_into_one_set(two: tuple[str, str]) ->
         *range(1000)
     ]
     assert 5 <= len(validation) <= 25
+
+
+def test_the_pass_of_a_split_is_made_once_in_a_run(
+    tmp_path: Path, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataSpec(training=two, validation=two, split=SplitSpec("user", 0.3))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    passes, choose = [], SplitReader._choose_all
+
+    def count_pass(self: SplitReader, source: Source) -> Any:
+        passes.append(source.name)
+        return choose(self, source)
+
+    def records_of(data_set: str) -> list[Any]:
+        reader = open_job_data(data, data_set, folder)
+        return [record for source in reader.sources() for record in reader.read(source.name, 0, source.records)]
+
+    expected = [list(users_of(reader).items()) for reader in both(data)]
+    monkeypatch.setattr(SplitReader, "_choose_all", count_pass)
+    for _ in range(2):  # the master and a worker
+        training, validation = records_of("training"), records_of("validation")
+    assert passes == list(two)
+    assert len(training) == sum(len(rows) for _, rows in expected[0])
+    assert len(validation) == sum(len(rows) for _, rows in expected[1])
+    (saved,) = folder.iterdir()
+
+    for content in (b"", b"no archive", saved.read_bytes()[:-40]):
+        saved.write_bytes(content)
+        assert records_of("validation") == validation
+    assert len(passes) == 4 * len(two), "a file that is damaged is made again"
+    write_csv(Path(two[0]), range(1, 601))
+    records_of("training")
+    assert len(passes) == 5 * len(two), "of other data than these it says nothing"
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_pass(tmp_path: Path, two: tuple[str, str]) -> None:
+    data = DataSpec(training=two, split=SplitSpec("user", 0.3))
+    records = [open_job_data(data, "training", folder).sources() for folder in (None, tmp_path / "missing")]
+    assert records[0] == records[1]
 
 
 @given(st.binary(), st.floats(0.01, 0.9))
@@ -190,3 +266,15 @@ def test_a_key_that_cannot_divide_is_refused_by_name(tmp_path: Path, kind: str) 
     with pytest.raises(BadInputError) as error:
         open_job_data(data, "training").sources()
     assert error.value.where == "data.split.key"
+
+
+def test_lines_of_json_without_the_key_are_named_and_those_that_are_no_json_are_for_training(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    data = DataSpec(training=(str(path),), validation=(str(path),), split=SplitSpec("user", 0.5))
+    path.write_text('{"user": 1}\n{broken}\n' * 40)
+    sets = [open_job_data(data, name).sources()[0].records for name in ("training", "validation")]
+    assert sets in ([40, 40], [80, 0])
+    path.write_text('{"user": 1}\n[]\n{"name": 2}\n')
+    with pytest.raises(BadInputError, match="record 2 has no value 'user'") as refused:
+        open_job_data(data, "training").sources()
+    assert refused.value.where == str(path)

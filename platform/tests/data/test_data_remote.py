@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import logging
+import random
 import sys
 import uuid
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     """Nobody waits between tries. Versions are asked for where changes are tested: moto is slow."""
     is_asked = request.cls is None or "changes" in request.node.name
     monkeypatch.setattr(remote_files, "FRESH_SECONDS", 0.0 if is_asked else 600.0)
-    monkeypatch.setattr(remote_files.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remote_files, "_pause", lambda seconds: None)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -379,6 +381,36 @@ def test_a_server_that_always_fails_is_a_temporary_error(served: tuple[str, Serv
     assert refused.value.where == f"{address}/a.txt"
 
 
+def test_tries_wait_longer_each_time_and_use_no_random_number_of_the_model(
+    served: tuple[str, ServerBehaviour], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, server = served
+    (server.folder / "a.txt").write_text("a\n")
+    waits: list[float] = []
+    monkeypatch.setattr(remote_files, "_pause", waits.append)
+    monkeypatch.setattr(remote_files, "_draw_jitter", lambda: 1.0)
+    state = random.getstate()
+    server.failures += [503] * 50
+    with pytest.raises(RetryableError):
+        open_reader(f"{address}/a.txt")
+    assert waits == pytest.approx([0.4, 0.8, 1.6])
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize(("address", "tries"), [("gs://bucket/a.txt", 1), ("s3://bucket/a.txt", 4)])
+def test_requests_that_their_library_tries_again_are_not_tried_again_by_edl(address: str, tries: int) -> None:
+    asked = []
+    with pytest.raises(RetryableError, match="no route"):
+        remote_files._call(address, lambda: asked.append(1) or (_ for _ in ()).throw(ConnectionError("no route")))
+    assert len(asked) == tries
+
+
+def test_gcsfs_prints_no_tracebacks_of_errors_that_edl_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FSSPEC_GS_TOKEN", "anon")
+    remote_files._file_system("gs")
+    assert not logging.getLogger("gcsfs").isEnabledFor(logging.ERROR)
+
+
 def test_a_server_that_is_not_there_is_a_temporary_error() -> None:
     with pytest.raises(RetryableError, match="cannot be read") as refused:
         open_reader("http://127.0.0.1:9/a.txt")
@@ -512,4 +544,4 @@ def test_blocks_of_killed_processes_are_removed_like_others(tmp_path: Path) -> N
     (tmp_path / "x" / ".00000001.block.7.8.tmp").write_bytes(bytes(5000))
     cache: Any = CacheFolder(tmp_path, 6000)
     with cache.lock():
-        assert cache.make_room(3000) == 6000
+        assert cache.evict_blocks(3000) == 6000

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.api.errors import BadInputError
 from edl.core.shuffle import BlockLayout, ShuffleOrder, permute_index
+from edl.data import shuffled_reader
 from edl.data.csv_reader import CsvReader
 from edl.data.reader import (
     BlockSizes,
@@ -239,3 +241,25 @@ def test_packed_records_are_a_sequence() -> None:
     assert (len(packed), packed[-2], packed[1:]) == (3, b"bc", [b"bc", b""])
     with pytest.raises(IndexError):
         packed[3]
+
+
+@pytest.mark.parametrize("joined_bytes", [0, shuffled_reader._JOINED_BYTES])
+def test_records_in_arrays_are_the_same_whether_a_window_is_joined_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined_bytes: int
+) -> None:
+    monkeypatch.setattr(shuffled_reader, "_JOINED_BYTES", joined_bytes)
+    for part in range(2):
+        numbers = np.arange(part, 3000, 2)
+        np.savez(tmp_path / f"{part}.npz", number=numbers, wide=np.repeat(numbers[:, None], 1000, 1))
+    reader = open_reader((str(tmp_path),))
+    read = ShuffledReader(reader, shuffled_order(reader, 1000, 3))
+    for epoch in range(2):
+        parts = [read.read(epoch, start, min(start + 64, 3000)) for start in range(0, 3000, 64)]
+        order = read.order.epoch_order(epoch)
+        places = [order.locate_record(position) for position in range(3000)]
+        found = [record for part in parts for record in part]
+        assert [int(record["number"]) for record in found] == [
+            2 * place.record + int(Path(place.source).stem) for place in places
+        ]
+        assert all((record["wide"] == record["number"]).all() for record in found)
+    assert (read._joined is not None) == (joined_bytes > 0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.range_server import serve_folder
 
 from edl.api.errors import BadInputError
 from edl.data import sketches
+from edl.data.data_files import PACKED_SUFFIXES
 from edl.data.sketches import hash_bytes
-from edl.data.table_scan import scan_table
+from edl.data.table_scan import TableRanges, scan_table
 from edl.data.table_statistics import TableStatistics
 
 Json = dict[str, Any]
@@ -107,6 +112,15 @@ def test_few_values_are_exact_and_sorted_by_count() -> None:
     assert (column["missing"], column["distinct"], column["distinct_error"], column["top_error"]) == (1, 3, 0.0, 0)
 
 
+@pytest.mark.usefixtures("small_sketches")
+def test_texts_that_appear_once_each_have_no_most_frequent_one() -> None:
+    statistics = TableStatistics()
+    for part in range(3):
+        statistics.add(pa.table({"t": [f"{part} {row}" for row in range(9)]}))
+    column = columns_of(statistics)["t"]
+    assert (column["top"], column["top_error"]) == ([], 3)
+
+
 def test_hashes_of_text_depend_on_the_text_alone() -> None:
     texts = ["", "a", "b", "ab", "ba", "a\0", "\0a", "\0", "aa" * 500]
     array = pa.array(texts, pa.large_binary())
@@ -138,6 +152,9 @@ def write_table(folder: Path, name: str) -> Path:
     path = folder / f"table.{name}"
     if name == "parquet":
         pq.write_table(pa.table(ROWS), path, row_group_size=2)
+    elif name == "arrow":
+        with pa.ipc.new_stream(str(path), pa.table(ROWS).schema) as stream:
+            stream.write_table(pa.table(ROWS), max_chunksize=2)
     elif name == "csv":
         path.write_text("n,x,t\n1,.5,a\n2,1.5,b\n3,,b\n4,2.5,\n")
     elif name == "jsonl":
@@ -149,12 +166,81 @@ def write_table(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("name", ["parquet", "csv", "jsonl", "npz"])
+@pytest.mark.parametrize("name", ["parquet", "arrow", "csv", "jsonl", "npz"])
 def test_each_format_of_tables(tmp_path: Path, name: str, threads: int) -> None:
     columns = columns_of(scan_table(write_table(tmp_path, name), {}, threads))
     assert [columns["n"][key] for key in ("count", "min", "max", "mean")] == [4, 1, 4, 2.5]
     assert [columns["x"][key] for key in ("count", "missing", "mean")] == [3, 1, 1.5]
     assert columns["t"]["top"][0] == ["b", 2]
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "csv", "jsonl", "npz"])
+def test_tables_of_servers_are_summarized_as_those_of_this_machine(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("aiohttp")
+    path = write_table(tmp_path, name)
+    with serve_folder(tmp_path) as (address, _):
+        remote = scan_table(f"{address}/{path.name}", {}, 2)
+    assert remote.to_json(10) == scan_table(path, {}, 2).to_json(10)
+
+
+def zstandard(content: bytes) -> bytes:
+    return pa.compress(content, "zstd", asbytes=True)  # type: ignore[no-any-return]
+
+
+COMPRESS: dict[str, Any] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard}
+
+
+@pytest.mark.parametrize("suffix", PACKED_SUFFIXES)
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_compressed_text_is_unpacked(tmp_path: Path, name: str, suffix: str) -> None:
+    """With each suffix that a job unpacks."""
+    plain = write_table(tmp_path, name)
+    packed = tmp_path / f"{plain.name}{suffix}"
+    packed.write_bytes(COMPRESS[suffix](plain.read_bytes()))
+    expected = scan_table(plain, {}, 1).to_json(10)
+    assert scan_table(packed, {}, 1).to_json(10) == expected
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(BadInputError, match=packed.name):
+        scan_table(packed, {"format": name}, 1)
+
+
+def test_remote_files_may_be_cached(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    path = write_table(tmp_path, "parquet")
+    with serve_folder(tmp_path) as (address, _):
+        statistics = scan_table(f"{address}/{path.name}", {"cache": str(tmp_path / "cache")}, 1)
+    assert statistics.records == 4
+    assert list((tmp_path / "cache").rglob("*.block"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of aiohttp
+def test_a_missing_remote_file_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with serve_folder(tmp_path) as (address, _), pytest.raises(BadInputError, match="no such object"):
+        scan_table(f"{address}/none.parquet", {}, 1)
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow", "npz"])
+def test_ranges_of_a_table_merge_to_the_whole(tmp_path: Path, name: str) -> None:
+    path = write_table(tmp_path, name)
+    table, merged = TableRanges(path, {}), TableStatistics()
+    assert table.sources == {str(path): 4}
+    for start, end in ((0, 1), (1, 3), (3, 4)):
+        merged.merge(table.scan(str(path), start, end))
+    assert merged.to_json(10) == scan_table(path, {}, 1).to_json(10)
+
+
+def test_a_damaged_row_group_is_counted_once_by_ranges(tmp_path: Path) -> None:
+    path, merged = write_damaged_group(tmp_path), TableStatistics()
+    table = TableRanges(path, {})
+    for start in range(0, 3000, 500):
+        merged.merge(table.scan(str(path), start, start + 500))
+    assert (merged.records, merged.corrupt_records) == (2000, 1000)
+
+
+def test_formats_without_exact_ranges_are_refused_by_workers(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="edl data convert"):
+        TableRanges(write_table(tmp_path, "csv"), {})
 
 
 def test_lists_are_summarized_by_their_items(tmp_path: Path) -> None:
@@ -224,7 +310,8 @@ def test_arrays_of_no_items_are_counted(tmp_path: Path) -> None:
     assert (statistics.records, columns_of(statistics)["empty"]["count"]) == (3, 0)
 
 
-def test_a_damaged_row_group_is_counted_and_named(tmp_path: Path) -> None:
+def write_damaged_group(tmp_path: Path) -> Path:
+    """A file of three row groups of 1000 rows, of which the second is damaged."""
     path = tmp_path / "a.parquet"
     table = pa.table({"n": np.arange(3000), "x": np.random.default_rng(1).random(3000)})
     pq.write_table(table, path, row_group_size=1000, compression="none", use_dictionary=False, write_page_checksum=True)
@@ -232,6 +319,23 @@ def test_a_damaged_row_group_is_counted_and_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[place + 4000] ^= 255
     path.write_bytes(content)
+    return path
+
+
+def test_a_damaged_record_batch_is_counted_and_named(tmp_path: Path) -> None:
+    table = pa.table({"t": ["ä" * 40] * 300})
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=100)
+    content = (tmp_path / "a.arrow").read_bytes()
+    place = content.index("ä".encode(), len(content) // 2)
+    (tmp_path / "a.arrow").write_bytes(content[:place] + b"\xff" + content[place + 1 :])
+    statistics = scan_table(tmp_path, {}, 2)
+    assert (statistics.records, statistics.corrupt_records) == (200, 100)
+    assert "record batch 1" in statistics.to_json(3)["damaged"][0]
+
+
+def test_a_damaged_row_group_is_counted_and_named(tmp_path: Path) -> None:
+    path = write_damaged_group(tmp_path)
     statistics = scan_table(path, {}, 2)
     assert (statistics.records, statistics.corrupt_records) == (2000, 1000)
     assert columns_of(statistics)["n"]["count"] == 2000

@@ -159,6 +159,7 @@ class SqueezingLoss(keras.losses.Loss):  # type: ignore[misc]
     ],
     ids=["(n,)", "(n, 1)", "list", "dict"],
 )
+@pytest.mark.first_cases(6)
 def test_a_loss_class_of_the_users_is_held_to_it_too(
     steps: Any, step: int, loss: Any, model: Any, wrapped: Any, labels: Any, of: str
 ) -> None:
@@ -240,6 +241,7 @@ def test_labels_and_predictions_by_name_are_looked_at_too(steps: Any) -> None:
         (dense, pairs, FLAT),
     ],
 )
+@pytest.mark.first_cases(6)
 def test_other_losses_are_none_of_its_business(steps: Any, model: Any, loss: Any, labels: Any) -> None:
     train, evaluate = steps(module_of(model, loss))
     assert np.isfinite(train(labels))

@@ -74,6 +74,7 @@ def make_data(records: int = 48) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", [LocalModel, ModelReplica])
+@pytest.mark.first_cases(1)
 def test_it_trains_and_evaluates_as_keras_does(kind: Any, tmp_path: Path) -> None:
     module = load(tmp_path)
     rank = {"rank_seed": 0} if kind is ModelReplica else {}
@@ -131,6 +132,7 @@ NAMED_OUTPUTS = LISTED_OUTPUTS.replace("Model(x, outputs", "Model(x, dict(zip(['
     ],
     ids=["one output", "listed outputs", "list of metrics", "named outputs"],
 )
+@pytest.mark.first_cases(2)
 def test_metrics_have_the_names_and_values_of_keras(tmp_path: Path, body: str) -> None:
     """A metric of an output need not be in a list."""
     source = f"import keras\n\ndef custom_model():{body}\ndef feed(dataset, mode, metadata):\n    return dataset\n"

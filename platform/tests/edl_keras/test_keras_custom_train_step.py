@@ -103,6 +103,7 @@ def train_together(ranks: list[ModelReplica], x: Any, y: Any) -> None:
 @pytest.mark.parametrize(
     ("apply", "count"), [(APPLY_GRADIENTS, 2), (APPLY, 1), repetition(APPLY_GRADIENTS, 1), repetition(APPLY, 3)]
 )
+@pytest.mark.first_cases(1)
 def test_ranks_train_as_keras_does_with_the_union(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apply: str, count: int
 ) -> None:
@@ -135,6 +136,7 @@ y = y + found
 """
 
 
+@pytest.mark.repetition
 def test_a_step_may_look_words_up_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lookup = "self.lookup = keras.layers.StringLookup(vocabulary=['up', 'down'])"
     monkeypatch.setitem(globals(), "SOURCE", SOURCE.replace("self.steps =", f"{lookup}\n        self.steps ="))
@@ -184,6 +186,7 @@ MORE = "\n".join((APPLY_GRADIENTS, "{}"))
         ("self.optimizer.apply_gradients([(gradients[0], self.steps)])", "steps"),
     ],
 )
+@pytest.mark.first_cases(3)
 def test_what_several_ranks_cannot_combine_is_refused_by_name(tmp_path: Path, apply: str, named: str) -> None:
     (rank,) = make_ranks(tmp_path, USUAL.replace("APPLY", apply))
     with pytest.raises(BadInputError, match=named) as refused:
@@ -215,6 +218,7 @@ def test_other_strategies_refuse_it_and_say_which_one_does_not(tmp_path: Path) -
     assert "AllReduce" in (refused.value.hint or "")
 
 
+@pytest.mark.repetition
 def test_the_optimizer_may_scale_the_loss(tmp_path: Path) -> None:
     scaled = "keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)"
     # As the train_step of Keras does.
@@ -292,6 +296,7 @@ def assert_trains_like(ranks: list[ModelReplica], folder: Path, x: Any, y: Any, 
         np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.repetition
 def test_class_weight_reaches_the_step_as_sample_weights(tmp_path: Path) -> None:
     ranks = make_changed_ranks(tmp_path, 2, ("def feed", "class_weight = {1: 6.0}\n\ndef feed"))
     x, _ = make_data(24)
@@ -299,6 +304,7 @@ def test_class_weight_reaches_the_step_as_sample_weights(tmp_path: Path) -> None
     assert_trains_like(ranks, tmp_path, x, y, 1 + 5 * y[:, 0], given=False)
 
 
+@pytest.mark.repetition
 def test_the_step_of_a_loss_that_divides_by_the_weights_counts_by_them(tmp_path: Path) -> None:
     loss = 'keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")'
     ranks = make_changed_ranks(tmp_path, 2, ('"mse"', loss))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.repetition import repetitions
 from support.text_keys import missing_keys
 
 from edl.api.errors import EdlError
@@ -15,6 +17,7 @@ from edl.api.job_spec import ModelSpec, SchemaSpec
 from edl.data import open_reader, serialize_example
 from edl.data.reader import Metadata
 from edl.data.record_columns import ColumnRecords, RaggedColumn
+from edl.keras.image_feed import decoding_threads
 from edl.keras.model_contract import load_model_module
 from edl.worker.feed_pipeline import FeedFunction
 from edl.worker.record_stream import RecordWindow
@@ -72,6 +75,64 @@ def test_the_features_of_the_schema_become_inputs_and_classes_numbers(tmp_path: 
 def test_labels_are_encoded_as_the_schema_says(tmp_path: Path, mode: str, labels: list[Any]) -> None:
     made = rows_of(tmp_path, SchemaSpec(label="rich", features=FEATURES, classes=("no", "yes"), label_mode=mode))
     assert made.labels.numpy().tolist() == labels
+
+
+def test_a_class_that_the_schema_does_not_have_is_named_in_typed_rows(tmp_path: Path) -> None:
+    rows = ColumnRecords({"age": np.arange(2), "town": np.array([b"Ulm"] * 2), "rich": np.array([b"no", b"maybe"])})
+    said = "the label is 'maybe', which is none of data.schema.classes: no, yes, at record 1"
+    assert said in error_of(tmp_path, TABLE, rows)
+
+
+VECTOR = HEAD + "def custom_model(): return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+NUMBERS = {"wealth": "float32", "age": "int64"}
+AS_EXAMPLES = [
+    serialize_example({"town": town, "age": int(age), "wealth": float(wealth), "rich": rich})
+    for town, age, wealth, rich in ROWS
+]
+AS_COLUMNS = ColumnRecords(
+    {
+        "town": np.array([b"Ulm", b"Bonn"], object),
+        "age": np.array([31, 9]),
+        "wealth": np.array([0.5, 2], np.float32),
+        "rich": np.array([b"yes", b"no"], object),
+    }
+)
+
+
+@pytest.mark.parametrize("label_mode", ["int", *repetitions(["binary", "categorical"])])
+@pytest.mark.parametrize(
+    ("text", "features"), [(TWO_INPUTS, FEATURES), (VECTOR, NUMBERS), (SUBCLASS, FEATURES), (SUBCLASS, NUMBERS)]
+)
+@pytest.mark.parametrize("records", [ROWS, AS_EXAMPLES, AS_COLUMNS], ids=["text", "examples", "columns"])
+@pytest.mark.first_cases(4)
+def test_rows_parsed_at_once_are_those_parsed_one_by_one(
+    tmp_path: Path, records: Any, text: str, features: dict[str, str], label_mode: str
+) -> None:
+    schema = SchemaSpec(label="rich", features=features, classes=("no", "yes"), label_mode=label_mode)
+    metadata = Metadata("tfrecord") if records is AS_EXAMPLES else Metadata("csv", COLUMNS)
+    feed = feed_of(tmp_path, text, schema, metadata)
+    made = feed.make_minibatch(0, RecordWindow(records))
+    assert made is not None
+    dataset = tf.data.Dataset.from_tensor_slices(dict(records.columns) if records is AS_COLUMNS else records)
+    features_one_by_one, labels_one_by_one = feed._feed(dataset, "training", metadata).batch(2).get_single_element()
+    tf.nest.map_structure(np.testing.assert_array_equal, made.features, features_one_by_one)
+    assert tf.nest.map_structure(lambda part: part.dtype, made.features) == tf.nest.map_structure(
+        lambda part: part.dtype, features_one_by_one
+    )
+    np.testing.assert_array_equal(made.labels, labels_one_by_one)
+    assert made.labels.dtype == labels_one_by_one.dtype
+
+
+def test_a_schema_beside_a_feed_that_is_imported_by_a_star_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "parsing.py").write_text("def feed(dataset, mode, metadata): return dataset\n")
+    with pytest.raises(EdlError, match="has no effect: the model module defines feed"):
+        feed_of(tmp_path, "from parsing import *\n" + TWO_INPUTS, TABLE, Metadata("csv", COLUMNS))
+
+
+def test_several_values_a_record_do_not_become_records(tmp_path: Path) -> None:
+    rows = ColumnRecords({"age": np.zeros((2, 3)), "town": np.array([b"Ulm"] * 2), "rich": np.array([b"no"] * 2)})
+    schema = SchemaSpec(label="rich", features={**FEATURES, "age": "float64"}, classes=("no", "yes"))
+    assert "column 'age' has 3 values a record, and the model's input takes 1" in error_of(tmp_path, schema, rows)
 
 
 def test_a_model_without_inputs_gets_a_vector_of_numbers_or_a_mapping_with_text(tmp_path: Path) -> None:
@@ -147,6 +208,30 @@ def test_lists_are_padded_to_the_longest_of_the_minibatch(tmp_path: Path) -> Non
     assert "train.batches.pad" in str(error.value.hint)
 
 
+def test_lists_of_lists_are_padded_in_both_axes(tmp_path: Path) -> None:
+    words = RaggedColumn(np.arange(1, 7), np.array([0, 1, 3, 3, 6]))
+    typed = {"tokens": RaggedColumn(words, np.array([0, 2, 4])), "rich": np.arange(2.0)}
+    schema, metadata = SchemaSpec(label="rich", features={"tokens": "int64"}), Metadata("parquet", tuple(typed))
+    text = TOKENS.replace("(None,)", "(None, None)")
+    made = feed_of(tmp_path, text, schema, metadata, pad=True).make_minibatch(0, RecordWindow(ColumnRecords(typed)))
+    assert made is not None
+    np.testing.assert_array_equal(made.features, [[[1, 0, 0], [2, 3, 0]], [[0, 0, 0], [4, 5, 6]]])
+
+
+def test_a_feed_gets_lists_of_lists_as_ragged_tensors(tmp_path: Path) -> None:
+    words = RaggedColumn(np.arange(1, 7), np.array([0, 1, 3, 3, 6]))
+    records = ColumnRecords({"words": RaggedColumn(words, np.array([0, 2, 4]))})
+    feed = FeedFunction(
+        lambda dataset, mode, metadata: dataset.map(lambda row: (row["words"].row_lengths(), tf.size(row["words"]))),
+        "training",
+        Metadata("parquet", ("words",)),
+        zoo=tmp_path,
+    )
+    made = feed.make_minibatch(0, RecordWindow(records))
+    assert made is not None
+    np.testing.assert_array_equal(made.features, [[1, 2], [0, 3]])
+
+
 def test_whole_numbers_of_a_column_become_classes(tmp_path: Path) -> None:
     typed = {"age": np.array([1, 2]), "town": np.array([b"Ulm", b"Ulm"], object), "rich": np.array([7, 3])}
     schema = SchemaSpec(label="rich", features=FEATURES, classes=("3", "7"))
@@ -198,6 +283,7 @@ def image_batch(folder: Path, schema: SchemaSpec, text: str, mode: str = "traini
 
 @pytest.mark.parametrize("label_mode", [None, "int", "categorical", "binary"])
 @pytest.mark.parametrize("color_mode", [None, "grayscale", "rgb", "rgba"])
+@pytest.mark.first_cases(5)
 def test_images_are_those_of_image_dataset_from_directory(
     tmp_path: Path, label_mode: str | None, color_mode: str | None
 ) -> None:
@@ -251,9 +337,55 @@ def test_an_image_outside_of_the_classes_is_named(tmp_path: Path) -> None:
     assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "in no folder of a class", "stray")
 
 
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader finds truncated ones; others show when they are decoded."""
+    folder = images_of(tmp_path)
+    monkeypatch.setitem(globals(), "images_of", lambda folder: folder / "pets")
+    header = b"IHDR" + bytes(13)  # no pixels, and a right checksum
+    (folder / "dog" / "3.png").write_bytes(
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            len(part[4:]).to_bytes(4, "big") + part + zlib.crc32(part).to_bytes(4, "big") for part in (header, b"IEND")
+        )
+    )
+    for mode in ("training", "prediction"):
+        with pytest.raises(EdlError) as error:
+            image_batch(tmp_path, SchemaSpec(), image_model(4, 6, 3), mode)
+        assert not missing_keys(f"{error.value} {error.value.hint}", "dog/3.png", "decoded", "replace the file")
+
+
 def test_a_third_class_is_not_binary(tmp_path: Path) -> None:
     folder = images_of(tmp_path)
     (folder / "cow").mkdir()
     (folder / "cow" / "0.png").write_bytes((folder / "cat" / "0.png").read_bytes())
     with pytest.raises(EdlError, match="binary needs two classes, found 3"):
         image_batch(tmp_path, SchemaSpec(label_mode="binary"), image_model(4, 6, 3))
+
+
+@pytest.mark.parametrize("threads", [None, 2, 5])
+def test_images_that_threads_decode_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
+) -> None:
+    monkeypatch.setattr("edl.keras.default_feed.decoding_threads", lambda: threads)
+    folder = images_of(tmp_path)
+    rng = np.random.default_rng(1)
+    # one that takes longer than all others together comes first
+    large = rng.integers(0, 256, (1500, 1500, 3), np.uint8)
+    (folder / "cat" / "0.png").write_bytes(tf.io.encode_png(large).numpy())
+    reader = open_reader(str(folder))
+    (source,) = reader.sources()
+    schema = SchemaSpec(image_size=(8, 5))
+    feed = feed_of(tmp_path, image_model(8, 5, 3), schema, reader.metadata)
+    made = feed.make_minibatch(0, RecordWindow(reader.read(source.name, 0, source.records)))
+    assert made is not None
+    files = [folder / name for name in ("cat/0.png", "cat/2.png", "cat/4.png", "dog/1.png", "dog/3.png", "dog/5.png")]
+    expected = [tf.image.resize(tf.io.decode_image(file.read_bytes()), (8, 5)) for file in files]
+    np.testing.assert_array_equal(made.features, np.stack(expected))
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, None), (4, 4)])
+def test_as_many_images_are_decoded_at_once_as_the_worker_has_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int | None
+) -> None:
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: cores)
+    assert decoding_threads() == threads

@@ -51,6 +51,7 @@ class WeightedLookup(keras.Model):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("kind", "combiner"), [("dense", "sum"), ("ragged", "mean"), ("sparse", "sqrtn")])
+@pytest.mark.first_cases(1)
 def test_combined_rows_have_the_gradients_of_plain_keras(kind: str, combiner: str) -> None:
     network = network_of(lambda: combining(kind, combiner, mask_zero=combiner == "mean"))
     assert [(table.rows, table.dim) for table in network.tables] == [(5, 4)]
@@ -58,6 +59,7 @@ def test_combined_rows_have_the_gradients_of_plain_keras(kind: str, combiner: st
 
 
 @pytest.mark.parametrize("with_sample", [True, False])
+@pytest.mark.first_cases(1)
 def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool) -> None:
     network = network_of(lambda: combining("dense", "sqrtn", None), ANY if with_sample else None, threshold=1 << 60)
     (table,) = network.tables
@@ -66,6 +68,7 @@ def test_ids_without_a_bound_have_the_gradients_of_plain_keras(with_sample: bool
     check_step(network, ANY, LABELS)
 
 
+@pytest.mark.repetition
 def test_weights_in_a_subclassed_model() -> None:
     features = {"ids": RAGGED, "weights": RAGGED.with_values(tf.constant([0.5, 2.0, 1.0, 1.0, 3.0]))}
     check_step(network_of(WeightedLookup, features), features, LABELS)
@@ -79,6 +82,7 @@ def test_a_step_takes_ragged_features_of_any_length_without_a_new_trace() -> Non
     assert network.trace_count == 1
 
 
+@pytest.mark.repetition
 def test_saved_models_need_no_edl(tmp_path: Path) -> None:
     """The lookup table and its rows are in the SavedModel; a ``.keras`` file needs edl.layers if ids are not dense."""
     for kind in FEATURES:
@@ -128,6 +132,7 @@ def many() -> Any:
     return keras.Model(ids, keras.layers.Dense(1)(sum(inner(ids)) + last[:, 1] + words[:, 2]))
 
 
+@pytest.mark.repetition
 def test_keras_own_layers_take_the_place_of_edls_in_a_file(tmp_path: Path) -> None:
     network = network_of(many)
     rows = rows_for(network, IDS)

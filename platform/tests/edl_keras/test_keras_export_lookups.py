@@ -36,7 +36,7 @@ FORMS = {
     "ragged": lambda ragged: ragged,
     "sparse": lambda ragged: ragged.to_sparse(),
 }
-FEW = (("StringLookup", "dense"), ("StringLookup", "ragged"))
+FEW = (("StringLookup", "ragged"),)
 CASES = [
     pytest.param(lookup, form, marks=[] if (lookup, form) in FEW else pytest.mark.repetition)
     for lookup in LOOKUPS

@@ -101,6 +101,7 @@ def _case(function: Callable[[Any], Model], kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("function", "kind"), [_case(function, kind) for function in FUNCTIONS for kind in LAYERS])
+@pytest.mark.first_cases(2)
 def test_an_export_has_the_trained_rows_of_a_model_that_is_made_more_than_once(
     function: Callable[[Any], Model], kind: str, tmp_path: Path
 ) -> None:
@@ -181,6 +182,7 @@ def test_a_variable_that_the_trained_model_had_not_is_not_exported() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind != "any id"])
 @pytest.mark.parametrize("threshold", [1, ALL_DENSE], ids=["served", "dense"])
+@pytest.mark.first_cases(2)
 def test_a_table_that_is_larger_at_each_call_is_not_exported(kind: str, threshold: int) -> None:
     number = itertools.count(50)
     network = network_of(lambda: model_of(LAYERS[kind](next(number), name="e")), threshold=threshold)

@@ -66,6 +66,7 @@ def functional(form: str) -> Any:
         repetition("dense", True, name="dense-subclassed"),
     ],
 )
+@pytest.mark.first_cases(1)
 def test_features_keep_their_names(form: str, subclassed: bool, tmp_path: Path) -> None:
     tags, parts = FORMS[form]
     features = {"tags": tags, "price": PRICES}
@@ -95,6 +96,7 @@ class UnstackingModel(keras.Model):
 
 
 @pytest.mark.parametrize("form", ["sparse", "ragged"])
+@pytest.mark.first_cases(1)
 def test_a_model_is_traced_with_its_own_features_only(form: str, tmp_path: Path) -> None:
     tags, parts = FORMS[form]
     network = network_of(lambda: UnstackingModel(form), {"tags": tags})

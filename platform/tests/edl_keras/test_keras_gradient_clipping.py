@@ -60,6 +60,7 @@ def by_name(built: KerasNetwork, slab: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [repetition(kind) if kind in KINDS[3:] else kind for kind in KINDS], ids=str)
+@pytest.mark.first_cases(1)
 def test_rows_and_variables_are_clipped_together_as_the_dense_gradients_are(kind: dict[str, float]) -> None:
     """Duplicate ids are summed first: the norm of a table is that of its dense gradient."""
     whole, optimizer = network(keras.optimizers.SGD(0.1), 1 << 40), keras.optimizers.SGD(0.1, **kind)

@@ -130,6 +130,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.first_cases(3)
 def test_what_is_said_loads_the_file(kind: str, user_layers: Any, tmp_path: Path) -> None:
     model, path = MODELS[kind](user_layers), tmp_path / "model.keras"
     expected = model(X)

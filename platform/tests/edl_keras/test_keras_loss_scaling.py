@@ -89,6 +89,7 @@ SCALING = {
 
 
 @pytest.mark.parametrize("optimizer", SCALING)
+@pytest.mark.first_cases(1)
 def test_local_scales_the_loss_as_keras_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture, optimizer: str) -> None:
     user = module(tmp_path, SCALING[optimizer], loss=1e-4)
     with caplog.at_level(logging.WARNING):

@@ -134,6 +134,7 @@ def _weighed(loss: str, weights: str) -> Any:
 
 
 @pytest.mark.parametrize(("loss", "weights"), [_weighed(loss, form) for loss in LOSS_FORMS for form in WEIGHT_FORMS])
+@pytest.mark.first_cases(1)
 def test_sample_weights_weigh_a_loss_as_in_keras(loss: str, weights: Any, tmp_path: Path) -> None:
     assert_same(tmp_path, ONE + loss, NUMBERS, weights, loss="mse")
 
@@ -157,6 +158,7 @@ def test_a_loss_that_is_one_number_cannot_be_weighed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("labels", [CLASSES, repetition(CLASSES[:, None]), ONE_HOT], ids=["(n,)", "(n,1)", "one-hot"])
+@pytest.mark.first_cases(1)
 def test_class_weights_count_in_training_only(labels: Any, tmp_path: Path) -> None:
     name = "categorical_crossentropy" if labels is ONE_HOT else "sparse_categorical_crossentropy"
     text = f'{THREE_CLASSES}\nloss = "{name}"\nclass_weight = {{0: 3.0, 2: 0.25}}\n'
@@ -295,6 +297,7 @@ def test_a_list_of_metrics_does_not_say_of_which_output(tmp_path: Path) -> None:
     ],
     ids=["object", "name returned", "name"],
 )
+@pytest.mark.first_cases(1)
 def test_an_optimizer_as_keras_takes_it(given: str, tmp_path: Path) -> None:
     module = load(tmp_path, ONE + SQUARED + given)
     first, second = module.optimizer(), module.optimizer()

@@ -89,6 +89,7 @@ def test_slab_order_is_by_part_then_trained_before_statistics_and_names_are_stab
 
 
 @pytest.mark.parametrize("definition", MNIST)
+@pytest.mark.first_cases(1)
 def test_a_step_has_the_gradients_and_statistics_of_plain_keras(definition: str) -> None:
     module = zoo_module(definition, **({} if "mlp" in definition else {"dropout": 0.0}))
     network = build(module, IMAGES, parts=2)
@@ -380,10 +381,8 @@ def _exported(definition: str, folder: Path) -> tuple[KerasNetwork, Any, Any]:
     return network, slab, said
 
 
-@pytest.mark.parametrize(
-    ("definition", "module"),
-    [pytest.param(MNIST[1], "", marks=pytest.mark.repetition), (MNIST[2], "model_zoo.mnist.mnist_subclass")],
-)
+@pytest.mark.repetition
+@pytest.mark.parametrize(("definition", "module"), [(MNIST[1], ""), (MNIST[2], "model_zoo.mnist.mnist_subclass")])
 def test_exports_load_without_edl(export_trained: Any, tmp_path: Path, definition: str, module: str) -> None:
     network, slab, said = export_trained(definition)
     assert (said["keras"], said["saved_model"]) == (str(tmp_path / "model.keras"), str(tmp_path / "saved_model"))

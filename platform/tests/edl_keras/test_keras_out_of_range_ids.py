@@ -81,6 +81,7 @@ def step(built: KerasNetwork, ids: Any) -> float:
         ("float32", [1.0, float("nan")], str(-(2**63))),
     ],
 )
+@pytest.mark.first_cases(2)
 def test_ids_of_a_served_table_are_named_with_its_shape_and_a_remedy(dtype: str, ids: Any, named: str) -> None:
     built = network(dtype, SERVED)
     with pytest.raises(BadInputError) as caught:
@@ -104,6 +105,7 @@ def test_ids_of_a_dense_table_are_told_as_those_of_a_served_one(wrong: int) -> N
 @pytest.mark.parametrize("how", ["train", "evaluate", "predict"])
 @pytest.mark.parametrize("wrong", [50, repetition(-1)])
 @pytest.mark.parametrize("kind", [None, "mean"])
+@pytest.mark.first_cases(2)
 def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str | None) -> None:
     def model() -> Any:
         inputs = keras.Input([2], dtype="int64")
@@ -118,6 +120,7 @@ def test_ids_of_edls_dense_table_are_told_alike(how: str, wrong: int, kind: str 
 
 @pytest.mark.parametrize("strategy", ["ParameterServer", "Local"])
 @pytest.mark.parametrize("how", ["train", "evaluate", "predict"])
+@pytest.mark.first_cases(2)
 def test_negative_ids_of_a_dense_table_of_keras_are_refused_as_those_of_a_served_one(strategy: str, how: str) -> None:
     """Keras would count them from the table's end, in a job as well, and train other rows without a word."""
 
@@ -164,6 +167,7 @@ def test_ragged_and_float_ids_of_a_dense_table_are_looked_at_too() -> None:
 @pytest.mark.parametrize(
     ("threshold", "wrong"), [(SERVED, 50), (DENSE, -1), repetition(DENSE, 50), repetition(SERVED, -1)]
 )
+@pytest.mark.first_cases(1)
 def test_an_exported_saved_model_refuses_them_as_the_job_does(threshold: int, wrong: int, tmp_path: Path) -> None:
     def model() -> Any:
         inputs = keras.Input([2], dtype="int64")
@@ -196,6 +200,7 @@ class SeveralTables(keras.Model):  # type: ignore[misc]
         ([1, 1, 7, 1], "'several_tables/embedding_2/embeddings' (7 x 3), whose ids are 0 to 6"),
     ],
 )
+@pytest.mark.first_cases(1)
 def test_the_table_is_found_by_its_name_and_rows(ids: list[int], said: str) -> None:
     built = network_of(SeveralTables, DENSE, np.ones((1, 4), np.int64))
     with pytest.raises(BadInputError) as caught:

@@ -29,6 +29,9 @@ from edl.keras.model_contract import ModelModule  # noqa: E402
 from edl.keras.model_files import model_file_path  # noqa: E402
 from edl.keras.replica import ModelReplica  # noqa: E402
 
+ROUND = (1, 2)
+"""In which training begins again."""
+
 
 def squared_error(labels: Any, predictions: Any) -> Any:
     return tf.square(labels - predictions)
@@ -173,6 +176,100 @@ def test_a_rate_is_kept_for_the_next_step_and_the_state_stays_as_it_is() -> None
     assert (own.learning_rate, rate_of(replica)) == (0.25, 0.5)
 
 
+def test_a_checkpoint_has_the_rate_that_callbacks_have_set_for_the_next_step() -> None:
+    """New processes that go on from it do not call the callbacks for the step before again."""
+
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.125
+
+    replica, resumed = (make_replica(lambda: [Lower()]) for _ in range(2))
+    own = declare(replica).own
+    with own.showing_checkpoint():
+        assert rate_of(replica) == 0.25
+    own.begin_step(0, 0)
+    own.end_step(0, 0, 1.0, None)
+    before = replica.digest()
+    with own.showing_checkpoint():
+        resumed.load_state(replica.state_arrays())
+    assert (rate_of(resumed), replica.digest()) == (0.125, before)
+
+
+def test_a_checkpoint_has_no_change_of_what_is_called_before_an_abandoned_step() -> None:
+    """Processes that go on from it call that, and do not call the end of the epoch before."""
+
+    class Change(keras.callbacks.Callback):
+        def change(self, logs: Any = None, *, by: float = 16.0) -> None:
+            kernel = self.model.trainable_variables[0]
+            kernel.assign_add([[by]])
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) + by
+
+        on_train_begin = change
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.change()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.change()
+            # TensorFlow may write into the memory that the variable has now.
+            self.model.trainable_variables[0].value.assign_add([[16.0]])
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.change(by=0.125)
+
+    def kernel_and_rate(source: ModelReplica) -> tuple[float, float]:
+        return float(source.model.trainable_variables[0][0, 0]), rate_of(source)
+
+    replica, resumed = (make_replica(lambda: [Change()]) for _ in range(2))
+    own = declare(replica).own
+    own.begin_again(0, ROUND, 0)
+    for step, epoch, expected in ((0, 0, (1.0, 0.25)), (1, 0, (65.0, 48.25)), (2, 1, (97.125, 64.375))):
+        own.begin_step(step, epoch)
+        before = kernel_and_rate(replica)
+        with own.showing_checkpoint():
+            resumed.load_state(replica.state_arrays())
+        assert kernel_and_rate(resumed) == expected
+        assert kernel_and_rate(replica) == before
+        own.end_step(step, epoch, 1.0, None)
+        # It is in the next checkpoint.
+        with own.showing_checkpoint():
+            assert kernel_and_rate(replica) == (before[0], own.learning_rate)
+
+
+def test_a_rank_that_begins_a_step_before_it_gets_the_state_of_others_puts_no_values_of_its_own_into_a_checkpoint() -> (
+    None
+):
+    """It has lost the end of a reduction, and the others have begun the step that follows."""
+    first, second, _ = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for rank in (others, own):
+        rank.begin_step(0, 0)
+    others.end_step(0, 0, 1.0, None)
+    others.begin_step(1, 0)
+    own.make_up_step(others.ended_step)
+    own.adopt_state(others.callback_epoch, 1)
+    own.begin_step(1, 0)
+    own.forget_old_values()
+    second.unpack_state(first.pack_state())
+    assert own.lacks_old_values
+    assert not others.lacks_old_values
+    with own.showing_checkpoint():
+        assert second.digest() == first.digest()
+    own.end_step(1, 0, 1.0, None)
+    assert not own.lacks_old_values
+
+
+def test_nothing_is_read_before_a_step_if_callbacks_change_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            pass
+
+    replica = make_replica(lambda: [Watch(), keras.callbacks.History()])
+    own = declare(replica).own
+    monkeypatch.setattr(replica, "read_values", pytest.fail)
+    own.begin_step(0, 0)
+
+
 def test_a_stop_is_kept_until_training_goes_back() -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -200,12 +297,12 @@ def test_a_rate_of_steps_that_the_state_of_others_replaces_is_forgotten() -> Non
     own = declare(replica).own
     own.try_first_step()
     # A new run begins with what on_train_begin() sets.
-    own.adopt_state(NOT_BEGUN)
+    own.begin_again(0, ROUND, 0)
     assert own.learning_rate == 0.125
     own.begin_step(0, 0)
     own.end_step(0, 0, 1.0, 0.125)
     assert own.learning_rate == 0.0625
-    own.adopt_state(NOT_BEGUN)
+    own.begin_again(0, ROUND, 0)
     assert own.learning_rate is None
 
 
@@ -233,11 +330,11 @@ def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_b
         source.begin_step(step, epoch)
         source.end_step(step, epoch, 1.0 + step, 0.125)
     first.set_learning_rate(0.125)
-    assert source.callback_epoch == (2, 5.0, 2)
+    assert source.callback_epoch == CallbackEpoch(2, 5.0, 2, learning_rate=0.125)
     seen.clear()
-    joined.adopt_state(source.callback_epoch)
+    joined.adopt_state(source.callback_epoch, 3)
     assert seen == ["train", "epoch 1"]
-    assert (joined.callback_epoch, joined.learning_rate) == (source.callback_epoch, None)
+    assert joined.callback_epoch == source.callback_epoch
     second.unpack_state(first.pack_state())
     for own in (source, joined):
         own.begin_step(3, 1)
@@ -250,9 +347,297 @@ def test_a_rank_that_gets_the_state_of_others_has_begun_training_and_the_epoch_b
     # The loss of the epoch is that of all its steps.
     assert seen == ["loss 3.0", "epoch 2"] * 2
     # It was outside for a while, and all others have gone back to a checkpoint.
-    joined.adopt_state(CallbackEpoch(1, 0.5, 1))
-    assert seen[-1] == "epoch 0"
-    assert joined.callback_epoch == (1, 0.5, 1)
+    seen.clear()
+    joined.adopt_state(CallbackEpoch(1, 0.5, 1), 1)
+    assert seen == ["epoch 0"]
+    assert joined.callback_epoch == CallbackEpoch(1, 0.5, 1)
+
+
+def test_a_rank_that_gets_the_state_of_others_has_the_rate_that_they_have_set_for_the_next_step() -> None:
+    """Its callbacks read it before their first step, and a shard of a checkpoint that it writes has it."""
+    seen: list[float] = []
+
+    class Lower(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            seen.append(float(self.model.optimizer.learning_rate))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                self.model.optimizer.learning_rate = 0.125
+
+    first, second = (make_replica(lambda: [Lower()]) for _ in range(2))
+    source, joined = declare(first).own, declare(second).own
+    for step in range(3):
+        source.begin_step(step, 0)
+        source.end_step(step, 0, 1.0, None)
+    source.begin_step(3, 0)
+    joined.adopt_state(source.callback_epoch, 3)
+    second.unpack_state(first.pack_state())
+    seen.clear()
+    joined.begin_step(3, 0)
+    assert (seen, joined.learning_rate) == ([0.125], 0.125)
+    with joined.showing_checkpoint():
+        assert rate_of(second) == 0.125
+    assert first.rate_names == {"slot/1"}
+
+
+class Counting(keras.callbacks.Callback):
+    """Says what is called, and adds to the variables at each place."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def note(self, text: str) -> None:
+        self.seen.append(text)
+        self.model.set_weights([w + 1 for w in self.model.get_weights()])
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.note("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.note(f"epoch {epoch}")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.note(f"epoch {epoch} ends with {logs['loss']}")
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.note(f"batch {batch}")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.note(f"batch {batch} ends with {logs['loss']}")
+
+
+def make_counting_ranks() -> tuple[ModelReplica, ModelReplica, list[str]]:
+    seen: list[str] = []
+    return make_replica(lambda: [Counting([])]), make_replica(lambda: [Counting(seen)]), seen
+
+
+def test_an_epoch_of_which_a_rank_lacks_steps_has_no_end_there() -> None:
+    """It was stopped in the step of an epoch, or for many steps. It does not know the loss of this epoch."""
+    first, second, seen = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    own.begin_step(0, 0)
+    for step in range(8):
+        others.begin_step(step, step // 2)
+        others.end_step(step, step // 2, 1.0 + step, None)
+    seen.clear()
+    own.adopt_state(others.callback_epoch, 8)
+    assert seen == ["epoch 3"]
+    second.unpack_state(first.pack_state())
+    for rank in (others, own):
+        rank.begin_step(8, 4)
+    assert seen[1:] == ["epoch 3 ends with 7.5", "epoch 4", "batch 8"]
+    assert first.digest() == second.digest()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_rank_that_lacks_the_newest_step_alone_calls_its_callbacks_for_it(begun: bool) -> None:
+    """The others may have begun the next epoch already.
+
+    Args:
+        begun: whether the rank had begun the step: it had records for it.
+    """
+    first, second, seen = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for rank in (others, own):
+        rank.begin_step(0, 0)
+        rank.end_step(0, 0, 1.0, None)
+    others.begin_step(1, 0)
+    others.end_step(1, 0, 4.0, None)
+    others.begin_step(2, 1)
+    if begun:
+        own.begin_step(1, 0)
+    seen.clear()
+    own.make_up_step(others.ended_step)
+    own.adopt_state(others.callback_epoch, 2)
+    own.begin_step(2, 1)
+    expected = ["batch 1", "batch 1 ends with 4.0", "epoch 0 ends with 2.5", "epoch 1", "batch 2"]
+    assert seen == expected[begun:]
+    assert own.callback_epoch == others.callback_epoch
+    # One that lacks more of them does not know what it lacks.
+    others.end_step(2, 1, 1.0, None)
+    others.begin_step(3, 1)
+    others.end_step(3, 1, 1.0, None)
+    seen.clear()
+    own.make_up_step(others.ended_step)
+    assert not seen
+
+
+def test_callbacks_before_a_step_are_called_for_the_state_of_others_although_the_rank_had_begun_the_step() -> None:
+    first, second, _ = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for rank in (others, own):
+        rank.begin_step(0, 0)
+        rank.end_step(0, 0, 1.0, None)
+    own.begin_step(1, 0)
+    own.adopt_state(others.callback_epoch, 1)
+    second.unpack_state(first.pack_state())
+    for rank in (others, own):
+        rank.begin_step(1, 0)
+    assert first.digest() == second.digest()
+
+
+@pytest.mark.parametrize("enters_with_them", [True, False])
+def test_a_rank_that_has_trained_begins_again_from_a_checkpoint_as_new_processes_do(enters_with_them: bool) -> None:
+    """Otherwise it gets the state of new processes that have it and have not begun training."""
+    first, second, seen = make_counting_ranks()
+    new, own = declare(first).own, declare(second).own
+    state = first.pack_state()
+    for step in range(3):
+        own.begin_step(step, step)
+        own.end_step(step, step, 1.0, None)
+    own.begin_step(0, 5)
+    seen.clear()
+    new.begin_again(0, ROUND, 0)
+    if enters_with_them:
+        own.begin_again(0, ROUND, 0)
+    else:
+        own.adopt_state(new.callback_epoch, 0)
+    second.unpack_state(state)
+    for rank in (new, own):
+        rank.begin_step(0, 0)
+    assert seen == ["train", "epoch 0", "batch 0"]
+    assert first.digest() == second.digest()
+
+
+def test_a_rank_that_comes_back_after_the_others_have_begun_again_begins_again_as_well() -> None:
+    """They went back to a checkpoint and have made steps since. What the rank has called was for other steps."""
+    first, second, seen = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for rank in (others, own):
+        rank.begin_again(0, (1, 1), 0)
+        for step in range(4):
+            rank.begin_step(step, 0)
+            rank.end_step(step, 0, 1.0, None)
+    for round_of_start in (ROUND, (2, 1)):
+        others.begin_again(1, round_of_start, 0)
+        others.begin_step(1, 0)
+        others.end_step(1, 0, 1.0, None)
+        seen.clear()
+        own.adopt_state(others.callback_epoch, 2)
+        assert seen == ["train", "epoch 0"]
+        second.unpack_state(first.pack_state())
+        for rank in (others, own):
+            rank.begin_step(2, 0)
+        assert first.digest() == second.digest()
+    # Later it gets their state once more, and they have not begun again.
+    seen.clear()
+    own.adopt_state(others.callback_epoch, 2)
+    assert not seen
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_training_begins_again_in_the_same_epoch_on_ranks_with_records_of_two_epochs(*, joins: bool) -> None:
+    """The step after the checkpoint has the last records of one epoch and the first ones of the next.
+
+    Args:
+        joins: whether the second rank gets the state of the first one, which has begun the step.
+    """
+    first, second, seen = make_counting_ranks()
+    early, late = declare(first).own, declare(second).own
+    early.begin_again(5, ROUND, 1)
+    if joins:
+        late.adopt_state(early.callback_epoch, 5)
+    else:
+        late.begin_again(5, ROUND, 1)
+    early.begin_step(5, 1)
+    late.begin_step(5, 2)
+    # All know the epochs of the step's records now.
+    early.begin_step(5, 2)
+    # The first epoch has no step of its own since, and so no loss and no end.
+    assert seen == ["train", "epoch 1", "epoch 2", "batch 5"]
+    assert [w.tolist() for w in first.model.get_weights()] == [w.tolist() for w in second.model.get_weights()]
+    assert early.callback_epoch == late.callback_epoch
+
+
+def test_an_epoch_that_is_a_part_of_one_step_begins_on_all_ranks() -> None:
+    """The step has records of three epochs, because they are short. A rank knows its own ones only before."""
+    first, second, seen = make_counting_ranks()
+    early, late = declare(first).own, declare(second).own
+    for own, own_epoch in ((early, 1), (late, 2)):
+        own.begin_step(0, 0)
+        own.end_step(0, 0, 1.0, None)
+        own.begin_step(1, own_epoch)
+        own.begin_step(1, 2)
+    assert seen[-4:] == ["epoch 0 ends with 1.0", "epoch 1", "epoch 2", "batch 1"]
+    assert [w.tolist() for w in first.model.get_weights()] == [w.tolist() for w in second.model.get_weights()]
+
+
+def test_an_epoch_without_a_step_that_was_applied_has_no_end() -> None:
+    """It has no loss: ``logs["loss"]`` would raise, and end the job."""
+    _, replica, seen = make_counting_ranks()
+    own = declare(replica).own
+    own.skip_step(0, 0)
+    own.begin_step(1, 1)
+    own.skip_step(1, 1)
+    own.end_training()
+    assert seen == ["train", "epoch 0", "batch 0", "epoch 1", "batch 1"]
+
+
+def test_a_rank_that_got_the_state_of_others_calls_its_callbacks_for_the_step_that_it_loses_next() -> None:
+    """It joined with the state of this step, or training began there, from a checkpoint."""
+    first, second, seen = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for step in range(4):
+        others.begin_step(step, 0)
+        others.end_step(step, 0, 1.0 + step, None)
+    own.adopt_state(others.callback_epoch, 4)
+    own.begin_step(4, 0)
+    others.begin_step(4, 0)
+    others.end_step(4, 0, 5.0, None)
+    others.begin_step(5, 1)
+    seen.clear()
+    own.make_up_step(others.ended_step)
+    own.adopt_state(others.callback_epoch, 5)
+    assert seen == ["batch 4 ends with 5.0", "epoch 0 ends with 3.0", "epoch 1"]
+    others.begin_again(3, ROUND, 0)
+    own.begin_again(3, ROUND, 0)
+    seen.clear()
+    others.begin_step(3, 0)
+    others.end_step(3, 0, 7.0, None)
+    own.make_up_step(others.ended_step)
+    assert seen == ["train", "epoch 0", "batch 3", "batch 3 ends with 7.0"]
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_step_that_is_not_applied_is_one_that_a_rank_may_lack_or_have_made(lost: int) -> None:
+    """Its gradient is not finite, and ``train.on_nan`` is ``skip``: it begins and has no end.
+
+    Args:
+        lost: the step whose reduction the rank does not finish; the one that is not applied, or the next one.
+    """
+    first, second, seen = make_counting_ranks()
+    others, own = declare(first).own, declare(second).own
+    for rank in (others, own):
+        rank.begin_step(0, 0)
+        rank.end_step(0, 0, 1.0, None)
+    others.skip_step(1, 0)
+    if lost == 2:
+        own.skip_step(1, 0)
+        others.begin_step(2, 0)
+        others.end_step(2, 0, 2.0, None)
+    # The others may have begun the next epoch already.
+    others.begin_step(lost + 1, 1)
+    seen.clear()
+    own.make_up_step(others.ended_step)
+    own.adopt_state(others.callback_epoch, lost + 1)
+    made_up = ["batch 1"] if lost == 1 else ["batch 2", "batch 2 ends with 2.0"]
+    assert seen == [*made_up, f"epoch 0 ends with {(1.0 if lost == 1 else 1.5)}", "epoch 1"]
+    assert own.callback_epoch == others.callback_epoch
+
+
+def test_the_log_of_a_worker_that_begins_again_from_a_checkpoint_keeps_its_epochs(tmp_path: Path) -> None:
+    own = declare(make_replica(lambda: [keras.callbacks.CSVLogger(tmp_path / "log.csv")])).own
+    for step in range(3):
+        own.begin_step(step, step)
+        own.end_step(step, step, 1.5, None)
+    own.begin_again(1, ROUND, 0)
+    own.begin_step(1, 1)
+    own.end_step(1, 1, 2.5, None)
+    own.end_training()
+    lines = (tmp_path / "log-worker-2.csv").read_text().splitlines()
+    assert lines == ["epoch,loss,val_loss", "0,1.5,NA", "1,1.5,NA", "1,2.5,NA"]
 
 
 class SetsRate(keras.callbacks.Callback):

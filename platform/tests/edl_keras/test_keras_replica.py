@@ -287,6 +287,7 @@ def test_a_summed_loss_that_is_zero_at_first_is_a_sum_from_the_first_step() -> N
     ],
     ids=["Momentum", "AdamW", "schedule", "loss scale", "several"],
 )
+@pytest.mark.first_cases(1)
 def test_a_scaled_learning_rate_is_seen_by_the_update_only(optimizer: Any, scaled: Any) -> None:
     (replica,), (other,) = build(module(optimizer=optimizer), 1), build(module(optimizer=scaled), 1)
     before = rate_of(replica.optimizer)
@@ -321,6 +322,7 @@ def normalized_error(labels: Any, predictions: Any, sample_weights: Any) -> Any:
     ],
     ids=["function", "Keras", "mean_with_sample_weight", "function that divides by the weights"],
 )
+@pytest.mark.first_cases(1)
 def test_sample_weights_count_as_in_one_process(
     caplog: pytest.LogCaptureFixture, loss: Any, by_sum_of_weights: bool
 ) -> None:
@@ -377,6 +379,7 @@ def sequences(count: int) -> list[Minibatch]:
         repetition(True, "sum"),
     ],
 )
+@pytest.mark.first_cases(1)
 def test_a_masked_loss_of_unequal_lengths_equals_one_process(reduction: str, weighted: bool) -> None:
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     rate = 0.002 if reduction == "sum" else 0.05
@@ -500,8 +503,9 @@ def several_optimizers(rate: float) -> Any:
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["accumulation", "dynamic", "custom", "several", *repetitions(("use_ema", "loss_scale_factor", "clipping"))],
+    ["accumulation", "several", *repetitions(("dynamic", "custom", "use_ema", "loss_scale_factor", "clipping"))],
 )
+@pytest.mark.first_cases(1)
 def test_every_kind_of_optimizer_equals_one_process(optimizer: str) -> None:
     replicas = build(module(optimizer=OTHER_OPTIMIZERS[optimizer]), 2)
     one, generator = PlainKeras(replicas[0]), np.random.default_rng(6)
@@ -1126,6 +1130,7 @@ class OwnDice(keras.losses.Loss):  # type: ignore[misc]
     ],
     ids=["function", "class", "Dice", "Tversky", "name", "mean", "Dice by record"],
 )
+@pytest.mark.first_cases(3)
 def test_a_loss_of_the_whole_minibatch_is_named(caplog: pytest.LogCaptureFixture, loss: Any, named: str) -> None:
     def make() -> Any:
         return keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid", name="out")])
@@ -1257,7 +1262,7 @@ def small_model() -> Any:
     return keras.Sequential([keras.Input((3,)), first, keras.layers.BatchNormalization(), keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("optimizer", ["Momentum", "scaled loss", *repetitions(("SGD", "Adam", "AdamW"))])
+@pytest.mark.parametrize("optimizer", ["Momentum", *repetitions(("scaled loss", "SGD", "Adam", "AdamW"))])
 def test_a_compiled_update_is_one_op_by_op_but_for_rounding(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def scaled() -> Any:
         return keras.optimizers.LossScaleOptimizer(OPTIMIZERS["Adam"](), initial_scale=16.0)
@@ -1308,6 +1313,7 @@ def halve_by_chance(gradient: Any) -> Any:
 
 
 @pytest.mark.parametrize("halve", [halve_in_python, halve_by_chance])
+@pytest.mark.first_cases(1)
 def test_an_optimizer_that_xla_cannot_compile_runs_op_by_op(
     halve: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ KINDS = {
     "a model in a model, used twice": used_twice,
     "a user's subclass": lambda: functional(DoubledEmbedding(50, 4)),
     "mask_zero": lambda: keras.Sequential(
-        [keras.Input([5]), Layers.Embedding(50, 4, mask_zero=True), Layers.GRU(3), Layers.Dense(1)]
+        [keras.Input([5]), Layers.Embedding(50, 4, mask_zero=True), Layers.GlobalAveragePooling1D(), Layers.Dense(1)]
     ),
     "an activity regularizer": with_activity,
     "a ReversibleEmbedding that is not reversed": lambda: functional(Layers.ReversibleEmbedding(50, 4)),
@@ -119,6 +119,7 @@ REPEATED = ("sequential without an Input", "nested", "a user's subclass")
 
 
 @pytest.mark.parametrize("kind", [repetition(kind) if kind in REPEATED else kind for kind in KINDS])
+@pytest.mark.first_cases(3)
 def test_a_step_has_the_gradients_of_plain_keras(kind: str) -> None:
     network = network_of(KINDS[kind], IDS)
     assert network.tables
@@ -287,6 +288,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
+@pytest.mark.first_cases(5)
 def test_what_cannot_be_served_is_refused_by_name_and_can_be_dense(said: str) -> None:
     with pytest.raises(UnsupportedEmbeddingError, match=rf"the Embedding '[^']+' \(50 x 4\) .*{said}") as caught:
         network_of(REFUSED[said], IDS)
@@ -440,6 +442,7 @@ FEW = ("int32 from the beginning", "widened from int8", "of a hash", "of buckets
 
 
 @pytest.mark.parametrize("how", [how if how in FEW else repetition(how) for how in HARMLESS])
+@pytest.mark.first_cases(1)
 def test_casts_that_lose_nothing_are_served(how: str) -> None:
     model, kind = HARMLESS[how]
     ids = IDS.astype(kind)

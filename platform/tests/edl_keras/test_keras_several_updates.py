@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,12 +45,49 @@ def load_gan(folder: Path, *, needs_metrics: bool = False) -> ModelModule:
     return load_model_module(choice, needs_metrics=needs_metrics, may_have_train_step=True)
 
 
-def make_ranks(folder: Path, step: str, count: int = 1, changes: Mapping[str, str] | None = None) -> list[Any]:
-    write_gan(folder, step, changes)
+Build = Callable[..., Any]
+
+
+def make_rank(folder: Path, rank: int, build: Build = SeveralUpdatesReplica) -> Any:
     x, y = make_records(1)
-    return [
-        build_replica(load_gan(folder), seed=4, rank_seed=rank, sample=x, first=(x, y, None)) for rank in range(count)
-    ]
+    return build(load_gan(folder), seed=4, rank_seed=rank, sample=x, first=(x, y, None))
+
+
+def make_ranks(
+    folder: Path,
+    step: str,
+    count: int = 1,
+    changes: Mapping[str, str] | None = None,
+    build: Build = SeveralUpdatesReplica,
+) -> list[Any]:
+    """Ranks of several updates; ``build_replica`` also finds that there are several, which takes as long again."""
+    write_gan(folder, step, changes)
+    return [make_rank(folder, rank, build) for rank in range(count)]
+
+
+ShareRanks = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="module")
+def share_ranks(tmp_path_factory: pytest.TempPathFactory) -> ShareRanks:
+    """Gives ranks as ``make_ranks`` does, in their first state; what an earlier test has traced is not traced again."""
+    folders: dict[str, Path] = {}
+    ranks: dict[str, list[tuple[Any, Any]]] = {}
+
+    def take(step: str, count: int = 1) -> list[Any]:
+        if step not in folders:
+            folders[step] = tmp_path_factory.mktemp("gan")
+            write_gan(folders[step], step)
+        known = ranks.setdefault(step, [])
+        for number in range(len(known), count):
+            rank = make_rank(folders[step], number)
+            known.append((rank, rank.pack_state()))
+        for rank, first_state in known[:count]:
+            rank.restore_statistics()
+            rank.unpack_state(first_state)
+        return [rank for rank, _ in known[:count]]
+
+    return take
 
 
 def sum_over(ranks: list[Any], number: int) -> None:
@@ -90,8 +127,12 @@ def train_together(ranks: list[Any], data: Records, idle: tuple[int, ...] = ()) 
     ],
     ids=["one rank", "three ranks", "one tape", "three updates"],
 )
-def test_ranks_train_as_keras_does_with_the_union(tmp_path: Path, step: str, count: int, updates: list[str]) -> None:
-    ranks = make_ranks(tmp_path, step, count)
+@pytest.mark.first_cases(1)
+def test_ranks_train_as_keras_does_with_the_union(
+    tmp_path: Path, share_ranks: ShareRanks, step: str, count: int, updates: list[str]
+) -> None:
+    write_gan(tmp_path, step)
+    ranks = share_ranks(step, count)
     assert [update.name for update in ranks[0]._found] == updates
     data = make_records(RECORDS)
     weights = ranks[0].model.get_weights()
@@ -106,8 +147,8 @@ def test_ranks_train_as_keras_does_with_the_union(tmp_path: Path, step: str, cou
     assert int(ranks[0].model.g_optimizer.iterations) == 8
 
 
-def test_idle_ranks_and_followers_make_the_same_updates(tmp_path: Path) -> None:
-    worker, idle, follower = make_ranks(tmp_path, ADVERSARIAL, 3)
+def test_idle_ranks_and_followers_make_the_same_updates(share_ranks: ShareRanks) -> None:
+    worker, idle, follower = share_ranks(ADVERSARIAL, 3)
     data = make_records(RECORDS)
     for _ in range(3):
         train_together([worker, idle], data, idle=(1,))
@@ -122,6 +163,7 @@ WIDE = ', keras.layers.Dense(512, dtype="float64")' * 2
 
 
 @pytest.mark.parametrize("wide", ["", WIDE], ids=["op by op", "by XLA"])
+@pytest.mark.first_cases(1)
 def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: Path, wide: str) -> None:
     """XLA writes to the memory of the variables: what is kept must not be in it."""
     changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1{wide})'}
@@ -145,8 +187,10 @@ def test_a_step_that_is_abandoned_between_two_updates_leaves_no_trace(tmp_path: 
 
 
 @pytest.mark.parametrize("source", ["another rank", repetition("a checkpoint")])
-def test_a_second_abandoned_step_puts_back_the_state_that_came_after_the_first_one(tmp_path: Path, source: str) -> None:
-    rank, other = make_ranks(tmp_path, ADVERSARIAL, 2)
+def test_a_second_abandoned_step_puts_back_the_state_that_came_after_the_first_one(
+    share_ranks: ShareRanks, source: str
+) -> None:
+    rank, other = share_ranks(ADVERSARIAL, 2)
     data = make_records(RECORDS)
     for _ in range(3):
         train_together([other], data)
@@ -186,8 +230,8 @@ def test_the_learning_rate_of_an_abandoned_step_is_put_back(tmp_path: Path) -> N
     assert float(rank.optimizer.learning_rate) == 0.125
 
 
-def test_several_minibatches_of_a_step_are_added_in_each_update(tmp_path: Path) -> None:
-    one, parts = make_ranks(tmp_path, ADVERSARIAL, 2)
+def test_several_minibatches_of_a_step_are_added_in_each_update(share_ranks: ShareRanks) -> None:
+    one, parts = share_ranks(ADVERSARIAL, 2)
     data = make_records(RECORDS)
     for _ in range(3):
         train_together([one], data)
@@ -199,8 +243,8 @@ def test_several_minibatches_of_a_step_are_added_in_each_update(tmp_path: Path) 
         assert np.linalg.norm(mine - theirs) <= 1e-9 * np.linalg.norm(theirs)
 
 
-def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(tmp_path: Path) -> None:
-    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
+def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(share_ranks: ShareRanks) -> None:
+    (rank,) = share_ranks(ADVERSARIAL)
     before = rank.digest()
     x, y = make_records(RECORDS)
     # Labels count in the generator's loss only.
@@ -216,8 +260,8 @@ def test_a_gradient_of_the_second_update_that_is_not_finite_is_named(tmp_path: P
     assert rank.digest() == before
 
 
-def test_the_state_has_the_slots_of_both_optimizers(tmp_path: Path) -> None:
-    first, second = make_ranks(tmp_path, ADVERSARIAL, 2)
+def test_the_state_has_the_slots_of_both_optimizers(share_ranks: ShareRanks) -> None:
+    first, second = share_ranks(ADVERSARIAL, 2)
     for _ in range(2):
         train_together([first], make_records(RECORDS))
     arrays = first.state_arrays()
@@ -233,13 +277,14 @@ def test_the_state_has_the_slots_of_both_optimizers(tmp_path: Path) -> None:
     assert "several updates" in describe_keras_state(first).problem
 
 
-def test_ranks_with_other_updates_have_another_fingerprint(tmp_path: Path) -> None:
-    (two,) = make_ranks(tmp_path / "a", ADVERSARIAL)
-    (three,) = make_ranks(tmp_path / "b", TWO_CRITIC_STEPS)
+def test_ranks_with_other_updates_have_another_fingerprint(share_ranks: ShareRanks) -> None:
+    (two,) = share_ranks(ADVERSARIAL)
+    (three,) = share_ranks(TWO_CRITIC_STEPS)
     assert two.state_sizes() == three.state_sizes()
     assert two.fingerprint() != three.fingerprint()
 
 
+@pytest.mark.repetition
 def test_statistics_of_layers_are_those_of_the_union(tmp_path: Path) -> None:
     layer = 'keras.layers.BatchNormalization(momentum=0.5, dtype="float64")'
     changes = {'"discriminator", 3, 1)': f'"discriminator", 3, 1, {layer})'}
@@ -265,16 +310,19 @@ APPLY_D = "self.d_optimizer.apply_gradients(zip(gradients, self.discriminator.tr
     [
         (APPLY_D, f"tf.cond(d_loss > 0, lambda: [{APPLY_D}, 0][1], lambda: 0)", "inside of a condition"),
         (APPLY_D, f"{APPLY_D}; self.steps.assign_add(1.0)", "writes the variable '.*steps'"),
-        (APPLY_D, f"{APPLY_D}; self.generator.layers[0].kernel.assign_add([[1.0] * 4] * 2)", "writes the variable"),
-        (APPLY_D, "self.d_optimizer.apply_gradients([(gradients[0], self.outside)])", "no trained variable"),
-        ("return ", "self.norm(fake, training=True); return ", "after its last update"),
+        repetition(
+            APPLY_D, f"{APPLY_D}; self.generator.layers[0].kernel.assign_add([[1.0] * 4] * 2)", "writes the variable"
+        ),
+        repetition(APPLY_D, "self.d_optimizer.apply_gradients([(gradients[0], self.outside)])", "no trained variable"),
+        repetition("return ", "self.norm(fake, training=True); return ", "after its last update"),
     ],
 )
+@pytest.mark.first_cases(1)
 def test_what_several_ranks_cannot_combine_is_refused_by_name(
     tmp_path: Path, replaced: str, by: str, named: str
 ) -> None:
     with pytest.raises(BadInputError, match=named) as refused:
-        make_ranks(tmp_path, ADVERSARIAL.replace(replaced, by))
+        make_ranks(tmp_path, ADVERSARIAL.replace(replaced, by), build=build_replica)
     assert "train_step() of the model (GAN)" in str(refused.value)
     assert refused.value.where.endswith("gan.py")
 
@@ -289,9 +337,11 @@ def test_a_step_that_needs_the_loss_of_compile_is_refused_without_compile(tmp_pa
                 "super().compile()\n": "pass\n",
                 "def feed": 'loss = "mse"\noptimizer = "sgd"\neval_metrics_fn = dict\n\ndef feed',
             },
+            build=build_replica,
         )
 
 
+@pytest.mark.repetition
 def test_other_updates_for_minibatches_of_another_type_are_refused(tmp_path: Path) -> None:
     step = ADVERSARIAL.replace(APPLY_D, f"{APPLY_D} if x['noise'].dtype == tf.float64 else None")
     (rank,) = make_ranks(tmp_path, step)
@@ -305,9 +355,9 @@ def test_one_update_with_the_optimizer_of_compile_is_trained_as_before(tmp_path:
     step = "x, y = data\nwith tf.GradientTape() as tape:\n    loss = tf.reduce_mean(self(x) ** 2)\n"
     step += "weights = self.discriminator.trainable_weights\n"
     step += "self.OPTIMIZER.apply(tape.gradient(loss, weights), weights)\nreturn {'loss': loss}"
-    (one,) = make_ranks(tmp_path / "a", step.replace("OPTIMIZER", "optimizer"))
+    (one,) = make_ranks(tmp_path / "a", step.replace("OPTIMIZER", "optimizer"), build=build_replica)
     assert isinstance(one, ModelReplica)
-    (other,) = make_ranks(tmp_path / "b", step.replace("OPTIMIZER", "d_optimizer"))
+    (other,) = make_ranks(tmp_path / "b", step.replace("OPTIMIZER", "d_optimizer"), build=build_replica)
     assert isinstance(other, SeveralUpdatesReplica)
     assert other.take_step(*make_records(RECORDS)).loss > 0
 
@@ -328,8 +378,8 @@ def test_without_a_loss_in_compile_it_is_trained_but_not_evaluated(tmp_path: Pat
     assert "evaluations only" in (refused.value.hint or "")
 
 
-def test_a_callback_that_sets_the_rate_of_an_unused_optimizer_is_refused(tmp_path: Path) -> None:
-    (rank,) = make_ranks(tmp_path, ADVERSARIAL)
+def test_a_callback_that_sets_the_rate_of_an_unused_optimizer_is_refused(share_ranks: ShareRanks) -> None:
+    (rank,) = share_ranks(ADVERSARIAL)
     spec = load_job_text("name: gan\nmodel: {definition: gan.custom_model}\ndata: {training: train}\n", "job.yaml")
     module = replace(rank.module, callbacks=lambda: [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)])
     with pytest.raises(BadInputError, match=r"LearningRateScheduler .*makes no update with it"):

@@ -98,6 +98,7 @@ def test_statistics_of_a_minibatch_are_no_reason_for_a_warning(
 @pytest.mark.parametrize(
     "convert", [tf.RaggedTensor.from_tensor, tf.sparse.from_dense, tf.constant], ids=["ragged", "sparse", "dense"]
 )
+@pytest.mark.first_cases(1)
 def test_features_of_every_kind_can_be_checked(tmp_path: Path, convert: Callable[[Any], Any]) -> None:
     """A sparse minibatch cannot be cut; what can be found otherwise is."""
     replica, x, y = make_replica(tmp_path, SUM, APPLY, convert=convert)
@@ -116,6 +117,7 @@ def test_features_of_every_kind_can_be_checked(tmp_path: Path, convert: Callable
     ],
     ids=["mean", "compute_loss", "two updates", "random"],
 )
+@pytest.mark.first_cases(2)
 def test_gradients_of_a_mean_are_accepted_in_silence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, update: str, kind: type
 ) -> None:
@@ -133,6 +135,7 @@ def test_gradients_of_a_mean_are_accepted_in_silence(
     [(APPLY, "x"), (TWICE, "x"), (APPLY, NORMALIZED)],
     ids=["one update", "two updates", "statistics"],
 )
+@pytest.mark.first_cases(1)
 def test_gradients_of_a_sum_are_refused(tmp_path: Path, update: str, called: str) -> None:
     replica, x, y = make_replica(tmp_path, SUM, update, called)
     with pytest.raises(BadInputError, match="sums over the records") as refused:
@@ -148,6 +151,7 @@ def test_gradients_of_a_sum_are_refused(tmp_path: Path, update: str, called: str
     ],
     ids=["compared records", "clipped"],
 )
+@pytest.mark.first_cases(1)
 def test_gradients_that_depend_on_the_other_records_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, update: str
 ) -> None:
@@ -195,6 +199,7 @@ def feed(dataset, mode, metadata):
     ],
     ids=["mean", "sum", "random sum", "random mean", "zero"],
 )
+@pytest.mark.first_cases(2)
 def test_a_loss_that_a_layer_adds_must_be_a_mean(tmp_path: Path, added: str, *, refused: bool) -> None:
     """Activity and kernel regularizers are means and constants; random layers do not hide a sum."""
     (tmp_path / "own.py").write_text(ADDING.replace("ADDED", added))

@@ -13,7 +13,7 @@ from support.text_keys import missing_keys
 from edl.api.errors import EdlError
 from edl.api.job_spec import ModelSpec, SchemaSpec
 from edl.data.reader import Metadata
-from edl.data.record_columns import ColumnRecords
+from edl.data.record_columns import ColumnRecords, RaggedColumn
 from edl.keras.model_contract import load_model_module
 from edl.worker.feed_pipeline import FeedFunction
 from edl.worker.record_stream import RecordWindow
@@ -135,3 +135,26 @@ def test_typed_numbers_become_a_vector_and_text_is_refused_by_name(tmp_path: Pat
     np.testing.assert_array_equal(made.features, [[31, 0.5], [9, 2.0]])
     with pytest.raises(EdlError, match="column 'town' is string, and the model takes it as float32"):
         minibatch(feed_of(tmp_path, VECTOR), TYPED)
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        (np.zeros((2, 3), np.float32), ("data.schema.label", "'rich' has 3 values", "a label has one", "define feed")),
+        (np.array([b"yes", b"no"], object), ("data.schema.label", "'rich' is text", "data.schema.classes")),
+        (RaggedColumn(np.arange(3), np.array([0, 1, 3])), ("data.schema.label", "'rich' has lists", "define feed")),
+    ],
+    ids=["several values", "text", "lists"],
+)
+def test_a_label_that_is_no_number_is_refused_as_a_label(tmp_path: Path, label: Any, said: tuple[str, ...]) -> None:
+    rows = ColumnRecords({**TYPED.columns, "rich": label})
+    with pytest.raises(EdlError) as error:
+        minibatch(feed_of(tmp_path, NAMED), rows)
+    assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", *said)
+    assert "input" not in str(error.value)
+
+
+def test_text_of_a_csv_label_is_refused_with_what_makes_it_a_class(tmp_path: Path) -> None:
+    with pytest.raises(EdlError) as error:
+        minibatch(feed_of(tmp_path, NAMED), [*ROWS, ["Ulm", "3", "1", "yes"]])
+    assert not missing_keys(f"{error.value} {getattr(error.value, 'detail', '')}", "record 2", "data.schema.classes")

@@ -17,7 +17,7 @@ from support.text_keys import missing_keys  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
-from edl.keras.model_building import refuse_lossy_export  # noqa: E402
+from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.network import KerasNetwork  # noqa: E402
 from edl.keras.user_callbacks import make_callbacks  # noqa: E402
@@ -274,3 +274,31 @@ def test_what_an_export_would_round_is_refused_before_training(dtype: str, *, re
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, dtype=dtype)])
     with pytest.raises(BadInputError, match=f"kernel' is {dtype}") if refused else nullcontext():
         refuse_lossy_export(model)
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (["age", "hours_per-week.1", "1st"], ""),
+        (["hours per week"], "no input 'hours per week'"),
+        (["größe"], "no input 'größe'"),
+        (["_age"], "no input '_age'"),
+        (["Age", "age"], "'Age' and 'age' have the same name"),
+        (["a.b", "a-b"], "'a.b' and 'a-b' have the same name"),
+    ],
+)
+def test_names_of_inputs_that_a_saved_model_cannot_have_are_refused_before_training(
+    names: list[str], refused: str, tmp_path: Path
+) -> None:
+    inputs = [keras.Input((1,), name=name) for name in names]
+    model = keras.Model(inputs, keras.layers.Dense(1)(sum(inputs)))
+    with pytest.raises(BadInputError, match=refused) if refused else nullcontext():
+        refuse_unexportable_inputs(model)
+    # Keras accepts the same names.
+    with pytest.raises(ValueError, match=r"Name collision|argument names") if refused else nullcontext():
+        model.export(tmp_path / "model", verbose=False)
+
+
+def test_names_of_inputs_that_keras_does_not_use_in_a_saved_model_are_accepted() -> None:
+    tags = keras.Input((None,), name="the tags", ragged=True)
+    refuse_unexportable_inputs(keras.Model(tags, tags * 2))

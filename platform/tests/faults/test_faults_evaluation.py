@@ -19,7 +19,8 @@ pytestmark = pytest.mark.faults
 Entry = dict[str, Any]
 
 
-@pytest.mark.parametrize("task", ["evaluation", pytest.param("export", marks=pytest.mark.repetition)])
+@pytest.mark.repetition
+@pytest.mark.parametrize("task", ["evaluation", "export"])
 def test_the_worker_that_does_it_is_killed(linear: Callable[..., LinearJob], tmp_path: Path, task: str) -> None:
     data = {"training": [str(tmp_path / "data")], "validation": [str(tmp_path / "data")]}
     job = linear(records=4000, data=data, export={"path": str(tmp_path / "export")})

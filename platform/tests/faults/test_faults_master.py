@@ -51,6 +51,7 @@ def test_the_master_is_killed_together_with_a_worker(linear: Make) -> None:
         pytest.param(["--ps", "2"], id="with another parameter server"),
     ],
 )
+@pytest.mark.repetition
 def test_everything_is_killed_and_resumed(linear: Make, options: list[str]) -> None:
     """``edl run`` is killed: no process is left within 2 s. ``--resume`` goes on from the newest checkpoint."""
     job = linear(embedding=True)

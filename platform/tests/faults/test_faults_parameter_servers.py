@@ -104,9 +104,10 @@ def test_one_of_two_is_killed(linear: Make, embedding: bool) -> None:
 
 
 @pytest.mark.parametrize("ps", [pytest.param(1, marks=pytest.mark.repetition), 2])
+@pytest.mark.repetition
 def test_one_is_told_to_go(linear: Make, ps: int) -> None:
     """SIGTERM: its successor begins where it ends, with variables and rows; nothing goes back, to the last bit."""
-    job = linear(ps=ps, records=24000, every_steps=100_000, embedding=True)
+    job = linear(ps=ps, records=12000, every_steps=100_000, embedding=True)
     with job.start() as run:
         run.wait_step(300)
         lines = len(run.lines)

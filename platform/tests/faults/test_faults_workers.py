@@ -38,7 +38,7 @@ def leased_again(run: JobProcess) -> float:
     ],
 )
 def test_a_worker_is_killed(linear: Make, measure: Measure, steps: list[int]) -> None:
-    job = linear()
+    job = linear(records=8000 if steps == [1] else 16000)
     with job.start() as run:
         for step in steps:
             run.wait_step(step)
@@ -74,6 +74,7 @@ def _state(status: Line, index: int) -> str:
     return next((worker["state"] for worker in status["workers"] if worker["index"] == index), "gone")
 
 
+@pytest.mark.repetition
 def test_workers_are_told_to_go(linear: Make, measure: Measure) -> None:
     job = linear()
     steps = [1, 500]

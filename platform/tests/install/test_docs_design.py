@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -150,6 +151,28 @@ def _defines(source: str, name: str) -> bool:
 def test_the_notes_name_files() -> None:
     """So that a change of the pages' form does not make the tests above empty."""
     assert len(set[str]().union(*(_paths(page.read_text(encoding="utf-8")) for page in PAGES))) > 60
+
+
+def test_the_layers_are_those_that_are_checked() -> None:
+    """The diagram of rooms, and the rooms that have layers of their own with their modules, in this order."""
+    text = LAYERS.read_text(encoding="utf-8")
+    checked = configparser.ConfigParser()
+    checked.read_string((ROOT / ".importlinter").read_text(encoding="utf-8"))
+    layers = {
+        section["containers"]: [re.findall(r"\w+", line) for line in section["layers"].strip().splitlines()]
+        for section in checked.values()
+        if section.get("type") == "layers"
+    }
+    diagram = text.partition("```\n")[2].partition("```")[0]
+    assert [re.findall(r"\w+", line) for line in diagram.splitlines()] == layers.pop("edl")
+    said = " ".join(text.partition("- **Layers inside ")[2].partition(".**")[0].split())
+    assert {f"edl.{name}" for name in re.findall(r"`([\w.]+)`", said)} == set(layers)
+    chains = " ".join(text.partition("## How the other rooms are split")[2].partition("## How `core`")[0].split())
+    for room, chain in re.findall(r"- \*\*`([\w.]+)`\*\*: ((?:(?!- \*\*).)+)", chains):
+        rows = {name: row for row, names in enumerate(layers[f"edl.{room}"]) for name in names}
+        steps = [[rows[name] for name in re.findall(r"`(\w+)`", step)] for step in chain.split("→")]
+        wrong = [(one, other) for one, other in pairwise(steps) if max(one) >= min(other)]
+        assert (room, wrong) == (room, [])
 
 
 def test_the_layers_have_every_room_and_every_module_of_the_core() -> None:

@@ -42,3 +42,7 @@ def test_every_issue_form_asks_for_something() -> None:
         fields = [field for field in content["body"] if field["type"] != "markdown"]
         assert any(field.get("validations", {}).get("required") for field in fields), form.name
         assert all(field["id"] and field["attributes"]["label"] for field in fields), form.name
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150

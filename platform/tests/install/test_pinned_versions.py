@@ -52,10 +52,12 @@ def test_the_package_declares_what_it_imports() -> None:
     wanted = [Requirement(text) for text in (*project["dependencies"], *project["optional-dependencies"]["train"])]
     declared = {canonicalize_name(each.name) for each in wanted}
     # Without the extra of its protocol, an address of remote data is refused with the extra's name.
-    for extra in ("http", "s3", "gcs"):
+    for extra in ("http", "s3", "gcs", "sql", "duckdb", "pandas", "prompt"):
         declared |= {canonicalize_name(Requirement(text).name) for text in project["optional-dependencies"][extra]}
     # What a program of the user's brings: edl.sharding.torch_data and torch_steps are imported by nothing else.
     declared.add("torch")
+    # What a notebook has: IPython imports edl.cli.sql_notebook, and nothing else does.
+    declared.add("ipython")
     # The client of Kubernetes' API is made for its own transport, and that of Docker for its own.
     for name in ("kubernetes", "docker"):
         declared |= {canonicalize_name(Requirement(text).name) for text in distribution(name).requires or ()}
@@ -83,10 +85,11 @@ def test_the_extra_for_keras_2_is_that_for_training_with_another_tensorflow() ->
 
 def _imported_packages(path: Path) -> set[str]:
     """The packages that a module imports when it runs, but for the standard library and EDL itself."""
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    tree = ast.parse(source)
     guarded = {
         id(node)
-        for block in ast.walk(tree)
+        for block in (ast.walk(tree) if "TYPE_CHECKING" in source else ())
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for node in ast.walk(block)
     }

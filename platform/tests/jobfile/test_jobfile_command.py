@@ -40,7 +40,10 @@ def test_a_job_with_a_command_needs_no_model_and_has_no_parameter_servers(tmp_pa
         ({"strategy": {"mode": "sync"}}, ["strategy: has no effect with a command", "AllReduce"]),
         ({"strategy": {"name": "Local"}}, ["strategy: has no effect with a command", "AllReduce"]),
         ({"strategy": {"name": "AllReduce", "mode": "sync"}}, ["strategy.mode: found sync", "leave it out"]),
-        ({"strategy": {"name": "AllReduce", "global_batch": 64}}, ["strategy.global_batch: has no effect with"]),
+        (
+            {"strategy": {"name": "AllReduce", "max_dense_gradient": "1Gi"}},
+            ["strategy.max_dense_gradient: has no effect"],
+        ),
         (
             {"strategy": {"name": "AllReduce", "learning_rate_scaling": "linear", "reference_world": 2}},
             ["strategy.learning_rate_scaling: has no effect with a command", "world.size"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,19 @@ def test_params_that_the_model_does_not_accept(tmp_path: Path, source: str, unkn
 def test_errors_say_what_is_there(zoo: Path, definition: str, said: str) -> None:
     with pytest.raises(BadInputError, match=said):
         find_model_function(zoo, definition)
+
+
+def test_a_missing_module_is_not_looked_for_where_none_can_be(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment beside the modules has tens of thousands of files."""
+    modules = zoo / ".venv" / "lib" / "python3.11" / "site-packages" / "keras"
+    modules.mkdir(parents=True)
+    (modules / "cn.py").write_text("")
+    looked_into, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (looked_into.append(Path(path).name), scandir(path))[1])
+    with pytest.raises(BadInputError, match=r"the zoo has no module 'mnist\.cn'") as refused:
+        find_model_function(zoo, "mnist.cn.custom_model")
+    assert refused.value.hint == "did you mean mnist.cnn?"
+    assert looked_into == [zoo.name, "mnist"]
 
 
 def test_a_missing_zoo_is_named(tmp_path: Path) -> None:

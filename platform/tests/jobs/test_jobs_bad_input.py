@@ -205,6 +205,7 @@ def run_output(tmp_path_factory: pytest.TempPathFactory) -> BadInputRuns:
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.repetition) for name in SAID]
 )
+@pytest.mark.first_cases(1)
 def test_bad_input_ends_the_job_with_one_message(run_output: BadInputRuns, name: str) -> None:
     job = run_output[name]
     assert not missing_keys(job.errors, *SAID[name])
@@ -227,6 +228,7 @@ def test_all_frames_are_in_the_workers_log(run_output: BadInputRuns) -> None:
 
 
 @pytest.mark.parametrize("name", ["skips", pytest.param("skips-together", marks=pytest.mark.repetition)])
+@pytest.mark.repetition
 def test_corrupt_records_and_losses_that_are_not_finite_may_be_skipped(run_output: BadInputRuns, name: str) -> None:
     job = run_output[name]
     assert job.code == 0, job.errors

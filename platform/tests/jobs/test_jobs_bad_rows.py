@@ -147,6 +147,7 @@ def test_a_table_of_another_type_is_refused_before_the_first_step(jobs: BadRowRu
     assert workers_ended(lines) <= 1
 
 
+@pytest.mark.repetition
 def test_a_layer_of_mixed_precision_is_served(jobs: BadRowRuns) -> None:
     code, errors, lines = jobs.run("mixed")
     assert code == 0, errors

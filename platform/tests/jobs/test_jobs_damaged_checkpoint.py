@@ -83,8 +83,8 @@ def change_model(job: JobFolder, cut: Path) -> None:
         repetition(lambda job, cut: (cut / FILE).unlink(), (FILE, "missing", "backup"), name="missing file"),
         repetition(lambda job, cut: (cut / FILE).write_bytes(b"cut"), (FILE, "3 bytes", "backup"), name="truncated"),
         pytest.param(flip_byte, (FILE, "checksum", "backup"), id="flipped byte"),
-        pytest.param(drop_array, ("has no dense", "start a new run"), id="missing variable"),
-        pytest.param(change_model, ("another model", "restore the model"), id="other model"),
+        repetition(drop_array, ("has no dense", "start a new run"), name="missing variable"),
+        repetition(change_model, ("another model", "restore the model"), name="other model"),
     ],
 )
 def test_the_file_and_the_remedy_are_named(

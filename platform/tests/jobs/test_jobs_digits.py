@@ -172,6 +172,7 @@ def test_the_export_gives_the_final_versions_predictions(trained_digits: Trained
     without_edl(code, tmp_path / "images.npy", tmp_path / "expected.npy", export, cwd=tmp_path)
 
 
+@pytest.mark.repetition
 def test_predict_from_the_run_with_a_worker_killed_on_the_way(trained_digits: TrainedDigits, tmp_path: Path) -> None:
     zoo = write_module(trained_digits.job_folder.folder, "slow", SLOW)
     output = tmp_path / "predictions"
@@ -218,6 +219,7 @@ def evaluating(status: Line) -> list[int]:
     return [worker["index"] for worker in status["workers"] if worker["state"] == "evaluating"]
 
 
+@pytest.mark.repetition
 def test_evaluate_from_an_export_whatever_the_strategy(trained_digits: TrainedDigits) -> None:
     export = trained_digits.summary["export"]
     with trained_digits.job_folder.evaluate("--from", export, "--set", "strategy.name=AllReduce") as run:
@@ -226,6 +228,7 @@ def test_evaluate_from_an_export_whatever_the_strategy(trained_digits: TrainedDi
     assert summary["metrics"] == pytest.approx(exported_metrics(trained_digits), rel=1e-4)
 
 
+@pytest.mark.repetition
 def test_predict_from_a_keras_file_with_a_processor(
     trained_digits: TrainedDigits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

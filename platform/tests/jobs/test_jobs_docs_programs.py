@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from support.job_process import JobProcess
+from support.repetition import repetition
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(240)]
 
@@ -21,6 +22,7 @@ JOB, SHARED_JOB = re.findall(r"```yaml\n(.*?)```", PAGE, re.S)
 RECORDS, EPOCHS = 1797, 5
 
 
+@pytest.mark.repetition
 def test_the_job_of_the_page_trains_and_survives_a_killed_worker(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAMS["train.py"])
     (tmp_path / "job.yaml").write_text(JOB)
@@ -35,10 +37,12 @@ def test_the_job_of_the_page_trains_and_survives_a_killed_worker(tmp_path: Path)
     assert run.status()["loss"] < 0.2
 
 
-def test_the_shared_model_of_the_page_learns_and_survives_a_killed_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["shared/train.py", repetition("tensorflow/train.py")])
+@pytest.mark.repetition
+def test_the_shared_model_of_the_page_learns_and_survives_a_killed_worker(tmp_path: Path, program: str) -> None:
     # All of it takes less than a second, and a worker takes longer to start.
     block = "        with step:\n"
-    paced = PROGRAMS["shared/train.py"].replace(block, f"{block}            time.sleep(0.02)\n")
+    paced = PROGRAMS[program].replace(block, f"{block}            time.sleep(0.02)\n")
     assert paced.count("time.sleep") == 1
     (tmp_path / "train.py").write_text(f"import time\n{paced}")
     (tmp_path / "job.yaml").write_text(SHARED_JOB)

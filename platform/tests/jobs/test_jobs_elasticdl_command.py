@@ -39,6 +39,7 @@ def logs_of(folder: Path, job: str, role: str) -> str:
     return "".join(path.read_text() for path in (folder / ".edl/local" / job).glob(f"r1/logs/{role}*"))
 
 
+@pytest.mark.repetition
 def test_a_job_with_parameter_servers_then_an_evaluation_and_a_prediction(folder: Path) -> None:
     roles = ["--distribution_strategy=ParameterServerStrategy", "--num_ps=2", "--num_workers=2", "--use_async"]
     steps = ["--num_epochs=3", "--evaluation_steps=20", "--log_loss_steps=10", "--output=output"]
@@ -81,13 +82,8 @@ def eval_metrics_fn():
 """
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "ParameterServerStrategy",
-        *(pytest.param(each, marks=pytest.mark.repetition) for each in ("Local", "AllreduceStrategy")),
-    ],
-)
+@pytest.mark.repetition
+@pytest.mark.parametrize("strategy", ["ParameterServerStrategy", "Local", "AllreduceStrategy"])
 def test_a_table_needs_no_feed(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "table.py").write_text(WITHOUT_FEED)
     rows = [f"{x},{int(x > y)},{y},a" for x in range(-9, 10) for y in range(-9, 10) if x != y]
@@ -102,6 +98,7 @@ def test_a_table_needs_no_feed(tmp_path: Path, strategy: str) -> None:
     elasticdl(tmp_path, "predict", *words[:2], "--job_name=new", *trained)
 
 
+@pytest.mark.repetition
 def test_a_program_of_the_zoo_gets_every_record_by_edl_sharding(tmp_path: Path) -> None:
     package = tmp_path / "model_zoo/own"
     package.mkdir(parents=True)

@@ -41,6 +41,7 @@ def both(row):
 STRANGER = "from pathlib import Path\n(Path(__file__).parent / 'was_run').touch()\n"
 
 
+@pytest.mark.repetition
 def test_the_jobs_zoo_wins_in_every_process(tmp_path: Path) -> None:
     zoo, here = tmp_path / "job" / "model_zoo", tmp_path / "here"
     (zoo / "lines").mkdir(parents=True)

@@ -61,6 +61,7 @@ def job_folder_in(folder: Path) -> JobFolder:
     )
 
 
+@pytest.mark.repetition
 def test_a_full_table_ends_the_job_with_what_to_do_and_it_goes_on_with_a_higher_bound(tmp_path: Path) -> None:
     job_folder = job_folder_in(tmp_path)
     with job_folder.run() as run:

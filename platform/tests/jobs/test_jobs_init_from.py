@@ -15,6 +15,7 @@ import pytest
 from jobs.plain_keras import QUIET, checkpoint_arrays
 from support.job_folder import EXAMPLE_FEED, JobFolder, newest_cut, write_example_arrays, write_module
 from support.job_process import edl
+from support.repetition import repetition
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow, pytest.mark.filterwarnings(QUIET)]
 
@@ -144,9 +145,9 @@ def _weights(folder: Path) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("name", "source", "fields"),
     [
-        ("local", "run", {"strategy": {"name": "Local"}}),
+        repetition("local", "run", {"strategy": {"name": "Local"}}),
         pytest.param("local-keras", "export", {"strategy": {"name": "Local"}}, marks=pytest.mark.repetition),
-        ("ranks", "checkpoint", {"strategy": {"name": "AllReduce"}}),
+        repetition("ranks", "checkpoint", {"strategy": {"name": "AllReduce"}}),
         pytest.param("ranks-keras", "export", {"strategy": {"name": "AllReduce"}}, marks=pytest.mark.repetition),
         ("servers", "job", {"ps": PAIR_OF_SERVERS}),
         pytest.param("servers-keras", "export", {"ps": PAIR_OF_SERVERS}, marks=pytest.mark.repetition),
@@ -195,9 +196,10 @@ def test_a_job_with_tables_in_memory_continues_on_parameter_servers_with_its_row
     ("module", "strategy", "named"),
     [
         ("wider", "Local", ("hidden/kernel", "[11, 6]", "[11, 5]")),
-        ("renamed", "ParameterServer", ("goods", "items")),
+        repetition("renamed", "ParameterServer", ("goods", "items")),
     ],
 )
+@pytest.mark.repetition
 def test_weights_of_another_model_are_refused_by_name(
     trained: TrainedJob, module: str, strategy: str, named: tuple[str, ...]
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_run_that_continues_does_not_begin_again(trained: TrainedJob, tmp_path
         assert np.abs(after[path] - values).max() < 0.2, path
 
 
+@pytest.mark.repetition
 def test_the_plan_says_with_what_the_job_begins(trained: TrainedJob) -> None:
     job = trained.begin("planned", "first", strategy={"name": "Local"})
     validated = edl("validate", str(job.file), cwd=trained.folder, timeout=240.0)

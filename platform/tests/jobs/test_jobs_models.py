@@ -117,6 +117,7 @@ def test_the_zoos_ratings_can_be_written(tmp_path: Path) -> None:
     assert [source.records for source in open_reader(tmp_path / "test").sources()] == [5]
 
 
+@pytest.mark.repetition
 def test_a_recommender_with_served_rows(tmp_path: Path) -> None:
     """Trained users are below 200: of the asked ones most have rows that nobody ever touched."""
     asked = ratings(ASKED, 2, USERS)
@@ -243,6 +244,7 @@ def iris(folder: Path, **fields: Any) -> JobFolder:
     )
 
 
+@pytest.mark.repetition
 def test_csv_rows_distributed_and_local_give_the_same_summary(tmp_path: Path) -> None:
     with iris(tmp_path / "distributed").run() as run:
         distributed = run.summary()
@@ -257,6 +259,7 @@ def test_csv_rows_distributed_and_local_give_the_same_summary(tmp_path: Path) ->
     assert distributed.keys() == local.keys()
 
 
+@pytest.mark.repetition
 def test_a_local_run_is_interrupted_and_resumed(tmp_path: Path) -> None:
     job_folder = iris(
         tmp_path,
@@ -281,6 +284,7 @@ def test_a_local_run_is_interrupted_and_resumed(tmp_path: Path) -> None:
     assert status["step"] == step + 60
 
 
+@pytest.mark.repetition
 def test_breakpoint_stops_on_the_terminal_under_local(tmp_path: Path) -> None:
     source = (MODEL_ZOO / "iris" / "iris_dnn.py").read_text()
     zoo = write_module(

@@ -1,4 +1,4 @@
-"""The page *Bring your own data*: every program of it runs, and its modules train."""
+"""The page *Bring your own data* and those of formats: every program of them runs, and their modules train."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import re
+import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -17,6 +19,7 @@ import pytest
 from ruamel.yaml import YAML
 from support.job_folder import JobFolder, write_module
 from support.range_server import serve_folder
+from support.repetition import repetition
 from support.tfrecords import write_tfrecord
 
 from edl.data import serialize_example
@@ -24,19 +27,27 @@ from edl.data.split_reader import is_validation
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(400), pytest.mark.tensorflow]
 
-PAGE = Path(__file__).parents[3] / "docs" / "bring-your-own-data.md"
-PROGRAMS = dict(re.findall(r"<!-- test: ([^\n]+?) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S))
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = DOCS / "bring-your-own-data.md"
+PAGES = "".join(page.read_text(encoding="utf-8") for page in (PAGE, *sorted((DOCS / "data").glob("*.md"))))
+PROGRAMS = dict(re.findall(r"<!-- test: ([^\n]+?) -->\n```python\n(.*?)```", PAGES, re.S))
 TRAIN = {"epochs": 1, "minibatch_size": 10}
 
 
-def test_every_program_of_the_page_is_tried() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```python") == len(PROGRAMS) == 12
+def test_every_program_of_the_pages_is_tried() -> None:
+    assert PAGES.count("```python") == len(PROGRAMS) == 16
+
+
+def test_every_page_of_a_format_has_a_module_that_trains() -> None:
+    for page in (DOCS / "data").glob("*.md"):
+        assert "<!-- test: a module that trains on " in page.read_text(encoding="utf-8"), page
 
 
 def run(folder: Path, program: str) -> None:
     subprocess.run([sys.executable, "-c", PROGRAMS[program]], cwd=folder, check=True, timeout=100)
 
 
+@pytest.mark.repetition
 def test_layers_are_adapted_from_the_statistics_of_a_table(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -61,8 +72,19 @@ DATA_FIELDS = {
     "a module that trains on trips.parquet": {
         "schema": {"label": "tip", "features": {"km": "float32", "people": "int64"}}
     },
+    "a module that trains on sales.csv": {"reader": {"sep": ";", "columns": ["price", "size", "sold"]}},
+    "a module that trains on houses.tfrecord": {
+        "schema": {"label": "area", "features": {"rooms": "int64", "quarter": "string"}}
+    },
+    "a module that trains on reviews.jsonl": {
+        "schema": {"label": "stars", "features": {"words": "int64", "text": "string"}}
+    },
     "a module that trains on sentences.parquet": {"schema": {"label": "label", "features": {"tokens": "int64"}}},
     "a module that trains on pets/": {"schema": {"image_size": [32, 32], "label_mode": "int"}},
+    "a module that trains on shop.db": {
+        "reader": {"table": "orders", "key": "id"},
+        "schema": {"label": "total", "features": {"items": "int64", "town": "string"}},
+    },
     "a module that trains on shapes/": {"reader": {"annotations": "{name}.json"}},
 }
 
@@ -133,9 +155,20 @@ def write_saved_reviews(folder: Path) -> Path:
 
 
 def write_reviews(folder: Path) -> Path:
-    lines = [json.dumps({"text": f"good {number}", "stars": number % 5}) for number in range(40)]
+    lines = [json.dumps({"text": f"good {number}", "words": 2, "stars": number % 5}) for number in range(40)]
     (folder / "reviews.jsonl").write_text("\n".join(lines))
     return folder / "reviews.jsonl"
+
+
+def write_sales(folder: Path) -> Path:
+    rows = [f"{number};{number / 40};{number / 20};x" for number in range(40)]
+    (folder / "sales.csv").write_text("\n".join(["sold;price;size;note", *rows]))
+    return folder / "sales.csv"
+
+
+def write_sentences(folder: Path) -> Path:
+    (folder / "sentences.txt").write_text("\n".join(f"{number % 2} {'so ' * number}good" for number in range(40)))
+    return folder / "sentences.txt"
 
 
 def write_arrays(folder: Path) -> Path:
@@ -151,12 +184,15 @@ def write_examples(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("section", "write"),
     [
-        ("a module that trains on trips.parquet", write_trips),
+        pytest.param("a module that trains on trips.parquet", write_trips, marks=pytest.mark.repetition),
         pytest.param("a module that trains on pets/", write_pets, marks=pytest.mark.repetition),
         pytest.param("a module that trains on shapes/", write_shapes, marks=pytest.mark.repetition),
         pytest.param("a module that trains on digits.tar", write_digits, marks=pytest.mark.repetition),
         pytest.param("a module that trains on reviews/", write_saved_reviews, marks=pytest.mark.repetition),
         pytest.param("a module that trains on reviews.jsonl", write_reviews, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on sales.csv", write_sales, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on sentences.txt", write_sentences, marks=pytest.mark.repetition),
+        pytest.param("a module that trains on houses.tfrecord", write_examples, marks=pytest.mark.repetition),
         pytest.param("a module that trains on arrays.npz", write_arrays, marks=pytest.mark.repetition),
         pytest.param("a module that trains on houses.recordio", write_examples, marks=pytest.mark.repetition),
     ],
@@ -169,9 +205,8 @@ def test_the_job_of_each_format_trains_every_record_once(
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
 
 
-@pytest.mark.parametrize(
-    "strategy", ["Local", "ParameterServer", pytest.param("AllReduce", marks=pytest.mark.repetition)]
-)
+@pytest.mark.parametrize("strategy", [repetition("Local"), "ParameterServer", repetition("AllReduce")])
+@pytest.mark.repetition
 def test_a_module_without_feed_trains_evaluates_and_predicts_by_the_schema(tmp_path: Path, strategy: str) -> None:
     rows = [f"{number % 7},{('Ulm', 'Bonn')[number % 2]},{('no', 'yes')[number % 2]}\n" for number in range(40)]
     (tmp_path / "customers.csv").write_text("age,town,stays\n" + "".join(rows))
@@ -192,9 +227,24 @@ def test_a_module_without_feed_trains_evaluates_and_predicts_by_the_schema(tmp_p
             assert job.summary()["records_done"] == 10
 
 
-@pytest.mark.parametrize(
-    "strategy", ["Local", "ParameterServer", pytest.param("AllReduce", marks=pytest.mark.repetition)]
-)
+@pytest.mark.parametrize("name", ["customers.csv", repetition("customers.jsonl")])
+@pytest.mark.repetition
+def test_rows_without_a_value_of_the_schema_are_skipped_and_counted(tmp_path: Path, name: str) -> None:
+    rows = [{"age": number % 7, "town": "Ulm", "stays": ("no", "yes")[number % 2]} for number in range(40)]
+    rows[21]["age"] = ""
+    as_csv = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
+    lines = as_csv if name.endswith(".csv") else [json.dumps(row) for row in rows]
+    (tmp_path / name).write_text("\n".join(lines))
+    schema = {"label": "stays", "classes": ["no", "yes"], "features": {"age": "int64", "town": "string"}}
+    data = {"training": str(tmp_path / name), "schema": schema, "max_corrupt_records": 1}
+    fields = {"zoo": write_module(tmp_path, "own", WITHOUT_FEED), "train": TRAIN, "strategy": {"name": "Local"}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", data=data, **fields).run() as job:
+        summary = job.summary()
+    assert (summary["records_done"], summary["records_skipped"], summary["records_lost"]) == (40, 1, 0)
+
+
+@pytest.mark.parametrize("strategy", ["Local", repetition("ParameterServer"), repetition("AllReduce")])
+@pytest.mark.repetition
 def test_lists_of_different_lengths_are_padded_and_what_is_no_minibatch_is_counted(
     tmp_path: Path, strategy: str
 ) -> None:
@@ -233,6 +283,53 @@ def test_a_job_mixes_repeats_and_splits_its_sources(tmp_path: Path, strategy: st
     assert "accuracy" in summary["metrics"]
 
 
+MARKS_RECORDS = """
+import keras
+import tensorflow as tf
+
+
+def custom_model():
+    number = keras.Input((1,), name="number", dtype="int64")
+    one_hot = keras.layers.CategoryEncoding(ROWS, output_mode="one_hot")(number)
+    mark = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="mark")
+    return keras.Model([number], mark(one_hot))
+
+
+def loss(labels, predictions):
+    return -tf.reduce_mean(predictions)
+
+
+optimizer = keras.optimizers.SGD(1.0)
+"""
+
+
+@pytest.mark.repetition
+def test_two_workers_take_steps_together_on_weighted_sources_and_train_each_record(tmp_path: Path) -> None:
+    sizes = {"few": 100, "many": 500}
+    for name, start in (("few", 0), ("many", sizes["few"])):
+        rows = [f"{number},0\n" for number in range(start, start + sizes[name])]
+        (tmp_path / f"{name}.csv").write_text("number,label\n" + "".join(rows))
+    total = sum(sizes.values())
+    schema = {"label": "label", "features": {"number": "int64"}}
+    paths = [str(tmp_path / f"{name}.csv") for name in sizes]
+    data = {"training": paths, "schema": schema, "weights": [1, 3]}
+    train = {"epochs": 4, "minibatch_size": 8, "minibatches_per_task": 4}
+    zoo = write_module(tmp_path, "own", MARKS_RECORDS.replace("ROWS", str(total)))
+    fields = {"zoo": zoo, "data": data, "train": train, "strategy": {"name": "AllReduce"}}
+    fields |= {"workers": {"min": 2, "max": 2}, "export": {}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", **fields).run() as job:
+        summary = job.summary()
+        assert max(event["workers"] for event in job.events("world_changed")) == 2
+        exported = job.run_dir / "export" / "model.keras"
+    assert (summary["records_done"], summary["records_lost"]) == (4 * total, 0)
+    import keras
+
+    marks = np.asarray(keras.models.load_model(exported, compile=False).get_layer("mark").kernel)
+    assert marks.shape == (total, 1)
+    # A record's mark is the sum of its shares of the steps: one for each epoch, of at most 16 records.
+    assert (marks > 4 / 16 - 1e-4).all()
+
+
 def test_a_converted_table_trains_by_the_schema_that_the_command_prints(tmp_path: Path) -> None:
     rows = [f"{number % 7},{('Ulm', 'Bonn')[number % 2]},{('no', 'yes')[number % 2]}\n" for number in range(40)]
     (tmp_path / "customers.csv").write_text("age,town,stays\n" + "".join(rows))
@@ -247,8 +344,9 @@ def test_a_converted_table_trains_by_the_schema_that_the_command_prints(tmp_path
         stdout=subprocess.PIPE,
     )
     data = YAML(typ="safe").load(printed.stdout)["data"]
+    fields = {"train": TRAIN, "strategy": {"name": "Local"}}
     zoo = write_module(tmp_path, "own", WITHOUT_FEED)
-    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
+    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, **fields).run() as job:
         summary = job.summary()
     assert (summary["records_done"], summary["records_lost"]) == (40, 0)
 
@@ -286,6 +384,7 @@ def test_a_job_on_compressed_lines_unpacks_them_once(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in (tmp_path / "cache").glob("*/*.jsonl")] == [lines.read_bytes()]
 
 
+@pytest.mark.repetition
 def test_a_job_on_a_table_over_http_trains_every_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     section = re.search(r"<!-- test: trains on an address -->\n```yaml\n(.*?)```", PAGE.read_text(), re.S)
     assert section is not None
@@ -304,6 +403,43 @@ def test_a_job_on_a_table_over_http_trains_every_record_once(tmp_path: Path, mon
     assert list((tmp_path / "cache").glob("*/*.block"))
 
 
+def write_shop(folder: Path, rows: int = 40) -> str:
+    connection = sqlite3.connect(folder / "shop.db")
+    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, items INTEGER, town TEXT, total REAL)")
+    values = [(5 * n, n % 7, ("Ulm", "Bonn")[n % 2], n % 7 / 2) for n in range(rows)]
+    connection.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", values)
+    connection.commit()
+    connection.close()
+    return f"sqlite:///{folder}/shop.db"
+
+
+def test_a_job_on_a_table_of_a_database_trains_every_row_once_though_a_worker_is_killed(tmp_path: Path) -> None:
+    section = "a module that trains on shop.db"
+    page = (DOCS / "data" / "sql.md").read_text(encoding="utf-8")
+    shown = YAML(typ="safe").load(page.partition("```yaml\n")[2].partition("```")[0])["data"]
+    write_shop(tmp_path, 4000)
+    assert shown == {"training": "sqlite:///shop.db", **DATA_FIELDS[section]}
+    zoo = write_module(tmp_path, "own", PROGRAMS[section])
+    train = {"epochs": 2, "minibatch_size": 10, "minibatches_per_task": 5}
+    fields = {"zoo": zoo, "data": shown, "train": train, "workers": {"max": 2}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", **fields).run() as job:
+        job.wait_step(20)
+        job.send("worker", min(job.pids("worker")), signal.SIGKILL)
+        summary = job.summary(200)
+    assert (summary["records_done"], summary["records_lost"]) == (8000, 0)
+
+
+def test_a_table_that_a_job_cannot_find_ends_it_at_once(tmp_path: Path) -> None:
+    address = write_shop(tmp_path)
+    zoo = write_module(tmp_path, "own", PROGRAMS["a module that trains on shop.db"])
+    data = {"training": f"{address}#ordres", "reader": {"key": "id"}, "schema": {"label": "total"}}
+    with JobFolder.make(tmp_path, "own", "own.custom_model", zoo=zoo, data=data, train=TRAIN).run() as job:
+        assert job.wait() == 2
+        assert "there is no table ordres" in job.errors
+        assert "the database has orders" in job.errors
+
+
+@pytest.mark.repetition
 def test_what_the_writer_wrote_is_trained_on(tmp_path: Path) -> None:
     run(tmp_path, "writes houses.recordio")
     zoo = write_module(tmp_path, "houses", PROGRAMS["a module that trains on houses.recordio"])
@@ -325,14 +461,14 @@ def test_a_reader_of_ones_own(tmp_path: Path) -> None:
         assert job.summary()["records_done"] == 40
 
 
+@pytest.mark.repetition
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (('[Source("readings", len(self.rows))]', '[("readings", 40)]'), "is ('readings', 40) of type tuple"),
-        pytest.param(
+        (
             ("return self.rows[start:end]", "return self.rows[start + 1 : end]"),
             "of the custom reader returned 9 records",
-            marks=pytest.mark.repetition,
         ),
     ],
 )

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="uses all of 127.0.0.0/8, and /proc"),
 ]
 
-RECORDS, EPOCHS = 640, 4
+RECORDS, EPOCHS = 640, 2
 TOKEN = "the-token-of-a-job"
 SLOW_EVALUATION = """
 import tensorflow as tf
@@ -133,11 +133,12 @@ class LoopbackPods:
         self._news.put(pod)
 
 
-@pytest.fixture
-def job_folder(tmp_path: Path) -> JobFolder:
-    DigitsData.write(tmp_path / "train.recordio", RECORDS, seed=1)
+@pytest.fixture(scope="module")
+def job_folder(tmp_path_factory: pytest.TempPathFactory) -> JobFolder:
+    folder = tmp_path_factory.mktemp("pods")
+    records = DigitsData.write(folder / "train.recordio", RECORDS, seed=1)
     return JobFolder.make(
-        tmp_path,
+        folder,
         "digits",
         "mnist.mnist_functional_api.custom_model",
         model={
@@ -145,7 +146,7 @@ def job_folder(tmp_path: Path) -> JobFolder:
             "definition": "mnist.mnist_functional_api.custom_model",
             "params": {"filters": 2},
         },
-        data={"training": str(tmp_path / "train.recordio")},
+        data={"training": str(records.file), "validation": str(records.file)},
         train={"epochs": EPOCHS, "minibatch_size": 16, "minibatches_per_task": 4},
         checkpoint={"every_steps": 40},
         ps={"count": 2},
@@ -191,9 +192,14 @@ def serve_pods(
     return code, identity.run_dir, pods
 
 
-def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder, tmp_path: Path) -> None:
-    (tmp_path / "pods").mkdir()
-    code, run, pods = serve_pods(job_folder, tmp_path / "pods", kills="training")
+@pytest.fixture(scope="module")
+def trained_pods(job_folder: JobFolder) -> tuple[int, Path, LoopbackPods]:
+    (job_folder.folder / "pods").mkdir()
+    return serve_pods(job_folder, job_folder.folder / "pods", kills="training")
+
+
+def test_a_job_of_pods_trains_through_the_loss_of_a_worker(trained_pods: tuple[int, Path, LoopbackPods]) -> None:
+    code, run, pods = trained_pods
     summary = read_json(run / "summary.json")
     assert code == 0
     assert read_json(run / "status.json")["phase"] == "Done", read_json(run / "status.json")["reason"]
@@ -208,19 +214,20 @@ def test_a_job_of_pods_trains_through_the_loss_of_a_worker(job_folder: JobFolder
     assert [line["run"] for line in events(run) if line["event"] == "run_started"] == ["job-uid"]
 
 
-def test_pods_evaluate_and_predict_with_the_run_of_another_job(job_folder: JobFolder, tmp_path: Path) -> None:
+@pytest.mark.repetition
+def test_pods_evaluate_and_predict_with_the_run_of_another_job(
+    job_folder: JobFolder, trained_pods: tuple[int, Path, LoopbackPods]
+) -> None:
     """The master finds the weights on the volume; no parameter server starts."""
-    for name in ("trained", "evaluated", "predicted", "refused"):
-        (tmp_path / name).mkdir()
-    job_folder.spec["train"]["epochs"] = 1
-    job_folder.spec["data"]["validation"] = job_folder.spec["data"]["training"]
-    job_folder.file.write_text(json.dumps(job_folder.spec))
-    code, trained, _ = serve_pods(job_folder, tmp_path / "trained")
+    folder = job_folder.folder
+    for name in ("evaluated", "predicted", "refused"):
+        (folder / name).mkdir()
+    code, trained, _ = trained_pods
     assert code == 0
     expected = read_json(trained / "summary.json")["metrics"]
 
     evaluation = stored_model_job(job_folder, "evaluate", "validation", "digits")
-    code, run, pods = serve_pods(evaluation, tmp_path / "evaluated", uid="uid-2", kills="evaluating")
+    code, run, pods = serve_pods(evaluation, folder / "evaluated", uid="uid-2", kills="evaluating")
     summary = read_json(run / "summary.json")
     assert read_json(run / "status.json")["phase"] == "Done", read_json(run / "status.json")["reason"]
     assert (code, summary["records_done"], summary["records_lost"]) == (0, RECORDS, 0)
@@ -230,13 +237,13 @@ def test_pods_evaluate_and_predict_with_the_run_of_another_job(job_folder: JobFo
     assert {pod.role for pod in pods.seen.values()} == {Role.WORKER}
 
     prediction = stored_model_job(job_folder, "predict", "prediction", str(trained))
-    code, run, _ = serve_pods(prediction, tmp_path / "predicted", uid="uid-3")
+    code, run, _ = serve_pods(prediction, folder / "predicted", uid="uid-3")
     outputs, ranges = predictions(run / "predictions")
     assert (code, len(outputs)) == (0, RECORDS)
     assert covers(ranges, RECORDS)
 
     code, run, _ = serve_pods(
-        stored_model_job(job_folder, "evaluate", "validation", "digits/nobody"), tmp_path / "refused", uid="uid-4"
+        stored_model_job(job_folder, "evaluate", "validation", "digits/nobody"), folder / "refused", uid="uid-4"
     )
     assert read_json(run / "status.json")["phase"] == "Failed"
     assert "nobody" in read_json(run / "failure.json")["reason"]

@@ -11,6 +11,7 @@ import pytest
 from jobs.test_jobs_programs import RECORDS, hurry, make_job
 from support.job_folder import JobFolder
 from support.job_process import JobProcess
+from support.repetition import repetition
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(240)]
 
@@ -35,7 +36,7 @@ COUNTS = """
             lambda: {"counts": counts, "steps": steps, "note": "x"},
             load,
             reduction="sum",
-            on_world=lambda world: worlds.write(f"{world.round} {world.rank} {world.size}\\n"),
+            on_world=lambda world: worlds.write(f"{world.round} {os.environ['RANK']} {os.environ['WORLD_SIZE']}\\n"),
         ):
             with step:
                 added = np.zeros_like(counts)
@@ -70,6 +71,7 @@ def check_counts(job: JobFolder, run: JobProcess) -> None:
         np.testing.assert_array_equal(counts, np.full(RECORDS, EPOCHS))
 
 
+@pytest.mark.repetition
 def test_workers_add_their_records_to_one_state(tmp_path: Path) -> None:
     job = make_counting_job(tmp_path / "a")
     with job.run() as run:
@@ -79,7 +81,7 @@ def test_workers_add_their_records_to_one_state(tmp_path: Path) -> None:
     assert sorted(world[1:] for world in worlds) == [["0", "2"], ["1", "2"]]
 
 
-@pytest.mark.parametrize("signal", [SIGKILL, SIGTERM])
+@pytest.mark.parametrize("signal", [SIGKILL, repetition(SIGTERM)])
 def test_a_lost_worker_costs_no_record(tmp_path: Path, signal: int) -> None:
     job = make_counting_job(tmp_path / "a", workers=3)
     with job.run() as run:
@@ -89,6 +91,7 @@ def test_a_lost_worker_costs_no_record(tmp_path: Path, signal: int) -> None:
         check_counts(job, run)
 
 
+@pytest.mark.repetition
 def test_a_stopped_worker_is_left_behind_and_its_old_state_counts_for_nothing(tmp_path: Path) -> None:
     job = make_counting_job(tmp_path / "a", workers=3)
     with job.run() as run:
@@ -101,6 +104,7 @@ def test_a_stopped_worker_is_left_behind_and_its_old_state_counts_for_nothing(tm
         check_counts(job, run)
 
 
+@pytest.mark.repetition
 def test_steps_go_on_while_the_master_is_replaced(tmp_path: Path) -> None:
     job = make_counting_job(tmp_path / "a")
     with job.run() as run:
@@ -109,6 +113,7 @@ def test_steps_go_on_while_the_master_is_replaced(tmp_path: Path) -> None:
         check_counts(job, run)
 
 
+@pytest.mark.repetition
 def test_all_workers_are_lost_and_others_go_on_from_the_checkpoint(tmp_path: Path) -> None:
     job = make_counting_job(tmp_path / "a", checkpoint={"every_steps": 5})
     with job.run() as run:
@@ -128,3 +133,34 @@ def test_an_interrupted_run_goes_on_with_its_state(tmp_path: Path) -> None:
         file.unlink()
     with job.run("--resume", "r1", "--set", "workers.max=3") as run:
         check_counts(job, run)
+
+
+SHARES = COUNTS.replace(
+    "            with step:\n",
+    """            with step:
+                if step.batch is not None:
+                    sizes.write(f"{step.number} {len(step.batch)}\\n")
+""",
+    1,
+).replace(
+    "        worlds = open(", '        sizes = open(f"sizes-{client.uid}", "a", buffering=1)\n        worlds = open(', 1
+)
+
+
+def test_a_global_batch_is_divided_anew_for_each_world_and_each_record_is_applied_once(tmp_path: Path) -> None:
+    strategy = {"name": "AllReduce", "global_batch": 25}
+    job = make_job(tmp_path / "a", SHARES, workers=3, strategy=strategy)
+    with job.run() as run:
+        run.wait_event("world_changed", workers=3)
+        run.wait_step(run.status()["step"] + 5)
+        run.send("worker", 0, SIGKILL)
+        run.wait_event("world_changed", workers=2)
+        check_counts(job, run)
+    by_step: dict[int, list[int]] = {}
+    for file in job.folder.glob("sizes-*"):
+        for number, size in {tuple(map(int, line.split())) for line in file.read_text().splitlines()}:
+            by_step.setdefault(number, []).append(size)
+    whole = [sorted(sizes) for sizes in by_step.values() if sum(sizes) == 25]
+    assert [8, 8, 9] in whole
+    # Those of a step that was given up, and of the last ones of an epoch, have other sums.
+    assert len(whole) > EPOCHS * RECORDS / 25 / 2

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.job_folder import JobFolder
 from support.job_process import JobProcess
+from support.repetition import repetition
 from support.text_keys import missing_keys
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(240)]
@@ -107,7 +108,12 @@ def test_a_killed_worker_s_records_go_to_others(tmp_path: Path) -> None:
 def test_a_worker_that_is_told_to_go_finishes_its_minibatch_and_repeats_nothing(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a")
     with job.run() as run:
-        run.wait_step(10)
+        # On a busy machine worker 0 takes the first steps alone: the other one may have no minibatch to finish yet.
+        step = 10
+        run.wait_step(step)
+        while not any(file.stat().st_size for file in job.folder.glob("done-worker-1-*")):
+            step += 2
+            run.wait_step(step)
         run.send("worker", 1, SIGTERM)
         run.wait_event("role_ended", role="worker", index=1)
         check_end(job, run, left=1)
@@ -123,6 +129,7 @@ def test_programs_go_on_while_their_master_is_replaced(tmp_path: Path) -> None:
         assert [line["role"] for line in run.events("role_started")].count("worker") == 2
 
 
+@pytest.mark.repetition
 def test_an_interrupted_run_goes_on_with_the_records_that_are_left(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a")
     with job.run() as run:
@@ -156,6 +163,7 @@ SHARDS = """
 """
 
 
+@pytest.mark.repetition
 def test_a_program_may_read_by_itself_what_it_has_leased(tmp_path: Path) -> None:
     train = {"epochs": 2, "minibatch_size": MINIBATCH, "minibatches_per_task": 4, "shuffle": {"window": 0}}
     job = make_job(tmp_path / "a", SHARDS, train=train)
@@ -179,6 +187,7 @@ def test_a_program_that_fails_ends_the_job_with_its_error(tmp_path: Path) -> Non
         assert not missing_keys(run.errors, "ZeroDivisionError", "no way at 0", "program.py", "line 6")
 
 
+@pytest.mark.repetition
 def test_a_program_that_never_asks_for_records_ends_the_job(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a", "print('nothing to do')\n", workers=1)
     with job.run() as run:
@@ -186,6 +195,7 @@ def test_a_program_that_never_asks_for_records_ends_the_job(tmp_path: Path) -> N
         assert not missing_keys(run.errors, "exited with code 0 before its work was done")
 
 
+@pytest.mark.repetition
 def test_a_program_may_end_the_job_early(tmp_path: Path) -> None:
     program = PROGRAM.replace("client.report_loss(", "client.stop_training(); client.report_loss(")
     job = make_job(tmp_path / "a", program, workers=1)
@@ -194,6 +204,7 @@ def test_a_program_may_end_the_job_early(tmp_path: Path) -> None:
     assert 0 < summary["records_done"] < RECORDS
 
 
+@pytest.mark.repetition
 def test_a_program_has_time_for_what_comes_after_its_last_record(tmp_path: Path) -> None:
     after = "\n    time.sleep(4)\n    open('model.bin', 'w').close()\n"
     job = make_job(tmp_path / "a", PROGRAM + after, workers=1)
@@ -204,8 +215,60 @@ def test_a_program_has_time_for_what_comes_after_its_last_record(tmp_path: Path)
     assert (job.folder / "model.bin").exists()
 
 
+@pytest.mark.repetition
 def test_a_program_that_fails_before_it_asks_for_records_ends_the_job_with_the_end_of_its_log(tmp_path: Path) -> None:
     job = make_job(tmp_path / "a", "import nothing_of_this_name\n", workers=1)
     with job.run() as run:
         assert run.wait() == 1
         assert not missing_keys(run.errors, "worker", "log", "No module named 'nothing_of_this_name'")
+
+
+FAILS_AT_THE_END = """
+    if os.environ["EDL_INDEX"] == "0":
+        raise OSError(28, "no space left for the model")
+"""
+
+
+@pytest.mark.repetition
+def test_a_program_that_fails_after_its_last_record_fails_the_job_whose_records_are_all_done(tmp_path: Path) -> None:
+    job = make_job(tmp_path / "a", textwrap.dedent(PROGRAM) + textwrap.dedent(FAILS_AT_THE_END))
+    hurry(job)
+    with job.run() as run:
+        assert run.wait() == 1
+        status, (ended,) = run.status(), run.events("job_ended")
+    summary = ended["summary"]
+    assert summary["records_done"] == summary["records_total"] == 2 * RECORDS
+    assert status["phase"] == ended["phase"] == "Failed"
+    for text in (status["reason"], ended["reason"], run.errors):
+        assert not missing_keys(text, "worker-0", "exit code 1", "after the last record", "all records are done")
+    assert not missing_keys(run.errors, "no space left for the model")
+    with job.run("--resume", "r1") as run:
+        assert run.wait() == 2
+    assert not missing_keys(run.errors, "has done all of its records", "nothing is left to resume")
+
+
+WAITS_AT_THE_END = """
+    open(f"ending-{client.index}", "w").close()
+    while not os.path.exists("may-end"):
+        time.sleep(0.02)
+    sys.exit(int(open("may-end").read()))
+"""
+
+
+@pytest.mark.parametrize("code", [repetition(0), 3])
+@pytest.mark.repetition
+def test_a_master_that_is_replaced_after_the_last_record_waits_for_the_programs_too(tmp_path: Path, code: int) -> None:
+    job = make_job(tmp_path / "a", textwrap.dedent(PROGRAM) + textwrap.dedent(WAITS_AT_THE_END), workers=1)
+    hurry(job)
+    with job.run() as run:
+        run.wait_status(lambda status: status["phase"] == "Done" and (job.folder / "ending-0").exists())
+        first = run.pids("master")[0]
+        run.send("master", 0, SIGKILL)
+        run.wait_line(lambda line: line.get("role") == "master" and line["pid"] != first)
+        (job.folder / "may-end").write_text(str(code))
+        assert run.wait() == (1 if code else 0)
+        (ended,) = run.events("job_ended")
+    assert ended["phase"] == ("Failed" if code else "Done")
+    assert ended["summary"]["records_done"] == 2 * RECORDS
+    if code:
+        assert not missing_keys(ended["reason"], "worker-0", "exit code 3", "after the last record")

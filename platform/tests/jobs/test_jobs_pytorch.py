@@ -14,12 +14,10 @@ from signal import SIGKILL
 import numpy as np
 import pytest
 from support.job_process import JobProcess
-from support.program_environment import make_environment, use_environment
+from support.program_environment import SYSTEM_PYTHON, make_environment, needs_torch, use_environment
 
 pytestmark = [pytest.mark.jobs, pytest.mark.thorough, pytest.mark.timeout(600)]
 
-SYSTEM_PYTHON = "/usr/bin/python3"
-HAS_TORCH = subprocess.run([SYSTEM_PYTHON, "-c", "import torch"], capture_output=True, check=False).returncode == 0
 PROGRAM = """
 import os, time
 import torch
@@ -68,9 +66,6 @@ def job(tmp_path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "job.yaml").write_text(JOB)
     use_environment(python, monkeypatch)
     return tmp_path
-
-
-needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="the system's Python has no PyTorch (Debian: python3-torch)")
 
 
 @needs_torch
@@ -203,3 +198,49 @@ def test_pytorch_with_adam_goes_on_without_a_killed_worker_and_its_successor_get
     assert first == second
     assert first["1.num_batches_tracked"] == [summary_steps(run)]
     assert loss < 0.4, "it began above 2"
+
+
+LOADER = """
+import os, time
+import torch
+from torch.utils.data import Dataset
+from edl.sharding import Client
+from edl.sharding.torch_data import ShardedLoader
+
+torch.set_num_threads(1)
+
+class Squares(Dataset):
+    def __len__(self):
+        return RECORDS
+    def __getitem__(self, index):
+        return {"number": index, "square": torch.tensor(float(index) ** 2), "process": os.getpid()}
+
+with Client.from_env() as client, open(f"done-{client.uid}", "a", buffering=1) as done:
+    for batch in ShardedLoader(client, Squares(), num_workers=LOADERS):
+        assert (batch["square"] == batch["number"].float() ** 2).all()
+        assert (batch["process"] != os.getpid()).all() == (LOADERS > 0)
+        if not os.path.exists("hurry"):
+            time.sleep(0.05)
+        done.write("".join(f"{int(number)}\\n" for number in batch["number"]))
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_a_loader_of_a_data_set_of_ones_own_does_every_number_once_with_processes_too(job: Path, loaders: int) -> None:
+    (job / "train.py").write_text(LOADER.replace("LOADERS", str(loaders)).replace("RECORDS", str(RECORDS)))
+    np.save(job / "numbers.npy", np.arange(RECORDS))
+    (job / "job.yaml").write_text(JOB.replace("rows.npz", "numbers.npy").replace("epochs: 6", "epochs: 3"))
+    with JobProcess(job / "job.yaml", cwd=job) as run:
+        run.wait_step(10)
+        run.send("worker", 0, SIGKILL)
+        run.wait_event("role_started", role="worker", index=2)
+        (job / "hurry").touch()
+        summary = run.summary(200)
+    assert summary["records_done"] == summary["records_total"] == 3 * RECORDS
+    assert summary["records_lost"] == 0
+    counts = Counter(line for file in job.glob("done-*") for line in file.read_text().split())
+    assert len(counts) == RECORDS
+    assert min(counts.values()) == 3
+    # Only what the killed worker had trained and not reported is done twice, not what its loader had loaded.
+    assert counts.total() - 3 * RECORDS <= 4 * MINIBATCH

@@ -19,6 +19,7 @@ COUNTED = ("records_total", "records_done", "records_lost", "step")
 @pytest.mark.parametrize(
     "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.repetition) for name in HALF]
 )
+@pytest.mark.first_cases(1)
 def test_a_recorded_run_goes_on(name: str) -> None:
     recorded = json.loads((HERE / "resumed" / f"{name}.json").read_text())
     with unpacked(), start(name, *HALF[name], options=("--resume", "r1")) as run:

@@ -72,6 +72,7 @@ def fitted(x: NDArray[np.float32], y: NDArray[np.int32], test: tuple[Any, Any]) 
     return float(model.evaluate(*test, verbose=0)[1])
 
 
+@pytest.mark.repetition
 def test_a_sorted_file_trains_within_one_point_of_keras_fit(tmp_path: Path) -> None:
     x, y = draw_records(RECORDS, seed=2)
     test = draw_records(4_000, seed=3)

@@ -51,6 +51,7 @@ def test_nothing_is_done_again_after_ctrl_c(endless_job: JobFolder) -> None:
     assert "contains all" in summary["reason"]
 
 
+@pytest.mark.repetition
 def test_a_second_ctrl_c_ends_at_once(endless_job: JobFolder) -> None:
     with endless_job.run() as run:
         run.wait_step(50)

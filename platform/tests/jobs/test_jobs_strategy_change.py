@@ -14,7 +14,7 @@ from support.job_process import JobProcess, edl
 
 pytestmark = [pytest.mark.jobs, pytest.mark.timeout(600), pytest.mark.tensorflow]
 
-STEPS = 4000
+STEPS = 2500
 ALL_REDUCE = ("--set", "strategy.name=AllReduce")
 
 
@@ -94,6 +94,7 @@ def test_local_and_all_reduce_continue_each_others_checkpoints(tmp_path: Path) -
         np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-4, err_msg=name)
 
 
+@pytest.mark.repetition
 def test_an_optimizer_that_servers_do_not_have_is_named(tmp_path: Path) -> None:
     job = make_job(tmp_path)
     zoo = tmp_path / "zoo"

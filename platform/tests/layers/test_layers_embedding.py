@@ -158,6 +158,7 @@ OTHER_FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("case", OTHER_FORMS)
+@pytest.mark.first_cases(8)
 def test_ids_and_weights_of_other_forms_are_refused(case: str, traced: bool) -> None:
     ids, weights, said = OTHER_FORMS[case]
     layer = Embedding(DIM, ROWS, combiner="sum", name="tags")
@@ -193,6 +194,7 @@ def test_a_model_with_sparse_ids_of_rank_3_is_refused_when_it_is_made() -> None:
 @pytest.mark.parametrize("wrong", [-1, ROWS, *repetitions((-ROWS - 1, 2**40))])
 @pytest.mark.parametrize("kind", [*KINDS, "no combiner"])
 @pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.first_cases(6)
 def test_ids_outside_of_the_table_are_refused(kind: str, wrong: int, traced: bool) -> None:
     layer = Embedding(DIM, ROWS, combiner=None if kind == "no combiner" else "sum", name="tags")
     ids, _ = inputs_of("padded" if kind == "no combiner" else kind, [[(1, 1.0)], [(wrong, 1.0), (ROWS - 1, 1.0)]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support.text_keys import missing_keys
 
 from edl.api.errors import BadInputError, RetryableError
 from edl.api.events import WarningRaised
+from edl.core.cuts import WrittenShard
 from edl.core.events import (
     AttachPs,
     CheckpointSaveFinished,
@@ -336,6 +338,16 @@ def test_a_shard_that_was_not_written_leaves_no_checkpoint(
     assert isinstance(event, CheckpointSaveFinished)
     assert "no space left" in event.error
     assert list(tmp_path.rglob("manifest.json")) == []
+
+
+def test_a_shard_that_a_worker_could_not_write_is_reported_in_one_line_with_its_file_once(
+    servers: PsControlClient, core: AnswerQueue, tmp_path: Path
+) -> None:
+    error = f"{tmp_path}/shard: no space left\n  free some space there"
+    servers.execute(replace(saving(3), shards=(WrittenShard("state-0.safetensors", 0, 0, error=error),)))
+    event = core.next()
+    assert isinstance(event, CheckpointSaveFinished)
+    assert event.error == f"{tmp_path}/shard: no space left; free some space there"
 
 
 def test_a_ps_that_forgot_the_cut_or_is_gone_leaves_no_checkpoint(

@@ -88,7 +88,10 @@ def test_each_part_of_the_data_is_counted_by_source(tmp_path: Path) -> None:
     a, b = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
     spec = spec_of(tmp_path, data={"training": [a, b], "validation": b, "prediction": a})
     trained, predicted = describe_dataset(spec), describe_dataset(replace(spec, task="predict"))
-    assert describe_dataset(replace(spec, task="evaluate")) == DatasetDescribed(validation=trained.validation)
+    digests = {"validation": trained.digests["validation"]}
+    assert describe_dataset(replace(spec, task="evaluate")) == DatasetDescribed(
+        validation=trained.validation, digests=digests
+    )
     assert [records for _, records in trained.training] == [3, 2]
     assert [records for _, records in trained.validation] == [2]
     assert (trained.prediction, [records for _, records in predicted.prediction]) == ((), [3])

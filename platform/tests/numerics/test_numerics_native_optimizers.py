@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numerics.dense_problem import DIM, ROWS, TABLE, DenseProblem, close, rates
 from numerics.lazy_reference import LazyReference
 from numerics.optimizer_cases import CASES
+from support.repetition import repetition, repetitions
 from support.table_contract import PATIENT, array, declared
 
 from edl.api.errors import BadInputError
@@ -55,7 +56,8 @@ def same_bits(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("dim", [5, 8, 16, 32, 64])
+@pytest.mark.parametrize("dim", [5, *repetitions([8, 32, 64]), 16])
+@pytest.mark.first_cases(26)
 def test_two_hundred_steps_have_the_bits_of_numpy(spec, dim):
     """Values that are no round numbers, ids that do not repeat within a push: no sum leaves its order open."""
     random = np.random.default_rng(8)
@@ -150,7 +152,10 @@ def test_a_group_lasso_finds_the_rows_of_dense_embeddings():
     same_bits(native.values, numpy.values)
 
 
+# Each optimizer once. Its options move NumPy's rows as in Keras, and these rows have NumPy's bits.
 @pytest.mark.tensorflow
+@pytest.mark.parametrize("spec", [repetition(name) if "," in name else name for name in SERVED], indirect=True)
+@pytest.mark.first_cases(2)
 def test_where_every_row_is_touched_rows_move_as_in_keras(spec):
     problem = DenseProblem(spec, np.random.default_rng(11))
     close(problem.rows_of(NativeTable(TABLE, spec)), problem.in_keras()[-1])

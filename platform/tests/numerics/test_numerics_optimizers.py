@@ -33,6 +33,7 @@ def rng() -> np.random.Generator:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("spec", [in_third_if_a_variant(name) for name in CASES], indirect=True)
+@pytest.mark.first_cases(5)
 def test_dense_variables_and_rows_move_as_in_keras(spec, rng):
     problem = DenseProblem(spec, rng)
     for found, expected in zip(problem.on_the_ps(), problem.in_keras(), strict=True):
@@ -63,6 +64,7 @@ def push_rows(store: NumpyParameterStore, ids: np.ndarray, values: np.ndarray, r
     store.apply_gradients(PushGradients(NOTHING, {TABLE.name: RowBatch(ids, values)}, rate, 1.0), step)
 
 
+@pytest.mark.first_cases(9)
 def test_sparse_access_equals_a_float64_reference_in_which_untouched_rows_stand_still(spec, rng):
     store, start = row_store(spec)
     reference = LazyReference(spec, start)

@@ -33,6 +33,7 @@ class ScriptedMaster:
         self.left: list[tuple[int, int]] | None = None
         self.failures: list[pb.FailRequest] = []
         self.lost: set[int] = set()
+        self.rejected: set[int] = set()
         self.stopped = False
 
     def __call__(self, method: str, request: Any, *, deadline: float) -> Any:
@@ -68,7 +69,7 @@ class ScriptedMaster:
     def Report(self, request: Any) -> Any:
         self._note([request.last])
         self.reported.append(request.lease)
-        return pb.ReportReply(accepted=True, incarnation=1)
+        return pb.ReportReply(accepted=request.lease not in self.rejected, incarnation=1)
 
     def Leave(self, request: Any) -> Any:
         self.left = [(each.lease, each.through) for each in request.leases]
@@ -164,6 +165,19 @@ def test_a_program_that_reads_by_itself_reports_whole_minibatches(make_client: M
     assert client.fetch_shard() is None
 
 
+def test_a_program_may_wait_for_what_the_master_says_of_a_range(make_client: Make) -> None:
+    client, master = make_client((0, 40), (40, 80))
+    master.rejected.add(2)
+    first = client.fetch_shard()
+    assert first is not None
+    assert client.report_done_and_wait(first)
+    assert master.reported == [1]
+    second = client.fetch_shard()
+    assert second is not None
+    assert not client.report_done_and_wait(second)
+    assert client.fetch_shard() is None
+
+
 def test_the_rest_of_a_range_that_another_worker_has_is_left_out(make_client: Make) -> None:
     client, master = make_client((0, 40), (50, 60))
     seen = []
@@ -239,3 +253,73 @@ def test_a_program_that_no_job_runs_is_told_how_to_start_it() -> None:
     with pytest.raises(BadInputError) as error:
         Client.from_env({})
     assert not missing_keys(str(error.value), "EDL_RUN_DIR", "edl run JOB.yaml", "command")
+
+
+def taken_ahead(client: Client, depth: int) -> Iterator[list[int]]:
+    """What a loader does that has ``depth`` minibatches under way."""
+    ahead = client.batches_ahead()
+
+    class Loader:
+        def __iter__(self) -> Iterator[list[int]]:
+            waiting: list[list[int]] = []
+            has_more = True
+            while has_more or waiting:
+                while has_more and len(waiting) < depth:
+                    batch = ahead.take()
+                    has_more = batch is not None
+                    if batch is not None:
+                        waiting.append(numbers(batch))
+                if waiting:
+                    yield waiting.pop(0)
+
+    return ahead.follow_all(Loader())
+
+
+@pytest.mark.parametrize("depth", [1, 3, 9])
+def test_a_loader_that_works_ahead_gets_every_record_once(make_client: Make, depth: int) -> None:
+    client, master = make_client((40, 75), (0, 20), (90, 100))
+    found = [number for batch in taken_ahead(client, depth) for number in batch]
+    assert found == [*range(40, 75), *range(20), *range(90, 100)]
+    assert master.steps == {1: 4, 2: 2, 3: 1}
+    assert sorted(master.reported) == [1, 2, 3]
+
+
+def test_what_a_loader_has_taken_is_not_done_before_the_loop_asks_for_the_next_one(make_client: Make) -> None:
+    client, master = make_client((0, 40))
+    batches = taken_ahead(client, 4)
+    next(batches)
+    assert not client._progress.unreported_progress()[0].through
+    next(batches)
+    master.wait(lambda: master.steps.get(1) == 1)
+    assert master.reported == []
+
+
+def test_a_minibatch_that_a_loader_has_and_another_worker_got_is_left_out(make_client: Make) -> None:
+    client, master = make_client((0, 40), (50, 70))
+    batches = taken_ahead(client, 6)
+    assert next(batches) == list(range(10))
+    assert next(batches) == list(range(10, 20))
+    master.lost.add(1)
+    client._progress.send_all()
+    assert list(batches) == [list(range(50, 60)), list(range(60, 70))]
+    assert master.reported == [2]
+
+
+def test_a_worker_that_leaves_ends_a_loader_s_loop_and_returns_what_is_under_way(make_client: Make) -> None:
+    client, master = make_client((0, 40))
+    batches = taken_ahead(client, 4)
+    next(batches)
+    next(batches)
+    client.leave()
+    with pytest.raises(WorkerLeaving):
+        next(batches)
+    assert master.left == [(1, 2)]
+
+
+def test_a_client_gives_its_records_to_one_loop_only(make_client: Make) -> None:
+    client, _ = make_client((0, 40))
+    client.batches_ahead()
+    with pytest.raises(ValueError, match="batches_ahead"):
+        next(client.batches())
+    with pytest.raises(ValueError, match="another loop"):
+        client.batches_ahead()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -324,6 +325,17 @@ def test_a_world_in_the_words_of_torchrun(addresses: tuple[str, ...], rank: int,
     found = world.environment
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
     assert tuple(found[name] for name in names) == expected
+    assert (found["ROLE_RANK"], found["ROLE_WORLD_SIZE"]) == (found["RANK"], found["WORLD_SIZE"])
+    assert found["GROUP_RANK"] == str(len(set(addresses[: rank + 1])) - 1 if "unix" not in addresses[0] else 0)
     assert 1024 < int(found["MASTER_PORT"]) < 65536
     later = ProgramWorld(8, rank, len(addresses), members, addresses, "")
     assert later.environment["MASTER_PORT"] != found["MASTER_PORT"], "a socket of the round before may still be open"
+
+
+def test_the_environment_of_a_program_has_the_ranks_of_its_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries that ``torchrun`` would start read them there."""
+    monkeypatch.setattr("os.environ", {"RANK": "7", "HOME": "/home"})
+    for round_number, rank, addresses in ((1, 0, ("10.0.0.7:1",)), (2, 1, ("10.0.0.9:1", "10.0.0.7:1"))):
+        ProgramWorld(round_number, rank, len(addresses), addresses, addresses, "").set_environment()
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(len(addresses)))
+    assert os.environ["HOME"] == "/home"

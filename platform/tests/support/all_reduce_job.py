@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -49,7 +49,7 @@ from edl.core.events import (
 )
 from edl.core.job import JobStateMachine
 from edl.core.ledger import BEST_MODEL, EXPORT, MODEL_FILE, TRAINING
-from edl.core.rank_state import CallbackEpoch
+from edl.core.rank_state import NO_ENDED_STEP, CallbackEpoch, EndedStep
 from edl.core.state import JobSettings
 from edl.core.state_agreement import RankFacts
 from edl.core.world_rounds import StepShares
@@ -157,6 +157,10 @@ class CountingReplica:
         if self._draws_before is not None:
             self.draws, self._draws_before = self._draws_before, None
 
+    @property
+    def rate_names(self) -> frozenset[str]:
+        return frozenset({"rate"})
+
     def state_sizes(self) -> dict[str, int]:
         return {name: array.nbytes for name, array in self._arrays().items()}
 
@@ -236,6 +240,7 @@ class RecordedCallbacks:
 
     def __init__(self) -> None:
         self.learning_rate: float | None = None
+        self.replica: CountingReplica | None = None
         self.has_stopped = False
         self.begun: list[tuple[int, int]] = []
         self.begun_epochs = 0
@@ -247,9 +252,37 @@ class RecordedCallbacks:
         self.before_step: Callable[[int], None] = lambda step: None
         self.after_step: Callable[[RecordedCallbacks, int], None] = lambda callbacks, update: None
         self.has_ended = False
+        self.beginnings: list[int] = []
+        """The number of steps in each state from which training began, or began again."""
+        self.began_in = (0, 0)
+        self.rate_before: float | None = None
+        self.rates_before: np.ndarray[Any, Any] | None = None
 
     def start_round(self, rank: int) -> None:
         pass
+
+    def forget_old_values(self) -> None:
+        self.rates_before = None
+
+    @property
+    def lacks_old_values(self) -> bool:
+        has_begun = self.replica is not None and self.begun_step == (self.replica.updates, self.begun_epochs - 1)
+        return self.rates_before is None and has_begun
+
+    @contextmanager
+    def showing_checkpoint(self) -> Iterator[None]:
+        replica = self.replica
+        if replica is None:
+            yield
+            return
+        actual = replica.rate, replica.rates
+        rate = self.callback_epoch.learning_rate
+        if rate is not None:
+            replica.rate = rate
+        if self.rates_before is not None and self.begun_step == (replica.updates, self.begun[-1][1]):
+            replica.rates = self.rates_before
+        yield
+        replica.rate, replica.rates = actual
 
     @property
     def begun_step(self) -> tuple[int, int] | None:
@@ -257,12 +290,17 @@ class RecordedCallbacks:
 
     def begin_step(self, step: int, epoch: int) -> None:
         if epoch >= self.begun_epochs:
-            self.begun_epochs = epoch + 1
             if epoch:
                 self.epoch_losses.append((self.epoch_loss_sum, self.epoch_steps))
             self.epoch_loss_sum, self.epoch_steps = 0.0, 0
+        is_new = not self.begun or self.begun[-1][0] != step
+        if is_new:
+            self.rate_before = self.learning_rate
+            self.rates_before = None if self.replica is None else self.replica.rates.copy()
+        if epoch >= self.begun_epochs:
+            self.begun_epochs = epoch + 1
             self.before_epoch(epoch)
-        if not self.begun or self.begun[-1][0] != step:
+        if is_new:
             self.begun.append((step, epoch))
             self.before_step(step)
 
@@ -274,6 +312,9 @@ class RecordedCallbacks:
             self.learning_rate = learning_rate
         self.after_step(self, step + 1)
 
+    def skip_step(self, step: int, epoch: int) -> None:
+        self.begin_step(step, epoch)
+
     def end_training(self) -> None:
         self.has_ended = True
 
@@ -282,16 +323,44 @@ class RecordedCallbacks:
 
     @property
     def callback_epoch(self) -> CallbackEpoch:
-        return CallbackEpoch(self.begun_epochs, self.epoch_loss_sum, self.epoch_steps)
+        has_begun = self.replica is not None and self.begun_step == (self.replica.updates, self.begun_epochs - 1)
+        rate = self.rate_before if has_begun else self.learning_rate
+        return CallbackEpoch(self.begun_epochs, self.epoch_loss_sum, self.epoch_steps, self.began_in, rate)
 
-    def adopt_state(self, epoch: CallbackEpoch) -> None:
+    @property
+    def ended_step(self) -> EndedStep:
+        return EndedStep(*self.calls[-1][:3]) if self.calls else NO_ENDED_STEP
+
+    def make_up_step(self, ended: EndedStep) -> None:
+        if ended.step >= 0 and self.ended_step.step == ended.step - 1:
+            self.begin_step(ended.step, ended.epoch)
+            self.end_step(ended.step, ended.epoch, ended.loss, None)
+
+    def begin_again(self, step: int, began_in: tuple[int, int], epoch: int) -> None:
+        self.began_in = began_in
+        self.beginnings.append(step)
+        self._forget_training()
+
+    def _forget_training(self) -> None:
+        if self.begun_epochs:
+            self.begun_epochs, self.epoch_loss_sum, self.epoch_steps = 0, 0.0, 0
+            self.begun.clear()
+            self.calls.clear()
+            self.learning_rate = None
+
+    def adopt_state(self, epoch: CallbackEpoch, step: int) -> None:
+        if epoch.began_in != self.began_in:
+            self._forget_training()
+            self.began_in = epoch.began_in
+            self.beginnings.append(step)
         if epoch.begun and epoch.begun != self.begun_epochs:
             self.begun_epochs = epoch.begun
             self.before_epoch(epoch.begun - 1)
         if epoch.begun or self.begun:
-            self.learning_rate = None
+            self.learning_rate = epoch.learning_rate
         if epoch.begun:
             self.epoch_loss_sum, self.epoch_steps = epoch.loss_sum, epoch.steps
+        self.begun.clear()
 
 
 class KilledError(BaseException):
@@ -586,6 +655,8 @@ class AllReduceJob:
         """Start a worker; ``prepare`` may change it before its threads run."""
         index = len(self.ranks)
         rank = Rank(f"w{index}", index, self.make_replica(index))
+        if isinstance(rank.replica, CountingReplica):  # of a Keras model, the callbacks of a test change no variable
+            rank.callbacks.replica = rank.replica
         session = _RankSession(self, rank)
         feed = StepFeed(f"worker-{index}", rank.replica)
         rank.listener = CollectiveListener(f"unix:{self.folder}/{index}", TOKEN, handle_frame=feed.handle_frame)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edl.api.errors import BadInputError
+from edl.data.file_digests import FileCheck, digest_sources
 from edl.data.reader import Reader
 from edl.data.reader_factory import open_reader, shuffled_order
 from edl.data.record_columns import ColumnRecords
@@ -32,16 +33,18 @@ class ReaderCase:
         options: its ``data.reader``.
         key: a record's number, which records carry: from 0, and in the second source from ``RECORDS``.
         rewrite: writes the first source again, with other records.
+        text_types: of columns of text.
     """
 
     paths: Sequence[Path | str]
     options: dict[str, object]
     key: Callable[[Any], int]
     rewrite: Callable[[], None]
+    text_types: Mapping[str, str] | None = None
 
     def open(self) -> Reader:
         """The reader, as a worker opens it."""
-        return open_reader([str(path) for path in self.paths], self.options)
+        return open_reader([str(path) for path in self.paths], self.options, text_types=self.text_types)
 
 
 class ReaderContract:
@@ -98,6 +101,19 @@ class ReaderContract:
             assert sum(sizes.records) == source.records
             assert sizes.bytes >= source.records, "the memory of a window is planned with it"
         assert len(reader.blocks(reader.sources()[0].name).records) > 1
+
+    def test_files_that_were_written_again_have_other_digests(self, case: ReaderCase) -> None:
+        digests = digest_sources(case.open())
+        FileCheck(case.open).check(digests)
+        first, second = (source.name for source in case.open().sources())
+        if not digests:
+            pytest.skip("a reader without digests")
+        case.rewrite()
+        FileCheck(case.open).check(digests, second)
+        for source in ("", first):
+            with pytest.raises(BadInputError, match="the data has changed since this run started") as raised:
+                FileCheck(case.open).check(digests, source)
+            assert first in str(raised.value)
 
     def test_a_shuffled_epoch_has_every_record_once_whoever_reads_which_positions(self, case: ReaderCase) -> None:
         reader = case.open()

@@ -103,3 +103,7 @@ def test_a_file_may_be_called_anything_that_a_file_system_takes() -> None:
 
 def test_words_for_people_may_have_lines() -> None:
     check_message(pb.FailRequest(message="first\nsecond", detail="x" * 10_000))
+    warning = pb.WorkerWarning(topic="cannot describe\n%s", text="cannot describe\n" + "x" * 10_000)
+    check_message(pb.ProgressRequest(warnings=[warning]))
+    check_message(pb.WrittenShard(error="the disk is full\n  Free some space there."))
+    check_message(pb.UnreadableCheckpoint(cut=1, error="wrong checksum\n  Use another one."))

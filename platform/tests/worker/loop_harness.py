@@ -231,6 +231,7 @@ class LinearMinibatch(NamedTuple):
     features: np.ndarray
     labels: np.ndarray
     weights: Any = None
+    skipped_images: int = 0
 
 
 def pipeline(windows: Iterator[tuple[int, RecordWindow]]) -> Iterator[LinearMinibatch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from edl.collective.round_errors import RoundBrokenError
 from edl.core.evaluation import EarlyStopping, ReduceLROnPlateau
 from edl.core.ledger import TRAINING
 from edl.core.rank_state import RankPhase
+from edl.core.world_rounds import RoundPhase
 
 # The metric of the harness grows with every step, so no evaluation is better than the first one.
 LOWER = ReduceLROnPlateau("total", "min", factor=0.5, patience=1, rate=1.0)
@@ -280,6 +282,84 @@ def test_a_rate_that_a_callback_sets_is_that_of_all_ranks(folder, deciding):
         assert changed[0] == 11 if not deciding else 11 <= changed[0] <= 13
 
 
+def lose_end(rank: Rank, step: int, is_lost: Event) -> None:
+    """Let the rank lose the end of the reduction of a step if it is the first one; the others finish it."""
+    reduce = rank.loop._sums.reduce
+
+    def reduce_and_lose(*arguments: Any, **named: Any) -> list[bytes]:
+        messages = reduce(*arguments, **named)
+        if rank.world.rank == 0 and rank.world.step == step - 1 and not is_lost.is_set():
+            is_lost.set()
+            raise RoundBrokenError(None, "the end of a reduction is lost")
+        return messages
+
+    rank.loop._sums.reduce = reduce_and_lose
+
+
+def test_a_rank_that_loses_the_end_of_a_reduction_calls_its_callbacks_for_this_step_as_well(folder):
+    is_lost = Event()
+    with AllReduceJob(folder, records=400, seconds=0.002, workers_min=2) as job:
+        for _ in range(2):
+            job.start_rank(lambda rank: lose_end(rank, 20, is_lost))
+        job.wait_for_end()
+        assert is_lost.is_set()
+        check_calls(job)
+        first, second = (rank.callbacks for rank in job.ranks)
+        assert [call[:3] for call in first.calls] == [call[:3] for call in second.calls]
+
+
+def test_a_rank_calls_its_callbacks_once_for_a_step_whose_state_is_lost_before_it_gets_the_state(folder):
+    """One rank alone has applied step 20. It dies while it passes the state on, so the others make the step again."""
+    is_lost = Event()
+
+    def prepare(rank: Rank) -> None:
+        reduce, share = rank.loop._sums.reduce, rank.loop._share_state
+
+        def reduce_and_lose(*arguments: Any, **named: Any) -> list[bytes]:
+            messages = reduce(*arguments, **named)
+            if rank.uid != "w0" and rank.world.step == 19 and not job.ranks[0].is_killed:
+                raise RoundBrokenError(None, "the end of a reduction is lost")
+            return messages
+
+        def share_or_die(view: Any, *arguments: Any) -> Any:
+            if rank.uid == "w0" and view.step == 20:
+                is_lost.set()
+                job.kill(rank, is_preempted=True)
+                raise KilledError
+            return share(view, *arguments)
+
+        def change(callbacks: RecordedCallbacks, update: int) -> None:
+            rank.replica.rates[:] += 1000
+
+        rank.loop._sums.reduce, rank.loop._share_state = reduce_and_lose, share_or_die
+        rank.callbacks.after_step = change
+
+    with AllReduceJob(folder, records=400, seconds=0.002, workers_min=2) as job:
+        for _ in range(3):
+            job.start_rank(prepare)
+        job.wait(is_lost.is_set)
+        job.wait_for_end()
+        for rank in job.living_ranks():
+            assert rank.replica.rates.min() // 1000 == rank.replica.updates
+        check_calls(job)
+
+
+def test_a_worker_that_comes_back_when_training_is_over_does_not_call_what_is_called_at_its_end(folder, monkeypatch):
+    """Its variables are those of an older step, and it lacks the loss of the epoch."""
+    monkeypatch.setattr("edl.core.allreduce.CLOSING_SILENCE_SECONDS", 0.2)
+    with AllReduceJob(folder, records=400, seconds=0.002, workers_min=2) as job:
+        ranks = [job.start_rank() for _ in range(3)]
+        job.wait_for_round(3)
+        job.wait_for_step(6)
+        job.silent.add("w1")
+        ranks[1].connection.abort(ranks[1].world.round, "stopped")
+        job.wait(lambda: job.end is not None)
+        job.silent.discard("w1")
+        job.wait(lambda: all(rank.ended.is_set() for rank in ranks))
+        assert ranks[1].world.step < ranks[0].world.step
+        assert [rank.callbacks.has_ended for rank in ranks] == [True, False, True]
+
+
 def test_a_rank_that_gets_the_state_of_a_step_does_not_undo_the_rate_that_the_others_set_after_it(folder):
     """The first rank loses the end of the reduction of step 20, so its own callbacks do not see that step."""
     last, is_broken = 20, Event()
@@ -288,22 +368,13 @@ def test_a_rank_that_gets_the_state_of_a_step_does_not_undo_the_rate_that_the_ot
         if update in (10, last):
             callbacks.learning_rate = {10: 0.5, last: 0.25}[update]
 
-    def lose_end(rank: Rank) -> None:
+    def prepare(rank: Rank) -> None:
         rank.callbacks.after_step = lower
-        reduce = rank.loop._sums.reduce
-
-        def reduce_and_lose(*arguments: Any, **named: Any) -> list[bytes]:
-            messages = reduce(*arguments, **named)
-            if rank.world.rank == 0 and rank.world.step == last - 1 and not is_broken.is_set():
-                is_broken.set()
-                raise RoundBrokenError(None, "the end of a reduction is lost")
-            return messages
-
-        rank.loop._sums.reduce = reduce_and_lose
+        lose_end(rank, last, is_broken)
 
     with AllReduceJob(folder, records=800, seconds=0.002, workers_min=2) as job:
         for _ in range(2):
-            job.start_rank(lose_end)
+            job.start_rank(prepare)
         job.wait_for_end()
         assert is_broken.is_set()
         for rank in job.ranks:
@@ -360,6 +431,23 @@ def test_a_callback_that_stops_training_stops_all_ranks_after_the_same_step(
         check_calls(job)
 
 
+@pytest.mark.parametrize("global_batch", [None, 10])
+def test_a_callback_that_stops_training_before_a_step_stops_all_ranks_after_it(folder, global_batch):
+    """As ``on_epoch_end`` does: it is called when the next epoch begins. This step has its records already."""
+
+    def stop(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            rank.callbacks.has_stopped = rank.callbacks.has_stopped or step == 20
+
+        rank.callbacks.before_step = before_step
+
+    with AllReduceJob(folder, records=4000, seconds=0.001, workers_min=2, global_batch=global_batch) as job:
+        ranks = [job.start_rank(stop) for _ in range(2)]
+        job.wait(lambda: job.end is not None)
+        assert job.end.phase == "Done"
+        assert {rank.replica.updates for rank in ranks} == {21}
+
+
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_stop_is_forgotten_when_training_begins_again_before_it(folder, heard):
     """The rank that decided it hears nothing for a while; all others are lost, and so is every step.
@@ -413,6 +501,119 @@ def test_a_rate_is_forgotten_when_training_begins_again_before_it(folder):
         job.wait_for_round(3)
         job.wait_for_end()
         assert set(third.replica.rate_of_update.values()) == {1.0}
+        assert len(first.callbacks.beginnings) == 2, "it begins again, although the others had before it came back"
+
+
+def test_a_worker_that_comes_back_begins_training_from_a_checkpoint_with_new_ones(folder):
+    """It is in the second epoch when it is stopped; all others are lost, and the first step is made again."""
+
+    def change(rank: Rank) -> None:
+        def before_epoch(epoch: int) -> None:
+            rank.replica.rates += 1000
+
+        def after_step(callbacks: RecordedCallbacks, update: int) -> None:
+            if rank.uid == "w0" and callbacks.begun_epochs == 2 and not is_stopped.is_set():
+                job.silent.add("w0")
+                is_stopped.set()
+
+        rank.callbacks.before_epoch, rank.callbacks.after_step = before_epoch, after_step
+
+    is_stopped = Event()
+    with AllReduceJob(folder, records=240, epochs=3, seconds=0.002, workers_min=2) as job:
+        _, *others = [job.start_rank(change) for _ in range(3)]
+        job.wait(is_stopped.is_set)
+        # Others go on without it, so its state does not count any more.
+        job.wait(lambda: job.state.world.phase is RoundPhase.RUNNING and "w0" not in job.state.world.members)
+        for rank in others:
+            job.kill(rank)
+        job.silent.discard("w0")
+        job.wait(lambda: "w0" in job.state.world.candidates)
+        job.start_rank(change)
+        job.wait_for_round(2)
+        assert not job.state.world.holders
+        job.wait_for_end()
+        returned, new = job.living_ranks()
+        np.testing.assert_array_equal(returned.replica.rates, new.replica.rates)
+
+
+def test_callbacks_before_a_step_that_is_not_applied_are_called_on_all_ranks(folder):
+    """A gradient is not finite, and ``train.on_nan`` is ``skip``: a rank without records has not computed the step."""
+    is_skipped = Event()
+
+    def change(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            rank.replica.rates[0] += 1000
+
+        rank.callbacks.before_step = before_step
+
+    with AllReduceJob(folder, records=400, seconds=0.002, workers_min=2) as job:
+        job.skip_nan = True
+        first, second = job.start_rank(change), job.start_rank(change)
+        find_lease, compute = second.loop._current_lease, first.replica.compute
+
+        def find_lease_later(*view: Any, **named: Any) -> Any:
+            return None if second.world.step == 6 else find_lease(*view, **named)
+
+        def compute_infinity(*data: Any, **named: Any) -> Any:
+            result = compute(*data, **named)
+            if first.world.step != 6:
+                return result
+            is_skipped.set()
+            return replace(result, finite=False, nonfinite="a variable")
+
+        second.loop._current_lease, first.replica.compute = find_lease_later, compute_infinity
+        job.wait(lambda: job.end is not None)
+        assert is_skipped.is_set()
+        assert job.end.phase == "Done", job.end
+        assert [step for step, _ in first.callbacks.begun] == [step for step, _ in second.callbacks.begun]
+
+
+def test_a_checkpoint_has_no_change_of_callbacks_before_a_step_that_is_not_in_it(folder):
+    """The first writer dies while it copies. The others have begun the next step then, and one of them copies."""
+    saved: list[tuple[float, int]] = []
+
+    def prepare(rank: Rank) -> None:
+        def before_step(step: int) -> None:
+            rank.replica.rates[:] += 1000
+
+        def die(point: str) -> None:
+            if point == "copy" and rank.uid == "w0" and (updates := rank.replica.updates) > 6:
+                job.wait(lambda: all(each.callbacks.begun[-1][0] == updates for each in job.ranks[1:]))
+                job.kill(rank, is_preempted=True)
+                raise KilledError
+
+        rank.callbacks.before_step, rank.replica.fail_at = before_step, die
+
+    def read(cut: int) -> None:
+        arrays = job.ranks[1].checkpoints.read(cut)
+        saved.append((float(arrays["rates"][-1]) // 1000, job.count_updates(arrays)))
+
+    settings = {"workers_min": 3, "workers": 3, "durable": True, "checkpoint_steps": 4}
+    with AllReduceJob(folder, records=400, seconds=0.002, **settings) as job:
+        job.check_saved = read
+        ranks = [job.start_rank(prepare) for _ in range(3)]
+        job.wait(lambda: ranks[0].is_killed, 10)
+        job.start_rank(prepare)
+        job.wait_for_end()
+        assert max(updates for _, updates in saved) > ranks[0].replica.updates
+        assert all(begun == updates for begun, updates in saved), saved
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 64], ids=["one file", "shards"])
+def test_a_rate_that_callbacks_set_after_the_step_of_a_checkpoint_is_in_it(folder, shard_bytes):
+    def lower(callbacks: RecordedCallbacks, update: int) -> None:
+        callbacks.learning_rate = 0.5**update
+
+    settings = {"workers_min": 2, "durable": True, "checkpoint_steps": 10}
+    with AllReduceJob(folder, records=400, seconds=0.002, shard_bytes=shard_bytes, **settings) as job:
+        saved: list[Any] = []
+        job.check_saved = lambda cut: saved.append(job.ranks[0].checkpoints.read(cut))
+        for _ in range(2):
+            job.start_rank(own(lower))
+        job.wait_for_end()
+        assert job.count_updates(saved[-1]) > 10
+        assert all(arrays["rate"] == [0.5 ** job.count_updates(arrays)] for arrays in saved)
+        check_rates(job)
 
 
 def test_a_new_master_and_a_new_rank_know_that_a_callback_stopped_training(folder):

@@ -379,7 +379,7 @@ def follower(folder):
         world._view = view
         size = replica.pack_state().nbytes
         made = StepFollower(
-            "w", replica, world, TOKEN, size, lambda outcome: None, lambda epochs: None, must_end=lambda: False
+            "w", replica, world, TOKEN, size, lambda outcome: None, lambda epoch, step: None, must_end=lambda: False
         )
         yield lambda *frames: (sent.extend(frames), made.follow(view)), replica, world
 

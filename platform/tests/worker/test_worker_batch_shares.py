@@ -63,6 +63,7 @@ class Fed:
     def __init__(self, tag: int, records: Any) -> None:
         self.tag, self.features = tag, np.array(records)
         self.labels = self.weights = None
+        self.skipped_images = 0
 
 
 class Harness:

@@ -28,6 +28,8 @@ class SteppedRank:
         self.copies = CheckpointCopies(self, self, self.writer, shard_bytes)
         self.copies.start_round(("w0", "w1"))
 
+    rate_names: frozenset[str] = frozenset()
+
     def state_sizes(self) -> dict[str, int]:
         return {"a": 8, "b": 8}
 

@@ -17,13 +17,14 @@ import tensorflow as tf  # noqa: E402
 
 from edl.api.errors import BadInputError  # noqa: E402
 from edl.api.job_spec import ModelSpec  # noqa: E402
-from edl.data.reader import CorruptRange, CorruptRecordError  # noqa: E402
+from edl.data.reader import CorruptRange, CorruptRecordError, Metadata  # noqa: E402
 from edl.data.record_columns import ColumnRecords, RaggedColumn  # noqa: E402
 from edl.data.tf_example import serialize_example  # noqa: E402
 from edl.keras.model_contract import load_model_module  # noqa: E402
 from edl.keras.user_code import UserCodeError  # noqa: E402
 from edl.worker.feed_pipeline import FeedError, FeedFunction, feed_in_background  # noqa: E402
-from edl.worker.record_stream import RecordWindow  # noqa: E402
+from edl.worker.lease_client import LeasedTask  # noqa: E402
+from edl.worker.record_stream import CorruptRecordSkipper, RecordStream, RecordWindow  # noqa: E402
 
 ZOO = Path(__file__).parents[3] / "model_zoo"
 RECORDS = [serialize_example({"x": [float(i), i + 0.5], "y": i}) for i in range(20)]
@@ -47,6 +48,14 @@ def feed_minibatches(
     feed: Any, mode: str, metadata: Any, windows: Iterator[tuple[int, RecordWindow]], *, prefetch: int = 2
 ) -> Iterator[Any]:
     return feed_in_background(FeedFunction(feed, mode, metadata), windows, prefetch=prefetch)
+
+
+def test_a_type_that_tensorflow_has_not_is_named_with_its_column() -> None:
+    records = ColumnRecords({"x": np.zeros(2), "odd": np.zeros(2, [("a", "f4")])})
+    with pytest.raises(FeedError, match="column 'odd' has the type"):
+        FeedFunction(lambda dataset, mode, metadata: dataset, "training", "about").make_minibatch(
+            0, RecordWindow(records)
+        )
 
 
 def test_every_window_is_one_minibatch_and_feed_is_traced_once() -> None:
@@ -357,3 +366,131 @@ def test_columns_reach_feed_as_mappings_and_lists_as_ragged_tensors() -> None:
     np.testing.assert_array_equal(second.labels, [3])
     (spec,) = calls
     assert (spec["y"].dtype, spec["tags"].dtype) == (tf.int64, tf.string)
+
+
+def numbers_of(dataset: Any, mode: str, metadata: Any) -> Any:
+    return dataset.map(tf.strings.to_number).map(lambda row: (row[:-1], row[-1:]))
+
+
+@pytest.mark.parametrize(
+    ("names", "is_reported"),
+    [
+        (("0.12", "-0.5", "1"), True),
+        (("1e3", "nan", "0"), True),
+        (("0", "1", "2"), False),  # as pandas names columns
+        (("height", "0.5", "label"), False),
+    ],
+)
+def test_a_csv_file_that_begins_with_a_record_of_numbers_is_a_warning(
+    names: tuple[str, ...], is_reported: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = FeedFunction(numbers_of, "training", Metadata("csv", names))
+    for start in (0, 2):
+        assert feed.make_minibatch(0, RecordWindow([["1", "2", "0"], ["3", "4", "1"]], 0, "x.csv", start)) is not None
+    reported = [text for text in caplog.messages if "data.reader.header" in text]
+    assert len(reported) == is_reported
+    assert all(", ".join(names) in text for text in reported)
+
+
+GOOD_IMAGE = tf.io.encode_png(np.full((2, 2, 3), 7, np.uint8)).numpy()
+BAD_IMAGE = b"\xff\xd8\xff\xda of the right length, and wrong inside \xff\xd9"
+
+
+def images_window(images: list[bytes], skipper: CorruptRecordSkipper, **fields: Any) -> RecordWindow:
+    columns = {"image": np.array(images, object), "label": np.arange(len(images))}
+    skip_image = skipper.skip_image if skipper.limit else None
+    return RecordWindow(ColumnRecords(columns), 0, "pets", 0, skip_image=skip_image, **fields)
+
+
+def decoding_feed(dataset: Any, mode: str, metadata: Any) -> Any:
+    def decode(record: Any) -> Any:
+        image = tf.ensure_shape(tf.io.decode_image(record["image"], 3, expand_animations=False), (2, 2, 3))
+        return image, record["label"]
+
+    return dataset.map(decode)
+
+
+def test_an_image_that_feed_cannot_decode_is_skipped_and_counted_as_a_corrupt_record() -> None:
+    feed, skipper = FeedFunction(decoding_feed, "training", None), CorruptRecordSkipper(2)
+    images = [GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE, BAD_IMAGE + b"2\xff\xd9"]
+    for _ in range(2):  # the next epoch has the same ones
+        minibatch = feed.make_minibatch(0, images_window(images, skipper))
+        assert minibatch is not None
+        assert minibatch.labels.numpy().tolist() == [0, 2]
+        assert minibatch.skipped_images == 2
+    alone = feed.make_minibatch(1, images_window(images[1:2], skipper))
+    assert alone is not None
+    assert (alone.features, alone.skipped_images) == (None, 1)
+    with pytest.raises(FeedError, match="record 0 of pets"):
+        feed.make_minibatch(2, images_window([BAD_IMAGE + b"3\xff\xd9"], skipper))
+
+
+def test_a_job_that_allows_no_corrupt_records_ends_and_names_the_field() -> None:
+    feed = FeedFunction(decoding_feed, "training", None)
+    with pytest.raises(FeedError, match="record 1 of pets") as raised:
+        feed.make_minibatch(0, images_window([GOOD_IMAGE, BAD_IMAGE], CorruptRecordSkipper(0)))
+    assert "data.max_corrupt_records" in (raised.value.hint or "")
+
+
+def test_an_image_is_not_blamed_for_what_feed_raises_of_other_records() -> None:
+    feed, skipper = FeedFunction(lambda *args: decoding_feed(*args).take(0), "training", None), CorruptRecordSkipper(9)
+    assert feed.make_minibatch(0, images_window([BAD_IMAGE], skipper)) is None, "feed does not decode it"
+    feed = FeedFunction(lambda d, m, i: d.map(lambda r: (r["label"], 1 // r["label"])), "training", None)
+    with pytest.raises(FeedError, match="record 0 of pets") as raised:
+        feed.make_minibatch(0, images_window([GOOD_IMAGE, BAD_IMAGE], skipper))
+    assert "max_corrupt" not in (raised.value.hint or "")
+    assert skipper.count == 0
+
+
+def test_skipped_images_are_reported_with_their_step() -> None:
+    skipper = CorruptRecordSkipper(1)
+    feed = FeedFunction(decoding_feed, "training", None)
+    images = images_window([GOOD_IMAGE, BAD_IMAGE, GOOD_IMAGE], skipper).records
+
+    class Reader:
+        def read(self, source: str, start: int, end: int, on_corrupt: Any = None) -> Any:
+            return images[start:end]
+
+    stream = RecordStream(
+        lambda: Reader(),  # type: ignore[arg-type,return-value]
+        skipper,
+        lambda windows: feed_in_background(feed, windows),
+        lambda lease: True,
+    )
+    task = LeasedTask(1, "training", "pets", 0, 3, minibatch_size=2)
+    stream.add_task(task)
+    found = [(step.record_count, step.skipped_records) for step in stream.load_steps(task)]
+    assert found == [(1, 1), (1, 0)]
+    stream.close()
+
+
+@pytest.mark.parametrize(
+    ("inter_op", "cores", "parallel", "expected"),
+    [(2, 8, 8, [8]), (2, 100, tf.data.AUTOTUNE, [16]), (2, 2, 2, []), (0, 8, 8, []), (2, 8, None, [])],
+)
+def test_images_are_decoded_by_as_many_threads_as_the_worker_has_cores(
+    monkeypatch: pytest.MonkeyPatch, inter_op: int, cores: int, parallel: int | None, expected: list[int]
+) -> None:
+    """TensorFlow has two threads for functions of map in a worker, whatever ``num_parallel_calls`` says."""
+    monkeypatch.setattr(tf.config.threading, "get_inter_op_parallelism_threads", lambda: inter_op)
+    monkeypatch.setattr(tf.config.threading, "get_intra_op_parallelism_threads", lambda: cores)
+
+    def feed_with(decode: Any) -> FeedFunction:
+        return FeedFunction(
+            lambda dataset, mode, metadata: dataset.map(
+                lambda record: (decode(record), record["label"]), num_parallel_calls=parallel
+            ),
+            "training",
+            None,
+        )
+
+    for feed, threads in (
+        (feed_with(lambda record: tf.io.decode_image(record["image"], 3, expand_animations=False)), expected),
+        (feed_with(lambda record: record["label"]), []),
+    ):
+        minibatch = feed.make_minibatch(0, images_window([GOOD_IMAGE] * 3, CorruptRecordSkipper(0)))
+        assert minibatch is not None
+        assert minibatch.labels.numpy().tolist() == [0, 1, 2]
+        operations = feed._traced_feed.graph.get_operations()  # type: ignore[union-attr]
+        found = [each for each in operations if each.type == "PrivateThreadPoolDataset"]
+        assert [tf.get_static_value(each.inputs[1]) for each in found] == threads

@@ -141,6 +141,7 @@ def test_a_minibatch_above_the_records_of_an_epoch_is_refused(
 
 
 @pytest.mark.parametrize(("condition", "code"), [("tf.math.is_nan(x[0])", 2), ("x[0] > 0.0", 0)])
+@pytest.mark.first_cases(1)
 def test_a_feed_that_drops_every_record_is_refused(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str], condition: str, code: int
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_feed_that_drops_every_record_is_refused(
     assert bool(missing_keys(capsys.readouterr().err, "feed", "50 records")) == (not code)
 
 
+@pytest.mark.repetition
 def test_a_job_that_evaluates_nothing_needs_no_metrics(train_locally: Callable[..., LocalTraining]) -> None:
     silent = MODEL.replace("def eval_metrics_fn", "def not_needed")
     job = train_locally(silent)
@@ -168,6 +170,7 @@ def test_the_process_is_the_runs_only_worker(train_locally: Callable[..., LocalT
     assert last.kind == "job_ended"
 
 
+@pytest.mark.repetition
 def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +187,7 @@ def test_max_steps_ends_a_run_as_it_does_a_distributed_one(
     assert (summary["reason"], summary["records_total"]) == ("all records are done", 100)
 
 
+@pytest.mark.repetition
 def test_people_read_the_same_end_as_of_a_distributed_run(
     train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +214,7 @@ def test_a_resumed_run_is_bit_for_bit_an_uninterrupted_one(train_locally: Callab
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.repetition
 def test_a_learning_rate_that_the_user_corrects_counts_when_the_run_is_resumed(
     train_locally: Callable[..., LocalTraining], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +225,18 @@ def test_a_learning_rate_that_the_user_corrects_counts_when_the_run_is_resumed(
     assert code == 0
     rates = [float(values) for values in arrays(parted).values() if values.shape == () and values.dtype == np.float32]
     assert rates == [pytest.approx(0.003)]
+
+
+def test_a_run_is_not_resumed_on_other_records_of_the_same_number(
+    train_locally: Callable[..., LocalTraining], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = train_locally()
+    parted, _ = job.run(max_steps=7)
+    data = job.folder / "data.csv"
+    data.write_text(data.read_text().replace("1", "2"))
+    _, code = job.run(parted, max_steps=8)
+    assert code == 2
+    assert not missing_keys(capsys.readouterr().err, str(data), "the data has changed since this run started")
 
 
 @pytest.mark.repetition
@@ -486,6 +503,7 @@ def test_callbacks_decide_at_evaluations_as_at_the_epochs_of_keras_fit(
     assert rates[-1] == f"the learning rate is now {float(model.optimizer.learning_rate):.6g}"
 
 
+@pytest.mark.repetition
 def test_averaged_weights_are_what_is_evaluated_and_exported_as_by_keras_fit(
     train_locally: Callable[..., LocalTraining],
 ) -> None:
@@ -550,6 +568,7 @@ def assert_same(parted: RunDirectory, whole: RunDirectory) -> None:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
+@pytest.mark.repetition
 def test_what_callbacks_have_seen_survives_a_stop_in_between(
     train_locally: Callable[..., LocalTraining], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -584,6 +603,7 @@ def test_what_callbacks_have_seen_survives_an_end_in_between(
     assert_same(parted, whole)
 
 
+@pytest.mark.repetition
 def test_a_run_that_ended_goes_on_from_the_best_weights(
     train_locally: Callable[..., LocalTraining], tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_lone_worker_moves_its_copy_as_the_servers_move_the_values(
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZER_DEFINITIONS.keys() - {"ftrl"}))
+@pytest.mark.first_cases(8)
 def test_a_worker_that_joins_late_moves_its_copy_from_what_it_pulled(harness: LoopHarness, name: str) -> None:
     """Its slot variables have seen nothing, and the values of others stay in its copy all the same."""
     early = harness.parameters(network(harness), optimizer=OptimizerSpec(name))

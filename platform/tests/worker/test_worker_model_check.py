@@ -379,6 +379,10 @@ class Summing(keras.layers.Layer):
 def custom_model():
     return keras.Sequential([keras.Input((2,)), Summing(), keras.layers.Dense(1)])
 """
+SPACED = f"""{TWO_NUMBERS}
+def custom_model():
+    return keras.Sequential([keras.Input((2,), name="two numbers"), keras.layers.Dense(1)])
+"""
 WIDE = f"""{TWO_NUMBERS}
 def custom_model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float64")])
@@ -387,8 +391,12 @@ def custom_model():
 
 @pytest.mark.parametrize(
     ("module", "said"),
-    [(SUMMING, "sum over the records"), (WIDE, "exported files have float32 variables")],
-    ids=["a summed loss", "float64"],
+    [
+        (SUMMING, "sum over the records"),
+        (WIDE, "exported files have float32 variables"),
+        (SPACED, "a SavedModel has no input 'two numbers'"),
+    ],
+    ids=["a summed loss", "float64", "a space in a name"],
 )
 def test_what_all_reduce_would_train_or_export_otherwise_is_refused(check_job: Any, module: str, said: str) -> None:
     result = check_job(module, strategy={"name": "AllReduce"}, export={})
@@ -468,6 +476,7 @@ def test_an_id_that_no_table_has_is_found_in_the_first_minibatch(check_job: Any,
     ],
     ids=["local steps", "optimizer", "several PS", "hidden use"],
 )
+@pytest.mark.first_cases(2)
 def test_what_parameter_servers_refuse_is_found_without_one(refuse_job: Any, source: str, spec: Any, said: str) -> None:
     result = refuse_job(source, **spec)
     assert said in result["failure"]
@@ -544,6 +553,7 @@ EVALUATING = {"train": {"minibatch_size": 8, "evaluation_steps": 2}}
         "epochs beyond 64 bits",
     ],
 )
+@pytest.mark.first_cases(4)
 def test_what_a_job_asks_and_its_model_cannot_is_found(
     refuse_job: Any, strategy: Any, source: str, spec: Any, said: str
 ) -> None:

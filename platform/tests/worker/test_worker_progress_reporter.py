@@ -12,6 +12,7 @@ from worker.loop_harness import LEASE, MEMBER, ScriptedMaster
 
 from edl.api.errors import RetryableError
 from edl.transport import edl_pb2 as pb
+from edl.transport.peer_errors import PeerRefusedError
 from edl.worker.lease_client import LeasedTask, ProgressReporter
 from edl.worker.master_session import MasterLostError, MasterSession
 
@@ -225,6 +226,25 @@ def test_a_new_master_is_followed_and_an_old_one_is_not_believed() -> None:
     with pytest.raises(MasterLostError, match="incarnation 1 answered"):
         harness.progress.send_all()
     assert harness.lost == []
+
+
+def test_a_worker_whose_messages_are_refused_does_not_work_on_unheard() -> None:
+    harness = ProgressHarness()
+
+    def refuse(method: str, request: Any) -> None:
+        if getattr(request, "warnings", ()):
+            raise PeerRefusedError("it contains a control character", kind="bad")
+
+    harness.master.on_call = refuse
+    harness.progress.track_lease(LeasedTask(1, "training"))
+    harness.progress.record_step(1, 1, loss=1.0)
+    harness.progress.add_warning("a", "a")
+    harness.advance(1)
+    harness.progress.run()
+    with pytest.raises(PeerRefusedError, match="control character"):
+        harness.progress.record_step(1, 2, loss=1.0)
+    with pytest.raises(PeerRefusedError, match="control character"):
+        harness.progress.finish_task(1)
 
 
 def test_a_master_that_stays_away_ends_the_worker() -> None:

@@ -65,7 +65,9 @@ def read_files(failures: int, pause: Callable[[float], None], jitter: Callable[[
     reader: Any = UnmountedFiles(failures)
 
     def feed(windows: TaggedWindows) -> Iterator[Any]:
-        return (SimpleNamespace(tag=tag, features=np.array(window.records)) for tag, window in windows)
+        return (
+            SimpleNamespace(tag=tag, features=np.array(window.records), skipped_images=0) for tag, window in windows
+        )
 
     stream = RecordStream(lambda: reader, CorruptRecordSkipper(0), feed, lambda lease: True, pause=pause, jitter=jitter)
     task = LeasedTask(1, "training", source="a", start=0, end=2, minibatch_size=2)

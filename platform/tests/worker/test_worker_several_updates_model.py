@@ -190,8 +190,10 @@ def state_of(model: Any) -> list[Any]:
     "point",
     [
         "compute second",
-        "applied second",
-        *(pytest.param(point, marks=pytest.mark.repetition) for point in ("compute", "apply", "apply second")),
+        *(
+            pytest.param(point, marks=pytest.mark.repetition)
+            for point in ("applied second", "compute", "apply", "apply second")
+        ),
     ],
 )
 def test_a_rank_is_killed_within_a_step_and_another_one_joins(gan: GanRanks, folder: Path, point: str) -> None:

@@ -308,6 +308,7 @@ NOT_ON_SERVERS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", NOT_ON_SERVERS)
+@pytest.mark.first_cases(2)
 def test_a_state_that_servers_do_not_have_is_refused_by_name(name: str, tmp_path: Path) -> None:
     optimizer, named = NOT_ON_SERVERS[name]
     replica = make_replica(make_module(optimizer))

@@ -69,6 +69,14 @@ def test_the_same_schema_is_accepted_in_silence(tmp_path: Path, feed: Any, caplo
     assert not caplog.messages
 
 
+def test_records_that_were_taken_for_headers_are_not_compared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TRAINING", "0.5,1,0\n" * 2)
+    check(tmp_path, by_slices, "0.25,3,1\n" * 2)
+    assert ["the first row" in text for text in caplog.messages] == [True]
+
+
 @pytest.mark.parametrize(
     ("feed", "validation", "keys"),
     [

@@ -45,8 +45,8 @@ LARGE = ("cifar10_mobilenet_v2", "resnet50")
 """Tracing a step of these takes longer than all others together take."""
 
 
-IN_EVERY_RUN = ("census_wide_and_deep", "cifar10_functional", "text")
-"""One of each kind of data but clicks, which a test of whole jobs has; the others are repetitions."""
+IN_EVERY_RUN = ("census_wide_and_deep",)
+"""Tests of whole jobs have one on clicks, and those on images and ratings; the others are repetitions."""
 
 
 def _mark(name: str) -> pytest.MarkDecorator | tuple[()]:
@@ -112,6 +112,7 @@ def feed_all(module: str, path: Path, mode: str = "training") -> list[Any]:
     return list(feed(tf.data.Dataset.from_tensor_slices(records), mode, reader.metadata).as_numpy_iterator())
 
 
+@pytest.mark.repetition
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_model_takes_what_its_feed_returns(name: str, data: Path) -> None:
     import keras

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +57,15 @@ class SavedModelExporter:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise BadInputError(
             "SavedModelExporter takes objects of ElasticDL's workers, which EDL does not have",
+            where=_calling_line(),
             hint=f"remove it: a job exports its model to export.path of the job file ({MIGRATION_PAGE})",
         )
+
+
+def _calling_line() -> str:
+    """The line of the module that makes the object whose ``__init__`` calls this."""
+    caller = inspect.stack()[2]
+    return f"{caller.filename}:{caller.lineno}"
 
 
 __getattr__ = explain_missing_names(__name__)

@@ -117,13 +117,15 @@ _INT, _BOOL = Kind.WHOLE_NUMBER, Kind.BOOLEAN
 
 def _resources(role: str, default: str) -> tuple[Flag, Flag]:
     fields = tuple(f"{role}.resources.{name}" for name in ("cpu", "memory", "ephemeral_storage"))
-    if role == "workers":
-        fields = (*fields, "workers.resources.gpu")
     name = {"workers": "worker"}.get(role, role)
     limits = (f"{role}.resources.limits.cpu", f"{role}.resources.limits.memory", f"{role}.resources.ephemeral_storage")
+    gpu = ("workers.resources.gpu",) if role == "workers" else ()
     return (
-        Flag(f"{name}_resource_request", Sets(fields), default),
-        Flag(f"{name}_resource_limit", Sets(limits, "without it, memory's limit is the request, and CPU has none")),
+        Flag(f"{name}_resource_request", Sets((*fields, *gpu)), default),
+        Flag(
+            f"{name}_resource_limit",
+            Sets((*limits, *gpu), "without it, memory's limit is the request, and CPU has none"),
+        ),
     )
 
 

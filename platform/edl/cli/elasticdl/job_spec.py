@@ -19,9 +19,10 @@ from edl.api.fields import JsonValue
 from edl.api.job_spec import API_VERSION, JobSpec
 from edl.cli.elasticdl.flags import EVALUATE, PREDICT, TRAIN, Directs, Flag, NoEffect, Refused, Sets, flags_of
 from edl.cli.elasticdl.job_command import find_shell_word, find_training_data, program_name, read_command
-from edl.cli.elasticdl.parser import CommandLine, UsageError, join_words
+from edl.cli.elasticdl.parser import CommandLine, UsageError
 from edl.cli.elasticdl.values import (
     STRATEGIES,
+    find_broken_literals,
     find_repeated_variables,
     read_parameters,
     read_priority,
@@ -33,8 +34,8 @@ from edl.cli.elasticdl.values import (
 from edl.jobfile.document_tree import DocumentNode, build_tree, closest_match
 from edl.jobfile.keras_version import LEGACY_VARIABLE, uses_keras2
 from edl.jobfile.loader import ExtraRules, read_job_tree
-from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function
-from edl.reporting.unit_formats import pluralize
+from edl.jobfile.zoo_lookup import STAR_IMPORT, find_model_function, find_undefined_model, find_unknown_params
+from edl.reporting.unit_formats import join_words, pluralize
 
 DATASETS = {TRAIN: "training", EVALUATE: "validation", PREDICT: "prediction"}
 """The data set that a command needs."""
@@ -236,6 +237,7 @@ class _Translator:
         self._translate_name(values["model_def"].rpartition(".")[0].rpartition(".")[2], "the model's module")
         if values["model_def"]:
             self._put("model.definition", values["model_def"], "model_def")
+            self._check_definition()
         else:
             self.problems.append(f"{self._line.command}: --model_def is missing")
         self._translate_zoo()
@@ -248,6 +250,30 @@ class _Translator:
         params = self._read("model_params", read_parameters)
         if params:
             self._put("model.params", params, "model_params")
+            self._check_params(params)
+
+    def _check_definition(self) -> None:
+        """Whether a module that is on this machine defines the model; one that is not may be in the image."""
+        flag = "model_def"
+        error = find_undefined_model(Path(self._values["model_zoo"] or "."), self._values[flag])
+        if error is not None:
+            self._refuse(flag, f"{error.where}: {error.message}; {error.hint}")
+
+    def _check_params(self, params: Mapping[str, JsonValue]) -> None:
+        """Parameters that the model's function does not accept, if its module is on this machine; broken literals."""
+        flag = "model_params"
+        self._note_broken_literals(flag)
+        zoo = Path(self._values["model_zoo"] or ".")
+        try:
+            errors = list(find_unknown_params(zoo, self._values["model_def"], params))
+        except BadInputError:  # no such module here: a run says it, and an image may have it
+            return
+        for error in errors:
+            self._refuse(flag, f"{error.where}: {error.message}; {error.hint}")
+
+    def _note_broken_literals(self, flag: str) -> None:
+        for name, value in find_broken_literals(self._values[flag]).items():
+            self._note(flag, f"{name} is no literal of Python and is taken as text: {value}")
 
     def _translate_name(self, default: str, owner: str) -> None:
         """The job's name and image."""
@@ -300,8 +326,15 @@ class _Translator:
     def _translate_function(self, flag: str, entry: Flag) -> None:
         """Another name of a function of the model's module; the contract's own name needs no field."""
         assert isinstance(entry.effect, Sets)
-        if self._values[flag] not in (entry.default, ""):
-            self._put(entry.effect.fields[0], self._values[flag], flag)
+        name = self._values[flag]
+        if name in (entry.default, ""):
+            return
+        self._put(entry.effect.fields[0], name, flag)
+        defined = self._defined_names({})
+        if defined is not None and "." not in name and name not in defined:
+            near = closest_match(name, defined)
+            hint = f"did you mean {near}?" if near else f"it defines {', '.join(defined)}"
+            self._refuse(flag, f"the model's module does not define {name}; {hint}")
 
     def _translate_data(self) -> None:
         for flag in _DATA_FIELDS:
@@ -332,6 +365,7 @@ class _Translator:
 
     def _translate_reader(self, reader: dict[str, JsonValue]) -> None:
         flag = "data_reader_params"
+        self._note_broken_literals(flag)
         kind = str(reader.get("reader_type", "")).lower()
         if kind == "odps":
             self._refuse(flag, f"reader_type: {_FILES_ONLY}")
@@ -360,12 +394,15 @@ class _Translator:
             self._put("data.reader", reader, flag)
 
     def _module_names(self) -> tuple[str, ...] | None:
-        """What the model's module defines, if it is on this machine too."""
+        """What the model's module defines, by the names of the contract, if it is on this machine too."""
         functions = {
             path.rpartition(".")[2]: str(node.value)
             for path, node in self._fields.items()
             if path.startswith("model.functions.")
         }
+        return self._defined_names(functions)
+
+    def _defined_names(self, functions: Mapping[str, str]) -> tuple[str, ...] | None:
         zoo = Path(self._values["model_zoo"] or ".")
         try:
             names = find_model_function(zoo, self._values["model_def"], functions).names
@@ -404,14 +441,15 @@ class _Translator:
         flag = "checkpoint_dir_for_init"
         model = self._values[flag]
         is_here = not self.is_on_cluster and os.path.exists(model)
-        if is_here:
-            self._put(field, os.path.abspath(model), flag)
-        elif _ELASTICDL_CHECKPOINT.search(model):
+        is_path = is_here or (not self.is_on_cluster and (model.startswith(("/", ".")) or model.endswith(".keras")))
+        if _is_elasticdl_checkpoint(model) if is_here else _ELASTICDL_CHECKPOINT.search(model):
             self._refuse(
                 flag,
                 "looks like a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
                 "mnist, or a .keras file that --output exported",
             )
+        elif is_path:
+            self._put(field, os.path.abspath(model), flag)
         elif model:
             self._put(field, model, flag)
         elif flag in self._given:
@@ -521,10 +559,10 @@ class _Translator:
             if not values["num_ps_pods"]:
                 self.notes.append("--num_ps_pods is 0: EDL has at least one parameter server with this strategy")
         elif self._program is None:
-            why = "nothing is trained" if self._line.command != TRAIN else f"strategy {self._strategy} has none"
+            reason = "nothing is trained" if self._line.command != TRAIN else f"strategy {self._strategy} has none"
             ps_flags = ["num_ps_pods", "ps_resource_request", "ps_resource_limit", "ps_pod_priority"]
             for flag in (each for each in ps_flags if each in self._given):
-                self._note(flag, f"no effect: no parameter servers, because {why}")
+                self._note(flag, f"no effect: no parameter servers, because {reason}")
         for flag_prefix, section in roles.items():
             self._translate_resources(flag_prefix, section)
             priority = self._read(f"{flag_prefix}_pod_priority", read_priority)
@@ -536,6 +574,7 @@ class _Translator:
 
     def _translate_resources(self, flag_prefix: str, section: str) -> None:
         request, limit = f"{flag_prefix}_resource_request", f"{flag_prefix}_resource_limit"
+        resources: dict[str, JsonValue] = {}
         if self._is_used(request):
             resources = self._read(request, read_resources) or {}
             for name, value in resources.items():
@@ -544,8 +583,14 @@ class _Translator:
         for name, value in limits.items():
             if name in ("cpu", "memory"):
                 self._put(f"{section}.resources.limits.{name}", value, limit)
-            else:  # of a node's disk and of devices, EDL's fields are the limits
-                self._put(f"{section}.resources.{name}", value, limit)
+                continue
+            # of a node's disk and of devices, EDL's fields are the limits
+            requested = resources.get(name, value)
+            if name == "gpu" and requested != value:  # Kubernetes does not share devices
+                self._refuse(limit, f"{request} has gpu={requested}; requests and limits of GPUs must be the same")
+            elif requested != value:
+                self._note(request, f"disk is {value}, the limit: EDL has one amount for both")
+            self._put(f"{section}.resources.{name}", value, limit)
 
     def _translate_logs(self) -> None:
         level = self._values["log_level"].lower()
@@ -581,7 +626,7 @@ class _Translator:
     def _translate_variables(self) -> None:
         copied = self._read("populate_env_names", select_variables)
         if copied is not None:
-            names = join_words(copied) if copied else "no variable"
+            names = join_words(list(copied)) if copied else "no variable"
             self._note("populate_env_names", f"copies {names} of this machine into pod.env")
         typed = self._read("envs", read_variables) or {}
         for name in find_repeated_variables(self._values["envs"]):
@@ -652,6 +697,10 @@ class _Translator:
             ignored.append(self._given["namespace"])
         if ignored:
             yield f"{', '.join(ignored)}: no effect on this machine; they are for pods (--image_name)"
+
+
+def _is_elasticdl_checkpoint(folder: str) -> bool:
+    return any(Path(folder).glob("variables-*-of-*.ckpt"))
 
 
 def _reasons_of_programs() -> dict[str, str]:

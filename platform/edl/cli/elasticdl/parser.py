@@ -7,7 +7,7 @@ taken. An unknown flag is an error with the nearest name. All mistakes of a line
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from edl.cli.elasticdl.flags import (
 from edl.cli.elasticdl.values import TRUE_WORDS, is_unknown_word, read_boolean
 from edl.core.strict_json import escape_surrogates
 from edl.jobfile.document_tree import closest_match, find_text_fault
+from edl.reporting.unit_formats import join_words
 
 MIGRATION_PAGE = "docs/migrating-from-elasticdl.md"
 DRY_RUN = "dry_run"
@@ -77,10 +78,10 @@ def parse_command_line(command: str, words: Sequence[str]) -> CommandLine:
     found = vars(parser.parse_args(reader.resolve(words)))
     problems, notes = reader.problems, reader.notes
     notes += [f"{name}: given more than once; the last value counts" for name in parser.repeated]
-    given = {name: text for name, text in found.items() if name in flags}
-    typed = {name: _as_typed(flags[name], text) for name, text in given.items()}
+    texts = {name: text for name, text in found.items() if name in flags}
+    typed = {name: _as_typed(flags[name], text) for name, text in texts.items()}
     values: dict[str, Any] = {name: flag.default for name, flag in flags.items()}
-    for name, text in given.items():
+    for name, text in texts.items():
         values[name] = _read_value(flags[name], text, typed[name], problems)
         if flags[name].kind is Kind.BOOLEAN and text != _BARE and is_unknown_word(text):
             notes.append(f"{typed[name]}: taken as false, as ElasticDL does; true is one of {', '.join(TRUE_WORDS)}")
@@ -291,9 +292,3 @@ def _default_text(flag: Flag) -> str:
     if flag.default in (None, ""):
         return " Required." if flag.required and flag.default is None else ""
     return f" Default: {flag.default}."
-
-
-def join_words(words: Iterable[str]) -> str:
-    """``a, b and c``."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last

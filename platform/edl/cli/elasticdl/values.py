@@ -191,6 +191,39 @@ def _read_literal(name: str, text: str) -> JsonValue:
     return _to_json(name, value)
 
 
+def find_broken_literals(text: str) -> dict[str, str]:
+    """Values that ``read_parameters`` takes as text, and that are probably meant as code, by name.
+
+    They begin or end like a list or a mapping, so a bracket or a quote may be missing, or they compute something, such
+    as ``4 * 1024``, which ElasticDL evaluates.
+    """
+    broken = {}
+    for part in filter(str.strip, _split_outside_quotes(text)):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if not _is_literal(value) and (
+            value.startswith(("[", "{", "(")) or value.endswith(("]", "}", ")")) or _computes_constant(value)
+        ):
+            broken[name] = value
+    return broken
+
+
+def _is_literal(text: str) -> bool:
+    try:
+        ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
+
+
+def _computes_constant(text: str) -> bool:
+    """Whether it is Python that needs no name: words such as ``my-table`` are code as well, and are meant as text."""
+    try:
+        nodes = list(ast.walk(ast.parse(text, mode="eval")))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return not any(isinstance(node, ast.Name) for node in nodes)
+
+
 def _to_json(name: str, value: object) -> JsonValue:
     if isinstance(value, list | tuple):
         return [_to_json(name, member) for member in value]

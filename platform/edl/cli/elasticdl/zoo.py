@@ -9,8 +9,9 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError, StorageError
 from edl.cli.elasticdl.flags import ZOO_BUILD, ZOO_INIT, NoEffect, flags_of
-from edl.cli.elasticdl.parser import CommandLine, join_words
+from edl.cli.elasticdl.parser import CommandLine
 from edl.jobfile.elasticdl_imports import find_compat_import
+from edl.reporting.unit_formats import join_words
 
 DOCKERFILE = Path("Dockerfile")
 REPLACED_DOCKERFILE = Path("Dockerfile.old")

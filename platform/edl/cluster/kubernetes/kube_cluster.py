@@ -259,8 +259,8 @@ class KubeCluster:
             ApiError: the server cannot do it now, or refuses.
         """
         listing = self._api.list(PODS, namespace=self._namespace, labels=self._selector)
-        there = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
-        records = [record for record in self._pod_cache.records() if record.uid in there]
+        listed_uids = {seen.uid for pod in listing.items if (seen := self._pod_cache.update(pod)) is not None}
+        records = [record for record in self._pod_cache.records() if record.uid in listed_uids]
         kept_records = newest_crashed_pods(records) if keep_crashed else []
         removed = [record for record in records if record not in kept_records]
         for record in removed:

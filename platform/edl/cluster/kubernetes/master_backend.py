@@ -117,8 +117,8 @@ def delete_unowned_token(api: KubeClient, job: str, uid: str, token_secret: str,
         return True
     except ApiError as error:
         forbidden = isinstance(error, RbacDeniedError)
-        why = "masters may not delete their token in this namespace" if forbidden else error.message
-        log.warning("%s", _leftover_text(SECRETS, token_secret, job, why))
+        reason = "masters may not delete their token in this namespace" if forbidden else error.message
+        log.warning("%s", _leftover_text(SECRETS, token_secret, job, reason))
         return not isinstance(error, RetryableError)
     log.info("deleted the job's token, %s, which nobody owned", token_secret)
     return True

@@ -87,9 +87,9 @@ class PodExec:
                 spoke = time.monotonic()
             elif time.monotonic() - spoke > EXEC_IDLE_SECONDS:  # pings arrive, but nothing from the program
                 raise self._connection_error(TimeoutError(f"no message for {EXEC_IDLE_SECONDS:g} s"))
-        taken = bytes(self._stdout[:size])
+        part = bytes(self._stdout[:size])
         del self._stdout[:size]
-        return taken
+        return part
 
     def has_pending_input(self) -> bool:
         """Whether there is unread output, or the program has exited. Does not wait.

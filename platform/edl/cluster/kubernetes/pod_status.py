@@ -322,8 +322,8 @@ def _end_reason(pod: Manifest, container_end: ContainerEnd) -> str:
     if container_end.reason == _OOM_KILLED:
         return container_end.reason
     status = pod["status"]
-    said = status.get("reason") or _SIGNAL_REASONS.get(container_end.exit_code or 0) or container_end.reason
-    return said or ("Completed" if status.get("phase") == PodPhase.SUCCEEDED else "Error")
+    message = status.get("reason") or _SIGNAL_REASONS.get(container_end.exit_code or 0) or container_end.reason
+    return message or ("Completed" if status.get("phase") == PodPhase.SUCCEEDED else "Error")
 
 
 def _waiting_reason(pod: Manifest) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from edl.api.job_spec import JobSpec
 from edl.api.pod_spec import PodSpec, SecretKeyRef, VolumeSpec
 from edl.cluster.kubernetes import names, pod_template
 from edl.cluster.kubernetes.pod_template import MERGE_KEYS, SAFE_TO_EVICT_ANNOTATION, has_unique_keys
+from edl.jobfile.database_address import CREDENTIAL_VARIABLES, path_of_data
 from edl.jobfile.document_tree import RuleViolation
 from edl.jobfile.keras_version import BACKEND_REMEDY, BACKEND_VARIABLE
 from edl.jobfile.path_resolution import (
@@ -119,6 +120,8 @@ def _check_reserved(name: str, path: str) -> Iterator[RuleViolation]:
 
 
 def _is_reserved(name: str) -> bool:
+    if name in CREDENTIAL_VARIABLES:
+        return False
     return name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES)
 
 
@@ -308,7 +311,8 @@ def _check_data(spec: JobSpec) -> Iterator[RuleViolation]:
 
 def _local_data_paths(spec: JobSpec) -> Iterator[tuple[str, str]]:
     for name in ("training", "validation", "prediction"):
-        yield from ((f"data.{name}", path) for path in getattr(spec.data, name) if "://" not in path)
+        files = [path_of_data(path) for path in getattr(spec.data, name)]
+        yield from ((f"data.{name}", file) for file in files if file is not None)
 
 
 def _check_export(spec: JobSpec) -> Iterator[RuleViolation]:
@@ -376,9 +380,9 @@ def _check_storage(spec: JobSpec) -> Iterator[RuleViolation]:
 
 def _check_storage_mount(path: str, claim: str, spec: JobSpec) -> Iterator[RuleViolation]:
     """Check a claim for storage only, which is mounted at the storage path."""
-    taken = [volume.mount for volume in spec.volumes if PurePosixPath(volume.mount) == PurePosixPath(path)]
+    mounts = [volume.mount for volume in spec.volumes if PurePosixPath(volume.mount) == PurePosixPath(path)]
     hidden = _hidden_mounts(VolumeSpec(mount=path))
-    if taken or hidden or ":" in path:
+    if mounts or hidden or ":" in path:
         yield RuleViolation(
             "storage.path", f"found '{path}', where the claim '{claim}' cannot be mounted", "choose another path"
         )

@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from edl.api.errors import BadInputError
+from edl.data.reader import PackedRecords
 from edl.numerics.checksum import crc32
 
 try:  # takes a twentieth of the time: workers divide the chunks of a shuffled window several times per epoch
@@ -75,8 +76,49 @@ class DecodedChunk:
 
     def slice_records(self, first: int, last: int) -> list[bytes]:
         """Records ``[first, last)`` of the chunk."""
-        payload = self.payload
-        return [payload[begin + LENGTH_BYTES : end] for begin, end in pairwise(self.bounds[first : last + 1])]
+        return PackedRecords(self.payload, self.bounds, LENGTH_BYTES)[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkParts:
+    """Where some records of a verified, uncompressed chunk are, to read a part of it alone, and to verify that part.
+
+    Args:
+        records: the chunk's number of records.
+        step: number of records of each part; the last one may have fewer.
+        offsets: where each part begins in the payload, and at the end the payload's size.
+        checksums: CRC-32 of the payload up to each offset.
+    """
+
+    records: int
+    step: int
+    offsets: array[int]
+    checksums: array[int]
+
+    @classmethod
+    def divide(cls, chunk: DecodedChunk, step: int) -> ChunkParts:
+        """The parts of a chunk, which need not be verified: the last checksum is that of the payload."""
+        offsets = chunk.bounds[:-1:step]
+        offsets.append(len(chunk.payload))
+        view, checksums = memoryview(chunk.payload), array("L", [0])
+        for begin, end in pairwise(offsets):
+            checksums.append(crc32(view[begin:end], checksums[-1]))
+        return cls(len(chunk.bounds) - 1, step, offsets, checksums)
+
+    def parts_of_range(self, first: int, last: int) -> range:
+        """Numbers of the parts with the records ``[first, last)``."""
+        return range(first // self.step, -(-last // self.step))
+
+    def decode(self, parts: range, stored: bytes) -> DecodedChunk:
+        """Verify and divide the bytes of some parts.
+
+        Raises:
+            CorruptChunkError: these are other bytes than when the whole chunk was verified.
+        """
+        if crc32(stored, self.checksums[parts.start]) != self.checksums[parts.stop]:
+            raise CorruptChunkError(f"wrong checksum of {len(stored)} bytes of the chunk")
+        count = min(parts.stop * self.step, self.records) - parts.start * self.step
+        return DecodedChunk(stored, _record_bounds(stored, count))
 
 
 def encode_chunk(records: Iterable[bytes], compression: Compression) -> bytes:
@@ -102,6 +144,19 @@ def decode_chunk(header: ChunkHeader, stored: bytes) -> DecodedChunk:
         raise CorruptChunkError(f"checksum {checksum:#010x} instead of {header.checksum:#010x}")
     payload = _decompress_payload(stored, header.compressor)
     return DecodedChunk(payload, _record_bounds(payload, header.records))
+
+
+def decode_large_chunk(header: ChunkHeader, stored: bytes, step: int) -> tuple[DecodedChunk, ChunkParts]:
+    """As ``decode_chunk``, of an uncompressed payload, with parts of ``step`` records."""
+    try:
+        chunk = DecodedChunk(stored, _record_bounds(stored, header.records))
+        parts = ChunkParts.divide(chunk, step)
+    except CorruptChunkError:
+        parts = None
+    if parts is None or len(stored) < header.size or parts.checksums[-1] != header.checksum:
+        decode_chunk(header, stored)  # says why
+        raise CorruptChunkError("the parts of the payload have another checksum than the whole")
+    return chunk, parts
 
 
 def _record_bounds(payload: bytes, records: int) -> array[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edl.api.errors import BadInputError
 from edl.data.data_files import (
@@ -21,6 +23,7 @@ from edl.data.data_files import (
     save_index,
     stream_version,
 )
+from edl.data.file_digests import SourceDigests, digest_file
 from edl.data.reader import BlockSizes, CorruptRange, CorruptRecordError, Metadata, OnCorrupt, PackedRecords, Source
 from edl.data.reader_factory import ReaderOptions
 from edl.data.recordio.chunk import (
@@ -28,9 +31,11 @@ from edl.data.recordio.chunk import (
     HEADER_BYTES,
     LENGTH_BYTES,
     ChunkHeader,
+    ChunkParts,
     CorruptChunkError,
     DecodedChunk,
     decode_chunk,
+    decode_large_chunk,
 )
 from edl.data.remote_files import is_remote
 
@@ -155,24 +160,69 @@ _OBJECT_BYTES = 40
 """Memory of a record in addition to its bytes."""
 _EXPANDED = {COMPRESSORS["snappy"]: 3, COMPRESSORS["gzip"]: 4}
 """Typical ratio of a payload's size after and before decompression."""
+_LARGE_CHUNK = 4 << 20
+"""Size from which on a range reads only what it needs of a chunk: other writers make chunks of 32 MiB."""
+_PART_RECORDS = 256
+"""Records that are read and verified together in a large chunk."""
+
+
+class ChunkMemory:
+    """Memory for one large chunk at a time, which the next one uses again.
+
+    The allocator returns so much memory to the system when it is freed, and new pages cost more than all the rest of
+    reading a chunk. ``BytesIO`` lends its memory as ``bytes`` without a copy; while somebody holds them, it takes other
+    memory by itself. Threads may share an instance.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._memory = io.BytesIO()
+
+    def read(self, stream: BinaryIO, size: int) -> bytes:
+        """The next ``size`` bytes of a stream; fewer if it ends before."""
+        if not self._lock.acquire(blocking=False):
+            return stream.read(size)
+        try:
+            memory = self._memory
+            memory.truncate(size)
+            if size and memory.seek(0, io.SEEK_END) < size:
+                memory.seek(size - 1)
+                memory.write(b"\0")
+            with memory.getbuffer() as view:
+                filled = 0
+                while filled < size and (count := stream.readinto(view[filled:])):  # type: ignore[attr-defined]
+                    filled += count
+            memory.truncate(filled)
+            return memory.getvalue()
+        except BaseException:
+            self._memory = io.BytesIO()  # the error may hold the other one, which then cannot be used
+            raise
+        finally:
+            self._lock.release()
 
 
 class RecordFile:
     """One RecordIO file. It caches the last chunk, so that small reads in order are cheap.
+
+    A large chunk is read whole and verified when one of its records is first needed. Where its records are is kept, and
+    what is needed of it later is read and verified alone, unless it is compressed.
 
     No file stays open between calls, and threads may share an instance.
 
     Args:
         path: the file.
         save_index: also save the index beside the file.
+        memory: for large chunks; by default the file has its own.
     """
 
-    def __init__(self, path: str | Path, *, save_index: bool = False) -> None:
+    def __init__(self, path: str | Path, *, save_index: bool = False, memory: ChunkMemory | None = None) -> None:
         self.path = Path(path) if isinstance(path, str) else path
         self._save_index = save_index
+        self._memory = memory or ChunkMemory()
         # Number of a chunk, and its content or why it cannot be read. One tuple, replaced as a whole, because threads
         # share it.
         self._cached_chunk: tuple[int, DecodedChunk | str] = (-1, "")
+        self._parts: dict[int, ChunkParts] = {}  # of large chunks that were verified, by number
 
     @cached_property
     def index(self) -> ChunkIndex:
@@ -205,6 +255,11 @@ class RecordFile:
         for number in self.index.chunks_of_range(start, end):
             first = self.index.first_records[number]
             begin, finish = max(start, first), min(end, self.index.first_records[number + 1])
+            if (parts := self._parts.get(number)) is not None and self._cached_chunk[0] != number:
+                part = self._read_part(number, parts, begin - first, finish - first)
+                if part is not None:
+                    records += part
+                    continue
             chunk = self._read_chunk(number)
             if isinstance(chunk, DecodedChunk):
                 records += chunk.slice_records(begin - first, finish - first)
@@ -220,7 +275,7 @@ class RecordFile:
             self.index.first_records[numbers[0] + 1],
         ):
             return None
-        chunk = self._read_chunk(numbers[0])
+        chunk = self._read_chunk(numbers[0], keeps_memory=True)
         return PackedRecords(chunk.payload, chunk.bounds, LENGTH_BYTES) if isinstance(chunk, DecodedChunk) else None
 
     def _report_corrupt(self, number: int, begin: int, finish: int, reason: str, on_corrupt: OnCorrupt | None) -> None:
@@ -230,30 +285,53 @@ class RecordFile:
             raise CorruptRecordError(corrupt)
         on_corrupt(corrupt)
 
-    def _read_chunk(self, number: int) -> DecodedChunk | str:
+    def _read_chunk(self, number: int, *, keeps_memory: bool = False) -> DecodedChunk | str:
+        """The chunk, or the reason why it cannot be read. ``keeps_memory``: the caller holds its bytes for longer."""
         last, content = self._cached_chunk
         if last != number:
-            content = self._load_chunk(number)
+            self.drop_cached_chunk()  # frees its memory for this one
+            content = ""
+            content = self._load_chunk(number, keeps_memory=keeps_memory)
             self._cached_chunk = (number, content)
         return content
 
-    def _load_chunk(self, number: int) -> DecodedChunk | str:
-        """The chunk, or the reason why it cannot be read."""
+    def _load_chunk(self, number: int, *, keeps_memory: bool) -> DecodedChunk | str:
         header = self.index.headers[number]
-        stored = self._read_stored_bytes(header, self.index.offsets[number])
+        memory = self._memory if header.size >= _LARGE_CHUNK and not keeps_memory else None
+        stored = self._read_stored_bytes(number, 0, header.size, memory)
+        self._parts.pop(number, None)
         try:
-            return decode_chunk(header, stored)
+            if header.compressor != COMPRESSORS["none"] or header.size < _LARGE_CHUNK:
+                return decode_chunk(header, stored)
+            chunk, self._parts[number] = decode_large_chunk(header, stored, _PART_RECORDS)
         except CorruptChunkError as error:
             return str(error)
+        return chunk
 
-    def _read_stored_bytes(self, header: ChunkHeader, offset: int) -> bytes:
+    def _read_part(self, number: int, parts: ChunkParts, first: int, last: int) -> list[bytes] | None:
+        """Records ``[first, last)`` of a large chunk; None: its bytes changed, so it must be verified as a whole."""
+        wanted = parts.parts_of_range(first, last)
+        stored = self._read_stored_bytes(number, parts.offsets[wanted.start], parts.offsets[wanted.stop])
+        try:
+            chunk = parts.decode(wanted, stored)
+        except CorruptChunkError:
+            return None
+        before = wanted.start * parts.step
+        return chunk.slice_records(first - before, last - before)
+
+    def _read_stored_bytes(self, number: int, begin: int, end: int, memory: ChunkMemory | None = None) -> bytes:
+        """Bytes ``[begin, end)`` of a payload, in ``memory`` if it is given; fewer if the file ends before."""
+        header, offset = self.index.headers[number], self.index.offsets[number]
         try:
             with self.path.open("rb") as stream:
                 stream.seek(offset)
                 current = ChunkHeader.parse(stream.read(HEADER_BYTES))
                 # limited by the file's size: a damaged size must not be allocated
-                rest = stream_version(stream)[0] - offset - HEADER_BYTES
-                stored = stream.read(max(0, min(header.size, rest)))
+                rest = stream_version(stream)[0] - offset - HEADER_BYTES - begin
+                if begin:
+                    stream.seek(offset + HEADER_BYTES + begin)
+                size = max(0, min(end - begin, rest))
+                stored = stream.read(size) if memory is None else memory.read(stream, size)
         except OSError as error:
             raise read_error(self.path, error) from error
         # the index belongs to an earlier file of this name
@@ -268,7 +346,8 @@ class RecordIOReader:
     metadata = Metadata(format="recordio")
 
     def __init__(self, files: Sequence[Path], *, save_index: bool = False) -> None:
-        self._files = {str(file): RecordFile(file, save_index=save_index) for file in files}
+        memory = ChunkMemory()
+        self._files = {str(file): RecordFile(file, save_index=save_index, memory=memory) for file in files}
         self._last_read_file: RecordFile | None = None
 
     @classmethod
@@ -280,6 +359,10 @@ class RecordIOReader:
     def sources(self) -> tuple[Source, ...]:
         """Name (the path) and record count of each file."""
         return tuple(Source(name, file.records) for name, file in self._files.items())
+
+    def source_digests(self) -> SourceDigests:
+        """What finds out whether each file was written again; see ``file_digests``."""
+        return {name: partial(digest_file, file.path) for name, file in self._files.items()}
 
     def read(self, source: str, start: int, end: int, on_corrupt: OnCorrupt | None = None) -> list[bytes]:
         """Records ``[start, end)`` of one file; see ``Reader.read``. One chunk in total is cached, not one per file."""

@@ -7,7 +7,8 @@ announces the checkpoint with its message of a step, so all copy after the same 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,8 @@ from edl.worker.allreduce.checkpoint_writer import CheckpointWriter
 class CopiedReplica(Protocol):
     """The state that is copied."""
 
+    @property
+    def rate_names(self) -> Collection[str]: ...
     def state_sizes(self) -> Mapping[str, int]: ...
     def state_arrays(self, names: Iterable[str] | None = None) -> Mapping[str, np.ndarray[Any, Any]]: ...
 
@@ -52,15 +55,22 @@ class CheckpointCopies:
         world: the steps of this worker.
         writer: writes the copies.
         shard_bytes: least bytes of a shard.
+        copying: entered while the state is copied: it may differ from that of a step in what the next one changes.
     """
 
     def __init__(
-        self, replica: CopiedReplica, world: RankSteps, writer: CheckpointWriter, shard_bytes: int = SHARD_BYTES
+        self,
+        replica: CopiedReplica,
+        world: RankSteps,
+        writer: CheckpointWriter,
+        shard_bytes: int = SHARD_BYTES,
+        copying: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._replica = replica
         self._world = world
         self._writer = writer
         self._shard_bytes = shard_bytes
+        self._copying = copying
         self._sizes = replica.state_sizes()
         self._members: Sequence[str] = ()
         # The requests of other ranks than 0 wait half a second: the next checkpoint would wait as well.
@@ -88,7 +98,8 @@ class CheckpointCopies:
         if self._world.step < order.at_step or not self._may_copy(order, view, is_paused=is_paused):
             return
         began = time.perf_counter()
-        arrays = self._replica.state_arrays()
+        with self._copying():
+            arrays = self._replica.state_arrays()
         self._writer.begin(order.cut, self._world.step, self._world.done_records(), arrays, time.perf_counter() - began)
 
     def announce(self, view: CheckpointOrders, *, is_paused: bool) -> int:
@@ -112,7 +123,10 @@ class CheckpointCopies:
         if not cut or rank >= len(writers):
             return
         began = time.perf_counter()
-        arrays = self._replica.state_arrays(divide_arrays(self._sizes, len(writers))[rank])
+        with self._copying():
+            # Only rank 0 surely knows the rate of the next step: the callbacks of a rank that has just joined are new.
+            shares = divide_arrays(self._sizes, len(writers), self._replica.rate_names)
+            arrays = self._replica.state_arrays(shares[rank])
         done = self._world.done_records() if rank == 0 else {}
         self._writer.begin(
             cut,

@@ -18,7 +18,7 @@ from edl.core.ledger import BEST_MODEL, MODEL_FILE
 from edl.keras import model_export
 from edl.keras.all_reduce_callbacks import SharedCallbacks, declare_training_callbacks
 from edl.keras.evaluated_copy import CopiedValues
-from edl.keras.model_building import refuse_lossy_export
+from edl.keras.model_building import refuse_lossy_export, refuse_unexportable_inputs
 from edl.keras.model_contract import ModelModule
 from edl.keras.model_files import model_file_path
 from edl.keras.optimizer_state import describe_keras_state
@@ -156,6 +156,7 @@ def _build_model(
     )
     if spec.export is not None:
         refuse_lossy_export(replica.model)
+        refuse_unexportable_inputs(replica.model)
     assign_initial_weights(replica.variables, initial)
     callbacks = declare_training_callbacks(
         module,

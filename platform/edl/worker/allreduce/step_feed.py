@@ -127,6 +127,7 @@ class StepFeed:
         if not current:
             return
         shares, state = copy()
+        incarnation, number = epoch.began_in
         *first, last = _cut_bytes(shares)
         frames = [
             *(_state_frame(pb.RoundState(step=step, shares=part, continues=True)) for part in first),
@@ -137,6 +138,9 @@ class StepFeed:
                     begun_epochs=epoch.begun,
                     epoch_loss_sum=epoch.loss_sum,
                     epoch_steps=epoch.steps,
+                    began_in=pb.Round(incarnation=incarnation, number=number) if number else None,
+                    learning_rate=epoch.learning_rate,
+                    first_epoch=epoch.first_epoch,
                 ),
                 state.data,
             ),

@@ -63,7 +63,8 @@ class StepFollower:
         token: the job's token.
         state_bytes: size of a packed state of this model.
         apply: applies the sums in the replica's buffers, as a member does; gets what the ranks said.
-        on_state: called before the replica gets the state of a member: how far the callbacks of this member are.
+        on_state: called before the replica gets the state of a member: how far the callbacks of this member are, and
+            the step of the state.
         must_end: whether this worker was told to end, or the job has no more work.
     """
 
@@ -75,7 +76,7 @@ class StepFollower:
         token: str,
         state_bytes: int,
         apply: Callable[[StepOutcome], None],
-        on_state: Callable[[CallbackEpoch], None],
+        on_state: Callable[[CallbackEpoch, int], None],
         must_end: Callable[[], bool],
     ) -> None:
         self._worker = worker
@@ -201,11 +202,19 @@ class StepFollower:
         shares = read_answer(b"".join(parts), read_pending_shares, "shares of its state", _SOURCE)
         if len(frame.body) != self._state_bytes:
             raise PeerRefusedError(f"a state has {self._state_bytes} bytes, not {len(frame.body)}", kind="bad")
-        epoch = CallbackEpoch(message.begun_epochs, message.epoch_loss_sum, message.epoch_steps)
+        rate = message.learning_rate if message.HasField("learning_rate") else None
+        epoch = CallbackEpoch(
+            message.begun_epochs,
+            message.epoch_loss_sum,
+            message.epoch_steps,
+            (message.began_in.incarnation, message.began_in.number),
+            rate,
+            message.first_epoch,
+        )
         if not epoch.is_possible:
             raise PeerRefusedError(f"a state comes with an impossible epoch, {epoch}", kind="bad")
         self._world.begin_following()
-        self._on_state(epoch)
+        self._on_state(epoch, message.step)
         self._replica.unpack_state(np.frombuffer(frame.body, np.uint8))
         self._world.adopt_followed_state(message.step, shares)
         self._has_state = True

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from operator import index
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from edl.api.errors import BadInputError, StorageError
+from edl.api.round_id import RoundId
 from edl.collective.communicator import Communicator
 from edl.collective.round_errors import RoundBrokenError
 from edl.core.checkpoint_shares import SHARD_BYTES
 from edl.core.global_batch import NO_RECORDS, RankRecords
-from edl.core.rank_state import NOT_BEGUN, CallbackEpoch, RankPhase
+from edl.core.rank_state import NOT_BEGUN, CallbackEpoch, EndedStep, RankPhase
 from edl.core.state_agreement import RankFacts
 from edl.core.strict_json import decode_json
 from edl.core.world_rounds import RoundPhase, StepShares
@@ -64,6 +67,8 @@ class ReplicaLike(Protocol):
     def gradient_counts(self) -> Sequence[int]: ...
     @property
     def skips_infinite_gradients(self) -> bool: ...
+    @property
+    def rate_names(self) -> Collection[str]: ...
     def compute(self, features: Any, labels: Any, weights: Any, *, adds: bool = False) -> UpdateResult: ...
     def clear(self) -> None: ...
     def apply(self, total_weight: float, learning_rate_factor: float | None = None) -> None: ...
@@ -94,9 +99,18 @@ class StepCallbacks(Protocol):
     def callback_epoch(self) -> CallbackEpoch: ...
     def begin_step(self, step: int, epoch: int) -> None: ...
     def end_step(self, step: int, epoch: int, loss: float, learning_rate: float | None) -> None: ...
+    def skip_step(self, step: int, epoch: int) -> None: ...
     def end_training(self) -> None: ...
     def forget_stop(self) -> None: ...
-    def adopt_state(self, epoch: CallbackEpoch) -> None: ...
+    @property
+    def ended_step(self) -> EndedStep: ...
+    def make_up_step(self, ended: EndedStep) -> None: ...
+    def adopt_state(self, epoch: CallbackEpoch, step: int) -> None: ...
+    def begin_again(self, step: int, began_in: tuple[int, int], epoch: int) -> None: ...
+    @property
+    def lacks_old_values(self) -> bool: ...
+    def forget_old_values(self) -> None: ...
+    def showing_checkpoint(self) -> AbstractContextManager[None]: ...
 
 
 class StepLoop:
@@ -161,7 +175,7 @@ class StepLoop:
         self._feed = feed
         self._shares = shares
         self._checkpoints = checkpoints
-        self._copies = CheckpointCopies(replica, world, checkpoints, shard_bytes)
+        self._copies = CheckpointCopies(replica, world, checkpoints, shard_bytes, callbacks.showing_checkpoint)
         self._gate = gate
         self._run_task = run_task
         self._digests = StateDigests(replica, facts)
@@ -227,8 +241,20 @@ class StepLoop:
                 if not self._shares.other_tasks or self._gate.closed:
                     self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
         self._close_communicator()
-        self._callbacks.end_training()
+        if self._has_newest_state():
+            self._callbacks.end_training()
+        else:
+            _LOG.info("training ended without this worker: its callbacks do not see the end")
         return 0
+
+    def _has_newest_state(self) -> bool:
+        """Whether this worker has every step. One that was stopped may come back when there is no more work."""
+        view = self._world.view
+        if self._world.phase is not RankPhase.RUNNING:
+            # The view may be as old as the state.
+            self._world.wait_for_view(view, VIEW_WAIT_SECONDS)
+            view = self._world.view
+        return self._world.step is not None and self._world.step >= view.committed_step
 
     def _run_other_tasks(self) -> int | None:
         """Run the tasks that change no variable; returns the exit code if the worker must end.
@@ -316,44 +342,67 @@ class StepLoop:
         try:
             communicator = self._connection.connect(view.round, self._world.rank, view.addresses)
             self._digests.compare_ranks(communicator)
-            self._align_callbacks(view, communicator)
-            self._share_state(view, communicator)
+            before_state = self._align_callbacks(view, communicator)
+            self._share_state(view, communicator, before_state)
             digest = self._digests.compare_states(communicator, view.step)
             self._world.confirm(digest & _DIGEST_MASK, self._digests.difference)
         except RoundBrokenError as error:
             _LOG.warning("%s ended before it started: %s", view.round, error)
             self._end_round()
 
-    def _align_callbacks(self, view: View, communicator: Communicator) -> None:
+    def _align_callbacks(self, view: View, communicator: Communicator) -> Callable[[], None]:
         """Let the callbacks of all ranks stand at the same place, before the members that lack the state get it.
 
         A member that lacks it begins training, and the epoch of the others, before: what its callbacks change then is
         replaced with all variables. If some holder has called its callbacks before the next step, all do so: they may
         have changed its variables. It had computed a gradient when the round before ended, and others had not.
+
+        Returns:
+            What a member that lacks the state calls when the copy is complete, before it takes it. Until then its own
+            state may be the furthest one that is left, and callbacks may change variables.
         """
         if not view.holders:
-            self._callbacks.adopt_state(NOT_BEGUN)
-            return
+            self._callbacks.begin_again(view.step, view.round, view.epoch)
+            return lambda: None
         own, is_holder = self._callbacks.begun_step, view.members[self._world.rank] in view.holders
         message = b""
         if own is not None and is_holder:
-            message = json.dumps([own, self._callbacks.callback_epoch]).encode()
+            message = json.dumps([own, self._callbacks.callback_epoch, self._callbacks.ended_step]).encode()
         answers = read_answers(
-            communicator.exchange(message), _read_begun, "where its callbacks are", self._digests.name_rank
+            communicator.exchange(message), _read_callbacks, "where its callbacks are", self._digests.name_rank
         )
-        said = [answer for answer in answers if answer is not None]
-        if not is_holder:
-            before = [epoch for (step, _), epoch in said if step != view.step]
-            self._callbacks.adopt_state(max(before or [epoch for _, epoch in said], default=NOT_BEGUN))
-        begun = [number for (step, number), _ in said if step == view.step]
-        if begun:
-            self._callbacks.begin_step(view.step, max(begun))
+        received = [answer for answer in answers if answer is not None]
+        begun = [each.begun_epoch for each in received if each.begun_step == view.step]
 
-    def _share_state(self, view: View, communicator: Communicator) -> None:
+        def begin_next_step() -> None:
+            if begun:
+                self._callbacks.begin_step(view.step, max(begun))
+
+        def adopt_state() -> None:
+            before = [each.epoch for each in received if each.begun_step != view.step]
+            epochs = before or [each.epoch for each in received]
+            furthest = max(epochs, key=lambda epoch: epoch.place, default=NOT_BEGUN)
+            # Of the lowest rank that has set one, as in a step.
+            rate = next((each.learning_rate for each in epochs if each.learning_rate is not None), None)
+            # This rank's steps are other ones if training has begun again meanwhile.
+            if furthest.began_in == self._callbacks.callback_epoch.began_in:
+                for ended in [each.ended for each in received if each.ended.step == view.step - 1][:1]:
+                    self._callbacks.make_up_step(ended)
+            self._callbacks.adopt_state(furthest._replace(learning_rate=rate), view.step)
+            if begun:
+                begin_next_step()
+                self._callbacks.forget_old_values()
+
+        if not is_holder:
+            return adopt_state
+        begin_next_step()
+        return lambda: None
+
+    def _share_state(self, view: View, communicator: Communicator, before_state: Callable[[], None]) -> None:
         """Give the first state to the members that lack it, and to all if their processors differ.
 
         It is a sum to which one holder adds its state and everybody else zeros: exact to the bit, because the
-        bytes are summed as whole numbers.
+        bytes are summed as whole numbers. ``before_state`` is called before a member takes it.
         """
         lacking = set(view.members) - set(view.holders)
         if not lacking and not self._digests.takes_state:
@@ -380,7 +429,10 @@ class StepLoop:
         is_lacking = view.members[self._world.rank] in lacking
         if self._digests.takes_state:
             self._digests.take_state(communicator, state, source, view.step, has_state=not is_lacking)
+            if not is_source and self._has_begun_step():
+                self._callbacks.forget_old_values()
         if is_lacking:
+            before_state()
             self._replica.unpack_state(state.view(np.uint8))
             pending = None
             if view.holders:
@@ -429,7 +481,9 @@ class StepLoop:
                     self._close_communicator()
                     return
                 self._shares.forget_committed(world.view.committed_step)
-                self._copies.copy_alone(world.view, is_paused=self._is_paused)
+                if self._is_paused or not self._callbacks.lacks_old_values:
+                    # The checkpoint may have the next step as well; while all pause there is none.
+                    self._copies.copy_alone(world.view, is_paused=self._is_paused)
                 self._copy_for_evaluation(world.view)
                 if not self._has_begun_step():
                     # Otherwise a follower would call its callbacks on a state that has their changes already.
@@ -504,7 +558,9 @@ class StepLoop:
         return json.dumps(self._world.pending_shares()).encode(), self._replica.pack_state()
 
     def _copy_for_evaluation(self, view: View) -> None:
-        if self._evaluation.follow(view.copy_at, view.evaluated_step, self._world.step):
+        with self._callbacks.showing_checkpoint() if self._has_begun_step() else nullcontext():
+            is_copied = self._evaluation.follow(view.copy_at, view.evaluated_step, self._world.step)
+        if is_copied:
             self._world.request_report()
 
     def _prepare(self, *, wait: bool) -> StepMessage:
@@ -548,6 +604,9 @@ class StepLoop:
         message = self._compute(epoch, shares, loaded)
         return replace(
             next_facts,
+            # Callbacks that are called before the step, as ``on_epoch_end`` is, may have ended training.
+            pauses=next_facts.pauses or self._is_stopped,
+            stops=self._is_stopped,
             shares=batch.shares.count_skipped(shares),
             has_gradient=message.has_gradient,
             weight=message.weight,
@@ -654,6 +713,8 @@ class StepLoop:
         """Apply the sums in the replica's buffers: those of this rank's reduction, or of a member that it follows."""
         if not outcome.changes_variables:
             self._replica.restore_statistics()
+            if outcome.shares:
+                self._callbacks.skip_step(self._world.step, outcome.epoch)
             return
         self._replica.apply(outcome.weight, self._begin_update(outcome))
         self._callbacks.end_step(self._world.step, outcome.epoch, outcome.loss or 0.0, outcome.learning_rate)
@@ -703,16 +764,38 @@ def _read_share_bytes(data: bytes) -> int:
     return count
 
 
-def _read_begun(data: bytes) -> tuple[tuple[int, int], CallbackEpoch] | None:
-    """The newest step before which a rank has called its callbacks with its epoch, and how far they are.
+class _CallbackPlace(NamedTuple):
+    """Where the callbacks of a rank are.
 
-    None: it has no callbacks, or lacks the state.
+    Attributes:
+        begun_step: the newest step before which they were called.
+        begun_epoch: the epoch of that step.
+        epoch: how far they are in an epoch.
+        ended: the newest step that is over for them.
     """
+
+    begun_step: int
+    begun_epoch: int
+    epoch: CallbackEpoch
+    ended: EndedStep
+
+
+def _read_callbacks(data: bytes) -> _CallbackPlace | None:
+    """Where the callbacks of a rank are; None: it has no callbacks, or lacks the state."""
     if not data:
         return None
-    (step, number), (begun, loss_sum, steps) = decode_json(data, nonfinite_as_none=True)
+    place = decode_json(data, nonfinite_as_none=True)
+    (step, number), (begun, loss_sum, steps, began_in, rate, first), (last, last_epoch, loss, is_applied) = place
     # A loss beyond the range of floats is no reason to end the job.
-    epoch = CallbackEpoch(index(begun), 0.0 if loss_sum is None else float(loss_sum), index(steps))
-    if not epoch.is_possible or index(step) < -1 or index(number) < 0:
-        raise ValueError(f"it names step {step} of epoch {number}, and {epoch}")
-    return (step, number), epoch
+    epoch = CallbackEpoch(
+        index(begun),
+        0.0 if loss_sum is None else float(loss_sum),
+        index(steps),
+        RoundId(*map(index, began_in)),
+        None if rate is None else float(rate),
+        index(first),
+    )
+    ended = EndedStep(index(last), index(last_epoch), math.nan if loss is None else float(loss), bool(is_applied))
+    if not epoch.is_possible or not ended.is_possible or index(step) < -1 or index(number) < 0:
+        raise ValueError(f"it names step {step} of epoch {number}, {epoch} and {ended}")
+    return _CallbackPlace(step, number, epoch, ended)

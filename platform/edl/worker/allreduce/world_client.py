@@ -46,6 +46,7 @@ class View:
         source_address: for a worker outside, where the member listens that lets it follow the running round.
         copy_at: the step after which this worker copies its variables for an evaluation; 0: it does not.
         evaluated_step: the step whose copies are being evaluated; 0: there is none.
+        epoch: whose records are processed; in a round without holders all ranks have the same.
     """
 
     version: int = 0
@@ -71,6 +72,7 @@ class View:
     source_address: str = ""
     copy_at: int = 0
     evaluated_step: int = 0
+    epoch: int = 0
 
     @classmethod
     def from_message(cls, reply: pb.WorldReply, previous: View) -> View:
@@ -110,6 +112,7 @@ class View:
             reply.source.address,
             reply.copy_at,
             reply.evaluated_step,
+            reply.epoch,
         )
 
     def pauses_at(self, step: int) -> bool:

@@ -103,6 +103,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     import_tensorflow()
     # After ``import_tensorflow``, which has to come before any other import of TensorFlow or Keras.
     from edl.keras import model_contract, user_callbacks
+    from edl.keras.model_building import refuse_unexportable_inputs
     from edl.keras.monitor_callbacks import check_monitors
     from edl.keras.user_callbacks import build_callback_params
     from edl.worker.data_readers import DATA_SET_BY_MODE, open_data_set
@@ -120,7 +121,7 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
 
     @cache
     def reader(name: str) -> Any:
-        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo, spec.train)
+        return open_data_set(spec.data, name, module.custom_data_reader, module.zoo, spec.train, run.path)
 
     @cache
     def feeder(kind: str) -> FeedFunction:
@@ -144,6 +145,8 @@ def _training(spec: JobSpec, run: RunDirectory, report: LocalReport, stop: StopR
     sample = None if minibatch is None else minibatch.features
     initial = open_initial_weights(run, spec, module, sample)
     model = LocalModel(module, seed=spec.train.seed, sample=sample)
+    if spec.export is not None:
+        refuse_unexportable_inputs(model.model)
     assign_initial_weights(model.variables, initial)
     watcher = user_callbacks.make_callbacks(
         module.callbacks,

@@ -110,8 +110,8 @@ class LocalReport:
         summary = self._summary(**fields)
         self.changed(phase=phase, reason=reason, now=True)
         write_json(self._summary_file, to_json(summary))
-        why = "Error" if phase == "Failed" else "Completed"
-        self.event(RoleEnded("worker", 0, os.getpid(), why, exit_code, time=time.time()))
+        end_cause = "Error" if phase == "Failed" else "Completed"
+        self.event(RoleEnded("worker", 0, os.getpid(), end_cause, exit_code, time=time.time()))
         self.event(JobEnded(phase, reason, summary, time=time.time()))
         if self._as_json:
             end = {"phase": phase, "reason": reason, "exit_code": exit_code}

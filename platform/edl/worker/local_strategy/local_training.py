@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from edl.api.job_spec import JobSpec, TrainSpec
 from edl.core.cuts import STOPPED, WORLD_STEP_KEY
 from edl.core.ledger import Ledger, shuffled_ledger
 from edl.core.shuffle import RecordSource, ShardPlan, ShuffleOrder, training_size_error
+from edl.data.file_digests import FileCheck, digest_sources
 from edl.data.reader import Reader
 from edl.data.reader_factory import choose_reader_window, shuffled_order
 from edl.data.shuffled_reader import PositionReader, read_by_position
@@ -174,6 +176,8 @@ class LocalTraining:
         """The ledger of the steps that are trained; the feeding thread has one of its own."""
         self._last: Planned | None = None
         self._dataset: Mapping[str, Any] = {}
+        self._resumed_digests: Mapping[str, str] = {}
+        """Of the files with which the resumed run was trained."""
         self._quarantined = 0
         """Records that made workers crash under strategy AllReduce: they are not trained."""
         self._evaluated = -1
@@ -229,6 +233,7 @@ class LocalTraining:
     def _resume_position(self, found: CheckpointManifest) -> None:
         """Take over steps and ledger of a checkpoint; older ones of this strategy have the number of steps only."""
         ledger = found.ledger
+        self._resumed_digests = (ledger.get(DATASET_KEY) or {}).get("digests") or {}
         if "returned" in ledger:
             self._position = _continue_begun(ledger)
             self._step, self._done = ledger["done_steps"], ledger["done_records"]
@@ -257,6 +262,7 @@ class LocalTraining:
             raise BadInputError(why)
         self._choose_order(reader, records)
         self._dataset = self._describe_dataset(sources)
+        self._check_files()
         self._epoch_records = records
         total = self._all = epochs * records
         if (limit := self._spec.train.max_steps) is not None:
@@ -312,7 +318,20 @@ class LocalTraining:
         validation = self._readers("validation").sources() if self._spec.data.validation else ()
         rows = [[source.name, source.records] for source in sources if source.records]
         order = {} if self._shuffled is None else {"order": self._shuffled.order.to_json()}
-        return {"training": rows, "validation": [[each.name, each.records] for each in validation], **order}
+        used = ("training", "validation") if self._spec.data.validation else ("training",)
+        digests = {name: found for name in used if (found := digest_sources(self._readers(name)))}
+        return {
+            "training": rows,
+            "validation": [[each.name, each.records] for each in validation],
+            **order,
+            **({"digests": digests} if digests else {}),
+        }
+
+    def _check_files(self) -> None:
+        """Refuse other files than those of the checkpoint; older checkpoints do not know theirs."""
+        for name, expected in self._resumed_digests.items():
+            if expected != self._dataset.get("digests", {}).get(name):
+                FileCheck(partial(self._readers, name)).check(expected)
 
     def _remaining_ledger(self, sources: Sequence[RecordSource]) -> Ledger:
         """The ledger at which training begins, or goes on."""
@@ -396,6 +415,7 @@ class LocalTraining:
                     gradient=self._model.nonfinite_gradient,
                 )
         records, skipped = self._windows.pop(self._step)
+        skipped += minibatch.skipped_images
         self._last = plan
         self._step += 1
         self._done += records

@@ -205,6 +205,27 @@ def test_a_checkpoint_of_elasticdl_is_refused(
     assert not (local_run.folder / ".edl").exists()
 
 
+def test_files_of_a_checkpoint_of_elasticdl_are_refused(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (local_run.folder / "kept").mkdir()
+    (local_run.folder / "kept" / "variables-0-of-2.ckpt").touch()
+    assert elasticdl("train", *HERE, "--training_data=train.csv", "--checkpoint_dir_for_init=kept") == 2
+    assert not missing_keys(capsys.readouterr().err, "--checkpoint_dir_for_init=kept", "checkpoint of ElasticDL")
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [("nosuch", "no run 'nosuch'"), ("./nosuch", "{0}/nosuch: no such"), ("no.keras", "{0}/no.keras: no such")],
+)
+def test_weights_that_are_not_there_are_named_as_they_were_looked_for(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], weights: str, said: str
+) -> None:
+    words = ["evaluate", *HERE, "--validation_data=test.csv", f"--checkpoint_dir_for_init={weights}"]
+    assert elasticdl(*words) == 2
+    assert not missing_keys(capsys.readouterr().err, said.format(local_run.folder))
+
+
 # ------------------------------------------------------------------ clusters
 
 
@@ -365,3 +386,67 @@ def test_what_a_flag_says_twice_is_mentioned_or_refused(
     code = elasticdl("train", *ON_CLUSTER, *words, "--dry-run")
     assert code == (0 if words[0].startswith("--envs") else 2)
     assert not missing_keys(cli.capsys.readouterr().err, *said)
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], ["--yaml=job.yaml"], ["--image_name=a:b", "--dry-run"]])
+def test_a_function_that_the_module_does_not_define_is_refused_before_a_job_file_is_made(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    words = ["train", *HERE, "--training_data=/data/train.csv", "--job_name=a"]
+    assert elasticdl(*words, "--loss=my_loss", *more) == 2
+    assert not missing_keys(capsys.readouterr().err, "--loss=my_loss", "does not define my_loss", "did you mean loss?")
+    assert elasticdl(*words, "--loss=other.my_loss", *more) == 0
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], ["--yaml=job.yaml"], ["--image_name=a:b", "--dry-run"]])
+def test_a_model_that_the_module_does_not_define_is_refused_before_a_job_file_is_made(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    words = ["train", "--model_zoo=model_zoo", "--training_data=/data/train.csv", "--job_name=a", *more]
+    assert elasticdl(*words, "--model_def=small.modle") == 2
+    assert not missing_keys(capsys.readouterr().err, "--model_def=small.modle", "small.py", "did you mean model?")
+    assert elasticdl(*words, "--model_def=of_the_image.model") == 0
+
+
+def test_a_limit_of_gpus_that_is_not_the_request_is_refused(cli: CliHarness) -> None:
+    words = ["--worker_resource_request=cpu=1,memory=1Gi,gpu=1", "--worker_resource_limit=gpu=2", "--dry-run"]
+    assert elasticdl("train", *ON_CLUSTER, *words) == 2
+    assert not missing_keys(cli.capsys.readouterr().err, "--worker_resource_limit=gpu=2", "gpu=1", "the same")
+    assert elasticdl("train", *ON_CLUSTER, *words, "--worker_resource_limit=gpu=1") == 0
+
+
+def test_a_limit_of_disk_that_is_not_the_request_is_mentioned(cli: CliHarness) -> None:
+    words = ["--ps_resource_request=cpu=1,memory=1Gi,disk=1Gi", "--ps_resource_limit=disk=2Gi", "--dry-run"]
+    assert elasticdl("train", *ON_CLUSTER, *words) == 0
+    assert not missing_keys(cli.capsys.readouterr().err, "--ps_resource_request=cpu=1", "disk is 2Gi, the limit")
+
+
+@pytest.mark.parametrize("more", [[], ["--image_name=a:b"]])
+def test_parameters_that_the_model_does_not_have_are_refused_before_a_job_file_is_made(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    (local_run.folder / "model_zoo" / "sized.py").write_text("def model(units=4): ...\n")
+    words = ["train", "--model_zoo=model_zoo", "--training_data=/data/train.csv", "--job_name=a", *more, "--dry-run"]
+    assert elasticdl(*words, "--model_def=sized.model", "--model_params=unit=8") == 2
+    assert not missing_keys(capsys.readouterr().err, "--model_params=unit=8", "sized.py:1", "did you mean units?")
+    assert elasticdl(*words, "--model_def=sized.model", "--model_params=units=8") == 0
+    assert elasticdl(*words, "--model_def=elsewhere.model", "--model_params=unit=8") == 0
+
+
+def test_a_parameter_with_a_bracket_missing_is_mentioned(
+    local_run: LocalRunHarness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (local_run.folder / "model_zoo" / "sized.py").write_text("def model(units=4, kind=''): ...\n")
+    words = ["train", "--model_zoo=model_zoo", "--training_data=/data/train.csv", "--job_name=a", "--dry-run"]
+    assert elasticdl(*words, "--model_def=sized.model", "--model_params=units=[1,2; kind=wide") == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "text" in line]
+    assert len(said) == 1
+    assert not missing_keys(said[0], "--model_params", "units", "[1,2")
+
+
+def test_a_reader_parameter_with_a_bracket_missing_is_mentioned(cli: CliHarness) -> None:
+    words = ["--data_reader_params=columns=['a', 'b'; records_per_task=4*64", "--dry-run"]
+    assert elasticdl("train", *ON_CLUSTER, *words) == 0
+    said = [line for line in cli.capsys.readouterr().err.splitlines() if "is taken as text" in line]
+    assert len(said) == 2
+    assert not missing_keys("\n".join(said), "--data_reader_params", "columns", "records_per_task", "4*64")

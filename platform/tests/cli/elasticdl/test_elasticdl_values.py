@@ -9,6 +9,7 @@ import pytest
 from support.text_keys import missing_keys
 
 from edl.cli.elasticdl.values import (
+    find_broken_literals,
     read_boolean,
     read_parameters,
     read_priority,
@@ -130,3 +131,8 @@ def test_what_cannot_be_read_says_what_can(read: Callable[[str], Any], text: str
     with pytest.raises(ValueError) as error:
         read(text)
     assert not missing_keys(str(error.value), *said)
+
+
+def test_values_that_are_meant_as_code_are_found() -> None:
+    text = "units=[1, 2; size=4 * 1024; ids=list(range(3)); kind=wide; table=my-table; sep='['; path=/a/b; rate=0.1"
+    assert find_broken_literals(text) == {"units": "[1, 2", "size": "4 * 1024", "ids": "list(range(3))"}

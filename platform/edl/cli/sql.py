@@ -1,0 +1,197 @@
+"""``edl sql``: models from SQL statements."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edl.api.errors import BadInputError
+from edl.cli.options import ContextOption, NamespaceOption, YesOption
+from edl.jobfile.database_address import DATABASE_VARIABLE, ENVIRONMENT_SCHEME, address_to_store
+
+if TYPE_CHECKING:
+    from edl.sql_jobs.statements import Statement
+
+_EXTRA_HINT = "pip install 'edl-platform[train,sql]'"
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def sql(
+    statements: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[STATEMENTS|FILE|-]",
+            help="The statements, separated by semicolons; a file with them, named *.sql; - reads standard input.",
+            show_default=False,
+        ),
+    ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", envvar=DATABASE_VARIABLE, help="Address of the database, such as sqlite:///shop.db."
+        ),
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Make the table employee in edl-demo.db, and use this database.")
+    ] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep the Keras module, the job file and the data; edl run trains them."),
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="A model that exists gets a new version; a table is replaced.")
+    ] = False,
+    models: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", envvar="EDL_MODELS", help="Where models are; ~/.edl/models.")
+    ] = None,
+    query_timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0.001, help="End a query that takes longer; without, none is."),
+    ] = None,
+    submit: Annotated[
+        bool, typer.Option("--submit", help="Run the statement as a job on a cluster: TO TRAIN, EVALUATE or PREDICT.")
+    ] = False,
+    job_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --submit: a job file with image, volumes, workers and the like."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="With --submit: set a field of the job file; repeatable."),
+    ] = None,
+    database_secret: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --submit: the Secret with EDL_DATABASE_USER and EDL_DATABASE_PASSWORD, or EDL_DATABASE.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --submit: print the manifests, and contact no cluster.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch/--detach", help="With --submit: wait until the job has ended.")
+    ] = True,
+    yes: YesOption = False,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+) -> None:
+    """Train, evaluate and use models by SQL statements.
+
+    SELECT * FROM employee LABEL income INTO my_model trains a model on the rows of a query. SHOW MODELS lists models.
+
+    Exit codes: 0 done, 1 a job failed, 2 bad input, 130 interrupted.
+    """
+    try:
+        import sqlalchemy  # noqa: F401
+        import sqlglot  # noqa: F401
+
+        import edl.sql_jobs.statement_runner  # noqa: F401
+    except ImportError as error:
+        raise BadInputError(f"edl sql needs the package {error.name}", hint=_EXTRA_HINT) from error
+    from edl.cli.sql_submission import SubmissionTarget, submit_statements
+    from edl.sql_jobs.demo_table import DEMO_DATABASE, DEMO_FILE, DEMO_STATEMENT, make_demo
+    from edl.sql_jobs.statement_parser import parse_with_texts
+    from edl.sql_jobs.statement_runner import dialect_of
+
+    if demo:
+        if database not in (None, DEMO_DATABASE) and not os.environ.get(DATABASE_VARIABLE):
+            raise BadInputError("uses a database of its own", where="--demo", hint="leave out --database, or --demo")
+        database = DEMO_DATABASE
+        print(f"{'Made' if make_demo() else 'Using'} {DEMO_FILE} with the table employee.")
+        if statements is None:
+            # On a terminal the prompt follows.
+            print(f'Train a model on it: edl sql --database {database} "{DEMO_STATEMENT}"')
+            if not _is_terminal():
+                return
+    database = address_to_store(database)
+    target = SubmissionTarget(job_file, tuple(settings or ()), database_secret, context, namespace, yes, watch, dry_run)
+    if target != SubmissionTarget() and not submit:
+        raise BadInputError("belong to a cluster", where="options of the job", hint="add --submit, or leave them out")
+    if statements is None and _is_terminal() and not submit:
+        from edl.cli.sql_prompt import open_prompt
+
+        _check_export(export, [])
+        dialect = dialect_of(database)
+
+        def run(text: str) -> None:
+            _run_all(
+                parse_with_texts(text, dialect), database, models,
+                export=None, replaces=replace, query_seconds=query_timeout,
+            )  # fmt: skip
+
+        open_prompt(run, database, models, dialect)
+        return
+    if statements is None:
+        raise BadInputError("are missing", where="the statements", hint='write edl sql "SHOW MODELS", or - or a file')
+    parsed = parse_with_texts(_read_statements(statements), _dialect(database, submit=submit))
+    if not parsed:
+        raise BadInputError("has no statement", where=statements if statements.endswith(".sql") else "the text")
+    _check_export(export, [statement for statement, _ in parsed])
+    if submit:
+        if export is not None:
+            raise BadInputError("is for a training on this machine", where="--export", hint="leave out --submit")
+        submit_statements(parsed, database, target, models=models, replaces=replace, query_seconds=query_timeout)
+    _run_all(parsed, database, models, export=export, replaces=replace, query_seconds=query_timeout)
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _dialect(database: str | None, *, submit: bool) -> str | None:
+    """The dialect of a database. A cluster may know the address that a variable has, and this machine not."""
+    from edl.sql_jobs.statement_runner import dialect_of
+
+    scheme, _, variable = (database or "").partition("://")
+    is_unknown = submit and scheme == ENVIRONMENT_SCHEME and variable not in os.environ
+    return None if is_unknown else dialect_of(database)
+
+
+def _read_statements(given: str) -> str:
+    if given == "-":
+        return sys.stdin.read()
+    if given.endswith(".sql") and "\n" not in given:
+        try:
+            return Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadInputError(f"cannot be read: {error}", where=given) from error
+    return given
+
+
+def _check_export(export: Path | None, statements: list[Statement]) -> None:
+    from edl.sql_jobs.statements import TrainStatement
+
+    trainings = sum(isinstance(each, TrainStatement) for each in statements)
+    if export is not None and trainings != 1:
+        raise BadInputError(
+            f"is for one training, and there are {trainings}", where="--export", hint="run that statement by itself"
+        )
+
+
+def _run_all(
+    parsed: list[tuple[Statement, str]],
+    database: str | None,
+    models: Path | None,
+    *,
+    export: Path | None,
+    replaces: bool,
+    query_seconds: float | None,
+) -> None:
+    from edl.cli.sql_output import TerminalObserver, print_result
+    from edl.sql_jobs.model_registry import ModelRegistry
+    from edl.sql_jobs.statement_runner import StatementRunner
+
+    registry = ModelRegistry(models)
+    runner = StatementRunner(database, registry, replaces=replaces, export=export, query_seconds=query_seconds)
+    for statement, text in parsed:
+        with TerminalObserver() as observer:
+            runner.observer = observer
+            result = runner.run(statement, text)
+        print_result(result)

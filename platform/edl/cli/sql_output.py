@@ -1,0 +1,222 @@
+"""What ``edl sql`` prints: the plan before a training, its progress, and results as tables and plots."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from edl.reporting.terminal_text import to_single_line
+from edl.reporting.text_table import StatusLine, align_columns
+from edl.sql_jobs.column_plan import ColumnPlan, ColumnUse, LabelKind
+from edl.sql_jobs.job_settings import TrainingSettings
+from edl.sql_jobs.model_registry import describe_model
+from edl.sql_jobs.permutation_importance import SCORES
+from edl.sql_jobs.prepared_rows import PreparedRows
+from edl.sql_jobs.statement_runner import (
+    DropResult,
+    ExplainResult,
+    MetricsResult,
+    ModelsResult,
+    Observer,
+    PredictResult,
+    Result,
+    RowsResult,
+    ShowTrainResult,
+    TrainResult,
+)
+
+_MOST_COLUMNS = 40
+"""Columns of a plan that are printed one by one."""
+_MANY_COLUMNS = 1000
+"""From which a training spends more time on the inputs of its model than on its rows."""
+_PLOT_WIDTH, _PLOT_HEIGHT, _BAR = 60, 10, 40
+_MOST_CELL = 40
+_PROGRESS_SECONDS = 0.2
+
+
+class TerminalObserver(Observer):
+    """Prints the plan, and progress in one line that is replaced on a terminal."""
+
+    def __init__(self) -> None:
+        self._line = StatusLine()
+        self._is_terminal = sys.stderr.isatty()
+        self._next = 0.0
+        self._rows = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show("")
+
+    def extracted(self, rows: int) -> None:
+        self._rows = rows
+        self._show(f"reading the query: {rows:,} rows")
+
+    def planned(self, plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> None:
+        self._show("")
+        print("\n".join(plan_lines(plan, settings, rows)), flush=True)
+
+    def job_event(self, event: Mapping[str, Any]) -> None:
+        if event.get("event") == "status" and event.get("phase") == "Training":
+            loss = event.get("loss")
+            text = f"training: epoch {event['epoch']} of {event['epochs']}, step {event['step']:,}"
+            self._show(text + (f", loss {loss:.4g}" if loss is not None else ""))
+        elif event.get("event") == "evaluation_ended":
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in event["metrics"].items())
+            self._show(f"step {event['step']:,}: {metrics}")
+        elif event.get("event") == "warning":
+            self._show("")
+            print(f"warning: {to_single_line(str(event.get('message', '')))}", file=sys.stderr)
+
+    def _show(self, text: str) -> None:
+        """Replace the line of progress; the empty text removes it."""
+        if not self._is_shown() or (text and time.monotonic() < self._next):
+            return
+        self._next = time.monotonic() + _PROGRESS_SECONDS
+        self._replace_line(text)
+
+    def _is_shown(self) -> bool:
+        return self._is_terminal
+
+    def _replace_line(self, text: str) -> None:
+        if text:
+            self._line.show_text(text, permanent=False)
+        else:
+            self._line.clear()
+
+
+def plan_lines(plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> list[str]:
+    """The plan of a training as a table, with the reason of each decision."""
+    label = plan.label
+    lines = [
+        f"{rows.training:,} rows to train on, {rows.validation:,} for validation (chosen by a hash of the row)",
+        f"label {label.name}: {label.kind}, because {label.reason}",
+        f"model {settings.estimator}: {settings.reason}",
+        "",
+    ]
+    # What is dropped first, where not all can be shown.
+    order = sorted(range(len(plan.features)), key=lambda at: plan.features[at].use is not ColumnUse.DROPPED)
+    shown = [plan.features[at] for at in sorted(order[:_MOST_COLUMNS])]
+    table = [("column", "type", "becomes", "because")]
+    for each in shown:
+        part = f" ({each.part})" if each.part else ""
+        table.append((each.name, each.facts.type_name, f"{each.use}{part}", each.reason))
+    lines += align_columns(table)
+    if len(plan.features) > len(shown):
+        lines.append(f"and {len(plan.features) - len(shown):,} more columns; --export writes all of them")
+    if len(plan.used) > _MANY_COLUMNS:
+        lines.append(
+            f"warning: {len(plan.used):,} columns are as many inputs of the model, which takes minutes to build and to "
+            "export; name fewer in the SELECT"
+        )
+    return [*lines, ""]
+
+
+def print_result(result: Result) -> None:
+    """Print what a statement returned."""
+    print("\n".join(_result_lines(result)), flush=True)
+
+
+def _result_lines(result: Result) -> list[str]:
+    if isinstance(result, TrainResult):
+        lines = [*plot_history(result.model.history), *metric_lines(result.model.metrics), ""]
+        lines.append(f"The model is {result.model.name}@{result.model.version} in {result.model.folder}")
+        if result.folder is not None:
+            lines.append(f"It trains again with: cd {result.folder} && edl run job.yaml")
+        return lines
+    if isinstance(result, MetricsResult):
+        lines = [f"{result.model.name}@{result.model.version} on {result.rows:,} rows", *metric_lines(result.metrics)]
+        return [*lines, *([f"written to {result.table}"] if result.table else [])]
+    if isinstance(result, PredictResult):
+        name = f"{result.model.name}@{result.model.version}"
+        return [f"{result.rows:,} rows with predictions of {name} in {result.table}, column {result.column}"]
+    if isinstance(result, ExplainResult):
+        return explain_lines(result)
+    if isinstance(result, ModelsResult):
+        return _models_lines(result)
+    if isinstance(result, ShowTrainResult):
+        return show_train_lines(result)
+    if isinstance(result, DropResult):
+        return [f"dropped {result.name}, version {', '.join(map(str, result.versions))}"]
+    return rows_lines(result)
+
+
+def metric_lines(metrics: Mapping[str, float]) -> list[str]:
+    """Metrics as a table."""
+    return align_columns([("metric", "value"), *((name, f"{value:.5g}") for name, value in metrics.items())], {1})
+
+
+def plot_history(history: Sequence[tuple[int, Mapping[str, float]]]) -> list[str]:
+    """The loss of the validation rows by step, as a plot of characters."""
+    points = [(step, metrics["loss"]) for step, metrics in history if "loss" in metrics]
+    if len(points) < 2:
+        return []
+    least, most = min(loss for _, loss in points), max(loss for _, loss in points)
+    first, last = points[0][0], points[-1][0]
+    grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
+    for step, loss in points:
+        column = round((step - first) / max(1, last - first) * (_PLOT_WIDTH - 1))
+        row = round((most - loss) / ((most - least) or 1) * (_PLOT_HEIGHT - 1))
+        grid[row][column] = "*"
+    labels = {0: f"{most:.4g}", _PLOT_HEIGHT - 1: f"{least:.4g}"}
+    width = max(map(len, labels.values()))
+    lines = [f"{labels.get(at, ''):>{width}} |{''.join(row).rstrip()}" for at, row in enumerate(grid)]
+    axis = f"step {first:,}".ljust(_PLOT_WIDTH - len(f"{last:,}")) + f"{last:,}"
+    return ["validation loss", *lines, f"{'':>{width}}  {axis}", ""]
+
+
+def explain_lines(result: ExplainResult) -> list[str]:
+    """Importance as a table with bars."""
+    score = SCORES[LabelKind[result.model.label_kind]]
+    most = max((each.mean for each in result.importance), default=0) or 1
+    table = [("column", f"{score} lost", "deviation", "")]
+    for each in result.importance:
+        bar = "#" * max(0, round(each.mean / most * _BAR))
+        table.append((each.column, f"{each.mean:.4f}", f"{each.deviation:.4f}", bar))
+    lines = [f"{result.model.name}@{result.model.version} on {result.rows:,} rows, each column shuffled"]
+    return [*lines, *align_columns(table, {1, 2}), *([f"written to {result.table}"] if result.table else [])]
+
+
+def _models_lines(result: ModelsResult) -> list[str]:
+    if not result.models:
+        return ["there are no models"]
+    rows = [describe_model(each) for each in result.models]
+    return align_columns([tuple(rows[0]), *(tuple(map(str, each.values())) for each in rows)], {1, 4})
+
+
+def show_train_lines(result: ShowTrainResult) -> list[str]:
+    """How a model was trained."""
+    model = result.model
+    facts = [
+        ("model", f"{model.name}@{model.version}"),
+        ("trained", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(model.created))),
+        ("database", model.database),
+        ("rows", f"{model.rows:,}"),
+        ("digest", model.digest),
+        ("estimator", model.estimator),
+        ("folder", str(model.folder)),
+    ]
+    lines = [*model.statement.splitlines(), "", *align_columns(facts), "", *metric_lines(model.metrics), ""]
+    return [*lines, *align_columns([("column", "becomes", "because"), *map(tuple, model.plan)])]
+
+
+def rows_lines(result: RowsResult) -> list[str]:
+    """Rows of a query as a table."""
+    if not result.total:
+        return ["no rows"]
+    table = [result.names, *(tuple(_cell(value) for value in row) for row in result.rows)]
+    more = (
+        [f"{result.total:,} rows, of which {len(result.rows):,} are shown"] if result.total > len(result.rows) else []
+    )
+    return [*align_columns(table), *more]
+
+
+def _cell(value: object) -> str:
+    text = "NULL" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _MOST_CELL else f"{text[: _MOST_CELL - 1]}…"

@@ -1,0 +1,299 @@
+"""The two commands of a statement's job on a cluster, which its master runs: docs/design/0014-sql-on-a-cluster.md.
+
+``python -m edl.sql_jobs.cluster_commands prepare REQUEST`` reads the rows and writes data, module and the rest of the
+job file. ``… finish`` registers the model, or writes the table. Only these two see the database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from edl.api.errors import BadInputError, EdlError
+from edl.api.job_spec import JobSpec
+from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.jobfile.strategy_choice import uses_all_reduce
+from edl.sql_jobs.cluster_request import ClusterRequest
+from edl.sql_jobs.model_registry import (
+    DESCRIPTION_FILE,
+    MODEL_FILE,
+    ModelDescription,
+    ModelRegistry,
+    read_description,
+    write_description,
+)
+from edl.sql_jobs.prediction_output import read_predictions
+from edl.sql_jobs.query_extraction import ExtractedRows
+from edl.sql_jobs.statement_folders import (
+    check_target,
+    extract_rows,
+    metrics_table,
+    model_files,
+    prepare_evaluate,
+    prepare_predict,
+    prepare_train,
+    refuse_attributes,
+    take_probabilities,
+    with_predictions,
+    write_result,
+)
+from edl.sql_jobs.statement_parser import parse_with_texts
+from edl.sql_jobs.statement_runner import dialect_of
+from edl.sql_jobs.statements import (
+    EvaluateStatement,
+    ModelName,
+    PredictStatement,
+    Statement,
+    TableName,
+    TrainStatement,
+)
+from edl.sql_jobs.table_writer import count_rows
+from edl.storage.durable_files import follow_json_lines, translate_os_errors, write_json
+from edl.storage.run_directory import RunDirectory, write_run_spec
+from edl.storage.run_weights import OUTPUT_DIRECTORY
+
+FOLDER = "sql"
+"""Of the run directory: what a statement becomes."""
+_REQUEST_FILE, _WRITING_FILE, _DONE_FILE = "request.json", "writing.json", "finished.json"
+_PROGRESS_SECONDS = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    run = RunDirectory(Path(os.environ["EDL_RUN_DIR"]))
+    try:
+        if words[:1] == ["prepare"]:
+            prepare(ClusterRequest.from_text(words[1]), run)
+        else:
+            finish(run, json.load(sys.stdin))
+    except EdlError as error:
+        print(f"edl: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Before the records are counted.
+
+
+def prepare(request: ClusterRequest, run: RunDirectory) -> None:
+    """Read the rows of the statement, and write what the job trains or predicts into its run directory.
+
+    Raises:
+        EdlError: the statement cannot run.
+    """
+    folder = run.path / FOLDER
+    with translate_os_errors(folder, "write the rows"):
+        # Of a master that was lost meanwhile. Rows are read again, in one snapshot.
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        statement, text = _parse(request)
+        changes = _prepare_folder(request, statement, text, folder, load_job_file(run.spec))
+        (folder / _REQUEST_FILE).write_text(request.to_text(), encoding="utf-8")
+    _change_spec(run, changes, request.settings)
+
+
+def _parse(request: ClusterRequest) -> tuple[Statement, str]:
+    return parse_with_texts(request.statement, dialect_of(request.database))[0]
+
+
+def _prepare_folder(
+    request: ClusterRequest, statement: Statement, text: str, folder: Path, submitted: JobSpec
+) -> dict[str, Any]:
+    """Write the files; returns the sections of the job file that depend on the rows."""
+    registry = ModelRegistry(Path(request.models))
+    if isinstance(statement, TrainStatement):
+        registry.check_new(statement.into, replace_model=request.replaces)
+        prepared = prepare_train(statement, text, _extract(request, statement, folder), request.database, folder)
+        write_description(prepared.model, folder / DESCRIPTION_FILE)
+        _print(f"{prepared.counts.training:,} rows to train on, {prepared.counts.validation:,} for validation")
+        for name, use, reason in prepared.model.plan:
+            _print(f"{name}: {use}, because {reason}")
+        named = {name.partition(".")[2] for name in prepared.settings.fields if name.startswith("train.")}
+        train = {name: value for name, value in request.train.items() if name not in named}
+        document = prepared.document
+        suggested = dict(document["train"])
+        if uses_all_reduce(submitted) and "evaluation_steps" not in named:
+            # A step has a minibatch of every worker: still an evaluation in an epoch.
+            suggested["evaluation_steps"] = -(-suggested["evaluation_steps"] // submitted.workers.max)
+        data = {part: [str(folder / "data" / part)] for part in ("training", "validation")}
+        return {
+            "model": {"zoo": str(folder), "params": document["model"].get("params", {})},
+            "data": {**data, "schema": document["data"]["schema"]},
+            "train": {**suggested, **train},
+        }
+    assert isinstance(statement, EvaluateStatement | PredictStatement)
+    model = registry.find(statement.model)
+    if isinstance(statement, PredictStatement):
+        take_probabilities(statement, model)
+    else:
+        refuse_attributes(statement.attributes)
+    if statement.into is not None and not request.replaces:
+        check_target(request.database, statement.into)
+    rows = _extract(request, statement, folder)
+    if isinstance(statement, PredictStatement):
+        prepare_predict(statement, model, rows, folder)
+    else:
+        prepare_evaluate(statement, model, rows, folder)
+        shutil.rmtree(folder / "rows")
+    write_description(model, folder / DESCRIPTION_FILE)
+    return _stored_job(model, folder, "prediction" if isinstance(statement, PredictStatement) else "validation")
+
+
+def _extract(
+    request: ClusterRequest, statement: TrainStatement | EvaluateStatement | PredictStatement, folder: Path
+) -> ExtractedRows:
+    said = time.monotonic()
+
+    def say(rows: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _PROGRESS_SECONDS:
+            said = time.monotonic()
+            _print(f"reading the query: {rows:,} rows")
+
+    rows = extract_rows(
+        request.database, statement.select, folder, on_progress=say, query_seconds=request.query_seconds
+    )
+    _print(f"read {rows.rows:,} rows in {rows.seconds:.1f} s")
+    return rows
+
+
+def _stored_job(model: ModelDescription, folder: Path, data_set: str) -> dict[str, Any]:
+    stored: dict[str, Any] = dump_job_spec(load_job_file(model.folder / "job.yaml"))
+    return {
+        "model": {
+            "zoo": str(folder),
+            "definition": stored["model"]["definition"],
+            "params": stored["model"]["params"],
+            "weights": str(model.folder / MODEL_FILE),
+        },
+        "data": {data_set: [str(folder / "data")], "schema": stored["data"]["schema"]},
+        "train": {"minibatch_size": stored["train"]["minibatch_size"]},
+    }
+
+
+def _change_spec(run: RunDirectory, changes: Mapping[str, Mapping[str, Any]], settings: Sequence[str]) -> None:
+    """Complete the job file of the run; what the user set with ``--set`` stays."""
+    document: dict[str, Any] = dump_job_spec(load_job_file(run.spec))
+    for section, values in changes.items():
+        document[section] = {**document[section], **values}
+    completed = run.path / FOLDER / "job.json"
+    write_json(completed, document)
+    # The others are in the job file as it was submitted, and not changed here.
+    kept = [each for each in settings if each.startswith(("train.", "train="))]
+    write_run_spec(run, dump_job_spec(load_job_file(completed, kept)), fsync=True)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# After the last record.
+
+
+def finish(run: RunDirectory, summary: Mapping[str, Any]) -> None:
+    """Register the model of a training, or write the table of an evaluation or a prediction, once.
+
+    Args:
+        run: of the job.
+        summary: of the job.
+
+    Raises:
+        EdlError: it cannot be written.
+    """
+    folder = run.path / FOLDER
+    done = folder / _DONE_FILE
+    if done.exists():
+        return
+    request = ClusterRequest.from_text((folder / _REQUEST_FILE).read_text(encoding="utf-8"))
+    statement, _ = _parse(request)
+    model = read_description(folder / DESCRIPTION_FILE)
+    if isinstance(statement, TrainStatement):
+        result = _register(model, statement, ModelRegistry(Path(request.models)), run, summary)
+    elif isinstance(statement, PredictStatement):
+        result = _write_predictions(request, statement, model, run)
+    else:
+        assert isinstance(statement, EvaluateStatement)
+        result = {"metrics": dict(summary["metrics"])}
+        if statement.into is not None:
+            _write_once(request, statement.into, metrics_table(summary["metrics"]), folder, 1)
+    write_json(done, result, fsync=True)
+    _print(f"finished: {json.dumps(result)}")
+    # Rows of a database do not stay behind.
+    for name in ("rows", "data"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _register(
+    model: ModelDescription,
+    statement: TrainStatement,
+    registry: ModelRegistry,
+    run: RunDirectory,
+    summary: Mapping[str, Any],
+) -> dict[str, Any]:
+    for version in registry.versions(model.name):
+        found = registry.find(ModelName(model.name, version, statement.into.place))
+        if (found.created, found.digest) == (model.created, model.digest):
+            return {"model": model.name, "version": version}  # by a master that was lost right after
+    events = follow_json_lines(run.events).poll()
+    history = [(int(each["step"]), dict(each["metrics"])) for each in events if each.get("event") == "evaluation_ended"]
+    metrics = dict(summary.get("metrics") or (history[-1][1] if history else {}))
+    trained = replace(model, metrics=metrics, history=history)
+    files = model_files(run.path / FOLDER, run.export)
+    if not any(file.name == MODEL_FILE for file in files):
+        raise BadInputError("the job exported no model", where=str(run.export), hint="leave export as it is")
+    saved = registry.save(trained, files)
+    return {"model": saved.name, "version": saved.version}
+
+
+def _write_predictions(
+    request: ClusterRequest, statement: PredictStatement, model: ModelDescription, run: RunDirectory
+) -> dict[str, Any]:
+    """Write rows with predictions as Parquet on the volume, and from there into the table."""
+    folder = run.path / FOLDER
+    parquet = folder / "predictions.parquet"
+    if not parquet.exists():
+        files = sorted((folder / "rows").glob("*.parquet"))
+        outputs = read_predictions(run.path / OUTPUT_DIRECTORY)
+        temporary = parquet.with_name(f".{parquet.name}.tmp")
+        writer: Any = None
+        try:
+            wanted = take_probabilities(statement, model)
+            for batch in with_predictions(files, outputs, model, statement.column, probabilities=wanted):
+                writer = writer or pq.ParquetWriter(temporary, batch.schema, compression="zstd")
+                writer.write_batch(batch)
+        finally:
+            if writer is not None:
+                writer.close()
+        temporary.rename(parquet)
+    content = pq.ParquetFile(parquet)
+    rows = content.metadata.num_rows
+    _write_once(request, statement.into, content.iter_batches(), folder, rows)
+    return {"model": model.name, "table": str(statement.into), "rows": rows}
+
+
+def _write_once(request: ClusterRequest, table: TableName, batches: Any, folder: Path, rows: int) -> None:
+    """Write a table, which a lost master may have done already: it was no table when the job began."""
+    writing = folder / _WRITING_FILE
+    if writing.exists() and not request.replaces:
+        with suppress(EdlError):
+            if count_rows(request.database, table.parts) == rows:
+                return
+    write_json(writing, {"table": str(table), "rows": rows}, fsync=True)
+    write_result(request.database, table, batches, replaces=request.replaces)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

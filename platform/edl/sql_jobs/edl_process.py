@@ -1,0 +1,73 @@
+"""Runs ``edl run``, ``edl evaluate`` and ``edl predict`` on an exported folder, as processes.
+
+So a statement trains exactly what the folder trains by itself, and this process never imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from edl.api.errors import BadInputError, EdlError, JobFailedError
+
+OnEvent = Callable[[Mapping[str, Any]], object]
+LOG_FILE = "edl.log"
+_LAST_LINES = 8
+
+
+def run_edl(verb: str, folder: Path, arguments: Sequence[str] = (), on_event: OnEvent | None = None) -> dict[str, Any]:
+    """Run a command of EDL on ``job.yaml`` of a folder, and follow it; returns its last line, the summary.
+
+    Args:
+        verb: ``run``, ``evaluate`` or ``predict``.
+        folder: the working folder, in which the run and the log are kept, too.
+        arguments: more of them.
+        on_event: gets each line as it comes.
+
+    Raises:
+        BadInputError: the job cannot run.
+        JobFailedError: it failed.
+    """
+    command = [sys.executable, "-P", "-m", "edl.cli.app", verb, "job.yaml", "--json", *arguments]
+    # The job has no use for the credentials of the database.
+    environment = {name: value for name, value in os.environ.items() if name != "EDL_DATABASE"}
+    last: dict[str, Any] = {}
+    reason = ""
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=log)
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                with suppress(ValueError):
+                    event = json.loads(line)
+                    last = event if isinstance(event, dict) else last
+                    reason = last.get("reason") or reason
+                    if on_event is not None:
+                        on_event(last)
+            code = process.wait()
+        except BaseException:
+            # Ctrl-C reaches the process, too, which then writes its checkpoint.
+            with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.terminate()
+                process.wait(20)
+            process.kill()
+            process.wait()
+            raise
+        finally:
+            process.stdout.close()
+    if code:
+        raise _failure(verb, folder, code, reason)
+    return last
+
+
+def _failure(verb: str, folder: Path, code: int, reason: str) -> EdlError:
+    lines = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    text = reason or "\n".join(lines[-_LAST_LINES:]) or f"it ended with exit code {code}"
+    kind = BadInputError if code == BadInputError.exit_code else JobFailedError
+    return kind(f"edl {verb} failed: {text}", where=str(folder), hint=f"the log is {folder / LOG_FILE}")

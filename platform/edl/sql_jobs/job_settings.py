@@ -1,0 +1,387 @@
+"""The job of a statement: what EDL chooses by the size of the data, and what ``WITH`` sets.
+
+``WITH`` has names of three kinds: ``model.*``, arguments of the model; ``optimizer.*``, its class and arguments; and
+every field of a job file. ``validation.share`` is the share of the rows that are for validation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from io import StringIO
+from typing import Any
+
+from edl.api.job_spec import API_VERSION, JobSpec
+from edl.jobfile.document_tree import SpecError, build_tree
+from edl.jobfile.loader import read_job_tree
+from edl.jobfile.section_type import section_fields
+from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
+from edl.sql_jobs.model_module import Optimizer
+from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statements import Attribute, AttributeValue, Select, TrainStatement
+from edl.sql_jobs.user_module import COLUMNS_MODULE, ZOO_SETTING, UserModule, find_user_module
+
+ESTIMATORS = ("dnn", "wide_and_deep", "deepfm", "linear")
+_ESTIMATOR_NAMES = dict(zip(ESTIMATORS, ESTIMATORS, strict=True)) | {
+    # SQLFlow's, which are TensorFlow's.
+    "dnnclassifier": "dnn",
+    "dnnregressor": "dnn",
+    "linearclassifier": "linear",
+    "linearregressor": "linear",
+    "dnnlinearcombinedclassifier": "wide_and_deep",
+    "dnnlinearcombinedregressor": "wide_and_deep",
+    "deepfmclassifier": "deepfm",
+}
+_SIZES = ("hidden", "dropout")
+_MODEL_ARGUMENTS = {"dnn": _SIZES, "wide_and_deep": _SIZES, "deepfm": ("factors", *_SIZES), "linear": ()}
+_SQLFLOW_NAMES = {
+    "model.hidden_units": "model.hidden",
+    "model.dnn_hidden_units": "model.hidden",
+    "model.batch_size": "train.minibatch_size",
+    "train.batch_size": "train.minibatch_size",
+    "train.epoch": "train.epochs",
+    "train.max_steps": "train.max_steps",
+    "model.optimizer": "optimizer.name",
+}
+_COMMON = ("learning_rate", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm")
+OPTIMIZERS = {
+    "Adam": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
+    "AdamW": (*_COMMON, "beta_1", "beta_2", "epsilon", "amsgrad"),
+    "SGD": (*_COMMON, "momentum", "nesterov"),
+    "Adagrad": (*_COMMON, "initial_accumulator_value", "epsilon"),
+    "RMSprop": (*_COMMON, "rho", "momentum", "epsilon", "centered"),
+    "Ftrl": (*_COMMON, "learning_rate_power", "l1_regularization_strength", "l2_regularization_strength"),
+}
+_VALIDATION_SHARE, _VALIDATION_SELECT = "validation.share", "validation.select"
+_METRICS = {
+    LabelKind.BINARY: ("accuracy", "auc"),
+    LabelKind.CLASSES: ("accuracy",),
+    LabelKind.NUMBER: ("meanabsoluteerror", "rootmeansquarederror", "r2"),
+}
+"""Metrics of the models that are written, as SQLFlow's ``validation.metrics`` names them."""
+_TREES = ("xgboost", "boostedtrees", "randomforest")
+_USE_INSTEAD = "use dnn for any table, or wide_and_deep for many categories"
+_WRITTEN = ("apiVersion", "name", "task", "command", "data", "export")
+"""Sections of the job file that the statement itself determines."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """What a statement trains, and how.
+
+    Args:
+        estimator: one of ``ESTIMATORS``.
+        reason: why it was chosen.
+        parameters: arguments of the model.
+        optimizer: that trains it.
+        validation_share: of the rows.
+        patience: evaluations without improvement after which training ends.
+        fields: of the job file, by dotted name, as ``WITH`` sets them.
+    """
+
+    estimator: str
+    reason: str
+    parameters: Mapping[str, object]
+    optimizer: Optimizer
+    validation_share: float
+    patience: int
+    fields: Mapping[str, Attribute] = field(default_factory=dict)
+
+
+def choose_estimator(statement: TrainStatement) -> tuple[str, str]:
+    """The model, and why.
+
+    Raises:
+        BadInputError: there is no such model; the hint says which there are.
+    """
+    if statement.estimator is None:
+        return "dnn", "the default for a table"
+    wanted = statement.estimator.lower().removeprefix("tf.estimator.").removeprefix("sqlflow_models.")
+    if wanted in _ESTIMATOR_NAMES:
+        return _ESTIMATOR_NAMES[wanted], "TO TRAIN names it"
+    place = statement.estimator_place or statement.into.place
+    if wanted.startswith(_TREES):
+        raise statement_error(f"{statement.estimator} is no Keras model, and EDL trains no trees", place, _USE_INSTEAD)
+    module = find_user_module(statement, _ESTIMATOR_NAMES)
+    if module is not None:
+        return module.definition, "TO TRAIN names this module"
+    near = get_close_matches(wanted, _ESTIMATOR_NAMES, 1)
+    hint = f"did you mean {_ESTIMATOR_NAMES[near[0]]}? " if near else ""
+    raise statement_error(
+        f"there is no model {statement.estimator}",
+        place,
+        f"{hint}There are {', '.join(ESTIMATORS)}; a module of yours is named as my_module.py",
+    )
+
+
+def choose_settings(statement: TrainStatement, estimator: str, reason: str, plan: ColumnPlan) -> TrainingSettings:
+    """The defaults by the size of the data, with what ``WITH`` sets.
+
+    Raises:
+        BadInputError: ``WITH`` has a name or a value that is wrong; names its place.
+    """
+    rows = plan.label.facts.count
+    parameters: dict[str, object] = {}
+    module = None if estimator in ESTIMATORS else find_user_module(statement, ESTIMATORS)
+    if _MODEL_ARGUMENTS.get(estimator):
+        parameters = {"hidden": [32, 16] if rows < 2000 else [64, 32] if rows < 100_000 else [128, 64], "dropout": 0.1}
+    name, arguments = "Adam", {"learning_rate": 0.005 if rows < 10_000 else 0.002}
+    share, fields = (0.2 if rows < 50_000 else 0.1), dict[str, Attribute]()
+    for written, attribute in statement.attributes.items():
+        known = _SQLFLOW_NAMES.get(written, written)
+        section, _, rest = known.partition(".")
+        if known == _VALIDATION_SHARE:
+            share = _take_share(attribute)
+        elif known == _VALIDATION_SELECT:
+            _take_validation(attribute)
+        elif known == "validation.metrics":
+            _check_metrics(attribute, plan)
+        elif known == "model.n_classes":
+            _check_classes(attribute, plan)
+        elif module is not None and known == ZOO_SETTING:
+            continue
+        elif section == "model" and rest not in ("keras", "init_from"):
+            if module is not None:
+                # As it is written: model.hidden_units may be an argument.
+                parameters[written.partition(".")[2]] = _plain(attribute.value)
+                continue
+            if rest not in _MODEL_ARGUMENTS[estimator]:
+                raise _unknown(written, attribute, [f"model.{each}" for each in _MODEL_ARGUMENTS[estimator]], estimator)
+            parameters[rest] = _plain(attribute.value)
+        elif known == "optimizer.name":
+            near = {each.lower(): each for each in OPTIMIZERS}
+            if str(attribute.value).lower() not in near:
+                raise statement_error(
+                    f"there is no optimizer {attribute.value}", attribute.place, f"there are {', '.join(OPTIMIZERS)}"
+                )
+            name = near[str(attribute.value).lower()]
+        elif section == "optimizer":
+            arguments[rest] = attribute.value  # type: ignore[assignment]  # checked when its class is known
+        else:
+            _check_field(written, known, attribute)
+            fields[known] = attribute
+    if module is not None:
+        _check_module(module, statement)
+    for argument in arguments:
+        if argument not in OPTIMIZERS[name]:
+            attribute = statement.attributes[f"optimizer.{argument}"]
+            raise _unknown(f"optimizer.{argument}", attribute, [f"optimizer.{each}" for each in OPTIMIZERS[name]], name)
+    return TrainingSettings(
+        estimator, reason, parameters, Optimizer(name, arguments), share, 8 if rows < 10_000 else 4, fields
+    )
+
+
+def job_fields(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
+    """The fields of a job file that ``WITH`` sets, by dotted name.
+
+    Raises:
+        BadInputError: there is no such field, or the statement determines it.
+    """
+    fields: dict[str, Any] = {}
+    for written, attribute in attributes.items():
+        known = _SQLFLOW_NAMES.get(written, written)
+        section, _, rest = known.partition(".")
+        is_model = section == "model" and rest not in ("keras", "init_from")
+        if known not in (_VALIDATION_SHARE, "optimizer.name") and section != "optimizer" and not is_model:
+            _check_field(written, known, attribute)
+            fields[known] = _plain(attribute.value)
+    return fields
+
+
+def _check_module(module: UserModule, statement: TrainStatement) -> None:
+    """Refuse settings that a module of the user would not get."""
+    given = statement.attributes
+    arguments = {
+        name.removeprefix("model."): each
+        for name, each in given.items()
+        if name.startswith("model.")
+        and name not in (ZOO_SETTING, "model.keras", "model.init_from")
+        and _SQLFLOW_NAMES.get(name, "model.").startswith("model.")
+    }
+    module.check_arguments(arguments, statement.estimator_place or statement.into.place)
+    for name, attribute in given.items():
+        if (name.startswith("optimizer.") or name == "model.optimizer") and not module.takes("optimizer"):
+            raise statement_error(
+                f"{module.definition} has an optimizer of its own",
+                attribute.place,
+                f"leave out {name}, or write in the module: from {COLUMNS_MODULE} import optimizer",
+            )
+
+
+def _take_share(attribute: Attribute) -> float:
+    if not isinstance(attribute.value, float) or not 0 < attribute.value < 1:
+        raise statement_error("validation.share is a number between 0 and 1, such as 0.2", attribute.place)
+    return attribute.value
+
+
+def _take_validation(attribute: Attribute) -> Select:
+    if not isinstance(attribute.value, str) or not attribute.value.strip():
+        raise statement_error(f"{_VALIDATION_SELECT} is a query in quotes", attribute.place)
+    return Select(attribute.value, attribute.place)
+
+
+def find_validation_query(statement: TrainStatement) -> Select | None:
+    """The query whose rows are for validation, of SQLFlow's ``validation.select``; None: a share of the rows is.
+
+    Raises:
+        BadInputError: it is no query, or there is a share, too.
+    """
+    attribute = statement.attributes.get(_VALIDATION_SELECT)
+    if attribute is None:
+        return None
+    if _VALIDATION_SHARE in statement.attributes:
+        raise statement_error(f"{_VALIDATION_SHARE} is set, too", attribute.place, "leave out one of them")
+    return _take_validation(attribute)
+
+
+def _check_metrics(attribute: Attribute, plan: ColumnPlan) -> None:
+    """All metrics of a label's kind are computed always; others are not."""
+    known = _METRICS[plan.label.kind]
+    for name in filter(None, str(attribute.value).replace(" ", "").split(",")):
+        if name.lower().replace("_", "") not in known:
+            raise statement_error(
+                f"there is no metric {name} for {plan.label.kind}",
+                attribute.place,
+                f"leave out validation.metrics: EDL computes {', '.join(known)}",
+            )
+
+
+def _check_classes(attribute: Attribute, plan: ColumnPlan) -> None:
+    if attribute.value != len(plan.label.classes):
+        raise statement_error(
+            f"model.n_classes is {attribute.value}, and the label has {len(plan.label.classes)} classes",
+            attribute.place,
+            "leave it out: EDL counts them",
+        )
+
+
+def _unknown(name: str, attribute: Attribute, known: list[str], whose: str) -> Exception:
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return statement_error(
+        f"{whose} has no setting {name}", attribute.place, f"{hint}It has {', '.join(known) or 'none'}"
+    )
+
+
+def _check_field(written: str, name: str, attribute: Attribute) -> None:
+    """Refuse what is no field of a job file, or one that ``edl sql`` writes itself."""
+    known = list(_field_names(JobSpec))
+    if name.partition(".")[0] in _WRITTEN or name in ("model.definition", "model.zoo"):
+        raise statement_error(f"{written} is set by the statement itself", attribute.place)
+    # Below a field of free names, such as pod.env.X, everything may be a name.
+    if any(name == each or (each.endswith(".*") and name.startswith(each[:-1])) for each in known):
+        return
+    choices = [*known, "model.hidden", "model.dropout", "optimizer.name", "optimizer.learning_rate", _VALIDATION_SHARE]
+    near = get_close_matches(name, choices, 1) or [each for each in choices if each.rpartition(".")[2] == name][:1]
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise statement_error(
+        f"there is no setting {written}",
+        attribute.place,
+        f"{hint}There are fields of the job file, model.*, optimizer.* and {_VALIDATION_SHARE}",
+    )
+
+
+def _field_names(section: type, prefix: str = "") -> Any:
+    for name, option in section_fields(section).items():
+        inner: Any = option.field_type
+        while hasattr(inner, "inner"):
+            inner = inner.inner
+        below = getattr(inner, "section", None) or getattr(getattr(inner, "wrapped", None), "section", None)
+        if below is not None:
+            yield from _field_names(below, f"{prefix}{name}.")
+        yield f"{prefix}{name}"
+        if type(inner).__name__ in ("MappingType", "AnyJsonType"):
+            yield f"{prefix}{name}.*"
+
+
+def _plain(value: AttributeValue) -> object:
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+# --------------------------------------------------------------------------------------------------
+# The job file.
+
+
+def _model_definition(estimator: str) -> str:
+    return "model.custom_model" if estimator in ESTIMATORS else estimator
+
+
+def job_document(name: str, plan: ColumnPlan, settings: TrainingSettings, label: str, rows: int) -> dict[str, Any]:
+    """The job file as a mapping.
+
+    Args:
+        name: of the model, from which the job's is made.
+        plan: of the columns.
+        settings: of the statement.
+        label: column of the label in prepared rows.
+        rows: to train on.
+    """
+    minibatch = 32 if rows < 5000 else 128 if rows < 50_000 else 512
+    if (wanted := settings.fields.get("train.minibatch_size")) is not None and isinstance(wanted.value, int):
+        minibatch = max(1, wanted.value)
+    steps = -(-rows // minibatch)
+    schema: dict[str, Any] = {"label": label}
+    if plan.label.classes:
+        mode = "binary" if plan.label.kind is LabelKind.BINARY else "int"
+        schema |= {"classes": list(plan.label.classes), "label_mode": mode}
+    model: dict[str, Any] = {"zoo": ".", "definition": _model_definition(settings.estimator)}
+    if settings.parameters:
+        model["params"] = dict(settings.parameters)
+    document: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "name": job_name(name),
+        "model": model,
+        "data": {"training": "data/training", "validation": "data/validation", "schema": schema},
+        "train": {
+            "epochs": max(5, min(60, 6000 // steps)),
+            "minibatch_size": minibatch,
+            "evaluation_steps": steps,
+        },
+        "strategy": {"name": "Local"},
+        "export": {"path": "export"},
+    }
+    for field_name, attribute in settings.fields.items():
+        set_field(document, field_name, _plain(attribute.value))
+    _check_document(document, settings)
+    return document
+
+
+def set_field(document: dict[str, Any], name: str, value: object) -> None:
+    """Set a field of a job file by its dotted name."""
+    *sections, last = name.split(".")
+    for section in sections:
+        inner = document.get(section)
+        document[section] = document = inner if isinstance(inner, dict) else {}
+    document[last] = value
+
+
+def _check_document(document: Mapping[str, Any], settings: TrainingSettings) -> None:
+    """Refuse wrong values, at their places in the statement."""
+    try:
+        read_job_tree(build_tree(document, "the job of the statement"))
+    except SpecError as error:
+        for problem in error.problems:
+            for name, attribute in settings.fields.items():
+                if problem.field_path.startswith(name):
+                    raise statement_error(f"{name}: {problem.message}", attribute.place, problem.hint) from None
+        raise
+
+
+def job_name(model: str) -> str:
+    """A name of jobs, which are labels of Kubernetes, that resembles a model's."""
+    plain = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:40].rstrip("-")
+    return plain if plain[:1].isalpha() else f"model-{plain}"[:40].rstrip("-")
+
+
+def dump_job(document: Mapping[str, Any]) -> str:
+    """The text of a job file, with short mappings on one line."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.default_flow_style = None
+    yaml.width = 110
+    stream = StringIO()
+    yaml.dump(dict(document), stream)
+    return stream.getvalue()

@@ -1,0 +1,99 @@
+"""What a model takes: an input for each column, as a number or as text. ``prepared_rows`` writes rows in this form.
+
+A number is float32, and NULL is NaN. Times are days since 1970-01-01. A text is a string, and NULL is empty.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, ColumnUse, FeaturePlan, IdSource
+
+NUMBER, TEXT = "float32", "string"
+_NAMES_OF_LAYERS = frozenset(
+    (
+        *("activation", "add", "cast", "category_encoding", "clip", "concatenate", "cos", "dense", "discretization"),
+        *("divide", "dropout", "embedding", "equal", "flatten", "floor", "functional", "get_item", "hashed_crossing"),
+        *("hashing", "input_layer", "isfinite", "is_nan", "isnan", "log1p", "maximum", "minimum", "multiply"),
+        *("normalization", "power", "rescaling", "reshape", "sin", "string_lookup", "subtract", "sum"),
+        *("text_vectorization", "true_divide", "where"),
+    )
+)
+"""Keras gives these names, with numbers after them, to the layers of written models. Inputs are layers, too."""
+_SPELLED = {"ä": "ae", "ö": "oe", "ü": "ue", "ß": "ss", "Ä": "Ae", "Ö": "Oe", "Ü": "Ue"}
+
+
+@dataclass(frozen=True, slots=True)
+class InputColumn:
+    """An input of a model.
+
+    Args:
+        name: as Keras and TensorFlow take it: letters, digits and underscores.
+        column: of the query.
+        dtype: ``float32`` or ``string``.
+        kind: of the column, as ``ColumnFacts`` has it.
+    """
+
+    name: str
+    column: str
+    dtype: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """All inputs of a model, and the column of its label in prepared rows."""
+
+    inputs: tuple[InputColumn, ...]
+    label: str
+
+    def names(self) -> Mapping[tuple[str, str], str]:
+        """The input that has a column in a form."""
+        return {(each.column, each.dtype): each.name for each in self.inputs}
+
+
+def choose_inputs(plan: ColumnPlan) -> ModelInputs:
+    """The inputs of a plan, in the order of its columns."""
+    wanted = dict.fromkeys((facts.name, dtype, facts.kind) for feature in plan.used for facts, dtype in _forms(feature))
+    taken = set[str]()
+    forms = Counter(column for column, _, _ in wanted)
+    inputs = []
+    for column, dtype, kind in wanted:
+        suffix = "_text" if dtype == TEXT and forms[column] > 1 else ""
+        inputs.append(InputColumn(_free_name(plain_name(column) + suffix, taken), column, dtype, kind))
+    return ModelInputs(tuple(inputs), _free_name(plain_name(plan.label.name), taken))
+
+
+def form_of(feature: FeaturePlan, number: int = 0) -> str:
+    """The form in which a feature takes its column, or one of those that it crosses."""
+    if feature.ids is IdSource.CROSS:
+        return NUMBER if feature.boundaries[number] else TEXT
+    if feature.use is ColumnUse.TEXT or feature.ids in (IdSource.VOCABULARY, IdSource.HASH):
+        return TEXT
+    return NUMBER
+
+
+def _forms(feature: FeaturePlan) -> Iterable[tuple[ColumnFacts, str]]:
+    return ((facts, form_of(feature, number)) for number, facts in enumerate(feature.columns))
+
+
+def plain_name(text: str) -> str:
+    """A name of ASCII letters, digits and underscores that resembles a text."""
+    letters = "".join(_SPELLED.get(letter, letter) for letter in text)
+    ascii_text = unicodedata.normalize("NFKD", letters).encode("ascii", "ignore").decode()
+    plain = re.sub(r"\W+", "_", ascii_text).strip("_")
+    if re.sub(r"_\d+$", "", plain).lower() in _NAMES_OF_LAYERS:
+        return f"{plain}_column"
+    return plain if plain[:1].isalpha() else f"column_{plain}".rstrip("_")
+
+
+def _free_name(wanted: str, taken: set[str]) -> str:
+    name, number = wanted, 2
+    while name in taken:
+        name, number = f"{wanted}_{number}", number + 1
+    taken.add(name)
+    return name

@@ -1,0 +1,243 @@
+"""Models by name: a folder with a folder for each model, in which each version is a folder.
+
+A version is complete when its folder has its number: it is written under another name and renamed. So a reader never
+sees half of one, and of two writers each gets a number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+from edl.api.errors import BadInputError, StorageError
+from edl.sql_jobs.model_inputs import InputColumn, ModelInputs
+from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statements import ModelName
+
+DEFAULT_FOLDER = Path("~/.edl/models")
+FOLDER_VARIABLE = "EDL_MODELS"
+MODEL_FILE = "model.keras"
+DESCRIPTION_FILE = "model.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What is stored beside a model.
+
+    Args:
+        name: of the model.
+        version: from 1.
+        created: unix seconds.
+        statement: that trained it.
+        estimator: of EDL's.
+        database: its address, without a password.
+        digest: of the rows.
+        rows: number of them.
+        label: column of the label.
+        label_type: of it in Parquet.
+        label_kind: name of the ``LabelKind``.
+        classes: as texts, in the order of their numbers.
+        columns: of the query with their types.
+        inputs: of the model.
+        prepared_label: column of the label in prepared rows.
+        metrics: of the validation rows.
+        history: step, metrics of each evaluation.
+        plan: column, use and reason.
+        folder: of this version.
+    """
+
+    name: str
+    version: int
+    created: float
+    statement: str
+    estimator: str
+    database: str
+    digest: str
+    rows: int
+    label: str
+    label_type: str
+    label_kind: str
+    classes: tuple[str, ...]
+    columns: Mapping[str, str]
+    inputs: tuple[InputColumn, ...]
+    prepared_label: str
+    metrics: Mapping[str, float]
+    history: Sequence[tuple[int, Mapping[str, float]]]
+    plan: Sequence[tuple[str, str, str]]
+    folder: Path = Path()
+
+    @property
+    def model_inputs(self) -> ModelInputs:
+        """The inputs, for ``prepared_rows``."""
+        return ModelInputs(self.inputs, self.prepared_label)
+
+
+class ModelRegistry:
+    """The models of a folder.
+
+    Args:
+        folder: by default that of ``EDL_MODELS``, else ``~/.edl/models``.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        chosen = folder or Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+        self.folder = chosen.expanduser().absolute()  # jobs have working folders of their own
+
+    def list_models(self) -> list[ModelDescription]:
+        """The newest version of each model, by name."""
+        if not self.folder.is_dir():
+            return []
+        names = sorted(unquote(path.name) for path in self.folder.iterdir() if not path.name.startswith("."))
+        return [self._read(name, versions[-1]) for name in names if (versions := self.versions(name))]
+
+    def versions(self, name: str) -> list[int]:
+        """The versions of a model, oldest first."""
+        folder = self._model_folder(name)
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal()) if folder.is_dir() else []
+
+    def find(self, wanted: ModelName) -> ModelDescription:
+        """A model, or one version of it.
+
+        Raises:
+            BadInputError: there is none; names the place, and what was probably meant.
+        """
+        versions = self.versions(wanted.name)
+        if not versions:
+            known = [each.name for each in self.list_models()]
+            near = get_close_matches(wanted.name, known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            there = f"There are {', '.join(known)}" if known else f"{self.folder} has none"
+            raise statement_error(f"there is no model {wanted.name}", wanted.place, f"{hint}{there}")
+        if wanted.version is not None and wanted.version not in versions:
+            raise statement_error(
+                f"the model {wanted.name} has no version {wanted.version}",
+                wanted.place,
+                f"it has {', '.join(map(str, versions))}",
+            )
+        return self._read(wanted.name, wanted.version or versions[-1])
+
+    def check_new(self, wanted: ModelName, *, replace_model: bool) -> None:
+        """Refuse the name of a model that exists, unless it gets a new version.
+
+        Raises:
+            BadInputError: see above.
+        """
+        if (versions := self.versions(wanted.name)) and not replace_model:
+            raise statement_error(
+                f"the model {wanted.name} exists, with version {versions[-1]}",
+                wanted.place,
+                "choose another name; or --replace makes a new version, and keeps the old ones",
+            )
+
+    def save(self, description: ModelDescription, files: Sequence[Path]) -> ModelDescription:
+        """Add a version, whose number is the next one.
+
+        Args:
+            description: its version is ignored.
+            files: files and folders that become part of it, among them ``model.keras``.
+
+        Raises:
+            StorageError: it cannot be written; nothing of it stays.
+        """
+        folder = self._model_folder(description.name)
+        temporary = folder / f".{uuid4().hex}.tmp"
+        try:
+            temporary.mkdir(parents=True)
+            for file in files:
+                (shutil.copytree if file.is_dir() else shutil.copy2)(file, temporary / file.name)
+            while True:
+                version = max(self.versions(description.name), default=0) + 1
+                stored = replace(description, version=version, folder=folder / str(version))
+                write_description(stored, temporary / DESCRIPTION_FILE)
+                try:
+                    temporary.rename(stored.folder)
+                except OSError:
+                    if not stored.folder.exists():
+                        raise
+                    continue  # another writer was faster
+                return stored
+        except OSError as error:
+            raise StorageError(
+                f"the model cannot be stored: {error.strerror or error}",
+                where=str(folder),
+                hint=f"{FOLDER_VARIABLE} names another folder for models",
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def drop(self, wanted: ModelName) -> list[int]:
+        """Remove a model, or one version of it; returns the versions.
+
+        Raises:
+            BadInputError: there is none.
+        """
+        self.find(wanted)
+        versions = [wanted.version] if wanted.version else self.versions(wanted.name)
+        for version in versions:
+            folder = self._model_folder(wanted.name) / str(version)
+            # Gone under its number at once; what a killed process leaves is no version.
+            gone = folder.with_name(f".{uuid4().hex}.dropped")
+            folder.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+        if not self.versions(wanted.name):
+            shutil.rmtree(self._model_folder(wanted.name), ignore_errors=True)
+        return versions
+
+    def _model_folder(self, name: str) -> Path:
+        # A name may be anything: no slash, and no dot at its beginning.
+        plain = quote(name, safe=" äöüÄÖÜß")
+        return self.folder / (plain.replace(".", "%2E", 1) if plain.startswith(".") else plain)
+
+    def _read(self, name: str, version: int) -> ModelDescription:
+        return read_description(self._model_folder(name) / str(version) / DESCRIPTION_FILE)
+
+
+def write_description(description: ModelDescription, file: Path) -> None:
+    """Write a description, but for its folder, which is where the file lies."""
+    content = {"format": _FORMAT, **asdict(description)}
+    del content["folder"]
+    file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+
+
+def read_description(file: Path) -> ModelDescription:
+    """Read what ``write_description`` wrote.
+
+    Raises:
+        BadInputError: another version of EDL wrote it.
+        StorageError: it cannot be read.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if content.pop("format") != _FORMAT:
+            raise BadInputError(
+                "another version of EDL wrote this model",
+                where=str(file.parent),
+                hint="use that version, or train again",
+            )
+        inputs = tuple(InputColumn(**each) for each in content.pop("inputs"))
+        classes = tuple(content.pop("classes"))
+        return ModelDescription(**content, inputs=inputs, classes=classes, folder=file.parent)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"the description of a model cannot be read: {error}", where=str(file)) from error
+
+
+def describe_model(description: ModelDescription, metrics: int = 3) -> dict[str, Any]:
+    """A row of ``SHOW MODELS``."""
+    shown = list(description.metrics.items())[:metrics]
+    return {
+        "model": description.name,
+        "version": description.version,
+        "label": description.label,
+        "estimator": description.estimator,
+        "rows": description.rows,
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in shown),
+    }

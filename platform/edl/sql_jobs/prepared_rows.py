@@ -1,0 +1,159 @@
+"""Writes the rows of a query in the form in which a model takes them: see ``model_inputs``.
+
+A hash of what a row contains decides whether it is for training or for validation, so that the order of the rows does
+not matter, and equal rows are on one side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from edl.data.sketches import hash_bytes, hash_numbers
+from edl.sql_jobs.column_plan import LabelKind
+from edl.sql_jobs.model_inputs import NUMBER, ModelInputs
+from edl.sql_jobs.row_statistics import read_batches, to_days, to_text
+
+_SMALL_TABLE = 10_000
+"""Rows up to which the share for validation is exact."""
+_GROUP_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Numbers of rows that were written."""
+
+    training: int
+    validation: int
+
+
+def prepare_training(
+    files: Sequence[Path], inputs: ModelInputs, label: str, kind: LabelKind, folder: Path, share: float
+) -> PreparedRows:
+    """Write ``training`` and ``validation`` below a folder.
+
+    Args:
+        files: Parquet of the query.
+        inputs: of the model.
+        label: column of the query.
+        kind: what the model predicts: classes are texts, a number stays one.
+        folder: gets the two folders.
+        share: of the rows that are for validation.
+    """
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
+    limit = _exact_limit(files, inputs, label, kind, share) if rows <= _SMALL_TABLE else np.uint64(share * 2**64)
+    counts = [0, 0]
+    schema = _schema(inputs, label, kind)
+    writers = []
+    try:
+        for name in ("training", "validation"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            writers.append(pq.ParquetWriter(folder / name / "part-00000.parquet", schema, compression="zstd"))
+        for table in _prepare(files, inputs, label, kind):
+            is_validation = _hash_rows(table) < limit
+            for number, chosen in enumerate((~is_validation, is_validation)):
+                part = table.filter(pa.array(chosen))
+                counts[number] += part.num_rows
+                if part.num_rows:
+                    writers[number].write_table(part, row_group_size=_GROUP_ROWS)
+    finally:
+        for writer in writers:
+            writer.close()
+    return PreparedRows(*counts)
+
+
+def prepare_prediction(
+    files: Sequence[Path], inputs: ModelInputs, folder: Path, label: str | None = None, kind: LabelKind | None = None
+) -> int:
+    """Write all rows in their order, with the label if it is named; returns their number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    count = 0
+    with pq.ParquetWriter(folder / "part-00000.parquet", _schema(inputs, label, kind), compression="zstd") as writer:
+        for table in _prepare(files, inputs, label, kind):
+            writer.write_table(table, row_group_size=_GROUP_ROWS)
+            count += table.num_rows
+    return count
+
+
+def _schema(inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Any:
+    fields = [(each.name, pa.float32() if each.dtype == NUMBER else pa.string()) for each in inputs.inputs]
+    if label is not None:
+        fields.append((inputs.label, pa.float64() if kind is LabelKind.NUMBER else pa.string()))
+    return pa.schema(fields)
+
+
+def _prepare(files: Sequence[Path], inputs: ModelInputs, label: str | None, kind: LabelKind | None) -> Iterator[Any]:
+    columns = dict.fromkeys(each.column for each in inputs.inputs)
+    if label is not None:
+        columns[label] = None
+    schema = _schema(inputs, label, kind)
+    for batch in read_batches(files, list(columns)):
+        arrays = [
+            _to_number(batch.column(each.column))
+            if each.dtype == NUMBER
+            else _to_filled_text(batch.column(each.column))
+            for each in inputs.inputs
+        ]
+        if label is not None:
+            values = batch.column(label)
+            arrays.append(to_number(values) if kind is LabelKind.NUMBER else to_text(values))
+        yield pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _to_number(array: Any) -> Any:
+    """float32; NULL, and what is infinite, is NaN."""
+    numbers = pc.fill_null(to_number(array), float("nan")).cast(pa.float32())
+    finite = pc.is_finite(numbers)
+    return numbers if pc.all(finite).as_py() else pc.if_else(finite, numbers, pa.scalar(float("nan"), pa.float32()))
+
+
+def to_number(array: Any) -> Any:
+    """Values as float64: of a time, days since 1970."""
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return to_days(array)
+    if pa.types.is_time(kind) or pa.types.is_duration(kind):
+        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.int8())
+    return array.cast(pa.float64(), safe=False)
+
+
+def _to_filled_text(array: Any) -> Any:
+    return pc.fill_null(to_text(array), "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Training or validation.
+
+
+def _hash_rows(table: Any) -> Any:
+    """A number from 0 to 2**64 for each row, of its content."""
+    hashes = np.zeros(table.num_rows, np.uint64)
+    for column in table.columns:
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if pa.types.is_string(array.type):
+            part = hash_bytes(pc.fill_null(array, "").cast(pa.large_binary()))
+        else:
+            part = hash_numbers(array.cast(pa.float64()).fill_null(0).to_numpy(zero_copy_only=False) + 0.0)
+        hashes = hash_numbers(hashes * np.uint64(31) + part)
+    return hashes
+
+
+def _exact_limit(files: Sequence[Path], inputs: ModelInputs, label: str, kind: LabelKind, share: float) -> Any:
+    """The hash below which a row is for validation, so that the share is as wanted, and neither side is empty."""
+    parts = [_hash_rows(table) for table in _prepare(files, inputs, label, kind)]
+    hashes = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.uint64)
+    if len(hashes) < 2:
+        return np.uint64(0)
+    place = min(max(1, round(share * len(hashes))), len(hashes) - 1)
+    return hashes[place]

@@ -1,0 +1,383 @@
+"""What a statement becomes: a folder with rows in the form of a model, a Keras module and a job file.
+
+A laptop trains such a folder by ``edl run``, a cluster as the data and the model of a job.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from edl.api.errors import BadInputError, EdlError
+from edl.sql_jobs.column_overrides import override_columns
+from edl.sql_jobs.column_plan import ColumnPlan, LabelKind, check_features, find_column, plan_columns
+from edl.sql_jobs.job_settings import (
+    ESTIMATORS,
+    TrainingSettings,
+    choose_estimator,
+    choose_settings,
+    dump_job,
+    find_validation_query,
+    job_document,
+)
+from edl.sql_jobs.model_inputs import ModelInputs, choose_inputs
+from edl.sql_jobs.model_module import VOCABULARY_FILE, write_module
+from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription
+from edl.sql_jobs.prediction_output import class_probabilities, predicted_values
+from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction, prepare_training
+from edl.sql_jobs.query_errors import QueryError
+from edl.sql_jobs.query_extraction import ExtractedRows, OnProgress, extract_query
+from edl.sql_jobs.row_statistics import collect_facts
+from edl.sql_jobs.statement_parser import statement_error
+from edl.sql_jobs.statements import (
+    Attribute,
+    ColumnName,
+    EvaluateStatement,
+    Place,
+    PredictStatement,
+    Select,
+    TableName,
+    TrainStatement,
+)
+from edl.sql_jobs.table_writer import check_new_table, write_table
+from edl.sql_jobs.user_module import COLUMNS_MODULE, find_user_module
+from edl.sql_jobs.wanted_schema import check_schema
+
+LEAST_ROWS = 2
+_PROBABILITIES = "predict.probabilities"
+_MODULE_FILES = ("model.py", "job.yaml", VOCABULARY_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTraining:
+    """A folder that can be trained.
+
+    Attributes:
+        plan: of the columns.
+        settings: of the statement.
+        counts: of rows.
+        document: the job file.
+        model: its description, without version, metrics and history.
+    """
+
+    plan: ColumnPlan
+    settings: TrainingSettings
+    counts: PreparedRows
+    document: Mapping[str, Any]
+    model: ModelDescription
+
+
+def prepare_train(
+    statement: TrainStatement,
+    text: str,
+    rows: ExtractedRows,
+    database: str,
+    folder: Path,
+    *,
+    query_seconds: float | None = None,
+) -> PreparedTraining:
+    """Plan a model for the rows, and write module, job file and data. The rows are removed.
+
+    Args:
+        statement: what is wanted.
+        text: of the statement, which is stored with the model.
+        rows: of its query, in the folder ``rows``.
+        database: its address, which is stored with the model.
+        folder: gets the files.
+        query_seconds: what ``validation.select`` may take in the database; None: no limit.
+
+    Raises:
+        BadInputError: the statement does not fit the rows; names the place in it.
+    """
+    estimator, reason = choose_estimator(statement)
+    check_rows(rows, statement.select, LEAST_ROWS)
+    # Capital letters of the label do not matter where this is unambiguous.
+    names = {column.name for column in rows.columns}
+    same = [name for name in names if name.lower() == statement.label.name.lower()]
+    label = statement.label.name if statement.label.name in names or len(same) != 1 else same[0]
+    plan = plan_columns(collect_facts(rows.files, label), statement.label)
+    plan = override_columns(plan, statement.columns, estimator)
+    check_features(plan, statement.label)
+    settings = choose_settings(statement, estimator, reason, plan)
+    inputs = choose_inputs(plan)
+    kind = plan.label.kind
+    model = _describe_model(statement, text, rows, database, label, estimator, plan, inputs)
+    validation = find_validation_query(statement)
+    if validation is None:
+        counts = prepare_training(rows.files, inputs, label, kind, folder / "data", settings.validation_share)
+    else:
+        more = extract_rows(database, validation, folder / "more", query_seconds=query_seconds)
+        check_rows(more, validation, 1)
+        own_label = find_label(model, more, None, validation)
+        check_schema(model, more.columns, validation.place)
+        counts = PreparedRows(
+            prepare_prediction(rows.files, inputs, folder / "data" / "training", label, kind),
+            prepare_prediction(more.files, inputs, folder / "data" / "validation", own_label, kind),
+        )
+        shutil.rmtree(folder / "more")
+    shutil.rmtree(folder / "rows")
+    document = job_document(statement.into.name, plan, settings, inputs.label, counts.training)
+    files = write_module(plan, inputs, estimator, settings.optimizer, settings.patience, statement.select.text)
+    files["job.yaml"] = dump_job(document)
+    module = find_user_module(statement, ESTIMATORS) if estimator not in ESTIMATORS else None
+    if module is not None:
+        files = {**module.files(), **files}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content, encoding="utf-8")
+    return PreparedTraining(plan, settings, counts, document, model)
+
+
+def _describe_model(
+    statement: TrainStatement,
+    text: str,
+    rows: ExtractedRows,
+    database: str,
+    label: str,
+    estimator: str,
+    plan: ColumnPlan,
+    inputs: ModelInputs,
+) -> ModelDescription:
+    return ModelDescription(
+        statement.into.name,
+        0,
+        time.time(),
+        text,
+        estimator,
+        database,
+        rows.digest,
+        rows.rows,
+        label,
+        plan.label.facts.type_name,
+        plan.label.kind.name,
+        plan.label.classes,
+        {column.name: str(column.type) for column in rows.columns},
+        inputs.inputs,
+        inputs.label,
+        {},
+        [],
+        [(each.name, str(each.use), each.reason) for each in plan.features],
+    )
+
+
+def model_files(folder: Path, exported: Path) -> list[Path]:
+    """The files of a trained model that a registry keeps."""
+    files = [exported / MODEL_FILE, exported / "saved_model", *(folder / name for name in _MODULE_FILES)]
+    return [*(file for file in files if file.exists()), *_module_files(folder)]
+
+
+def _module_files(folder: Path) -> list[Path]:
+    """Modules of the user beside ``edl_columns.py``, and their packages."""
+    if not (folder / f"{COLUMNS_MODULE}.py").exists():
+        return []
+    packages = [path for path in folder.iterdir() if path.is_dir() and any(path.rglob("*.py"))]
+    return [*(path for path in folder.glob("*.py") if path.name not in _MODULE_FILES), *packages]
+
+
+def prepare_evaluate(statement: EvaluateStatement, model: ModelDescription, rows: ExtractedRows, folder: Path) -> None:
+    """Write the rows with their label in the form that a model takes, and its module.
+
+    Raises:
+        BadInputError: the rows are not those that the model wants.
+    """
+    check_rows(rows, statement.select, 1)
+    label = find_label(model, rows, statement.label, statement.select)
+    check_schema(model, rows.columns, statement.select.place)
+    copy_model(model, folder)
+    prepare_prediction(rows.files, model.model_inputs, folder / "data", label, LabelKind[model.label_kind])
+
+
+def prepare_predict(statement: PredictStatement, model: ModelDescription, rows: ExtractedRows, folder: Path) -> None:
+    """Write the rows in the form that a model takes, and its module.
+
+    Raises:
+        BadInputError: the rows are not those that the model wants.
+    """
+    check_rows(rows, statement.select, 1)
+    check_schema(model, rows.columns, statement.select.place)
+    copy_model(model, folder)
+    prepare_prediction(rows.files, model.model_inputs, folder / "data")
+
+
+def copy_model(model: ModelDescription, folder: Path) -> None:
+    """Copy the module of a model, without its weights."""
+    for name in _MODULE_FILES:
+        if (model.folder / name).exists():
+            shutil.copy2(model.folder / name, folder / name)
+    for file in _module_files(model.folder):
+        if file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        else:
+            shutil.copy2(file, folder / file.name)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of a query, and tables of results.
+
+
+def extract_rows(
+    database: str,
+    select: Select,
+    folder: Path,
+    *,
+    on_progress: OnProgress | None = None,
+    query_seconds: float | None = None,
+) -> ExtractedRows:
+    """The rows of a query in ``rows`` of a folder.
+
+    Raises:
+        EdlError: see ``extract_query``; with the place in the whole text of the statements.
+    """
+    try:
+        return extract_query(
+            database, select.text, folder / "rows", on_progress=on_progress, statement_seconds=query_seconds
+        )
+    except BadInputError as error:
+        if not str(error.where).startswith("the query"):
+            raise
+        raise _at_place(error, select) from error
+
+
+def _at_place(error: BadInputError, select: Select) -> EdlError:
+    """An error of the query with its place in the whole text of the statements."""
+    place = select.place
+    if not isinstance(error, QueryError):
+        return statement_error(f"the query {error.message}", place, error.hint)
+    if error.line is not None and error.column is not None:
+        column = error.column + (place.column - 1 if error.line == 1 else 0)
+        place = Place(place.line + error.line - 1, column)
+    return statement_error(error.message, place, error.hint)
+
+
+def check_rows(rows: ExtractedRows, select: Select, least: int) -> None:
+    """Refuse a query with fewer rows than ``least``.
+
+    Raises:
+        BadInputError: see above.
+    """
+    if rows.rows < least:
+        what = "no rows" if not rows.rows else "one row only"
+        raise statement_error(f"the query has {what}", select.place, "check its WHERE and its tables")
+
+
+def find_label(model: ModelDescription, rows: ExtractedRows, named: ColumnName | None, select: Select) -> str:
+    """The column with the label: the one that is named, or that of the training.
+
+    Raises:
+        BadInputError: there is none, or it has NULLs.
+    """
+    wanted = named or ColumnName(model.label, select.place)
+    found = find_column({each.name: each for each in rows.columns}, wanted)
+    if found.nulls:
+        raise statement_error(
+            f"the label {found.name} has {found.nulls:,} NULLs",
+            wanted.place,
+            f"add WHERE {found.name} IS NOT NULL to the query",
+        )
+    return found.name
+
+
+def refuse_attributes(attributes: Mapping[str, Attribute]) -> None:
+    """Refuse ``WITH`` where nothing is trained.
+
+    Raises:
+        BadInputError: there is a setting.
+    """
+    for name, attribute in attributes.items():
+        raise statement_error(
+            f"there is no setting {name} here", attribute.place, "WITH belongs to TO TRAIN; leave it out"
+        )
+
+
+def take_probabilities(statement: PredictStatement, model: ModelDescription | None = None) -> bool:
+    """Whether a prediction has the probability of each class, too.
+
+    Args:
+        statement: with ``predict.probabilities``, or without.
+        model: if it is known already.
+
+    Raises:
+        BadInputError: there is another setting, or the model predicts no classes.
+    """
+    wanted = False
+    for name, attribute in statement.attributes.items():
+        if name != _PROBABILITIES:
+            near = f"there is {_PROBABILITIES}=true"
+            raise statement_error(f"there is no setting {name} here", attribute.place, near)
+        if not isinstance(attribute.value, bool):
+            raise statement_error(f"{_PROBABILITIES} is true or false", attribute.place)
+        if attribute.value and model is not None and not model.classes:
+            raise statement_error(f"{model.name}@{model.version} predicts a number, no classes", attribute.place)
+        wanted = attribute.value
+    return wanted
+
+
+def with_predictions(
+    files: Sequence[Path],
+    outputs: Callable[[int], Any],
+    model: ModelDescription,
+    column: str,
+    *,
+    probabilities: bool = False,
+) -> Iterator[Any]:
+    """The rows of a query with a column of predictions, in place of one of this name.
+
+    Args:
+        files: Parquet of the rows.
+        outputs: of the model, for the next so many rows.
+        model: that predicted.
+        column: gets the class, or the number.
+        probabilities: a column for each class has its probability.
+    """
+    for file in files:
+        for batch in pq.ParquetFile(file).iter_batches():
+            given = outputs(batch.num_rows)
+            columns = {column: predicted_values(given, model)}
+            if probabilities:
+                columns |= {f"{column}_{name}": values for name, values in class_probabilities(given, model)}
+            kept = {name: batch.column(name) for name in batch.schema.names if name not in columns} | columns
+            yield pa.RecordBatch.from_arrays(list(kept.values()), list(kept))
+
+
+def metrics_table(metrics: Mapping[str, float]) -> list[Any]:
+    """Metrics as batches of a table with one row."""
+    batches: list[Any] = pa.table({name: [value] for name, value in metrics.items()}).to_batches()
+    return batches
+
+
+def check_target(database: str, table: TableName) -> None:
+    """Refuse a table that exists, before hours of work and not after them.
+
+    Raises:
+        BadInputError: it exists; names its place in the statement.
+    """
+    with _at_table(table, replaces=False):
+        check_new_table(database, table.parts)
+
+
+def write_result(database: str, table: TableName, batches: Iterable[Any], *, replaces: bool) -> None:
+    """Write a table of results.
+
+    Raises:
+        BadInputError: it cannot be written; names the place of the table in the statement.
+    """
+    with _at_table(table, replaces=replaces):
+        write_table(database, table.parts, batches, replace=replaces)
+
+
+@contextmanager
+def _at_table(table: TableName, *, replaces: bool) -> Iterator[None]:
+    """Errors about a table name its place in the statement."""
+    try:
+        yield
+    except BadInputError as error:
+        hint = error.hint if replaces else f"{error.hint or ''} (--replace)".strip()
+        raise statement_error(f"{table}: {error.message}", table.place, hint) from error

@@ -1,0 +1,396 @@
+"""Runs statements: rows of a database in, models, metrics and tables out. It prints nothing.
+
+An ``Observer`` hears what happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from edl.api.errors import BadInputError
+from edl.data.database import find_scheme
+from edl.sql_jobs.column_plan import ColumnPlan, LabelKind
+from edl.sql_jobs.edl_process import run_edl
+from edl.sql_jobs.job_settings import TrainingSettings, choose_estimator, find_validation_query
+from edl.sql_jobs.model_registry import MODEL_FILE, ModelDescription, ModelRegistry
+from edl.sql_jobs.parquet_parts import NoRowsError
+from edl.sql_jobs.permutation_importance import ColumnImportance, score_permutations, write_permutations
+from edl.sql_jobs.prediction_output import read_predictions
+from edl.sql_jobs.prepared_rows import PreparedRows, prepare_prediction
+from edl.sql_jobs.query_extraction import ExtractedRows
+from edl.sql_jobs.statement_folders import (
+    LEAST_ROWS,
+    check_rows,
+    check_target,
+    copy_model,
+    extract_rows,
+    find_label,
+    metrics_table,
+    model_files,
+    prepare_evaluate,
+    prepare_predict,
+    prepare_train,
+    refuse_attributes,
+    take_probabilities,
+    with_predictions,
+    write_result,
+)
+from edl.sql_jobs.statements import (
+    DropModelStatement,
+    EvaluateStatement,
+    ExplainStatement,
+    PredictStatement,
+    QueryStatement,
+    Select,
+    ShowModelsStatement,
+    ShowTrainStatement,
+    Statement,
+    TableName,
+    TrainStatement,
+)
+from edl.sql_jobs.wanted_schema import check_schema
+
+_DIALECTS = {"sqlite": "sqlite", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql", "duckdb": "duckdb"}
+_WORK_FOLDER = Path(".edl", "sql")
+
+
+class Observer:
+    """Hears what a statement does; each method may be overridden."""
+
+    def extracted(self, rows: int) -> None:
+        """So many rows of the query are read."""
+
+    def planned(self, plan: ColumnPlan, settings: TrainingSettings, rows: PreparedRows) -> None:
+        """The plan of a training, before it begins."""
+
+    def job_event(self, event: Mapping[str, Any]) -> None:
+        """A line of ``edl run --json`` and its like."""
+
+    wants_rows: ClassVar[bool] = False
+    """Whether ``row_batch`` gets all rows; otherwise those that a result shows."""
+
+    def row_batch(self, batch: pa.RecordBatch) -> None:
+        """The next rows of a query, or of those with predictions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A trained model, and the folder that it was exported to, if one was named."""
+
+    model: ModelDescription
+    folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsResult:
+    """Metrics of a model on rows, and the table that they were written into, if one was named."""
+
+    model: ModelDescription
+    metrics: Mapping[str, float]
+    rows: int
+    table: TableName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredictResult:
+    """The table with predictions."""
+
+    model: ModelDescription
+    table: TableName
+    column: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainResult:
+    """How much each column matters, the most important one first."""
+
+    model: ModelDescription
+    importance: Sequence[ColumnImportance]
+    rows: int
+    table: TableName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsResult:
+    """The first rows of a query, and how many there are."""
+
+    names: tuple[str, ...]
+    rows: Sequence[tuple[Any, ...]]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsResult:
+    """The models of the registry."""
+
+    models: Sequence[ModelDescription]
+
+
+@dataclass(frozen=True, slots=True)
+class ShowTrainResult:
+    """How a model was trained."""
+
+    model: ModelDescription
+
+
+@dataclass(frozen=True, slots=True)
+class DropResult:
+    """What was removed."""
+
+    name: str
+    versions: Sequence[int]
+
+
+Result = (
+    TrainResult
+    | MetricsResult
+    | PredictResult
+    | ExplainResult
+    | RowsResult
+    | ModelsResult
+    | ShowTrainResult
+    | DropResult
+)
+
+
+def dialect_of(database: str | None) -> str | None:
+    """sqlglot's name of a database's dialect; None: unknown."""
+    scheme = "" if not database else find_scheme(database)
+    return _DIALECTS.get(scheme.partition("+")[0])
+
+
+@dataclass
+class StatementRunner:
+    """Runs statements against one database and one registry.
+
+    Args:
+        database: its address; None: only statements that need none can run.
+        registry: of models.
+        observer: hears what happens.
+        replaces: a model that exists gets a new version, and a table that exists is replaced.
+        export: a new folder for the module, the job and the data of a training.
+        most_rows: of a query that are returned.
+        query_seconds: what a query may take in the database; None: no limit.
+    """
+
+    database: str | None
+    registry: ModelRegistry
+    observer: Observer = field(default_factory=Observer)
+    replaces: bool = False
+    export: Path | None = None
+    most_rows: int = 1000
+    query_seconds: float | None = None
+
+    def run(self, statement: Statement, text: str) -> Result:
+        """Run a statement.
+
+        Args:
+            statement: what it asks for.
+            text: its own text, which is stored with a model.
+
+        Raises:
+            EdlError: it cannot run, or fails.
+        """
+        if isinstance(statement, TrainStatement):
+            return self._train(statement, text)
+        if isinstance(statement, EvaluateStatement):
+            return self._evaluate(statement)
+        if isinstance(statement, PredictStatement):
+            return self._predict(statement)
+        if isinstance(statement, ExplainStatement):
+            return self._explain(statement)
+        if isinstance(statement, QueryStatement):
+            return self._query(statement)
+        if isinstance(statement, ShowModelsStatement):
+            return ModelsResult(self.registry.list_models())
+        if isinstance(statement, ShowTrainStatement):
+            return ShowTrainResult(self.registry.find(statement.model))
+        assert isinstance(statement, DropModelStatement)
+        return DropResult(statement.model.name, self.registry.drop(statement.model))
+
+    # -- training --------------------------------------------------------------------------------
+
+    def _train(self, statement: TrainStatement, text: str) -> TrainResult:
+        # before the rows are read
+        choose_estimator(statement)
+        find_validation_query(statement)
+        self.registry.check_new(statement.into, replace_model=self.replaces)
+        with _work_folder(self.export) as folder:
+            rows = self._extract(statement.select, folder)
+            prepared = prepare_train(
+                statement, text, rows, self.database or "", folder, query_seconds=self.query_seconds
+            )
+            self.observer.planned(prepared.plan, prepared.settings, prepared.counts)
+            history, metrics = self._run_training(folder)
+            model = replace(prepared.model, metrics=metrics, history=history)
+            saved = self.registry.save(model, model_files(folder, folder / str(prepared.document["export"]["path"])))
+        return TrainResult(saved, self.export)
+
+    def _run_training(self, folder: Path) -> tuple[list[tuple[int, dict[str, float]]], dict[str, float]]:
+        """Train what is in a folder; returns the evaluations by step, and the metrics at the end."""
+        history = list[tuple[int, dict[str, float]]]()
+
+        def follow(event: Mapping[str, Any]) -> None:
+            if event.get("event") == "evaluation_ended":
+                history.append((int(event["step"]), dict(event["metrics"])))
+            self.observer.job_event(event)
+
+        summary = run_edl("run", folder, on_event=follow)
+        return history, dict(summary.get("metrics") or (history[-1][1] if history else {}))
+
+    # -- models that exist -----------------------------------------------------------------------
+
+    def _evaluate(self, statement: EvaluateStatement) -> MetricsResult:
+        refuse_attributes(statement.attributes)
+        model = self.registry.find(statement.model)
+        self._check_target(statement.into)
+        with _work_folder() as folder:
+            rows = self._extract(statement.select, folder)
+            prepare_evaluate(statement, model, rows, folder)
+            metrics = self._run_evaluation(folder, model)
+            if statement.into is not None:
+                self._write(statement.into, metrics_table(metrics))
+        return MetricsResult(model, metrics, rows.rows, statement.into)
+
+    def _run_evaluation(self, folder: Path, model: ModelDescription) -> dict[str, float]:
+        arguments = ["--from", str(model.folder / MODEL_FILE), "--set", "data.validation=data"]
+        last: dict[str, float] = {}
+
+        def follow(event: Mapping[str, Any]) -> None:
+            if event.get("event") == "evaluation_ended":
+                last.update(event["metrics"])
+            self.observer.job_event(event)
+
+        summary = run_edl("evaluate", folder, arguments, follow)
+        return dict(summary.get("metrics") or last)
+
+    def _predict(self, statement: PredictStatement) -> PredictResult:
+        take_probabilities(statement)
+        model = self.registry.find(statement.model)
+        probabilities = take_probabilities(statement, model)
+        self._check_target(statement.into)
+        with _work_folder() as folder:
+            rows = self._extract(statement.select, folder)
+            prepare_predict(statement, model, rows, folder)
+            self._run_prediction(folder, model)
+            outputs = read_predictions(folder / "predictions")
+            batches = with_predictions(rows.files, outputs, model, statement.column, probabilities=probabilities)
+            self._write(statement.into, map(self._pass_on, batches))
+        return PredictResult(model, statement.into, statement.column, rows.rows)
+
+    def _pass_on(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        self.observer.row_batch(batch)
+        return batch
+
+    def _run_prediction(self, folder: Path, model: ModelDescription) -> None:
+        source = ["--from", str(model.folder / MODEL_FILE), "--output", "predictions"]
+        run_edl("predict", folder, [*source, "--set", "data.prediction=data"], self.observer.job_event)
+
+    def _explain(self, statement: ExplainStatement) -> ExplainResult:
+        refuse_attributes(statement.attributes)
+        model = self.registry.find(statement.model)
+        self._check_target(statement.into)
+        with _work_folder() as folder:
+            rows = self._extract(statement.select, folder)
+            check_rows(rows, statement.select, LEAST_ROWS)
+            label = find_label(model, rows, None, statement.select)
+            check_schema(model, rows.columns, statement.select.place)
+            copy_model(model, folder)
+            prepare_prediction(rows.files, model.model_inputs, folder / "all", label, LabelKind[model.label_kind])
+            permuted = write_permutations(folder / "all", model.model_inputs, folder / "data")
+            self._run_prediction(folder, model)
+            importance = score_permutations(permuted, read_predictions(folder / "predictions"), model)
+            if statement.into is not None:
+                table = pa.table(
+                    {
+                        "column": [each.column for each in importance],
+                        "importance": [each.mean for each in importance],
+                        "deviation": [each.deviation for each in importance],
+                    }
+                )
+                self._write(statement.into, table.to_batches())
+        return ExplainResult(model, importance, permuted.rows, statement.into)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _query(self, statement: QueryStatement) -> RowsResult:
+        with _work_folder() as folder:
+            try:
+                rows = self._extract(statement.select, folder)
+            except BadInputError as error:
+                if isinstance(error.__cause__, NoRowsError):
+                    return RowsResult((), [], 0)
+                raise
+            shown = list[tuple[Any, ...]]()
+            for file in rows.files:
+                for batch in pq.ParquetFile(file).iter_batches(self.most_rows):
+                    self.observer.row_batch(batch)
+                    if len(shown) < self.most_rows:
+                        shown += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                    elif not self.observer.wants_rows:
+                        break
+        return RowsResult(tuple(each.name for each in rows.columns), shown[: self.most_rows], rows.rows)
+
+    def _extract(self, select: Select, folder: Path) -> ExtractedRows:
+        return extract_rows(
+            self._need_database(),
+            select,
+            folder,
+            on_progress=self.observer.extracted,
+            query_seconds=self.query_seconds,
+        )
+
+    def _check_target(self, table: TableName | None) -> None:
+        """Refuse a table that exists before a job computes its rows. The writer checks again."""
+        if table is not None and not self.replaces:
+            check_target(self._need_database(), table)
+
+    def _write(self, table: TableName, batches: Iterable[Any]) -> None:
+        write_result(self._need_database(), table, batches, replaces=self.replaces)
+
+    def _need_database(self) -> str:
+        if self.database is None:
+            raise BadInputError(
+                "is missing",
+                where="--database",
+                hint="give --database sqlite:///file.db or set EDL_DATABASE; --demo makes a table to try",
+            )
+        return self.database
+
+
+@contextmanager
+def _work_folder(named: Path | None = None) -> Iterator[Path]:
+    """A folder for the files of a statement. It goes with the statement, unless it is named or the statement fails
+    after its rows are read: then its log tells why.
+
+    Raises:
+        BadInputError: the named folder is there already.
+    """
+    if named is not None:
+        if named.exists() and (not named.is_dir() or any(named.iterdir())):
+            raise BadInputError("is there already", where=str(named), hint="name a folder that does not exist")
+        named.mkdir(parents=True, exist_ok=True)
+        yield named
+        return
+    _WORK_FOLDER.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="", dir=_WORK_FOLDER)).absolute()
+    try:
+        yield folder
+    except BaseException:
+        # Rows of a database do not stay behind.
+        for name in ("rows", "data", "all"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+        if not (folder / "job.yaml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,126 @@
+"""edl sql with real training: the line that EDL was announced with, and what becomes of its model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support.databases import (
+    PASSWORD,
+    USER,
+    find_mariadb,
+    find_postgres,
+    require,
+    start_mariadb,
+    start_postgres,
+)
+
+pytestmark = [pytest.mark.jobs, pytest.mark.timeout(900)]
+
+ANNOUNCED = "SELECT * FROM employee LABEL income INTO my_elasticdl_model"
+
+
+def edl(
+    folder: Path, *arguments: str, code: int = 0, text: str | None = None, more: Mapping[str, str] | None = None
+) -> str:
+    own = {"EDL_MODELS": str(folder / "models"), "EDL_DATABASE": "sqlite:///edl-demo.db"}
+    environment = {**os.environ, **own, **(more or {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "edl.cli.app", *arguments],
+        cwd=folder, env=environment, input=text, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the announced statement was run, and what it printed in the file ``said``."""
+    folder = tmp_path_factory.mktemp("sql")
+    (folder / "said").write_text(edl(folder, "sql", "--demo", ANNOUNCED), encoding="utf-8")
+    return folder
+
+
+def test_the_announced_line_trains_a_good_model(demo: Path) -> None:
+    said = (demo / "said").read_text(encoding="utf-8")
+    for part in ("employee", "one of two classes", "it numbers the rows", "validation loss", "my_elasticdl_model@1"):
+        assert part in said
+    stored = json.loads((demo / "models" / "my_elasticdl_model" / "1" / "model.json").read_text(encoding="utf-8"))
+    # The estimator linear has an accuracy of 0.836.
+    assert stored["metrics"]["accuracy"] > 0.86
+    assert stored["statement"] == ANNOUNCED
+
+
+def test_its_model_evaluates_predicts_and_explains(demo: Path) -> None:
+    (demo / "use.sql").write_text(
+        "SELECT * FROM employee TO EVALUATE my_elasticdl_model;\n"
+        "SELECT * FROM employee TO PREDICT predicted.guess USING my_elasticdl_model;\n"
+        "SELECT avg(guess = income) AS agreed FROM predicted;\n"
+        "SELECT * FROM employee TO EXPLAIN my_elasticdl_model;",
+        encoding="utf-8",
+    )
+    said = edl(demo, "sql", "use.sql")
+    evaluated = re.search(r"accuracy +([\d.]+)", said)
+    agreed = re.search(r"agreed\n([\d.]+)", said)
+    assert evaluated is not None
+    assert agreed is not None
+    # The table with predictions says what the evaluation says.
+    assert float(agreed[1]) == pytest.approx(float(evaluated[1]), abs=2e-4)
+    lost = dict(re.findall(r"^(\w+) +(-?\d\.\d+) ", said, re.MULTILINE))
+    assert float(lost["education"]) > 0.05 > float(lost["remote"])
+
+
+@pytest.mark.repetition
+def test_an_exported_folder_trains_the_same_by_edl_run(demo: Path) -> None:
+    statement = ANNOUNCED.replace("LABEL", "TO TRAIN wide_and_deep WITH train.epochs=2 LABEL") + "_2"
+    edl(demo, "sql", "-", "--export", "exported", text=statement)
+    stored = json.loads((demo / "models" / "my_elasticdl_model_2" / "1" / "model.json").read_text(encoding="utf-8"))
+    again = edl(demo / "exported", "run", "job.yaml", "--json", "--set", "export.path=again")
+    summary = json.loads(again.strip().splitlines()[-1])
+    assert summary["phase"] == "Done"
+    assert summary["metrics"] == pytest.approx(stored["metrics"], abs=1e-6)
+
+
+@pytest.mark.repetition
+def test_a_number_with_nulls_and_odd_names_is_predicted(demo: Path) -> None:
+    query = 'SELECT id, age AS "älter als", hired, hours_per_week AS "hours; per week" FROM employee WHERE id < 1000'
+    said = edl(
+        demo, "sql", f'{query} TO TRAIN linear WITH train.epochs=2 LABEL "älter als" INTO "Alter";'
+        f"{query} TO PREDICT ages.age USING \"Alter\"; SELECT count(age) AS n FROM ages",
+    )  # fmt: skip
+    assert "r2" in said
+    assert said.rstrip().endswith("n\n999")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_server_is_read_and_predictions_are_written_into_it(tmp_path: Path, kind: str) -> None:
+    if kind == "postgresql":
+        starting, town = start_postgres(require(find_postgres(), "postgresql")), '"home town"'
+        rows = "generate_series(1, 600) AS n"
+    else:
+        starting, town = start_mariadb(require(find_mariadb(), "mariadb-server")), "`home town`"
+        rows = "(SELECT seq AS n FROM seq_1_to_600) AS rows_of_numbers"
+    with starting as server:
+        server.connect(
+            f"CREATE TABLE people AS SELECT n AS id, 20 + n % 50 AS age, concat('town ', n % 3) AS {town}, "
+            "CAST(n % 7 AS DECIMAL(10, 2)) AS pay, CAST('2000-01-02' AS DATE) AS born, n % 50 > 25 AS rich FROM " + rows
+        )
+        statements = (
+            f"SELECT age, {town}, pay, rich FROM people TO TRAIN linear WITH train.epochs=1 LABEL rich INTO m; "
+            "SELECT * FROM people TO PREDICT guessed.rich USING m; SELECT * FROM people TO EVALUATE m INTO scores"
+        )
+        credentials = {"EDL_DATABASE_USER": USER, "EDL_DATABASE_PASSWORD": PASSWORD}
+        said = edl(tmp_path, "sql", "--database", server.address, statements, more=credentials)
+        assert "600 rows with predictions of m@1 in guessed" in said
+        assert server.connect("SELECT count(*) FROM guessed WHERE rich IS NOT NULL") == [(600,)]
+        assert len(server.connect("SELECT accuracy FROM scores")) == 1
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert PASSWORD not in said
+    assert not [content for content in files if PASSWORD.encode() in content]

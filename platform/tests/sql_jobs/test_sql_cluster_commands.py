@@ -1,0 +1,238 @@
+"""What a master does for a statement before the records are counted, and after the last one. Workers are replaced."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from sql_jobs.conftest import DatabaseUnderTest
+from support.databases import PASSWORD
+
+from edl.api.errors import BadInputError
+from edl.jobfile.loader import dump_job_spec, load_job_file
+from edl.sql_jobs import cluster_commands
+from edl.sql_jobs.cluster_commands import FOLDER, finish, prepare
+from edl.sql_jobs.cluster_job import ClusterOptions, cluster_job
+from edl.sql_jobs.cluster_request import ClusterRequest
+from edl.sql_jobs.model_registry import ModelRegistry
+from edl.sql_jobs.statement_parser import parse_with_texts
+from edl.storage.run_directory import RunDirectory, write_run_spec
+
+TRAIN = "SELECT * FROM people TO TRAIN linear WITH train.epochs=3 LABEL rich INTO m"
+PREDICT = "SELECT * FROM people TO PREDICT guessed.guess USING m"
+METRICS = {"loss": 0.25, "accuracy": 0.9}
+
+
+class Volume:
+    """A volume with a database, and the runs of jobs on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = folder / "people.db"
+        self.address = f"sqlite:///{self.database}"
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            connection.execute("CREATE TABLE people (age INTEGER, town TEXT, rich TEXT)")
+            connection.executemany(
+                "INSERT INTO people VALUES (?, ?, ?)",
+                [(20 + at % 60, f"t{at % 5}", "yes" if at % 60 > 30 else "no") for at in range(300)],
+            )
+
+    def query(self, text: str) -> list[Any]:
+        with closing(sqlite3.connect(self.database)) as connection, connection:
+            return connection.execute(text).fetchall()
+
+    def submit(self, statement: str, name: str = "r1", **options: Any) -> tuple[ClusterRequest, RunDirectory]:
+        """A run with its job file as it was submitted."""
+        run = RunDirectory(self.folder / "runs" / name)
+        run.path.mkdir(parents=True)
+        ((parsed, text),) = parse_with_texts(statement, "sqlite")
+        base = {"image": "edl/edl:dev", "volumes": [{"claim": "files", "mount": str(self.folder)}]}
+        wanted = ClusterOptions(self.address, {**base, **options.pop("base", {})}, **options)
+        file = run.path / "submitted.json"
+        file.write_text(json.dumps(cluster_job(parsed, text, wanted, str(self.folder))), encoding="utf-8")
+        spec = load_job_file(file, wanted.settings)
+        write_run_spec(run, dump_job_spec(spec))
+        return ClusterRequest.from_text(spec.master.prepare[-1]), run
+
+    @property
+    def models(self) -> ModelRegistry:
+        return ModelRegistry(self.folder / "edl-sql" / "models")
+
+    def train(self, name: str = "train", **options: Any) -> RunDirectory:
+        """A run that trained, in which workers exported a model."""
+        request, run = self.submit(TRAIN, name, **options)
+        prepare(request, run)
+        run.export.mkdir()
+        (run.export / "model.keras").write_text("weights", encoding="utf-8")
+        event = {"event": "evaluation_ended", "time": 1.0, "step": 5, "metrics": METRICS}
+        run.events.write_text(json.dumps(event) + "\n", encoding="utf-8")
+        finish(run, {"metrics": METRICS})
+        return run
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    return Volume(tmp_path)
+
+
+def write_predictions(run: RunDirectory, ranges: Sequence[tuple[int, int]]) -> None:
+    """What workers write: who is older than 50 is rich."""
+    ages = pq.read_table(run.path / FOLDER / "data")["age"].to_numpy()
+    (run.path / "predictions").mkdir()
+    for start, end in ranges:
+        outputs = (ages[start:end, np.newaxis] > 50).astype(float)
+        np.savez(run.path / "predictions" / f"x-{start}-{end}.npz", source="x", start=start, end=end, outputs=outputs)
+
+
+def test_rows_and_module_are_written_and_the_job_file_is_completed(volume: Volume) -> None:
+    request, run = volume.submit(TRAIN, base={"train": {"epochs": 9, "minibatches_per_task": 2}})
+    prepare(request, run)
+    spec = load_job_file(run.spec)
+    folder = run.path / FOLDER
+    assert spec.model.zoo == str(folder)
+    assert (folder / "model.py").exists()
+    assert spec.data.training == (str(folder / "data" / "training"),)
+    assert sum(pq.read_table(folder / "data" / part).num_rows for part in ("training", "validation")) == 300
+    assert spec.data.schema is not None
+    # The statement counts more than the job file, which counts more than the number of rows.
+    assert (spec.train.epochs, spec.train.minibatches_per_task, spec.train.minibatch_size) == (3, 2, 32)
+    # 240 rows are 8 minibatches, so 4 steps of two workers.
+    assert spec.train.evaluation_steps == 4
+    assert spec.image == "edl/edl:dev"
+    assert not (folder / "rows").exists()
+
+
+def test_a_setting_of_the_command_line_counts_most(volume: Volume) -> None:
+    request, run = volume.submit(TRAIN, settings=("train.epochs=7",))
+    prepare(request, run)
+    assert load_job_file(run.spec).train.epochs == 7
+
+
+def test_a_master_that_is_lost_while_it_prepares_is_followed_by_one_that_begins_again(volume: Volume) -> None:
+    request, run = volume.submit(TRAIN)
+    (run.path / FOLDER / "rows").mkdir(parents=True)
+    (run.path / FOLDER / "rows" / "half.parquet").write_bytes(b"half")
+    prepare(request, run)
+    prepare(request, run)
+    assert pq.read_table(run.path / FOLDER / "data" / "training").num_rows > 200
+
+
+def test_the_model_is_registered_once_with_its_metrics_and_the_rows_go(volume: Volume) -> None:
+    run = volume.train()
+    (model,) = volume.models.list_models()
+    assert (model.name, model.version, model.metrics, model.history) == ("m", 1, METRICS, [[5, METRICS]])
+    assert (model.folder / "model.py").exists()
+    assert not (run.path / FOLDER / "data").exists()
+    finish(run, {"metrics": METRICS})
+    # A master that was lost before it noted that it had finished.
+    (run.path / FOLDER / "finished.json").unlink()
+    finish(run, {"metrics": METRICS})
+    assert volume.models.versions("m") == [1]
+
+
+def test_a_model_that_exists_is_refused_before_the_query_runs(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume.train()
+    monkeypatch.setattr(cluster_commands, "extract_rows", lambda *_, **__: pytest.fail("the query was run"))
+    with pytest.raises(BadInputError, match="exists"):
+        prepare(*volume.submit(TRAIN, "again"))
+
+
+def test_a_model_that_is_replaced_gets_another_version(volume: Volume) -> None:
+    volume.train()
+    volume.train("again", replaces=True)
+    assert volume.models.versions("m") == [1, 2]
+
+
+def test_predictions_become_parquet_and_one_table(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    spec = load_job_file(run.spec)
+    assert (spec.task, spec.model.weights) == ("predict", str(volume.models.folder / "m" / "1" / "model.keras"))
+    # The range 0-100 was written again, as another one, after a worker was lost.
+    write_predictions(run, [(200, 300), (0, 60), (0, 100), (50, 200)])
+    finish(run, {"metrics": {}})
+    assert volume.query("SELECT count(*), sum(guess = 'yes'), sum((guess = 'yes') = (age > 50)) FROM guessed") == [
+        (300, 145, 300)
+    ]
+    assert pq.read_table(run.path / FOLDER / "predictions.parquet").num_rows == 300
+    assert not (run.path / FOLDER / "rows").exists()
+
+
+def test_a_table_that_a_lost_master_wrote_is_not_written_again(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+    finish(run, {"metrics": {}})
+    (run.path / FOLDER / "finished.json").unlink()
+    volume.query("UPDATE guessed SET guess = 'seen'")
+    finish(run, {"metrics": {}})
+    assert volume.query("SELECT DISTINCT guess FROM guessed") == [("seen",)]
+
+
+def test_a_table_that_somebody_else_made_meanwhile_is_not_replaced(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+    volume.query("CREATE TABLE guessed (a)")
+    for _ in range(2):
+        with pytest.raises(BadInputError, match="such a table"):
+            finish(run, {"metrics": {}})
+    assert volume.query("SELECT * FROM guessed") == []
+
+
+def test_a_table_that_exists_is_refused_before_the_query_runs(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume.train()
+    monkeypatch.setattr(cluster_commands, "extract_rows", lambda *_, **__: pytest.fail("the query was run"))
+    with pytest.raises(BadInputError, match="such a table"):
+        prepare(*volume.submit("SELECT * FROM people TO PREDICT people.guess USING m", "predict"))
+
+
+def test_metrics_become_a_table_if_the_statement_names_one(volume: Volume) -> None:
+    volume.train()
+    request, run = volume.submit("SELECT * FROM people TO EVALUATE m INTO scores", "evaluate")
+    prepare(request, run)
+    assert load_job_file(run.spec).data.validation == (str(run.path / FOLDER / "data"),)
+    finish(run, {"metrics": METRICS})
+    assert volume.query("SELECT accuracy FROM scores") == [(0.9,)]
+
+
+def test_an_error_has_its_place_and_the_exit_code_of_bad_input(
+    volume: Volume, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request, run = volume.submit("SELECT *\nFROM people LABEL poor INTO m")
+    monkeypatch.setenv("EDL_RUN_DIR", str(run.path))
+    assert cluster_commands.main(["prepare", request.to_text()]) == 2
+    said = capsys.readouterr().err
+    assert "poor" in said
+    assert "line 2" in said
+
+
+def test_a_request_of_another_version_is_refused() -> None:
+    with pytest.raises(BadInputError, match="request"):
+        ClusterRequest.from_text('{"statement": "", "other": 1}')
+
+
+def test_credentials_of_a_server_are_in_no_file_of_the_job(volume: Volume, any_database: DatabaseUnderTest) -> None:
+    people = volume.query("SELECT age, town, rich FROM people")
+    any_database.execute("CREATE TABLE people (age INTEGER, town VARCHAR(9), rich VARCHAR(9))")
+    any_database.execute("INSERT INTO people VALUES " + ", ".join(map(str, people)))
+    volume.address = any_database.address
+    volume.train()
+    request, run = volume.submit(PREDICT, "predict")
+    prepare(request, run)
+    write_predictions(run, [(0, 300)])
+    finish(run, {"metrics": {}})
+    (run.path / FOLDER / "finished.json").unlink()
+    finish(run, {"metrics": {}})
+    assert any_database.execute("SELECT count(*) FROM guessed WHERE (guess = 'yes') = (age > 50)") == [(300,)]
+    assert not [path for path in volume.folder.rglob("*") if path.is_file() and PASSWORD.encode() in path.read_bytes()]

@@ -1,0 +1,116 @@
+"""What EDL chooses for a training, and what WITH sets: every job field, the model and the optimizer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.api.errors import BadInputError
+from edl.jobfile.loader import load_job_file
+from edl.sql_jobs.column_plan import ColumnFacts, ColumnPlan, plan_columns
+from edl.sql_jobs.job_settings import (
+    TrainingSettings,
+    choose_estimator,
+    choose_settings,
+    dump_job,
+    job_document,
+    job_name,
+)
+from edl.sql_jobs.statement_parser import parse_statements
+from edl.sql_jobs.statements import TrainStatement
+
+
+def choose(clauses: str, rows: int = 1000) -> tuple[TrainingSettings, dict[str, Any]]:
+    (statement,) = parse_statements(f"SELECT * FROM t {clauses} LABEL y INTO my_model")
+    assert isinstance(statement, TrainStatement)
+    estimator, reason = choose_estimator(statement)
+    plan = make_plan(statement, rows)
+    settings = choose_settings(statement, estimator, reason, plan)
+    return settings, job_document("my_model", plan, settings, "y", rows)
+
+
+def make_plan(statement: TrainStatement, rows: int) -> ColumnPlan:
+    label = ColumnFacts("y", "text", rows, 0, 3, values=(("no", 1), ("b", rows - 2), ("7", 1)))
+    return plan_columns([ColumnFacts("x", "number", rows, 0, rows), label], statement.label)
+
+
+def test_the_default_job_is_valid_and_has_the_classes_as_texts(tmp_path: Path) -> None:
+    _, document = choose("")
+    (tmp_path / "job.yaml").write_text(dump_job(document), encoding="utf-8")
+    spec = load_job_file(tmp_path / "job.yaml")
+    assert spec.name == "my-model"
+    assert spec.data.schema is not None
+    assert spec.data.schema.classes == ("7", "b", "no")  # not false: YAML would read a plain no as a boolean
+    assert spec.train.evaluation_steps == -(-1000 // spec.train.minibatch_size)
+
+
+def test_with_sets_fields_of_the_job_of_the_model_and_of_the_optimizer() -> None:
+    settings, document = choose(
+        'TO TRAIN dnn WITH model.hidden=[8, 4], model.dropout=0.5, train.epochs=3, strategy.name="AllReduce", '
+        "workers.max=2, train.minibatch_size=100, optimizer.name=sgd, optimizer.momentum=0.9, "
+        "optimizer.learning_rate=0.1, validation.share=0.3, pod.env.A_NAME='x'"
+    )
+    assert document["model"]["params"] == {"hidden": [8, 4], "dropout": 0.5}
+    assert (document["train"]["epochs"], document["train"]["evaluation_steps"]) == (3, 10)
+    assert document["strategy"] == {"name": "AllReduce"}
+    assert document["pod"] == {"env": {"A_NAME": "x"}}
+    assert (settings.optimizer.name, dict(settings.optimizer.arguments)) == (
+        "SGD",
+        {"learning_rate": 0.1, "momentum": 0.9},
+    )
+    assert settings.validation_share == 0.3
+
+
+def test_statements_of_sqlflow_keep_their_names() -> None:
+    settings, document = choose(
+        "TO TRAIN DNNClassifier WITH model.n_classes=3, model.hidden_units=[10, 20], train.epoch=4, train.batch_size=9"
+    )
+    assert settings.estimator == "dnn"
+    assert document["model"]["params"]["hidden"] == [10, 20]
+    assert (document["train"]["epochs"], document["train"]["minibatch_size"]) == (4, 9)
+
+
+@pytest.mark.parametrize("rows", [10, 3000, 40_000, 1_000_000, 50_000_000])
+def test_defaults_follow_the_number_of_rows(rows: int) -> None:
+    _, document = choose("", rows)
+    train = document["train"]
+    assert 5 <= train["epochs"] <= 60
+    assert train["evaluation_steps"] * train["minibatch_size"] >= rows
+
+
+@pytest.mark.parametrize(
+    ("clauses", "said"),
+    [
+        ("TO TRAIN dn", "no model dn.*did you mean dnn.*There are dnn, wide_and_deep"),
+        ("TO TRAIN xgboost.gbtree", "trains no trees.*use dnn"),
+        ("TO TRAIN dnn WITH train.epoch_s=5", "no setting train.epoch_s.*did you mean train.epochs"),
+        ("TO TRAIN dnn WITH epochs=5", "no setting epochs.*did you mean train.epochs"),
+        ("TO TRAIN dnn WITH model.hiden=5", "dnn has no setting model.hiden.*did you mean model.hidden"),
+        ("TO TRAIN linear WITH model.hidden=[5]", "linear has no setting model.hidden"),
+        ("TO TRAIN dnn WITH optimizer.momentum=5", "Adam has no setting optimizer.momentum"),
+        ("TO TRAIN dnn WITH optimizer.name=Lion", "no optimizer Lion.*Adagrad"),
+        ("TO TRAIN dnn WITH train.epochs=0", "train.epochs: .*at least 1"),
+        ("TO TRAIN dnn WITH train.epochs='many'", "train.epochs: "),
+        ("TO TRAIN dnn WITH strategy.name=Fast", "strategy.name: .*AllReduce"),
+        ("TO TRAIN dnn WITH validation.share=2", "between 0 and 1"),
+        ("TO TRAIN dnn WITH model.n_classes=2", "the label has 3 classes"),
+        ("TO TRAIN dnn WITH data.training='x'", "set by the statement itself"),
+        ("TO TRAIN dnn WITH export=NULL", "set by the statement itself"),
+        ("TO TRAIN dnn WITH name='x'", "set by the statement itself"),
+    ],
+)
+def test_what_with_cannot_set_is_refused_at_its_place(clauses: str, said: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        choose(clauses)
+    assert re.search(said, f"{error.value} {error.value.hint}", re.DOTALL)
+    assert "statement, line 1, column" in str(error.value.where)
+
+
+@pytest.mark.parametrize(
+    ("model", "job"), [("my_model", "my-model"), ("Größe 1", "gr-e-1"), ("1", "model-1"), ("__", "model")]
+)
+def test_jobs_have_names_that_kubernetes_takes(model: str, job: str) -> None:
+    assert job_name(model) == job

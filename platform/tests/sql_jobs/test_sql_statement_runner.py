@@ -1,0 +1,296 @@
+"""Statements on a database of SQLite. ``edl run`` and its like are replaced; jobs/test_jobs_edl_sql.py runs them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from edl.api.errors import BadInputError, JobFailedError
+from edl.sql_jobs import statement_runner
+from edl.sql_jobs.model_registry import ModelRegistry
+from edl.sql_jobs.statement_parser import parse_with_texts
+from edl.sql_jobs.statement_runner import (
+    DropResult,
+    ExplainResult,
+    MetricsResult,
+    ModelsResult,
+    PredictResult,
+    Result,
+    RowsResult,
+    ShowTrainResult,
+    StatementRunner,
+    TrainResult,
+    dialect_of,
+)
+
+TRAIN = "SELECT * FROM people LABEL rich INTO m"
+
+
+class FakeJobs:
+    """Stands for ``run_edl``: the model says that who is older than 50 is rich."""
+
+    def __init__(self) -> None:
+        self.verbs = list[str]()
+        self.fails = False
+        self.writes_module = True
+
+    def run(
+        self, verb: str, folder: Path, arguments: Sequence[str] = (), on_event: Any = lambda event: None
+    ) -> Mapping[str, Any]:
+        self.verbs.append(verb)
+        if self.fails:
+            raise JobFailedError("edl run failed")
+        if verb == "run":
+            (folder / "export").mkdir()
+            (folder / "export" / "model.keras").write_text("weights", encoding="utf-8")
+            assert (folder / "job.yaml").exists()
+            assert (folder / "model.py").exists() == self.writes_module
+        if verb in ("run", "evaluate"):
+            on_event({"event": "evaluation_ended", "step": 5, "metrics": {"loss": 0.25, "accuracy": 0.9}})
+            return {"metrics": {"loss": 0.25, "accuracy": 0.9}}
+        ages = pq.read_table(folder / "data")["age"].to_numpy()
+        (folder / "predictions").mkdir()
+        # in another order than that of the rows, as workers write them
+        for start in reversed(range(0, len(ages), 100)):
+            part = ages[start : start + 100, np.newaxis]
+            np.savez(
+                folder / "predictions" / f"{start}.npz",
+                source="x", start=start, end=start + len(part), outputs=(part > 50).astype(float),
+            )  # fmt: skip
+        return {}
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeJobs:
+    monkeypatch.chdir(tmp_path)
+    fake = FakeJobs()
+    monkeypatch.setattr(statement_runner, "run_edl", fake.run)
+    with closing(sqlite3.connect("people.db")) as connection, connection:
+        connection.execute('CREATE TABLE people (age INTEGER, "home town" TEXT, rich TEXT, one INTEGER, void TEXT)')
+        connection.executemany(
+            "INSERT INTO people VALUES (?, ?, ?, 1, NULL)",
+            [(20 + at % 60, f"t{at % 5}", "yes" if at % 60 > 30 else "no") for at in range(300)],
+        )
+    return fake
+
+
+def run(text: str, **options: Any) -> Result:
+    database = options.pop("database", "sqlite:///people.db")
+    runner = StatementRunner(database, ModelRegistry(Path("models")), **options)
+    results = [runner.run(statement, own) for statement, own in parse_with_texts(text, dialect_of(database))]
+    return results[-1]
+
+
+def test_a_statement_trains_and_stores_a_model_with_what_it_wants(jobs: FakeJobs) -> None:
+    trained = run(f"-- a comment\n{TRAIN};")
+    assert isinstance(trained, TrainResult)
+    model = trained.model
+    assert (model.name, model.version, model.label, model.classes, model.rows) == ("m", 1, "rich", ("no", "yes"), 300)
+    assert model.statement == TRAIN
+    assert [each.column for each in model.inputs] == ["age", "home town"]
+    assert {name: use for name, use, _ in model.plan}["one"] == "dropped"
+    assert model.metrics == {"loss": 0.25, "accuracy": 0.9}
+    assert len(model.digest) == 64
+    assert (model.folder / "model.py").exists()
+    assert list(Path(".edl/sql").iterdir()) == []  # neither rows nor runs stay
+    shown = run("SHOW TRAIN m")
+    assert isinstance(shown, ShowTrainResult)
+    assert shown.model.statement == TRAIN
+    listed = run("SHOW MODELS")
+    assert isinstance(listed, ModelsResult)
+    assert [each.name for each in listed.models] == ["m"]
+    assert run("DROP MODEL m") == DropResult("m", [1])
+
+
+def test_the_label_may_be_written_in_other_letters(jobs: FakeJobs) -> None:
+    trained = run("SELECT * FROM people LABEL RICH INTO m")
+    assert isinstance(trained, TrainResult)
+    assert trained.model.label == "rich"
+
+
+def test_predictions_are_written_beside_the_rows_in_their_order(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    done = run('SELECT age, "home town" FROM people TO PREDICT guessed.rich USING m')
+    assert isinstance(done, PredictResult)
+    assert done.rows == 300
+    rows = run("SELECT * FROM guessed")
+    assert isinstance(rows, RowsResult)
+    assert rows.names == ("age", "home town", "rich")
+    assert [row[0] for row in rows.rows] == [20 + at % 60 for at in range(300)]
+    assert all(row[2] == ("yes" if row[0] > 50 else "no") for row in rows.rows)
+
+
+def test_a_prediction_may_have_the_probability_of_each_class(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    predict = 'SELECT age, "home town" FROM people TO PREDICT guessed.rich WITH predict.probabilities={} USING m'
+    run(predict.format("true"))
+    rows = run("SELECT * FROM guessed")
+    assert isinstance(rows, RowsResult)
+    assert rows.names == ("age", "home town", "rich", "rich_no", "rich_yes")
+    assert all(row[2:] == (("yes", 0, 1) if row[0] > 50 else ("no", 1, 0)) for row in rows.rows)
+    for given, said in [("2", "true or false"), ("true, a.b=1", "no setting a.b")]:
+        with pytest.raises(BadInputError, match=said):
+            run(predict.format(given))
+    run("SELECT * FROM people LABEL age INTO n")
+    with pytest.raises(BadInputError, match="predicts a number"):
+        run("SELECT * FROM people TO PREDICT ages.age WITH predict.probabilities=true USING n")
+
+
+def test_a_column_of_the_predictions_name_is_replaced(jobs: FakeJobs) -> None:
+    run(f"{TRAIN}; SELECT * FROM people TO PREDICT guessed.rich USING m@1")
+    rows = run("SELECT * FROM guessed")
+    assert isinstance(rows, RowsResult)
+    assert rows.names == ("age", "home town", "one", "void", "rich")
+
+
+def test_a_table_that_exists_is_refused_before_the_job_or_replaced(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    predict = "SELECT * FROM people TO PREDICT people.rich USING m"
+    for text, column in [
+        (predict, 33),
+        ("SELECT * FROM people TO EVALUATE m INTO people", 41),
+        ("SELECT * FROM people TO EXPLAIN m INTO people", 40),
+    ]:
+        with pytest.raises(BadInputError) as error:
+            run(text)
+        assert f"line 1, column {column}" in str(error.value.where)
+        assert "--replace" in str(error.value.hint)
+    assert jobs.verbs == ["run"]
+    assert isinstance(run(predict, replaces=True), PredictResult)
+
+
+def test_metrics_are_written_into_a_table(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    done = run("SELECT * FROM people TO EVALUATE m LABEL rich INTO result")
+    assert isinstance(done, MetricsResult)
+    assert done.metrics == {"loss": 0.25, "accuracy": 0.9}
+    assert run("SELECT * FROM result") == RowsResult(("loss", "accuracy"), [(0.25, 0.9)], 1)
+
+
+def test_the_column_that_decides_is_the_most_important_one(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    done = run("SELECT * FROM people TO EXPLAIN m INTO importance")
+    assert isinstance(done, ExplainResult)
+    assert [each.column for each in done.importance] == ["age", "home town"]
+    assert done.importance[0].mean > 0.3
+    assert done.importance[1].mean == 0
+    rows = run("SELECT * FROM importance")
+    assert isinstance(rows, RowsResult)
+    assert rows.names == ("column", "importance", "deviation")
+
+
+def test_an_export_has_module_job_and_data(jobs: FakeJobs, tmp_path: Path) -> None:
+    trained = run(TRAIN, export=tmp_path / "out")
+    assert isinstance(trained, TrainResult)
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"model.py", "job.yaml", "data", "export"}
+    with pytest.raises(BadInputError, match="is there already"):
+        run("SELECT * FROM people LABEL rich INTO n", export=tmp_path / "out")
+
+
+def test_rows_for_validation_may_come_from_a_query_of_their_own(jobs: FakeJobs, tmp_path: Path) -> None:
+    train = (
+        "SELECT * FROM people WHERE age > 22 TO TRAIN dnn "
+        "WITH validation.select='SELECT {} FROM people' LABEL rich INTO "
+    )
+    run(train.format("*") + "a", export=tmp_path / "out")
+    held = pq.read_table(tmp_path / "out" / "data" / "validation")
+    assert (held.num_rows, pq.read_table(tmp_path / "out" / "data" / "training").num_rows) == (300, 285)
+    for columns, said in [("age, rich", "home town is missing"), ('age, "home town"', "no column rich")]:
+        with pytest.raises(BadInputError, match=said) as error:
+            run(train.format(columns) + "b")
+        assert "line 1, column 55" in str(error.value.where)
+    with pytest.raises(BadInputError, match="is set, too"):
+        run(train.format("*").replace(" LABEL", ", validation.share=0.2 LABEL") + "b")
+
+
+def test_a_model_that_exists_is_refused_before_the_query_runs(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    with pytest.raises(BadInputError, match="the model m exists"):
+        run("SELECT * FROM no_such_table LABEL rich INTO m")
+    trained = run(TRAIN, replaces=True)
+    assert isinstance(trained, TrainResult)
+    assert trained.model.version == 2
+
+
+def test_a_training_that_fails_stores_no_model_and_leaves_no_rows(jobs: FakeJobs) -> None:
+    jobs.fails = True
+    with pytest.raises(JobFailedError):
+        run(TRAIN)
+    assert ModelRegistry(Path("models")).list_models() == []
+    (kept,) = Path(".edl/sql").iterdir()
+    assert {path.name for path in kept.iterdir()} == {"job.yaml", "model.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "said"),
+    [
+        ("SELECT * FROM people\nLABEL rch INTO m", "line 2, column 7", "no column rch.*did you mean rich"),
+        ("SELECT * FROM people LABEL void INTO m", "line 1, column 28", "only NULL"),
+        ("SELECT * FROM people LABEL one INTO m", "line 1, column 28", "one value, '1'"),
+        ("SELECT * FROM people WHERE age > 99 LABEL rich INTO m", "line 1, column 1", "no rows"),
+        ("SELECT * FROM people LIMIT 1 LABEL rich INTO m", "line 1, column 1", "one row only"),
+        ("SELECT rich FROM people LABEL rich INTO m", "line 1, column 31", "no other column"),
+        ("SELECT rich, one FROM people LABEL rich INTO m", "line 1, column 36", "one: all rows have the same value"),
+        ("SHOW MODELS;\nSELECT nothing FROM people LABEL rich INTO m", "line 2", "nothing"),
+        ("SELECT * FROM people TO PREDICT a.b USING absent", "line 1, column 43", "no model absent"),
+    ],
+)
+def test_bad_input_is_refused_at_its_place(jobs: FakeJobs, text: str, where: str, said: str) -> None:
+    with pytest.raises(BadInputError) as error:
+        run(text)
+    assert where in str(error.value.where)
+    assert re.search(said, f"{error.value} {error.value.hint}", re.DOTALL)
+    assert jobs.verbs == []
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ('SELECT age AS years, "home town" FROM people', "age is missing .is it years now"),
+        ("SELECT age FROM people", "home town is missing"),
+        ("SELECT 'x' || age AS age, \"home town\" FROM people", r"age was a number \(int64\), and is string"),
+    ],
+)
+@pytest.mark.parametrize("clause", ["TO PREDICT a.rich USING m", "TO EVALUATE m", "TO EXPLAIN m"])
+def test_columns_that_changed_are_named(jobs: FakeJobs, query: str, said: str, clause: str) -> None:
+    run(TRAIN)
+    query = query.replace(" FROM", ", rich FROM")
+    with pytest.raises(BadInputError, match="that m@1 wants") as error:
+        run(f"{query} {clause}")
+    if "years" not in said:  # too different from age to be guessed
+        assert re.search(said, str(error.value))
+
+
+def test_an_evaluation_without_the_label_names_it(jobs: FakeJobs) -> None:
+    run(TRAIN)
+    with pytest.raises(BadInputError, match="no column rich"):
+        run('SELECT age, "home town" FROM people TO EVALUATE m')
+
+
+def test_statements_that_need_a_database_say_so(jobs: FakeJobs) -> None:
+    assert isinstance(run("SHOW MODELS", database=None), ModelsResult)
+    with pytest.raises(BadInputError) as error:
+        run("SELECT 1", database=None)
+    assert "EDL_DATABASE" in str(error.value.hint)
+
+
+def test_names_with_quotes_and_statements_in_them_stay_names(jobs: FakeJobs) -> None:
+    with closing(sqlite3.connect("people.db")) as connection, connection:
+        connection.execute(
+            'CREATE TABLE odd AS SELECT age AS "a""; DROP TABLE people; --", rich AS "Größe ""1""" FROM people'
+        )
+    trained = run('SELECT * FROM odd LABEL "Größe ""1""" INTO "m; DROP"')
+    assert isinstance(trained, TrainResult)
+    assert trained.model.inputs[0].column == 'a"; DROP TABLE people; --'
+    assert trained.model.name == "m; DROP"
+    rows = run("SELECT count(*) FROM people")
+    assert isinstance(rows, RowsResult)
+    assert rows.rows == [(300,)]
