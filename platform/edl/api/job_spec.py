@@ -91,7 +91,8 @@ class ModelSpec:
         str | None,
         Field(
             "Trained weights that a job evaluates or predicts with: a run, JOB/RUN or its directory (its newest intact "
-            "checkpoint), a checkpoint's directory, or a .keras file. A job that trains ignores it.",
+            "checkpoint), a checkpoint's directory, DIRECTORY/version-N (the checkpoint at step N of the newest run in "
+            "DIRECTORY that has one), or a .keras file. A job that trains ignores it.",
         ),
     ] = None
     init_from: Annotated[

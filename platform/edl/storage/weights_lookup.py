@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +10,21 @@ from pathlib import Path
 
 from edl.api.errors import BadInputError, EdlError
 from edl.storage import checkpoint_manifest
-from edl.storage.checkpoint_manifest import MANIFEST_NAME, CheckpointManifest, SkippedCheckpoint, load_manifest
+from edl.storage.checkpoint_manifest import (
+    MANIFEST_NAME,
+    CheckpointManifest,
+    SkippedCheckpoint,
+    list_cuts,
+    load_manifest,
+)
 from edl.storage.run_directory import RunDirectory, find_run, list_numbered_runs, list_submitted_runs
 from edl.storage.run_resumption import read_status
 
 WEIGHTS_FILE_BY_TASK = {"predict": "predict.json", "evaluate": "evaluate.json"}
 """The file that marks a run which evaluates or predicts. Such a run is started anew instead of resumed."""
+
+_VERSION_NAME = re.compile(r"version-([0-9]+)")
+"""The last part of ``DIRECTORY/version-N``: the checkpoint at step N of a run in DIRECTORY."""
 
 _END_WORDS = {"Done": "which is done", "Failed": "which failed"}
 """How a run ended, by its phase. With any other phase it was interrupted."""
@@ -87,7 +97,8 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
     Args:
         folder: folder of the job's runs; the folders of other jobs are beside it.
         source: a run, as ``RUN``, ``JOB/RUN`` or its directory; another job, whose newest trained run it is; the
-            directory of a checkpoint or an export; a file; None: the job's newest run that trained something.
+            directory of a checkpoint or an export; ``DIRECTORY/version-N``, the checkpoint at step N of the newest run
+            in DIRECTORY that has one; a file; None: the job's newest run that trained something.
 
     Raises:
         BadInputError: there is no such run or file, the file is not a Keras file, or the run has no
@@ -105,7 +116,10 @@ def find_weights(folder: Path, source: str | None) -> TrainedWeights:
         return _newest_weights(folder.parent / job)
     if Path(source).is_dir():
         return _weights_of_directory(Path(source).absolute())
-    if source.startswith(("/", ".")):
+    is_path = source.startswith(("/", "."))
+    if (match := _VERSION_NAME.fullmatch(Path(source).name)) and (is_path or Path(source).parent.is_dir()):
+        return _weights_at_step(Path(source).absolute().parent, int(match[1]), source)
+    if is_path:
         raise BadInputError("no such file or directory", where=source)
     job, _, run_id = source.rpartition("/")
     if job not in ("", folder.name):
@@ -172,20 +186,47 @@ def _weights_of_directory(path: Path) -> TrainedWeights:
             where=str(path),
             hint="Name the run that exported it, or one of its checkpoints.",
         )
-    run = _newest_run_below(path)
+    if any(path.glob("*.ckpt")):
+        raise BadInputError(
+            "is a checkpoint of ElasticDL or of TensorFlow, which EDL cannot read",
+            where=str(path),
+            hint="Name a run of EDL, one of its checkpoints or a .keras file.",
+        )
+    runs = _runs_below(path)
     raise BadInputError(
         "is neither a run, nor a checkpoint, nor an export with one .keras file",
         where=str(path),
-        hint=f"The newest run in it is {run}."
-        if run is not None
+        hint=f"The newest run in it is {runs[0].path}."
+        if runs
         else "A run's directory contains checkpoints/, a checkpoint's a manifest.",
     )
 
 
-def _newest_run_below(path: Path) -> Path | None:
-    """A run in a directory of storage, which people take for one with checkpoints: ``local/JOB/RUN`` or a job's."""
-    found = [each for depth in ("*", "*/*", "*/*/*") for each in path.glob(f"{depth}/checkpoints")]
-    return max(found, key=lambda each: each.stat().st_mtime_ns).parent if found else None
+def _runs_below(path: Path) -> list[RunDirectory]:
+    """The runs in a directory of storage (``local/JOB/RUN``), of a job (``RUN``) or of a run, the newest first."""
+    found = [each for depth in (".", "*", "*/*", "*/*/*") for each in path.glob(f"{depth}/checkpoints")]
+    found.sort(key=lambda each: each.stat().st_mtime_ns, reverse=True)
+    return [RunDirectory(each.parent) for each in found]
+
+
+def _weights_at_step(path: Path, step: int, source: str) -> TrainedWeights:
+    """The checkpoint at a step of the newest run below ``path`` that has one."""
+    kept: list[str] = []
+    for run in _runs_below(path):
+        directories = [checkpoint_manifest.cut_directory(run.checkpoints, cut) for cut in list_cuts(run.checkpoints)]
+        manifests = [each for each in map(load_manifest, directories) if isinstance(each, CheckpointManifest)]
+        for manifest in reversed(manifests):
+            if manifest.step == step and manifest.directory is not None:
+                return _weights_of_checkpoint(manifest.directory)
+        steps = ", ".join(f"{each.step:,}" for each in manifests)
+        kept += [f"{run.job_dir.name}/{run.run_id} has {steps}"] if manifests else []
+    raise BadInputError(
+        f"no run in {path} has a checkpoint at step {step:,}",
+        where=source,
+        hint=f"Steps of the checkpoints: {'; '.join(kept)}. Write one of these after version-, or name the run."
+        if kept
+        else "Name a run of EDL, one of its checkpoints or a .keras file. Checkpoints of ElasticDL cannot be read.",
+    )
 
 
 def _weights_of_checkpoint(path: Path) -> TrainedWeights:

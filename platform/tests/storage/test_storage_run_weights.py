@@ -98,6 +98,34 @@ def test_weights_may_be_a_directory_of_a_run_a_checkpoint_or_an_export(tmp_path:
             find_weights(other, source)
 
 
+def test_version_n_is_the_checkpoint_at_step_n_of_the_newest_run_in_the_directory(tmp_path: Path) -> None:
+    job_dir = tmp_path / "local/digits"
+    job_dir.mkdir(parents=True)
+    older, newer = create_run(job_dir), create_run(job_dir)
+    first, second = checkpoint(older, 1, step=100), checkpoint(older, 2, step=200)
+    third = checkpoint(newer, 1, step=200)
+    os.utime(older.checkpoints, ns=(1, 1))
+    other = tmp_path / "local/other"
+    for directory in (tmp_path, tmp_path / "local", job_dir):
+        assert find_weights(other, f"{directory}/version-100").path == first
+        assert find_weights(other, f"{directory}/version-200").path == third
+    assert find_weights(other, f"{older.path}/version-200").path == second
+    with pytest.raises(BadInputError, match=r"no run in .* has a checkpoint at step 150") as caught:
+        find_weights(other, f"{tmp_path}/version-150")
+    assert not missing_keys(caught.value.hint, "digits/r1 has 100, 200", "digits/r2 has 200")
+    with pytest.raises(BadInputError, match="step 100") as caught:
+        find_weights(other, "/nosuch/version-100")
+    assert not missing_keys(caught.value.hint, "ElasticDL", ".keras")
+
+
+def test_a_checkpoint_of_elasticdl_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "version-100"
+    folder.mkdir()
+    (folder / "variables-0-of-2.ckpt").touch()
+    with pytest.raises(BadInputError, match="a checkpoint of ElasticDL"):
+        find_weights(tmp_path / "job", str(folder))
+
+
 def test_a_directory_of_storage_is_refused_with_the_newest_run_in_it(tmp_path: Path) -> None:
     job_dir = tmp_path / "local/digits"
     job_dir.mkdir(parents=True)

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from edl.api.cluster_port import Role
@@ -71,7 +71,7 @@ _PROGRAM_DOES = (
 )
 """Flags without effect on a job with ``--job_command``, and why."""
 _DATA_FIELDS = ("training_data", "validation_data", "prediction_data")
-_ELASTICDL_CHECKPOINT = re.compile(r"(^|/)version-[0-9]+/?$")
+_VERSION_OF_MODEL = re.compile(r"(^|/)version-[0-9]+/?$")
 _ODPS_VARIABLES = ("ODPS_", "MAXCOMPUTE_")
 _READER_TYPES = {"recordio": "RecordIO", "csv": "CSV", "text": "Text"}
 """Formats of EDL that are readers of ElasticDL, in its spelling."""
@@ -440,13 +440,16 @@ class _Translator:
     def _translate_weights(self, field: str) -> None:
         flag = "checkpoint_dir_for_init"
         model = self._values[flag]
-        is_here = not self.is_on_cluster and os.path.exists(model)
+        is_version = _VERSION_OF_MODEL.search(model) is not None
+        if is_version and self.is_on_cluster:
+            model = self._written_path(flag, model, "checkpoints are looked for in") or model
+        is_here = not self.is_on_cluster and (os.path.exists(model) or is_version)
         is_path = is_here or (not self.is_on_cluster and (model.startswith(("/", ".")) or model.endswith(".keras")))
-        if _is_elasticdl_checkpoint(model) if is_here else _ELASTICDL_CHECKPOINT.search(model):
+        if _is_elasticdl_checkpoint(model) if is_here else is_version and not self._is_on_volume(model):
             self._refuse(
                 flag,
                 "looks like a checkpoint of ElasticDL, which EDL cannot read; name a run of EDL or its job, such as "
-                "mnist, or a .keras file that --output exported",
+                "mnist, version-N in the --checkpoint_dir of a job of EDL, or a .keras file that --output exported",
             )
         elif is_path:
             self._put(field, os.path.abspath(model), flag)
@@ -539,6 +542,10 @@ class _Translator:
         place = os.path.normpath(os.path.join(str(mounts[0]), path))
         self._note(flag, f"is relative: {what} {place}, on the first volume")
         return place
+
+    def _is_on_volume(self, path: str) -> bool:
+        mounts = [PurePosixPath(str(volume.get("mount"))) for volume in self._volumes()]
+        return any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
 
     def _volumes(self) -> list[dict[str, JsonValue]]:
         try:

@@ -217,6 +217,17 @@ LINES: tuple[DocumentedLine, ...] = (
     DocumentedLine(
         "weights of another job",
         f"{_GKE} --checkpoint_dir_for_init=/data/ckpt/version-100",
+        {"model.init_from": "/data/ckpt/version-100"},
+    ),
+    DocumentedLine(
+        "weights of another job, below the first volume",
+        f"{_GKE} --checkpoint_dir_for_init=ckpt/version-100",
+        {"model.init_from": "/data/ckpt/version-100"},
+        ("--checkpoint_dir_for_init", "/data/ckpt/version-100"),
+    ),
+    DocumentedLine(
+        "weights of a checkpoint that no volume has",
+        f"{_GKE} --checkpoint_dir_for_init=/ckpt/version-100",
         refusal=("--checkpoint_dir_for_init", "ElasticDL"),
     ),
     DocumentedLine(

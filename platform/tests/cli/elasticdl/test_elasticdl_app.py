@@ -201,8 +201,8 @@ def test_a_checkpoint_of_elasticdl_is_refused(
 ) -> None:
     data = "--validation_data" if command == "evaluate" else "--prediction_data"
     assert elasticdl(command, *HERE, f"{data}=test.csv", "--checkpoint_dir_for_init=/ckpt/version-110") == 2
-    assert not missing_keys(capsys.readouterr().err, "--checkpoint_dir_for_init=/ckpt/version-110", ".keras")
-    assert not (local_run.folder / ".edl").exists()
+    assert not missing_keys(capsys.readouterr().err, "/ckpt/version-110: no run in /ckpt", ".keras", "ElasticDL")
+    assert not (local_run.folder / ".edl/local").exists()
 
 
 def test_files_of_a_checkpoint_of_elasticdl_are_refused(
